@@ -1,0 +1,111 @@
+"""Shared pieces of the tests: tiny models built as fairseq builds them, and toy data prepared once."""
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+logging.getLogger("fairseq").setLevel(logging.WARNING)
+torch.set_num_threads(1)  # tiny models gain nothing from more
+
+
+def make_dictionary(words: int = 20):
+    from fairseq.data import Dictionary
+
+    dictionary = Dictionary()
+    for index in range(words):
+        dictionary.add_symbol(f"w{index}")
+    return dictionary
+
+
+def model_settings(**changes) -> argparse.Namespace:
+    """Settings of a tiny Transformer, as they come from the command line."""
+    settings = {
+        "encoder_embed_dim": 16,
+        "decoder_embed_dim": 16,
+        "encoder_ffn_embed_dim": 24,
+        "decoder_ffn_embed_dim": 24,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "share_all_embeddings": True,
+        "dropout": 0.0,
+        "max_source_positions": 64,
+        "max_target_positions": 64,
+        "src_embedding_copy": True,
+        "arch": "block",
+    }
+    return argparse.Namespace(**{**settings, **changes})
+
+
+def make_drafter(seed: int = 0, dtype=torch.float64, words: int = 20, **changes):
+    from specdec_plugins.models.block import BlockDrafterModel, block_architecture
+
+    torch.manual_seed(seed)
+    dictionary = make_dictionary(words)
+    args = model_settings(**changes)
+    block_architecture(args)
+    model = BlockDrafterModel.build_model(args, SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary))
+    return model.to(dtype).eval()
+
+
+def make_verifier(seed: int = 0, words: int = 20, **changes):
+    """A tiny AR Transformer and its settings."""
+    from fairseq.models.transformer import TransformerModel, base_architecture
+
+    torch.manual_seed(seed)
+    dictionary = make_dictionary(words)
+    args = model_settings(**{"arch": "transformer", **changes})
+    base_architecture(args)
+    model = TransformerModel.build_model(args, SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary))
+    return model.eval(), args
+
+
+def make_batch(lengths, pad: int = 1, eos: int = 2, words: int = 24, left: bool = False, seed: int = 0):
+    """(B, S) int64 sentences of the given lengths, ending in eos, padded on one side."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = torch.full((len(lengths), max(lengths)), pad)
+    for row, length in enumerate(lengths):
+        sentence = torch.cat([torch.randint(4, words, (length - 1,), generator=generator), torch.tensor([eos])])
+        if left:
+            batch[row, batch.size(1) - length :] = sentence
+        else:
+            batch[row, :length] = sentence
+    return batch
+
+
+def run_python(*arguments, check: bool = True, timeout: float = 300, **environment) -> subprocess.CompletedProcess:
+    """Run a Python module or file in a fresh process, from the repository's root."""
+    result = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    if check:
+        assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result
+
+
+@pytest.fixture(scope="session")
+def toy_data(tmp_path_factory) -> Path:
+    """A small toy corpus, prepared: the folder that data/toy.sh makes."""
+    folder = tmp_path_factory.mktemp("toy")
+    text = folder / "text"
+    run_python("data/toy.py", "--output", text, "--train", 300, "--valid", 40, "--test", 20)
+    prefixes = [item for split in ("train", "valid", "test") for item in (f"--{split}", text / split)]
+    run_python(
+        "-m", "specdec_plugins.prepare", "--source-lang", "xa", "--target-lang", "xb", *prefixes,
+        "--bpe-operations", 200, "--max-ratio", 0, "--output", folder / "data", "--workers", 1,
+    )  # fmt: skip
+    return folder / "data"
