@@ -1,0 +1,1 @@
+"""fairseq side: the losses that ``--criterion`` can name."""

@@ -1,0 +1,124 @@
+"""The drafter's loss: cross-entropy on masked block positions, with glancing (Qian et al. 2021) while training.
+
+B sentences, T target positions, K block size, N predicted positions (over the batch), V vocabulary.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+
+from specdec_plugins.masking import MaskedBlock, block_view, leading_right, reveal
+
+
+@dataclass
+class GlatLossConfig(FairseqDataclass):
+    label_smoothing: float = field(default=0.0, metadata={"help": "share of probability spread over the vocabulary"})
+
+
+@register_criterion("glat_loss", dataclass=GlatLossConfig)
+class GlatLoss(FairseqCriterion):
+    """Sum of the losses of the predicted tokens; fairseq divides it by their number over the whole update."""
+
+    def __init__(self, task, label_smoothing):
+        super().__init__(task)
+        self.label_smoothing = label_smoothing
+
+    def forward(self, model, sample, reduce=True):
+        """Returns (loss, number of predicted tokens, logging output).
+
+        ``sample["block"]`` is a MaskedBlock. ``sample["glancing_ratio"]``, where present and positive, asks for a
+        glancing pass first, with ``sample["reveal_scores"]`` (B, T) as its random numbers.
+        """
+        if "block" not in sample:
+            raise ValueError("--criterion glat_loss needs --task translation_lev_modified --noise block_mask")
+        block: MaskedBlock = sample["block"]
+        ratio = sample.get("glancing_ratio", 0.0)
+        log = {"ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
+        masked = block.masked  # (B, T): rebound by glance, to what is still masked in the pass with gradient
+
+        def glance(logits):  # (N, V)
+            nonlocal masked
+            right = right_positions(logits, block)
+            log.update(acceptance_counts(right, block), block_targets=logits.size(0))
+            revealed = reveal(~right, block.masked, ratio, sample["reveal_scores"])
+            masked = block.masked & ~revealed
+            return torch.where(revealed, block.target, block.prev_target), masked
+
+        logits = model(
+            sample["net_input"]["src_tokens"],
+            sample["net_input"]["src_lengths"],
+            block.prev_target,
+            masked=block.masked,
+            glance=glance if ratio > 0 else None,
+        )
+        loss, nll_loss = self.compute_loss(logits, block.target[masked])
+        if ratio <= 0:
+            log.update(acceptance_counts(right_positions(logits, block), block, by_position=not model.training))
+        sample_size = logits.size(0)
+        log.update(loss=loss.data, nll_loss=nll_loss.data, sample_size=sample_size)
+        return loss, sample_size, log
+
+    def compute_loss(self, logits, targets):
+        """Smoothed and plain negative log-likelihood in nats, summed; logits (N, V), targets (N,)."""
+        log_probabilities = F.log_softmax(logits, -1, dtype=torch.float32)
+        nll_loss = F.nll_loss(log_probabilities, targets, reduction="sum")
+        if self.label_smoothing == 0:
+            return nll_loss, nll_loss
+        uniform_loss = -log_probabilities.sum() / logits.size(-1)
+        return (1 - self.label_smoothing) * nll_loss + self.label_smoothing * uniform_loss, nll_loss
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs) -> None:
+        """Log per-token losses (base 2), ``accept_len`` per sentence and, when validating, ``block_acc`` by position."""
+
+        def total(key):
+            value = sum(log.get(key, 0) for log in logging_outputs)
+            return value.item() if torch.is_tensor(value) else value
+
+        predicted, targets, sentences = total("sample_size"), total("block_targets"), total("nsentences")
+        if predicted > 0:
+            metrics.log_scalar("loss", total("loss") / predicted / math.log(2), predicted, round=3)
+            metrics.log_scalar("nll_loss", total("nll_loss") / predicted / math.log(2), predicted, round=3)
+            metrics.log_derived("ppl", lambda meters: round(2 ** min(meters["nll_loss"].avg, 100), 2))
+        if targets > 0:
+            metrics.log_scalar("revealed", 1 - predicted / targets, targets, round=3)
+        if sentences > 0 and any("leading" in log for log in logging_outputs):
+            metrics.log_scalar("accept_len", total("leading") / sentences + 1, sentences, round=3)
+        positions = sorted({key for log in logging_outputs for key in log if key.startswith("present_")})
+        for key in positions:
+            if present := total(key):
+                right = total(key.replace("present", "right"))
+                # A leading underscore keeps the single values out of the log line, which gets one list of them.
+                metrics.log_scalar(f"_{key}", right / present, present)
+        if positions:
+            metrics.log_derived(
+                "block_acc", lambda meters: [round(meters[f"_{key}"].avg, 3) for key in positions if f"_{key}" in meters]
+            )
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
+
+
+def right_positions(logits, block: MaskedBlock):
+    """(B, T) bool: masked positions whose best token is the target; ``logits`` (N, V) as the model returns them."""
+    right = torch.zeros_like(block.masked)
+    right[block.masked] = logits.argmax(-1).eq(block.target[block.masked])
+    return right
+
+
+def acceptance_counts(right, block: MaskedBlock, by_position: bool = False) -> dict[str, torch.Tensor]:
+    """Sums over the batch for ``accept_len`` and, if asked for, the accuracy of each block position (from 1)."""
+    right = block_view(right, block)  # (B, K)
+    counts = {"leading": leading_right(right).sum()}
+    if by_position:
+        present = block_view(block.masked, block)  # (B, K)
+        for index in range(block.block_size):
+            counts[f"present_{index + 1:03d}"] = present[:, index].sum()
+            counts[f"right_{index + 1:03d}"] = right[:, index].sum()
+    return counts

@@ -1,0 +1,1 @@
+"""fairseq side: the models that ``--arch`` can name."""

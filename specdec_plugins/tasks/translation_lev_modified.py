@@ -1,0 +1,112 @@
+"""The task ``translation_lev_modified``: fairseq's Levenshtein translation task with the noise ``block_mask``."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.dataclass import ChoiceEnum
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.translation_lev import NOISE_CHOICES, TranslationLevenshteinConfig, TranslationLevenshteinTask
+
+# fairseq's --user-dir imports tasks and models, but not criterions.
+from specdec_plugins.criterions import glat_loss  # noqa: F401
+from specdec_plugins.masking import fixed_starts, lengths, mask_blocks, random_starts
+
+BLOCK_MASK = "block_mask"
+
+
+@dataclass
+class BlockTranslationConfig(TranslationLevenshteinConfig):
+    noise: ChoiceEnum([*(choice.value for choice in NOISE_CHOICES), BLOCK_MASK]) = field(  # type: ignore[valid-type]
+        default=BLOCK_MASK, metadata={"help": "type of noise"}
+    )
+    block_size: int = field(default=25, metadata={"help": "mask positions in a block, K"})
+    start_p: float = field(default=0.5, metadata={"help": "glancing ratio at the first update"})
+    minus_p: float = field(default=0.2, metadata={"help": "how far the glancing ratio falls over --total-up updates"})
+    total_up: int = field(default=300000, metadata={"help": "updates over which the glancing ratio falls linearly"})
+
+
+@register_task("translation_lev_modified", dataclass=BlockTranslationConfig)
+class BlockTranslationTask(TranslationLevenshteinTask):
+    """Trains block drafters with ``--noise block_mask``; any other noise is left to fairseq's own task.
+
+    With ``block_mask`` sentences have no beginning-of-sentence symbol, like those of the verifier's translation task.
+    """
+
+    cfg: BlockTranslationConfig
+
+    def __init__(self, cfg, src_dict, tgt_dict):
+        super().__init__(cfg, src_dict, tgt_dict)
+        check_options(cfg)
+        self.state.merge_state_dict({"dictionaries": [fingerprint(src_dict), fingerprint(tgt_dict)]})
+
+    @property
+    def masks_blocks(self) -> bool:
+        return str(getattr(self.cfg.noise, "value", self.cfg.noise)) == BLOCK_MASK
+
+    def load_dataset(self, split, epoch=1, combine=False, **kwargs):
+        base = TranslationTask if self.masks_blocks else TranslationLevenshteinTask
+        base.load_dataset(self, split, epoch, combine, **kwargs)
+
+    def get_batch_iterator(self, *args, **kwargs):
+        """As fairseq's, but complete: with --required-batch-size-multiple over 1 it drops a last, smaller batch."""
+        return super().get_batch_iterator(*args, **{**kwargs, "required_batch_size_multiple": 1})
+
+    def build_dataset_for_inference(self, src_tokens, src_lengths, constraints=None):
+        base = TranslationTask if self.masks_blocks else TranslationLevenshteinTask
+        return base.build_dataset_for_inference(self, src_tokens, src_lengths, constraints=constraints)
+
+    def build_generator(self, models, args, **kwargs):
+        base = TranslationTask if self.masks_blocks else TranslationLevenshteinTask
+        return base.build_generator(self, models, args, **kwargs)
+
+    def load_state_dict(self, state_dict):
+        """Refuse a checkpoint that was trained with other dictionaries; those of other tasks do not say."""
+        ours = self.state_dict()["dictionaries"]
+        for side, own, theirs in zip(("source", "target"), ours, state_dict.get("dictionaries", ours)):
+            if own != theirs:
+                raise ValueError(f"the checkpoint was trained with another {side} dictionary than that of {self.cfg.data}")
+
+    def glancing_ratio(self, update_num: int) -> float:
+        """Falls linearly from ``start_p`` to ``start_p - minus_p`` over ``total_up`` updates, and stays there."""
+        return self.cfg.start_p - self.cfg.minus_p * min(1.0, update_num / self.cfg.total_up)
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        if not self.masks_blocks:
+            return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        block = self.mask(sample, random_starts(lengths(sample["target"], self.tgt_dict.pad())))
+        # Drawn before the model's dropout, so that no two choices in an update share their random numbers.
+        scores = torch.rand(block.masked.shape, device=block.masked.device)
+        sample = {**sample, "block": block, "reveal_scores": scores, "glancing_ratio": self.glancing_ratio(update_num)}
+        return TranslationTask.train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def valid_step(self, sample, model, criterion):
+        if not self.masks_blocks:
+            return super().valid_step(sample, model, criterion)
+        starts = fixed_starts(lengths(sample["target"], self.tgt_dict.pad()), sample["id"])
+        return TranslationTask.valid_step(self, {**sample, "block": self.mask(sample, starts)}, model, criterion)
+
+    def mask(self, sample, starts):
+        """The batch's MaskedBlock with the given prefix lengths; the mask symbol is <unk>, as published."""
+        return mask_blocks(sample["target"], starts, self.cfg.block_size, self.tgt_dict.pad(), self.tgt_dict.unk())
+
+
+def fingerprint(dictionary) -> str:
+    """The sha256 of a dictionary's symbols in order: what a model's embedding rows mean."""
+    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
+
+
+def check_options(cfg: BlockTranslationConfig) -> None:
+    """Raise ValueError that names every option out of its range."""
+    faults = []
+    if cfg.block_size < 1:
+        faults.append(f"--block-size {cfg.block_size} is less than 1")
+    if cfg.total_up < 1:
+        faults.append(f"--total-up {cfg.total_up} is less than 1")
+    if not (0 <= cfg.start_p <= 1 and 0 <= cfg.start_p - cfg.minus_p <= 1):
+        faults.append(f"--start-p {cfg.start_p} --minus-p {cfg.minus_p} leave the range 0 to 1")
+    if cfg.left_pad_target:
+        faults.append("--left-pad-target: prefixes must start at the first position")
+    if faults:
+        raise ValueError("translation_lev_modified: " + "; ".join(faults))

@@ -1,0 +1,187 @@
+"""The loss and its figures against slow references, sentence by sentence and token by token."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import make_batch, make_drafter
+
+from specdec_plugins.masking import MaskedBlock, mask_blocks
+
+PAD, MASK = 1, 3
+
+
+@pytest.fixture(scope="module")
+def glat_loss():
+    from specdec_plugins.criterions import glat_loss
+
+    return glat_loss
+
+
+def make_loss(glat_loss, label_smoothing=0.1):
+    task = SimpleNamespace(target_dictionary=None)
+    return glat_loss.GlatLoss(task, label_smoothing)
+
+
+def make_sample(lengths=(6, 8, 3, 12), starts=(2, 5, 0, 3), block_size=4, **extra):
+    source = make_batch([5, 7, 4, 9], left=True, seed=1)
+    target = make_batch(list(lengths), seed=2)
+    block = mask_blocks(target, torch.tensor(starts), block_size, PAD, MASK)
+    net_input = {"src_tokens": source, "src_lengths": None}
+    return {"target": target, "net_input": net_input, "ntokens": sum(lengths), "block": block, **extra}
+
+
+def slow_losses(model, sample, prev_target, still_masked, label_smoothing):
+    """(smoothed, plain) sum over still masked positions, one token at a time."""
+    logits = model(sample["net_input"]["src_tokens"], None, prev_target)
+    block: MaskedBlock = sample["block"]
+    total = plain = 0.0
+    for row, column in still_masked.nonzero().tolist():
+        log_probabilities = logits[row, column].log_softmax(-1)
+        nll = -log_probabilities[block.target[row, column]]
+        total += (1 - label_smoothing) * nll - label_smoothing * log_probabilities.mean()
+        plain += nll
+    return total, plain
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_plain_loss_equals_a_loop(glat_loss, label_smoothing):
+    model, sample = make_drafter(), make_sample()
+    loss, sample_size, log = make_loss(glat_loss, label_smoothing)(model, sample)
+    block = sample["block"]
+    total, plain = slow_losses(model, sample, block.prev_target, block.masked, label_smoothing)
+    torch.testing.assert_close(loss, total, check_dtype=False, rtol=1e-5, atol=0)
+    torch.testing.assert_close(log["nll_loss"], plain, check_dtype=False, rtol=1e-5, atol=0)
+    assert sample_size == int(block.masked.sum()) == 4 + 3 + 3 + 4
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.5, 1.0])
+def test_glancing_loss_equals_a_loop(glat_loss, ratio):
+    model = make_drafter(seed=3).train()  # without dropout, so that the slow reference can repeat a pass
+    scores = torch.rand(4, 9, generator=torch.Generator().manual_seed(1))
+    sample = make_sample(reveal_scores=scores, glancing_ratio=ratio)
+    block = sample["block"]
+    first = model(sample["net_input"]["src_tokens"], None, block.prev_target).argmax(-1)
+    shown, still_masked = block.prev_target.clone(), block.masked.clone()
+    for row in range(4):
+        columns = block.masked[row].nonzero().flatten().tolist()
+        wrong = sum(int(first[row, column] != block.target[row, column]) for column in columns)
+        for column in sorted(columns, key=lambda column: scores[row, column])[: math.floor(wrong * ratio + 1e-6)]:
+            shown[row, column] = block.target[row, column]
+            still_masked[row, column] = False
+    total, _ = slow_losses(model, sample, shown, still_masked, 0.1)
+    loss, sample_size, log = make_loss(glat_loss)(model, sample)
+    torch.testing.assert_close(loss, torch.as_tensor(total), check_dtype=False, rtol=1e-5, atol=1e-6)
+    assert sample_size == int(still_masked.sum()) < int(block.masked.sum())
+    assert log["block_targets"] == int(block.masked.sum())
+
+
+def test_acceptance_counts_equal_a_loop(glat_loss):
+    sample = make_sample()
+    block: MaskedBlock = sample["block"]
+    right = torch.rand(block.masked.shape, generator=torch.Generator().manual_seed(4)) < 0.7
+    right &= block.masked
+    counts = glat_loss.acceptance_counts(right, block, by_position=True)
+    leading, present, rights = 0, [0] * 4, [0] * 4
+    for row, start in enumerate(block.starts.tolist()):
+        streak = True
+        for offset in range(4):
+            inside = bool(block.masked[row, start + offset])
+            hit = bool(right[row, start + offset])
+            present[offset] += inside
+            rights[offset] += hit
+            streak = streak and hit
+            leading += streak
+    assert counts["leading"] == leading
+    assert [int(counts[f"present_{k:03d}"]) for k in range(1, 5)] == present
+    assert [int(counts[f"right_{k:03d}"]) for k in range(1, 5)] == rights
+
+
+def test_right_positions_marks_best_tokens(glat_loss):
+    block = make_sample()["block"]
+    logits = torch.zeros(int(block.masked.sum()), 24)
+    logits[torch.arange(logits.size(0)), block.target[block.masked]] = 1.0
+    logits[0] = 0.0
+    logits[0, PAD] = 1.0
+    right = glat_loss.right_positions(logits, block)
+    expected = block.masked.clone()
+    expected[tuple(block.masked.nonzero()[0])] = False
+    assert right.equal(expected)
+
+
+def reduced(glat_loss, logs):
+    from fairseq.logging import metrics
+
+    with metrics.aggregate(new_root=True) as aggregate:
+        glat_loss.GlatLoss.reduce_metrics(logs)
+        return aggregate.get_smoothed_values()
+
+
+def test_logged_averages(glat_loss):
+    """Losses are per predicted token, accept_len per sentence, accuracies per token at that position."""
+    logs = [
+        {"loss": 8.0, "nll_loss": 4.0, "sample_size": 4, "block_targets": 8, "nsentences": 2, "ntokens": 9},
+        {"loss": 2.0, "nll_loss": 1.0, "sample_size": 1, "block_targets": 2, "nsentences": 6, "ntokens": 1},
+    ]
+    logs[0].update(leading=6, present_001=2, right_001=1, present_002=1, right_002=1)
+    logs[1].update(leading=0, present_001=6, right_001=1, present_002=3, right_002=0)
+    values = reduced(glat_loss, logs)
+    assert values["loss"] == round(10 / 5 / math.log(2), 3)
+    assert values["nll_loss"] == round(5 / 5 / math.log(2), 3)
+    assert values["revealed"] == 0.5
+    assert values["accept_len"] == 1 + 6 / 8
+    assert values["block_acc"] == [2 / 8, 1 / 4]
+    # workers' logs may be summed before, as fairseq does with several GPUs
+    summed = {key: sum(log[key] for log in logs) for key in logs[0]}
+    assert reduced(glat_loss, [summed]) == values
+
+
+def test_needs_a_masked_block(glat_loss):
+    sample = make_sample()
+    del sample["block"]
+    with pytest.raises(ValueError, match="--noise block_mask"):
+        make_loss(glat_loss)(make_drafter(), sample)
+
+
+def make_task(**changes):
+    from conftest import make_dictionary
+
+    from specdec_plugins.tasks import translation_lev_modified as module
+
+    cfg = module.BlockTranslationConfig(data="-", source_lang="a", target_lang="b", **changes)
+    return module.BlockTranslationTask(cfg, make_dictionary(), make_dictionary())
+
+
+def test_glancing_ratio_falls_linearly_and_stays():
+    task = make_task(start_p=0.5, minus_p=0.2, total_up=100)
+    assert [round(task.glancing_ratio(update), 6) for update in (0, 50, 100, 500)] == [0.5, 0.4, 0.3, 0.3]
+
+
+def test_bad_options_are_refused_together():
+    with pytest.raises(ValueError, match=r"--block-size 0.*--total-up 0.*--start-p 0.1 --minus-p 0.2.*--left-pad-target"):
+        make_task(block_size=0, total_up=0, start_p=0.1, minus_p=0.2, left_pad_target=True)
+
+
+def test_the_other_noises_are_fairseqs():
+    target = make_batch([6, 3])
+    target[:, 0] = 0  # their sentences begin with a symbol of their own
+    torch.manual_seed(0)
+    for noise in ("random_delete", "random_mask", "no_noise", "full_mask"):
+        task = make_task(noise=noise)
+        assert not task.masks_blocks
+        assert task.inject_noise(target).size(0) == 2
+
+
+def test_other_dictionaries_are_refused():
+    from conftest import make_dictionary
+
+    from specdec_plugins.tasks import translation_lev_modified as module
+
+    task = make_task()
+    task.load_state_dict(make_task().state_dict())
+    task.load_state_dict({})  # a verifier's
+    cfg = module.BlockTranslationConfig(data="-", source_lang="a", target_lang="b")
+    other = module.BlockTranslationTask(cfg, make_dictionary(), make_dictionary(21))
+    with pytest.raises(ValueError, match="another target dictionary"):
+        task.load_state_dict(other.state_dict())
