@@ -1,0 +1,149 @@
+"""The drafter's initial checkpoint: it computes the verifier's encoder, restores strictly, and refuses what cannot fit."""
+
+import argparse
+
+import pytest
+import torch
+from conftest import make_batch, make_dictionary, make_verifier, run_python
+
+from specdec_plugins import checkpoint, initialise
+
+SOURCE = make_batch([7, 4, 5], left=True, seed=1)
+
+
+def save_verifier(folder, data="-", **changes):
+    """A tiny verifier and the checkpoint that fairseq would have written of it."""
+    model, args = make_verifier(**changes)
+    with torch.no_grad():  # fresh layer norms are all ones and zeros: make every parameter tell
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(9)) * 0.05)
+    task = {"_name": "translation", "data": str(data), "source_lang": "a", "target_lang": "b"}
+    state = {"args": None, "cfg": {"model": args, "task": task, "criterion": {}}, "model": model.state_dict()}
+    path = folder / "verifier.pt"
+    checkpoint.save(state, path)
+    return model, path
+
+
+def load_drafter(path):
+    from types import SimpleNamespace
+
+    from specdec_plugins.models.block import BlockDrafterModel
+
+    state = checkpoint.load(path)
+    dictionary = make_dictionary()
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    model = BlockDrafterModel.build_model(checkpoint.model_args(state), task)
+    model.load_state_dict(state["model"], strict=True)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("verifier", "options"),
+    [
+        ({}, []),
+        ({}, ["--encoder-learned-pos", "--decoder-learned-pos"]),
+        ({"encoder_learned_pos": True, "decoder_learned_pos": True}, ["--max-source-positions", "32"]),
+        ({"encoder_normalize_before": True, "decoder_normalize_before": True, "activation_fn": "gelu"}, ["--apply-bert-init"]),
+        ({"layernorm_embedding": True, "no_scale_embedding": True}, ["--decoder-layers", "1"]),
+        ({"share_all_embeddings": False}, ["--src-embedding-copy"]),
+        ({"share_all_embeddings": False, "share_decoder_input_output_embed": True}, ["--init-decoder"]),
+    ],
+)
+def test_encoder_is_the_verifiers(tmp_path, verifier, options, capsys):
+    model, path = save_verifier(tmp_path, src_embedding_copy=False, **verifier)
+    output = tmp_path / "init.pt"
+    assert initialise.main(["--verifier", str(path), "--output", str(output), *options]) == 0
+    drafter = load_drafter(output)
+    ours, theirs = (m.double().encoder(SOURCE)["encoder_out"][0] for m in (drafter, model))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if options[:1] == ["--encoder-learned-pos"] else 1e-12)
+    assert "copied" in capsys.readouterr().out
+
+
+def test_decoder_is_fresh_unless_asked(tmp_path):
+    model, path = save_verifier(tmp_path, decoder_layers=4)
+    outputs = {}
+    for name, options in (("fresh", []), ("copied", ["--init-decoder"])):
+        arguments = ["--verifier", str(path), "--output", str(tmp_path / f"{name}.pt"), "--decoder-layers", "2", *options]
+        assert initialise.main(arguments) == 0
+        outputs[name] = checkpoint.load(tmp_path / f"{name}.pt")["model"]
+    weights = model.state_dict()
+    for layer, source in ((0, 1), (1, 3)):  # evenly spread, the last among them
+        name = "decoder.layers.{}.fc1.weight"
+        assert outputs["copied"][name.format(layer)].equal(weights[name.format(source)])
+        assert not outputs["fresh"][name.format(layer)].equal(weights[name.format(source)])
+    # embeddings are shared with the encoder's either way
+    assert outputs["fresh"]["decoder.output_projection.weight"].equal(weights["encoder.embed_tokens.weight"])
+
+
+def test_same_seed_same_checkpoint(tmp_path):
+    _, path = save_verifier(tmp_path)
+    weights = []
+    for number, seed in enumerate((1, 1, 2)):
+        output = tmp_path / f"{number}.pt"
+        assert initialise.main(["--verifier", str(path), "--output", str(output), "--seed", str(seed)]) == 0
+        weights.append(checkpoint.load(output)["model"]["decoder.copy_attn.weight"])
+    assert weights[0].equal(weights[1])
+    assert not weights[0].equal(weights[2])
+
+
+def test_misfits_are_refused_together(tmp_path, capsys):
+    _, path = save_verifier(tmp_path, encoder_learned_pos=True)
+    options = ["--activation-fn", "gelu", "--encoder-normalize-before", "--encoder-layers", "3", "--encoder-ffn-embed-dim", "8"]
+    options += ["--encoder-embed-dim", "32", "--max-source-positions", "100"]
+    assert initialise.main(["--verifier", str(path), "--output", str(tmp_path / "init.pt"), *options]) == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    for reason in (
+        "activation-fn is relu in the verifier, gelu in the drafter",
+        "encoder-normalize-before is False in the verifier, True",
+        "encoder-layers is 2 in the verifier, 3",
+        "encoder-ffn-embed-dim is 24 in the verifier, 8",
+        "encoder-embed-dim is 16 in the verifier, 32",
+        "max-source-positions is 64 in the verifier, 100",
+        "--encoder-embed-dim and --decoder-embed-dim differ",
+    ):
+        assert reason in message
+    assert not (tmp_path / "init.pt").exists()
+
+
+def test_learned_positions_cannot_become_sinusoidal(tmp_path, capsys):
+    _model, path = save_verifier(tmp_path, encoder_learned_pos=True)
+    state = checkpoint.load(path)
+    args = argparse.Namespace(**vars(state["cfg"]["model"]))
+    drafter = argparse.Namespace(**{**vars(args), "encoder_learned_pos": False})
+    assert "encoder-learned-pos is True in the verifier, False in the drafter" in initialise.misfits(
+        args, drafter, state["model"], init_decoder=False
+    )
+
+
+def test_other_dictionaries_are_refused(tmp_path, capsys):
+    own, other, larger = (tmp_path / name for name in ("own", "other", "larger"))
+    for folder, words in ((own, 20), (other, 20), (larger, 21)):
+        folder.mkdir()
+        dictionary = make_dictionary(words)
+        if folder is other:
+            dictionary.symbols[10], dictionary.symbols[11] = dictionary.symbols[11], dictionary.symbols[10]
+        for language in "ab":
+            dictionary.save(str(folder / f"dict.{language}.txt"))
+    _, path = save_verifier(tmp_path, data=own)
+    arguments = ["--verifier", str(path), "--output", str(tmp_path / "init.pt"), "--data"]
+    assert initialise.main([*arguments, str(own)]) == 0
+    capsys.readouterr()
+    assert initialise.main([*arguments, str(other)]) == 1
+    assert "dict.a.txt and the verifier's" in capsys.readouterr().err
+    assert initialise.main([*arguments, str(larger)]) == 1
+    assert "dict.b.txt has 25 symbols, the verifier 24" in capsys.readouterr().err
+    assert initialise.main([*arguments, str(tmp_path / "absent")]) == 1
+    assert "absent" in capsys.readouterr().err
+
+
+def test_bad_input_is_one_line(tmp_path):
+    (tmp_path / "text.pt").write_text("hello")
+    for path in (tmp_path / "text.pt", tmp_path / "absent.pt"):
+        result = run_python("encoder_initial.py", "--verifier", path, "--output", tmp_path / "init.pt", check=False)
+        assert result.returncode == 1
+        assert result.stderr.startswith(f"encoder_initial.py: error: {path}")
+        assert result.stderr.count("\n") == 1
+    result = run_python("encoder_initial.py", "--verifier", tmp_path / "text.pt", "--output", "x", "--blok", check=False)
+    assert result.returncode in (1, 2)
+    assert "Traceback" not in result.stderr
