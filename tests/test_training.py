@@ -1,0 +1,206 @@
+"""Training through fairseq's own commands: the published recipe, repeatability, resuming, the whole toy pipeline."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+import torch
+from conftest import ROOT, run_python
+
+from specdec_plugins import checkpoint
+
+TINY = [
+    "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",
+    "--encoder-ffn-embed-dim", "32", "--decoder-ffn-embed-dim", "32",
+    "--encoder-attention-heads", "2", "--decoder-attention-heads", "2",
+]  # fmt: skip
+PUBLISHED = [
+    "--task", "translation_lev_modified", "--noise", "block_mask", "--arch", "block", "--criterion", "glat_loss",
+    "--block-size", "6", "--total-up", "300000", "--start-p", "0.5", "--minus-p", "0.2", "--src-embedding-copy",
+    "--apply-bert-init", "--encoder-learned-pos", "--decoder-learned-pos", "--share-all-embeddings",
+    "--activation-fn", "gelu", "--label-smoothing", "0.1", "--dropout", "0.1", "--weight-decay", "0.01",
+    "--optimizer", "adam", "--adam-betas", "(0.9,0.999)", "--adam-eps", "1e-6", "--lr-scheduler", "inverse_sqrt",
+    "--warmup-updates", "4", "--warmup-init-lr", "1e-7", "--lr", "0.001", "--stop-min-lr", "1e-9", "--clip-norm", "5",
+    "--no-progress-bar", "--fixed-validation-seed", "7",
+    "--best-checkpoint-metric", "accept_len", "--maximize-best-checkpoint-metric",
+]  # fmt: skip
+
+
+def train(data, folder, *options, updates=6, recipe=PUBLISHED, check=True, **environment):
+    """fairseq-train a tiny model; returns its log lines by kind (train_inner, valid) and the finished process."""
+    result = run_python(
+        "-m", "fairseq_cli.train", data / "bin", "--user-dir", ROOT / "specdec_plugins", *recipe, *TINY,
+        "--cpu", "--num-workers", 0, "--max-tokens", 600, "--max-update", updates, "--log-format", "json", "--log-interval", 1,
+        "--save-dir", folder, "--seed", 3, *options,
+        check=check, **environment,
+    )  # fmt: skip
+    logs = {"train_inner": [], "valid": []}
+    for kind, line in re.findall(r"\| (train_inner|valid) \| (\{.*\})", result.stdout + result.stderr):
+        logs[kind].append(json.loads(line))
+    return logs, result
+
+
+def weights(folder):
+    return checkpoint.load(folder / "checkpoint_last.pt")["model"]
+
+
+def test_published_recipe_repeats_and_resumes(toy_data, tmp_path):
+    first, _ = train(toy_data, tmp_path / "a")
+    again, _ = train(toy_data, tmp_path / "b")
+    losses = [line["loss"] for line in first["train_inner"]]
+    assert len(losses) == 6
+    assert losses == [line["loss"] for line in again["train_inner"]]
+    assert first["valid"][-1]["valid_accept_len"] == again["valid"][-1]["valid_accept_len"]
+    assert float(first["valid"][-1]["valid_accept_len"]) >= 1
+    assert len(first["valid"][-1]["valid_block_acc"]) == 6
+    # cut off after three updates, in the middle of an epoch, and resumed
+    train(toy_data, tmp_path / "c", updates=3)
+    part = weights(tmp_path / "c")
+    train(toy_data, tmp_path / "c")
+    unbroken, resumed = weights(tmp_path / "a"), weights(tmp_path / "c")
+    assert unbroken.keys() == resumed.keys()
+    for name, tensor in unbroken.items():
+        assert tensor.equal(resumed[name]), name
+    assert not part["decoder.layers.0.fc1.weight"].equal(resumed["decoder.layers.0.fc1.weight"])
+
+
+def test_training_learns(toy_data, tmp_path):
+    logs, _ = train(toy_data, tmp_path, "--lr", "0.005", "--warmup-updates", 40, updates=150)
+    assert float(logs["train_inner"][-1]["loss"]) < float(logs["train_inner"][0]["loss"]) - 1
+    assert float(logs["valid"][-1]["valid_accept_len"]) > 1
+
+
+def test_starts_from_a_verifier_and_validates(toy_data, tmp_path):
+    """Verifier by stock fairseq, strict restore of the initial checkpoint, its loss at update 0, fairseq-validate."""
+    stock = ["--task", "translation", "--arch", "transformer", "--share-all-embeddings", "--criterion", "cross_entropy",
+             "--optimizer", "adam", "--lr", "0.01"]  # fmt: skip
+    train(toy_data, tmp_path / "verifier", recipe=stock)
+    verifier = tmp_path / "verifier" / "checkpoint_last.pt"
+    init = tmp_path / "init.pt"
+    options = ["--src-embedding-copy", "--encoder-learned-pos", "--decoder-learned-pos", "--data", toy_data / "bin"]
+    run_python("encoder_initial.py", "--verifier", verifier, "--output", init, *options)
+    recipe = [option for option in PUBLISHED if option not in ("--activation-fn", "gelu")]
+    for how in (["--finetune-from-model", init], ["--restore-file", init, "--reset-optimizer", "--reset-dataloader"]):
+        folder = tmp_path / how[0].strip("-")
+        _, result = train(toy_data, folder, *how, "--lr", "1e-8", "--warmup-init-lr", "1e-8", updates=1, recipe=recipe)
+        assert "Loaded checkpoint" in result.stdout + result.stderr
+        theirs, ours = checkpoint.load(verifier)["model"], weights(folder)
+        for name in ("encoder.layers.0.fc1.weight", "encoder.embed_tokens.weight", "decoder.output_projection.weight"):
+            torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
+    result = run_python(
+        "-m", "fairseq_cli.validate", toy_data / "bin", "--user-dir", ROOT / "specdec_plugins", "--cpu",
+        "--task", "translation_lev_modified", "--path", folder / "checkpoint_last.pt", "--max-tokens", 600, "--block-size", 6,
+    )  # fmt: skip
+    assert "accept_len" in result.stdout + result.stderr
+    # fairseq's own generator decodes the verifier under our task
+    result = run_python(
+        "-m", "fairseq_cli.generate", toy_data / "bin", "--user-dir", ROOT / "specdec_plugins", "--cpu", "--beam", 1,
+        "--task", "translation_lev_modified", "--path", verifier, "--max-len-b", 10, "--batch-size", 20,
+    )  # fmt: skip
+    assert len(re.findall(r"^H-\d+", result.stdout, re.MULTILINE)) == 20
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        ["--noise", "full_mask", "--arch", "nonautoregressive_transformer", "--criterion", "nat_loss"],
+        ["--noise", "random_delete", "--arch", "levenshtein_transformer", "--criterion", "nat_loss"],
+    ],
+)
+def test_other_noises_train(toy_data, tmp_path, recipe):
+    common = ["--task", "translation_lev_modified", "--optimizer", "adam", "--lr", "0.001", "--share-all-embeddings"]
+    logs, _ = train(toy_data, tmp_path, recipe=[*common, *recipe], updates=2)
+    assert len(logs["train_inner"]) == 2
+
+
+def test_update_freq_and_bf16_products(toy_data, tmp_path):
+    logs, _ = train(toy_data, tmp_path / "a", "--update-freq", 2, updates=2)
+    assert len(logs["train_inner"]) == 2
+    logs, _ = train(toy_data, tmp_path / "b", updates=2, SPECDEC_MATMUL="bf16")
+    assert len(logs["train_inner"]) == 2
+    _, result = train(toy_data, tmp_path / "c", updates=2, SPECDEC_MATMUL="int4", check=False)
+    assert result.returncode != 0
+    assert "SPECDEC_MATMUL='int4' is unknown. Available: bf16, float32." in result.stderr
+
+
+def test_two_processes_train_one_model(toy_data, tmp_path):
+    """fairseq's data parallel training, on CPUs: both workers see the summed figures, and one checkpoint comes out."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    parallel = ["--distributed-world-size", 2, "--distributed-no-spawn", "--distributed-init-method", f"file://{tmp_path}/store",
+                "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--no-save"]  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(train, toy_data, tmp_path, *parallel, "--distributed-rank", rank, updates=2) for rank in (0, 1)]
+        logs, _ = runs[0].result()
+        runs[1].result()
+    single, _ = train(toy_data, tmp_path, "--no-save", updates=2)
+    assert float(logs["train_inner"][0]["wpb"]) > 1.5 * float(single["train_inner"][0]["wpb"])
+    assert 1 <= float(logs["valid"][-1]["valid_accept_len"]) <= 7
+
+
+def test_malicious_checkpoint_is_not_run_by_fairseq(toy_data, tmp_path):
+    class Malicious:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'executed'}",)
+
+    torch.save({"model": {}, "args": Malicious()}, tmp_path / "evil.pt")
+    _, result = train(toy_data, tmp_path / "run", "--finetune-from-model", tmp_path / "evil.pt", check=False)
+    assert result.returncode != 0
+    assert not (tmp_path / "executed").exists()
+
+
+def run_train_sh(*arguments, check=True):
+    result = subprocess.run(
+        ["bash", ROOT / "train.sh", *map(str, arguments)], cwd="/", capture_output=True, text=True, timeout=600, check=False
+    )
+    if check:
+        assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    return result
+
+
+def test_toy_pipeline_end_to_end(tmp_path):
+    """Every stage runs, writes what it promises, and is skipped or resumed the second time."""
+    result = run_train_sh("toy", "--output", tmp_path, "--updates", 12)
+    for name in ("verifier.pt", "init.pt", "drafter.pt", "distilled/bin/train.xa-xb.xa.idx"):
+        assert (tmp_path / name).exists()
+    text = [(tmp_path / "distilled/text" / f"train.{lang}").read_text().splitlines() for lang in ("xa", "xb")]
+    assert len(text[0]) == len(text[1])
+    assert "sacreBLEU" in result.stdout
+    assert "accept_len" in result.stdout
+    written = {name: (tmp_path / name).stat().st_mtime_ns for name in ("verifier.pt", "distilled/text/train.xb", "init.pt")}
+    again = run_train_sh("toy", "--output", tmp_path, "--updates", 12)
+    assert written == {name: (tmp_path / name).stat().st_mtime_ns for name in written}
+    assert result.stdout.split("== toy: score")[1] == again.stdout.split("== toy: score")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["wmt15"], "no preset named 'wmt15'. Available: multi30k, toy, "),
+        (["toy", "distil"], "no stage named 'distil'. Available: data, verifier, distill, "),
+        (["toy", "drafter"], "drafter needs {out}/distilled/bin/train.xa-xb.xa.idx: run stage 'distill' first"),
+        (["toy", "--precision", "fp16", "--device", "cpu"], "no precision 'fp16' on cpu. Available: float32, bf16"),
+        (["toy", "--device", "tpu"], "no device named 'tpu'. Available: cpu, cuda"),
+        (["toy", "--speed"], "unknown option --speed"),
+        (["toy", "--mono", "/absent"], "--mono /absent: no such file"),
+        (["toy", "--updates", "many"], "--updates many: not a number"),
+        (["multi30k", "data", "--local", "/absent"], ""),
+    ],
+)
+def test_train_sh_names_what_is_wrong(tmp_path, arguments, message):
+    result = run_train_sh(*arguments, "--output", tmp_path, check=False)
+    assert result.returncode not in (0, 127)
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert message.format(out=tmp_path) in result.stderr
+
+
+def test_train_sh_shows_fairseqs_error_in_one_line(tmp_path):
+    run_train_sh("toy", "data", "--output", tmp_path)
+    (tmp_path / "data/bin/dict.xa.txt").write_bytes(b"\xff\xfe broken\n")
+    result = run_train_sh("toy", "verifier", "--output", tmp_path, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("train.sh: verifier failed: ")
+    assert "verifier.log" in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,254 @@
+#!/usr/bin/env bash
+# Train a verifier and its block drafter: ./train.sh PRESET [STAGE ...] [options]; ./train.sh --help says more.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+usage() {
+    cat <<'TEXT'
+usage: ./train.sh PRESET [STAGE ...] [--local DIR] [--output DIR] [--device cpu|cuda] [--precision P]
+                  [--beam N] [--mono FILE] [--updates N] [--seed N]
+
+presets: toy (CPU, minutes), multi30k, wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en
+stages, in this order (all of them by default); each skips what is done and resumes what was cut off:
+  data      fetch and prepare the corpus
+  verifier  train the autoregressive model
+  distill   translate the training text with it, and prepare that as the drafter's training set
+  init      make the drafter's initial checkpoint from the verifier
+  drafter   train the drafter
+  average   average its last checkpoints
+  score     BLEU of the verifier, accept_len of the drafter
+
+  --local DIR      take the corpus from files already downloaded
+  --output DIR     where everything goes (default: runs/PRESET)
+  --device D       cpu or cuda (default: cuda if there is one)
+  --precision P    float32, bf16 (bfloat16 matrix products) or fp16 (cuda only); default: the fastest of the device
+  --beam N         beam size of distill (default: 1, greedy: that is what will be verified)
+  --mono FILE      more source text (raw, a sentence a line, .gz allowed) to distil
+  --updates N      train both models for N updates instead of the preset's
+  --seed N         random seed (default: 1)
+TEXT
+}
+
+die() { echo "train.sh: $*" >&2; exit 1; }
+say() { echo "== $*"; }
+
+# ---- arguments
+preset= stages=() local_dir= out= device= precision= beam=1 mono= updates= seed=1
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h|--help) usage; exit 0 ;;
+        --local|--output|--device|--precision|--beam|--mono|--updates|--seed)
+            [ $# -ge 2 ] || die "$1 needs a value"
+            case $1 in
+                --local) local_dir=$2 ;; --output) out=$2 ;; --device) device=$2 ;; --precision) precision=$2 ;;
+                --beam) beam=$2 ;; --mono) mono=$2 ;; --updates) updates=$2 ;; --seed) seed=$2 ;;
+            esac
+            shift 2 ;;
+        -*) die "unknown option $1 (see --help)" ;;
+        *) if [ -z "$preset" ]; then preset=$1; else stages+=("$1"); fi; shift ;;
+    esac
+done
+[ -n "$preset" ] || { usage >&2; exit 2; }
+[ ${#stages[@]} -gt 0 ] || stages=(data verifier distill init drafter average score)
+for stage in "${stages[@]}"; do
+    case $stage in
+        data|verifier|distill|init|drafter|average|score) ;;
+        *) die "no stage named '$stage'. Available: data, verifier, distill, init, drafter, average, score" ;;
+    esac
+done
+for option in beam updates seed; do
+    [[ ${!option} =~ ^[0-9]*$ ]] || die "--$option ${!option}: not a number"
+done
+[ -z "$mono" ] || [ -f "$mono" ] || die "--mono $mono: no such file"
+out=$(realpath -m "${out:-$root/runs/$preset}")
+
+# ---- presets: corpus, languages, shape, and for both models tokens an update, tokens a batch on a device, updates
+case $preset in
+    toy)
+        src=xa tgt=xb corpus=toy
+        shape="--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 64 --decoder-embed-dim 64
+            --encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256 --encoder-attention-heads 4 --decoder-attention-heads 4"
+        verifier="--dropout 0.1 --lr 5e-3 --warmup-updates 200"
+        drafter="--dropout 0.1 --lr 5e-3 --warmup-updates 200"
+        tokens=2048 device_tokens=2048 verifier_updates=800 drafter_updates=800 block=8 save_every=100 keep=3 ;;
+    multi30k)
+        src=en tgt=de corpus=multi30k
+        shape="--encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 256 --decoder-embed-dim 256
+            --encoder-ffn-embed-dim 1024 --decoder-ffn-embed-dim 1024 --encoder-attention-heads 4 --decoder-attention-heads 4"
+        verifier="--dropout 0.3 --lr 2e-3 --warmup-updates 1000"
+        drafter="--dropout 0.1 --lr 1e-3 --warmup-updates 300"
+        tokens=4096 device_tokens=4096 verifier_updates=2000 drafter_updates=2000 block=12 save_every=100 keep=5 ;;
+    wmt14.en-de|wmt14.de-en)
+        corpus=wmt14.en-de src=${preset:6:2} tgt=${preset:9:2}
+        shape="--activation-fn gelu --encoder-learned-pos --decoder-learned-pos"
+        verifier="--dropout 0.1 --lr 7e-4 --warmup-updates 4000"
+        drafter="--dropout 0.1 --lr 5e-4 --warmup-updates 10000"
+        tokens=131072 device_tokens=8192 verifier_updates=100000 drafter_updates=300000 block=25 save_every=2000 keep=10 ;;
+    wmt16.en-ro|wmt16.ro-en)
+        corpus=wmt16.en-ro src=${preset:6:2} tgt=${preset:9:2}
+        shape="--activation-fn gelu --encoder-learned-pos --decoder-learned-pos"
+        verifier="--dropout 0.3 --lr 7e-4 --warmup-updates 4000"
+        drafter="--dropout 0.2 --lr 1e-3 --warmup-updates 4000"
+        tokens=65536 device_tokens=8192 verifier_updates=50000 drafter_updates=50000 block=25 save_every=1000 keep=10 ;;
+    *) die "no preset named '$preset'. Available: multi30k, toy, wmt14.de-en, wmt14.en-de, wmt16.en-ro, wmt16.ro-en" ;;
+esac
+
+verifier_updates=${updates:-$verifier_updates} drafter_updates=${updates:-$drafter_updates}
+[ "$save_every" -le "$drafter_updates" ] || save_every=$drafter_updates
+
+# ---- device and precision
+python=${PYTHON:-$root/.venv/bin/python}
+[ -x "$(command -v "$python")" ] || python=python3
+"$python" -c 'import fairseq' 2>/dev/null || die "$python cannot import fairseq: run 'make install' first"
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONWARNINGS=ignore PYTHONUNBUFFERED=1
+gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+[ -n "$device" ] || { [ "$gpus" -gt 0 ] && device=cuda || device=cpu; }
+case $device in
+    cpu) gpus=1; device_options=(--cpu)
+         # glibc gives large tensors back to the kernel and faults them in again at every step; keeping them, in huge
+         # pages, made a training step 1.6 times as fast (benchmarks/README.md). Other C libraries ignore these.
+         export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+         if [ -z "$precision" ]; then
+             grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null && precision=bf16 || precision=float32
+         fi ;;
+    cuda) [ "$gpus" -gt 0 ] || die "--device cuda: torch sees no GPU"
+          device_options=(); precision=${precision:-fp16} ;;
+    *) die "no device named '$device'. Available: cpu, cuda" ;;
+esac
+case $device-$precision in
+    *-float32) ;;
+    *-bf16) export SPECDEC_MATMUL=bf16 ;;
+    cuda-fp16) device_options+=(--fp16) ;;
+    *) die "no precision '$precision' on $device. Available: float32, bf16, and fp16 on cuda" ;;
+esac
+
+data=$out/data bin=$out/data/bin distilled=$out/distilled logs=$out/logs
+plugin=(--user-dir "$root/specdec_plugins")
+mkdir -p "$logs"
+
+# Run a command with its whole output in a log; show how training goes, and the error in one line if it fails.
+logged() {
+    "$@" 2>&1 | tee -a "$logs/$stage.log" | "$python" -m specdec_plugins.watch "$stage" || die "$stage failed: $(last_error)"
+}
+last_error() {
+    echo "$(grep -E '^[A-Za-z_.]*(Error|Exception|Interrupt)|error:' "$logs/$stage.log" | tail -n 1 | cut -c1-500) (log: $logs/$stage.log)"
+}
+
+train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from checkpoint_last.pt if there is one
+    local folder=$1 binarised=$2 updates=$3; shift 3
+    local update_freq=$((tokens / (device_tokens * gpus)))
+    # With fairseq's default multiple of 8, a last batch of another size is dropped (facebookresearch/fairseq#5036).
+    logged "$python" -m fairseq_cli.train "$binarised" -s $src -t $tgt "${plugin[@]}" "${device_options[@]}" \
+        --save-dir "$folder" --seed "$seed" --max-update "$updates" \
+        --max-tokens $device_tokens --update-freq $((update_freq > 0 ? update_freq : 1)) \
+        --log-format json --log-interval 50 --num-workers 0 --required-batch-size-multiple 1 \
+        --save-interval-updates $save_every --validate-interval-updates $save_every --keep-interval-updates $keep \
+        --no-epoch-checkpoints --share-all-embeddings --optimizer adam --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 \
+        $shape "$@"
+}
+
+average() { # average FOLDER OUTPUT: the mean of the last checkpoints of a training
+    mapfile -t last < <(ls "$1"/checkpoint_*_*.pt 2>/dev/null | sort -V | tail -n $keep)
+    [ ${#last[@]} -gt 0 ] || last=("$1/checkpoint_last.pt")  # every interval fell on the end of an epoch
+    "$python" -m specdec_plugins.average --inputs "${last[@]}" --output "$2"
+}
+
+need() { # need STAGE FILE...: every file, or say which stage makes it
+    local maker=$1; shift
+    for file in "$@"; do [ -e "$file" ] || die "$stage needs $file: run stage '$maker' first"; done
+}
+
+translate() { # translate SOURCE OUTPUT BEAM: the verifier's translations of subword text, shard by shard, so a kill costs one
+    local shards=$2.shards
+    [ -s "$2" ] && return
+    mkdir -p "$shards"
+    [ -e "$shards/ready" ] || { split -l 5000 -d -a 5 "$1" "$shards/src." && touch "$shards/ready"; }
+    local count; count=$(ls "$shards"/src.????? | wc -l)
+    for shard in "$shards"/src.?????; do
+        local hyp=${shard/src./hyp.}
+        [ -e "$hyp" ] && continue
+        "$python" -m fairseq_cli.interactive "$bin" -s $src -t $tgt "${plugin[@]}" "${device_options[@]}" \
+            --path "$out/verifier.pt" --input "$shard" --beam "$3" --max-len-a 1.2 --max-len-b 10 --num-workers 0 \
+            --buffer-size 5000 --max-tokens $((2 * device_tokens)) --required-batch-size-multiple 1 \
+            2>>"$logs/$stage.log" >"$hyp.out" || die "$stage failed: $(last_error)"
+        sed -nE 's/^H-[0-9]+\t[^\t]*\t//p' "$hyp.out" >"$hyp.part"
+        [ "$(wc -l <"$hyp.part")" -eq "$(wc -l <"$shard")" ] || die "$stage: $hyp.part and $shard differ in length"
+        mv "$hyp.part" "$hyp"; rm "$hyp.out"
+        echo "$stage $(basename "$2"): shard $(ls "$shards"/hyp.????? | wc -l) of $count"
+    done
+    cat "$shards"/hyp.????? >"$2.part" && mv "$2.part" "$2" && rm -r "$shards"
+}
+
+# ---- stages
+stage_data() {
+    sh "$root/data/$corpus.sh" --output "$data" ${local_dir:+--local "$local_dir"}
+}
+
+done_already() { # done_already FILE: say so, if it is there
+    [ -e "$1" ] && echo "$1: done"
+}
+
+stage_verifier() {
+    if done_already "$out/verifier.pt"; then return; fi
+    need data "$bin/train.$src-$tgt.$src.idx"
+    train "$out/verifier" "$bin" $verifier_updates --task translation --arch transformer \
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --adam-betas '(0.9, 0.98)' \
+        --weight-decay 0.0001 $verifier
+    average "$out/verifier" "$out/verifier.pt"
+}
+
+stage_distill() {
+    need verifier "$out/verifier.pt"
+    mkdir -p "$distilled/text"
+    for split in train valid; do
+        cp "$data/bpe/$split.$src" "$distilled/text/$split.$src"
+    done
+    if [ -n "$mono" ]; then
+        sh "$root/data/prepare.sh" --mono "$mono" --source-lang $src --target-lang $tgt --codes "$data/codes" --output "$out/mono"
+        cat "$out/mono/bpe/mono.$src" >>"$distilled/text/train.$src"
+    fi
+    for split in valid train; do
+        translate "$distilled/text/$split.$src" "$distilled/text/$split.$tgt" "$beam"
+    done
+    sh "$root/data/prepare.sh" --bpe-applied --source-lang $src --target-lang $tgt --dict "$bin/dict.$src.txt" \
+        --train "$distilled/text/train" --valid "$distilled/text/valid" --output "$distilled"
+}
+
+stage_init() {
+    if done_already "$out/init.pt"; then return; fi
+    need verifier "$out/verifier.pt"
+    "$python" "$root/encoder_initial.py" --verifier "$out/verifier.pt" --output "$out/init.pt" \
+        --data "$bin" --src-embedding-copy --apply-bert-init --seed "$seed"
+}
+
+stage_drafter() {
+    need distill "$distilled/bin/train.$src-$tgt.$src.idx"; need init "$out/init.pt"
+    train "$out/drafter" "$distilled/bin" $drafter_updates --task translation_lev_modified --noise block_mask \
+        --arch block --criterion glat_loss --block-size $block --total-up $drafter_updates --start-p 0.5 --minus-p 0.2 \
+        --src-embedding-copy --apply-bert-init --label-smoothing 0.1 --finetune-from-model "$out/init.pt" \
+        --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 5 \
+        --best-checkpoint-metric accept_len --maximize-best-checkpoint-metric $drafter
+}
+
+stage_average() {
+    average "$out/drafter" "$out/drafter.pt"
+}
+
+stage_score() {
+    need verifier "$out/verifier.pt"; need average "$out/drafter.pt"
+    translate "$data/bpe/test.$src" "$out/test.bpe" 1
+    "$python" -c 'import sys; from specdec_plugins.text import Moses, remove_bpe; moses = Moses(sys.argv[1])
+for line in sys.stdin: print(moses.detokenize(remove_bpe(line)))' $tgt <"$out/test.bpe" >"$out/test.$tgt"
+    echo "verifier, greedy, test: $("$python" -m sacrebleu "$data/raw/test.$tgt" -i "$out/test.$tgt" -m bleu -w 2 -f text)"
+    echo "drafter, valid, against the verifier's greedy output:"
+    logged "$python" -m fairseq_cli.validate "$distilled/bin" "${plugin[@]}" "${device_options[@]}" --path "$out/drafter.pt" \
+        --task translation_lev_modified --block-size $block -s $src -t $tgt --max-tokens $device_tokens --num-workers 0 --log-format json
+    sed -nE 's/.*"valid_block_acc": (\[[^]]*\]).*/accuracy by block position: \1/p' "$logs/score.log" | tail -n 1
+    echo "examples from the test set:"
+    paste -d '\n' "$data/raw/test.$src" "$out/test.$tgt" | head -n 6 | sed 's/^/  /'
+}
+
+for stage in "${stages[@]}"; do
+    say "$preset: $stage"
+    "stage_$stage"
+done
