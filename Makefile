@@ -1,0 +1,35 @@
+# make demo: train a toy pair and translate with it.  make test: the tests.  make check: formatting, lint, types.
+PYTHON ?= python3
+PIP := .venv/bin/python -m pip --disable-pip-version-check
+# Where torch comes from, if not PyPI: make TORCH_INDEX=https://download.pytorch.org/whl/cpu install
+TORCH_INDEX ?=
+
+.PHONY: install demo test check bench-step clean
+
+install: .venv/installed
+
+.venv/installed: setup.py constraints.txt
+	@echo "== making .venv (once; building fairseq takes about three minutes)"
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@echo "== torch and build tools first, so that fairseq builds against them and fetches no torch of its own"
+	@$(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch numpy cython setuptools wheel
+	@echo "== fairseq and the rest"
+	@$(PIP) install -q --no-build-isolation -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: .venv/installed
+	./train.sh toy
+
+test: .venv/installed
+	.venv/bin/python -m pytest -q
+
+check: .venv/installed
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+bench-step: .venv/installed
+	.venv/bin/python benchmarks/glancing_step.py
+
+clean:
+	rm -rf .venv build *.egg-info runs/toy

@@ -1,0 +1,35 @@
+"""Install SpecDec: ``pip install -e .`` (README.md says how to keep fairseq's build from fetching a second torch)."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+setup(
+    name="specdec",
+    version="0.1.0",
+    description="Speculative decoding for fairseq translation models",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["specdec_plugins", "specdec_plugins.*"]),
+    install_requires=[
+        # fairseq's own release does not import on Python 3.11 and later; fairseq-fixed is the same code that does.
+        'fairseq-fixed>=0.12.3.1; python_version >= "3.11"',
+        'fairseq>=0.12.2; python_version < "3.11"',
+        "sacrebleu>=2.3",
+        "sacremoses>=0.1",
+        "subword-nmt>=0.3.8",
+        "torch>=2.6",
+        "tqdm>=4.60",
+    ],
+    extras_require={"dev": ["mypy", "pytest", "ruff"]},
+    entry_points={
+        "console_scripts": [
+            "specdec-average = specdec_plugins.average:main",
+            "specdec-prepare = specdec_plugins.prepare:main",
+        ]
+    },
+)

@@ -1,0 +1,27 @@
+"""Importing does nothing, commands start fast, and no file outside the fairseq side needs fairseq."""
+
+import pytest
+from conftest import run_python
+
+FAIRSEQ_FREE = ["checkpoint", "masking", "text", "prepare", "average"]
+
+
+def test_importing_the_package_does_nothing():
+    code = "import sys; before = set(sys.modules); import specdec_plugins; print(sorted(set(sys.modules) - before))"
+    assert run_python("-c", code).stdout == "['specdec_plugins']\n"
+
+
+@pytest.mark.parametrize("module", FAIRSEQ_FREE)
+def test_no_fairseq_outside_its_side(module):
+    code = f"import sys, specdec_plugins.{module}; print('fairseq' in sys.modules)"
+    assert run_python("-c", code).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "command", [["-m", "specdec_plugins.prepare"], ["-m", "specdec_plugins.average"], ["encoder_initial.py"]]
+)
+def test_help_imports_neither_fairseq_nor_torch(command):
+    loaded = run_python("-X", "importtime", *command, "--help")
+    assert "usage:" in loaded.stdout
+    modules = {line.rpartition("|")[2].strip() for line in loaded.stderr.splitlines()}
+    assert not modules & {"fairseq", "torch"}
