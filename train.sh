@@ -63,6 +63,7 @@ done
 out=$(realpath -m "${out:-$root/runs/$preset}")
 
 # ---- presets: corpus, languages, shape, and for both models tokens an update, tokens a batch on a device, updates
+init_options=()
 case $preset in
     toy)
         src=xa tgt=xb corpus=toy
@@ -70,6 +71,7 @@ case $preset in
             --encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256 --encoder-attention-heads 4 --decoder-attention-heads 4"
         verifier="--dropout 0.1 --lr 5e-3 --warmup-updates 200"
         drafter="--dropout 0.1 --lr 5e-3 --warmup-updates 200"
+        init_options=(--init-decoder)
         tokens=2048 device_tokens=2048 verifier_updates=800 drafter_updates=800 block=8 save_every=100 keep=3 ;;
     multi30k)
         src=en tgt=de corpus=multi30k
@@ -77,7 +79,8 @@ case $preset in
             --encoder-ffn-embed-dim 1024 --decoder-ffn-embed-dim 1024 --encoder-attention-heads 4 --decoder-attention-heads 4"
         verifier="--dropout 0.3 --lr 2e-3 --warmup-updates 1000"
         drafter="--dropout 0.1 --lr 1e-3 --warmup-updates 300"
-        tokens=4096 device_tokens=4096 verifier_updates=2000 drafter_updates=2000 block=12 save_every=100 keep=5 ;;
+        init_options=(--init-decoder)  # for a short training the better start: benchmarks/README.md
+        tokens=4096 device_tokens=4096 verifier_updates=2000 drafter_updates=1500 block=12 save_every=100 keep=5 ;;
     wmt14.en-de|wmt14.de-en)
         corpus=wmt14.en-de src=${preset:6:2} tgt=${preset:9:2}
         shape="--activation-fn gelu --encoder-learned-pos --decoder-learned-pos"
@@ -134,8 +137,13 @@ last_error() {
     echo "$(grep -E '^[A-Za-z_.]*(Error|Exception|Interrupt)|error:' "$logs/$stage.log" | tail -n 1 | cut -c1-500) (log: $logs/$stage.log)"
 }
 
+up_to_date() { # up_to_date FILE SOURCE: whether FILE is there and newer than what it was made from; says so
+    [ "$1" -nt "$2" ] && echo "${1#"$out"/}: done"
+}
+
 train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from checkpoint_last.pt if there is one
     local folder=$1 binarised=$2 updates=$3; shift 3
+    if up_to_date "$folder/done.$updates" "$binarised"; then return; fi  # resumed, fairseq would make one update more
     local update_freq=$((tokens / (device_tokens * gpus)))
     # With fairseq's default multiple of 8, a last batch of another size is dropped (facebookresearch/fairseq#5036).
     logged "$python" -m fairseq_cli.train "$binarised" -s $src -t $tgt "${plugin[@]}" "${device_options[@]}" \
@@ -143,11 +151,13 @@ train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from ch
         --max-tokens $device_tokens --update-freq $((update_freq > 0 ? update_freq : 1)) \
         --log-format json --log-interval 50 --num-workers 0 --required-batch-size-multiple 1 \
         --save-interval-updates $save_every --validate-interval-updates $save_every --keep-interval-updates $keep \
-        --no-epoch-checkpoints --share-all-embeddings --optimizer adam --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 \
+        --save-interval 1000000 --validate-interval 1000000 --no-epoch-checkpoints --share-all-embeddings --optimizer adam --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 \
         $shape "$@"
+    touch "$folder/done.$updates"
 }
 
 average() { # average FOLDER OUTPUT: the mean of the last checkpoints of a training
+    if up_to_date "$2" "$1/checkpoint_last.pt"; then return; fi
     mapfile -t last < <(ls "$1"/checkpoint_*_*.pt 2>/dev/null | sort -V | tail -n $keep)
     [ ${#last[@]} -gt 0 ] || last=("$1/checkpoint_last.pt")  # every interval fell on the end of an epoch
     "$python" -m specdec_plugins.average --inputs "${last[@]}" --output "$2"
@@ -160,7 +170,7 @@ need() { # need STAGE FILE...: every file, or say which stage makes it
 
 translate() { # translate SOURCE OUTPUT BEAM: the verifier's translations of subword text, shard by shard, so a kill costs one
     local shards=$2.shards
-    [ -s "$2" ] && return
+    if up_to_date "$2" "$out/verifier.pt"; then return; fi
     mkdir -p "$shards"
     [ -e "$shards/ready" ] || { split -l 5000 -d -a 5 "$1" "$shards/src." && touch "$shards/ready"; }
     local count; count=$(ls "$shards"/src.????? | wc -l)
@@ -184,12 +194,7 @@ stage_data() {
     sh "$root/data/$corpus.sh" --output "$data" ${local_dir:+--local "$local_dir"}
 }
 
-done_already() { # done_already FILE: say so, if it is there
-    [ -e "$1" ] && echo "$1: done"
-}
-
 stage_verifier() {
-    if done_already "$out/verifier.pt"; then return; fi
     need data "$bin/train.$src-$tgt.$src.idx"
     train "$out/verifier" "$bin" $verifier_updates --task translation --arch transformer \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --adam-betas '(0.9, 0.98)' \
@@ -215,10 +220,10 @@ stage_distill() {
 }
 
 stage_init() {
-    if done_already "$out/init.pt"; then return; fi
+    if up_to_date "$out/init.pt" "$out/verifier.pt"; then return; fi
     need verifier "$out/verifier.pt"
     "$python" "$root/encoder_initial.py" --verifier "$out/verifier.pt" --output "$out/init.pt" \
-        --data "$bin" --src-embedding-copy --apply-bert-init --seed "$seed"
+        --data "$bin" --src-embedding-copy --apply-bert-init --seed "$seed" "${init_options[@]}"
 }
 
 stage_drafter() {
@@ -245,7 +250,7 @@ for line in sys.stdin: print(moses.detokenize(remove_bpe(line)))' $tgt <"$out/te
         --task translation_lev_modified --block-size $block -s $src -t $tgt --max-tokens $device_tokens --num-workers 0 --log-format json
     sed -nE 's/.*"valid_block_acc": (\[[^]]*\]).*/accuracy by block position: \1/p' "$logs/score.log" | tail -n 1
     echo "examples from the test set:"
-    paste -d '\n' "$data/raw/test.$src" "$out/test.$tgt" | head -n 6 | sed 's/^/  /'
+    paste -d '\n' <(sed 's/^/  source:      /' "$data/raw/test.$src") <(sed 's/^/  translation: /' "$out/test.$tgt") | head -n 6
 }
 
 for stage in "${stages[@]}"; do

@@ -74,7 +74,7 @@ def reveal(wrong: Tensor, masked: Tensor, ratio: float, scores: Tensor) -> Tenso
     # The small addition keeps products like 0.29 * 100, an integer but for rounding, from falling below it.
     count = ((wrong & masked).sum(1, keepdim=True).double() * ratio + 1e-6).long()  # (B, 1)
     rank = scores.masked_fill(~masked, float("inf")).argsort(1).argsort(1)  # (B, T)
-    return masked & (rank < count)
+    return rank < count
 
 
 def block_view(values: Tensor, block: MaskedBlock) -> Tensor:

@@ -162,17 +162,23 @@ def run_train_sh(*arguments, check=True):
 
 def test_toy_pipeline_end_to_end(tmp_path):
     """Every stage runs, writes what it promises, and is skipped or resumed the second time."""
-    result = run_train_sh("toy", "--output", tmp_path, "--updates", 12)
+    run_python("data/toy.py", "--output", tmp_path / "more", "--seed", 2, "--train", 30, "--valid", 1, "--test", 1)
+    command = ["toy", "--output", tmp_path, "--updates", 12, "--mono", tmp_path / "more/train.xa"]
+    result = run_train_sh(*command)
     for name in ("verifier.pt", "init.pt", "drafter.pt", "distilled/bin/train.xa-xb.xa.idx"):
         assert (tmp_path / name).exists()
     text = [(tmp_path / "distilled/text" / f"train.{lang}").read_text().splitlines() for lang in ("xa", "xb")]
-    assert len(text[0]) == len(text[1])
-    assert "sacreBLEU" in result.stdout
-    assert "accept_len" in result.stdout
-    written = {name: (tmp_path / name).stat().st_mtime_ns for name in ("verifier.pt", "distilled/text/train.xb", "init.pt")}
-    again = run_train_sh("toy", "--output", tmp_path, "--updates", 12)
-    assert written == {name: (tmp_path / name).stat().st_mtime_ns for name in written}
-    assert result.stdout.split("== toy: score")[1] == again.stdout.split("== toy: score")[1]
+    prepared = (tmp_path / "data/bpe/train.xa").read_text().splitlines()
+    assert len(text[0]) == len(text[1]) == len(prepared) + 30
+    assert text[0][: len(prepared)] == prepared
+    assert "verifier, greedy, test: BLEU|" in result.stdout
+    assert "score valid: accept_len " in result.stdout
+    assert "accuracy by block position: [" in result.stdout
+    kept = ("verifier.pt", "distilled/text/train.xb", "distilled/bin", "init.pt", "drafter/checkpoint_last.pt")
+    written = {name: (tmp_path / name).stat().st_mtime_ns for name in kept}
+    again = run_train_sh(*command)
+    assert written == {name: (tmp_path / name).stat().st_mtime_ns for name in kept}
+    assert result.stdout[result.stdout.index("verifier, greedy") :] == again.stdout[again.stdout.index("verifier, greedy") :]
 
 
 @pytest.mark.parametrize(
