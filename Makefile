@@ -12,7 +12,7 @@ install: .venv/installed
 	@echo "== making .venv (once; building fairseq takes about three minutes)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "== torch and build tools first, so that fairseq builds against them and fetches no torch of its own"
-	@$(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch numpy cython setuptools wheel
+	@$(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch numpy cython setuptools wheel ninja
 	@echo "== fairseq and the rest"
 	@$(PIP) install -q --no-build-isolation -c constraints.txt -e ".[dev]"
 	@touch $@

@@ -102,12 +102,14 @@ verifier_updates=${updates:-$verifier_updates} drafter_updates=${updates:-$draft
 # ---- device and precision
 python=${PYTHON:-$root/.venv/bin/python}
 [ -x "$(command -v "$python")" ] || python=python3
-"$python" -c 'import fairseq' 2>/dev/null || die "$python cannot import fairseq: run 'make install' first"
+"$python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("fairseq"))' ||
+    die "$python has no fairseq: run 'make install' first"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONWARNINGS=ignore PYTHONUNBUFFERED=1
-gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+gpus=1
+[ "$device" = cpu ] || gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 [ -n "$device" ] || { [ "$gpus" -gt 0 ] && device=cuda || device=cpu; }
 case $device in
-    cpu) gpus=1; device_options=(--cpu)
+    cpu) gpus=1 workers=0 device_options=(--cpu)
          # glibc gives large tensors back to the kernel and faults them in again at every step; keeping them, in huge
          # pages, made a training step 1.6 times as fast (benchmarks/README.md). Other C libraries ignore these.
          export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
@@ -115,7 +117,7 @@ case $device in
              grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null && precision=bf16 || precision=float32
          fi ;;
     cuda) [ "$gpus" -gt 0 ] || die "--device cuda: torch sees no GPU"
-          device_options=(); precision=${precision:-fp16} ;;
+          workers=4 device_options=() precision=${precision:-fp16} ;;
     *) die "no device named '$device'. Available: cpu, cuda" ;;
 esac
 case $device-$precision in
@@ -146,13 +148,14 @@ train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from ch
     if up_to_date "$folder/done.$updates" "$binarised"; then return; fi  # resumed, fairseq would make one update more
     local update_freq=$((tokens / (device_tokens * gpus)))
     # With fairseq's default multiple of 8, a last batch of another size is dropped (facebookresearch/fairseq#5036).
+    # Checkpoints and validation by updates only: an epoch may be seconds or hours.
     logged "$python" -m fairseq_cli.train "$binarised" -s $src -t $tgt "${plugin[@]}" "${device_options[@]}" \
         --save-dir "$folder" --seed "$seed" --max-update "$updates" \
         --max-tokens $device_tokens --update-freq $((update_freq > 0 ? update_freq : 1)) \
-        --log-format json --log-interval 50 --num-workers 0 --required-batch-size-multiple 1 \
+        --log-format json --log-interval 50 --num-workers $workers --required-batch-size-multiple 1 \
         --save-interval-updates $save_every --validate-interval-updates $save_every --keep-interval-updates $keep \
-        --save-interval 1000000 --validate-interval 1000000 --no-epoch-checkpoints --share-all-embeddings --optimizer adam --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 \
-        $shape "$@"
+        --no-epoch-checkpoints --save-interval 1000000 --validate-interval 1000000 \
+        --share-all-embeddings --optimizer adam --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 $shape "$@"
     touch "$folder/done.$updates"
 }
 
@@ -195,7 +198,7 @@ stage_data() {
 }
 
 stage_verifier() {
-    need data "$bin/train.$src-$tgt.$src.idx"
+    need data "$bin/dict.$src.txt"
     train "$out/verifier" "$bin" $verifier_updates --task translation --arch transformer \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --adam-betas '(0.9, 0.98)' \
         --weight-decay 0.0001 $verifier
@@ -247,10 +250,11 @@ for line in sys.stdin: print(moses.detokenize(remove_bpe(line)))' $tgt <"$out/te
     echo "verifier, greedy, test: $("$python" -m sacrebleu "$data/raw/test.$tgt" -i "$out/test.$tgt" -m bleu -w 2 -f text)"
     echo "drafter, valid, against the verifier's greedy output:"
     logged "$python" -m fairseq_cli.validate "$distilled/bin" "${plugin[@]}" "${device_options[@]}" --path "$out/drafter.pt" \
-        --task translation_lev_modified --block-size $block -s $src -t $tgt --max-tokens $device_tokens --num-workers 0 --log-format json
+        --task translation_lev_modified --block-size $block -s $src -t $tgt --max-tokens $device_tokens \
+        --num-workers 0 --log-format json
     sed -nE 's/.*"valid_block_acc": (\[[^]]*\]).*/accuracy by block position: \1/p' "$logs/score.log" | tail -n 1
     echo "examples from the test set:"
-    paste -d '\n' <(sed 's/^/  source:      /' "$data/raw/test.$src") <(sed 's/^/  translation: /' "$out/test.$tgt") | head -n 6
+    paste -d '\n' <(sed 's/^/  source:      /; 3q' "$data/raw/test.$src") <(sed 's/^/  translation: /; 3q' "$out/test.$tgt")
 }
 
 for stage in "${stages[@]}"; do

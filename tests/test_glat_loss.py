@@ -185,3 +185,8 @@ def test_other_dictionaries_are_refused():
     other = module.BlockTranslationTask(cfg, make_dictionary(), make_dictionary(21))
     with pytest.raises(ValueError, match="another target dictionary"):
         task.load_state_dict(other.state_dict())
+
+
+def test_a_drafter_alone_is_no_translator():
+    with pytest.raises(ValueError, match="give its verifier"):
+        make_task().build_generator([make_drafter()], None)

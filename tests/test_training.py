@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -68,7 +69,8 @@ def test_published_recipe_repeats_and_resumes(toy_data, tmp_path):
 
 def test_training_learns(toy_data, tmp_path):
     logs, _ = train(toy_data, tmp_path, "--lr", "0.005", "--warmup-updates", 40, updates=150)
-    assert float(logs["train_inner"][-1]["loss"]) < float(logs["train_inner"][0]["loss"]) - 1
+    losses = [float(line["loss"]) for line in logs["train_inner"]]
+    assert sum(losses[-20:]) / 20 < losses[0] - 0.5
     assert float(logs["valid"][-1]["valid_accept_len"]) > 1
 
 
@@ -160,10 +162,12 @@ def run_train_sh(*arguments, check=True):
     return result
 
 
-def test_toy_pipeline_end_to_end(tmp_path):
-    """Every stage runs, writes what it promises, and is skipped or resumed the second time."""
+def test_toy_pipeline_end_to_end(toy_data, tmp_path):
+    """Every stage runs, writes what it promises, and is skipped the second time."""
+    shutil.copytree(toy_data, tmp_path / "data")  # a small corpus, so that it takes a minute
     run_python("data/toy.py", "--output", tmp_path / "more", "--seed", 2, "--train", 30, "--valid", 1, "--test", 1)
-    command = ["toy", "--output", tmp_path, "--updates", 12, "--mono", tmp_path / "more/train.xa"]
+    stages = ["verifier", "distill", "init", "drafter", "average", "score"]
+    command = ["toy", *stages, "--output", tmp_path, "--updates", 12, "--mono", tmp_path / "more/train.xa"]
     result = run_train_sh(*command)
     for name in ("verifier.pt", "init.pt", "drafter.pt", "distilled/bin/train.xa-xb.xa.idx"):
         assert (tmp_path / name).exists()

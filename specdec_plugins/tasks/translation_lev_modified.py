@@ -12,6 +12,7 @@ from fairseq.tasks.translation_lev import NOISE_CHOICES, TranslationLevenshteinC
 # fairseq's --user-dir imports tasks and models, but not criterions.
 from specdec_plugins.criterions import glat_loss  # noqa: F401
 from specdec_plugins.masking import fixed_starts, lengths, mask_blocks, random_starts
+from specdec_plugins.models.block import BlockDrafterModel
 
 BLOCK_MASK = "block_mask"
 
@@ -58,6 +59,8 @@ class BlockTranslationTask(TranslationLevenshteinTask):
         return base.build_dataset_for_inference(self, src_tokens, src_lengths, constraints=constraints)
 
     def build_generator(self, models, args, **kwargs):
+        if any(isinstance(model, BlockDrafterModel) for model in models):
+            raise ValueError("--path names a block drafter, which does not translate by itself; give its verifier")
         base = TranslationTask if self.masks_blocks else TranslationLevenshteinTask
         return base.build_generator(self, models, args, **kwargs)
 
