@@ -73,6 +73,11 @@ def model_args(checkpoint: Checkpoint) -> argparse.Namespace:
     return argparse.Namespace(**(vars(settings) if isinstance(settings, argparse.Namespace) else dict(settings)))
 
 
+def task_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The task's settings (data folder, languages), whichever fairseq version wrote them."""
+    return dict(vars(checkpoint["args"])) if checkpoint.get("args") is not None else dict(checkpoint["cfg"]["task"])
+
+
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
     """Write a checkpoint so that ``path`` is either absent, the old file or the whole new one."""
     temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"

@@ -149,7 +149,9 @@ def load_dictionaries(verifier, weights, data: str | None) -> tuple[SimpleNamesp
     from fairseq.data import Dictionary
     from fairseq.data.data_utils import infer_language_pair
 
-    task = vars(verifier["args"]) if verifier.get("args") is not None else verifier["cfg"]["task"]
+    from specdec_plugins import checkpoint
+
+    task = checkpoint.task_settings(verifier)
     names = task["source_lang"], task["target_lang"]
     if data is not None and None in names:  # fairseq does not write down a pair that it was not told
         names = infer_language_pair(data)

@@ -46,23 +46,25 @@ class BlockTranslationTask(TranslationLevenshteinTask):
     def masks_blocks(self) -> bool:
         return str(getattr(self.cfg.noise, "value", self.cfg.noise)) == BLOCK_MASK
 
+    @property
+    def base(self) -> type[TranslationTask]:
+        """Whose data and generator this task uses: sentences without beginning-of-sentence symbol, or with it."""
+        return TranslationTask if self.masks_blocks else TranslationLevenshteinTask
+
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        base = TranslationTask if self.masks_blocks else TranslationLevenshteinTask
-        base.load_dataset(self, split, epoch, combine, **kwargs)
+        self.base.load_dataset(self, split, epoch, combine, **kwargs)
 
     def get_batch_iterator(self, *args, **kwargs):
         """As fairseq's, but complete: with --required-batch-size-multiple over 1 it drops a last, smaller batch."""
         return super().get_batch_iterator(*args, **{**kwargs, "required_batch_size_multiple": 1})
 
     def build_dataset_for_inference(self, src_tokens, src_lengths, constraints=None):
-        base = TranslationTask if self.masks_blocks else TranslationLevenshteinTask
-        return base.build_dataset_for_inference(self, src_tokens, src_lengths, constraints=constraints)
+        return self.base.build_dataset_for_inference(self, src_tokens, src_lengths, constraints=constraints)
 
     def build_generator(self, models, args, **kwargs):
         if any(isinstance(model, BlockDrafterModel) for model in models):
             raise ValueError("--path names a block drafter, which does not translate by itself; give its verifier")
-        base = TranslationTask if self.masks_blocks else TranslationLevenshteinTask
-        return base.build_generator(self, models, args, **kwargs)
+        return self.base.build_generator(self, models, args, **kwargs)
 
     def load_state_dict(self, state_dict):
         """Refuse a checkpoint that was trained with other dictionaries; those of other tasks do not say."""
