@@ -5,12 +5,16 @@ input: it is read with ``weights_only`` on, and only fairseq's own plain contain
 """
 
 import argparse
+import math
 import os
 import pickle
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from specdec_plugins.decoding.transformer import ACTIVATIONS, Config
 
 Checkpoint = dict[str, Any]
 
@@ -76,6 +80,96 @@ def model_args(checkpoint: Checkpoint) -> argparse.Namespace:
 def task_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """The task's settings (data folder, languages), whichever fairseq version wrote them."""
     return dict(vars(checkpoint["args"])) if checkpoint.get("args") is not None else dict(checkpoint["cfg"]["task"])
+
+
+# Families whose forward the engine computes, by the first part of their --arch.
+ENGINE_ARCHITECTURES = ("transformer", "bart", "mbart", "block")
+# Settings that change the function in a way that the engine does not compute, with the values that do not.
+ENGINE_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "adaptive_input": (False,),
+    "adaptive_softmax_cutoff": (None,),
+    "cross_self_attention": (False,),
+    "no_cross_attention": (False,),
+    "no_token_positional_embeddings": (False,),
+    "quant_noise_pq": (0,),
+    "scale_attn": (False,),
+    "scale_fc": (False,),
+    "scale_heads": (False,),
+    "scale_resids": (False,),
+    "full_context_alignment": (False,),
+}
+
+
+def engine_model(checkpoint: Checkpoint, name: str) -> tuple[dict[str, torch.Tensor], Config]:
+    """A checkpoint's weights in fairseq's present naming, and what the engine must know of its settings.
+
+    ``name`` is what errors call it. Raises CheckpointError with all that the engine does not support.
+    """
+    args = vars(model_args(checkpoint))
+    arch = str(args.get("arch") or args.get("_name") or "")
+    faults = []
+    if arch.split("_")[0] not in ENGINE_ARCHITECTURES or arch.startswith("transformer_lm"):
+        faults.append(f"architecture '{arch}'; available: {', '.join(ENGINE_ARCHITECTURES)} and those named after them")
+    for setting, harmless in ENGINE_SETTINGS.items():
+        if args.get(setting) not in (None, *harmless):
+            faults.append(f"--{setting.replace('_', '-')} {args[setting]}")
+    activation = args.get("activation_fn") or "relu"
+    if activation not in ACTIVATIONS:
+        faults.append(f"--activation-fn {activation}; available: {', '.join(ACTIVATIONS)}")
+    for part in ("input", "output"):
+        width = args.get(f"decoder_{part}_dim")
+        if width not in (None, args.get("decoder_embed_dim")):
+            faults.append(f"--decoder-{part}-dim {width} with --decoder-embed-dim {args.get('decoder_embed_dim')}")
+    needed = ("encoder_embed_dim", "decoder_embed_dim", "encoder_attention_heads", "decoder_attention_heads")
+    faults += [f"no '{setting}' in its settings" for setting in needed if not args.get(setting)]
+    if faults:
+        raise CheckpointError(f"{name}: the engine does not support " + "; ".join(faults))
+
+    weights = modern_names(checkpoint["model"])
+    form = int(weights["block_format"]) if "block_format" in weights else 1
+    block = arch == "block"
+    if block and form not in (1, 2):
+        raise CheckpointError(f"{name}: block drafter of format {form}; this version reads formats 1 and 2")
+    unscaled = bool(args.get("no_scale_embedding")) or (block and form == 1)
+    return weights, Config(
+        encoder_heads=int(args["encoder_attention_heads"]),
+        decoder_heads=int(args["decoder_attention_heads"]),
+        encoder_prenorm=bool(args.get("encoder_normalize_before")),
+        decoder_prenorm=bool(args.get("decoder_normalize_before")),
+        activation=activation,
+        encoder_scale=1.0 if unscaled else math.sqrt(args["encoder_embed_dim"]),
+        decoder_scale=1.0 if unscaled else math.sqrt(args["decoder_embed_dim"]),
+        max_source_positions=int(args.get("max_source_positions") or 1024),
+        max_target_positions=int(args.get("max_target_positions") or 1024),
+        block=block,
+    )
+
+
+def modern_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights under the names that fairseq 0.12 gives them; older versions named and packed some differently."""
+    norms = {
+        "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+        "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+    }
+    renamed: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        side, _, rest = name.partition(".")
+        number = re.fullmatch(r"(layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)", rest)
+        packed = re.fullmatch(r"(.*)in_proj_(weight|bias)", name)
+        if number and side in norms:
+            renamed[f"{side}.{number[1]}.{norms[side][int(number[2])]}.{number[3]}"] = tensor
+        elif packed:
+            for part, third in zip("qkv", tensor.chunk(3)):
+                renamed[f"{packed[1]}{part}_proj.{packed[2]}"] = third
+        elif name == "decoder.embed_out":
+            renamed["decoder.output_projection.weight"] = tensor
+        else:
+            renamed[name] = tensor
+    for side, first_with_norm in (("encoder", 2), ("decoder", 3)):
+        # Before these versions nothing was normalised after the last layer, whatever the file holds.
+        if float(weights.get(f"{side}.version", torch.ones(1)).flatten()[0]) < first_with_norm:
+            renamed = {name: tensor for name, tensor in renamed.items() if not name.startswith(f"{side}.layer_norm.")}
+    return renamed
 
 
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:

@@ -1,0 +1,86 @@
+"""The block drafter: fills K mask symbols after the prefix in one pass (Xia et al. 2023, section 3.2).
+
+Its decoder attends to everything before and after, so nothing of the target side can be cached, and the whole prefix is read
+again for every draft. What belongs to the source is computed once a sentence.
+
+B rows, K drafted tokens, S source positions, T prefix and mask positions, D width, V vocabulary, L layers.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..kv_cache import SourceMemory, hide
+from ..transformer import Transformer, attention
+from ..values import Draft, Prefix, Source
+
+
+class BlockDrafter:
+    def __init__(self, model: Transformer):
+        self.model = model
+
+    def start(self, rows: int) -> SourceMemory:
+        """A state with room for so many rows: cross-attention entries and, as a last layer, those of the source copy."""
+        decoder = self.model.decoder
+        layers = len(decoder.layers) + (decoder.copy is not None)
+        return SourceMemory(layers, rows, 2 * decoder.width, decoder.embedding.tokens)
+
+    def admit(self, state: SourceMemory, source: Source) -> None:
+        """Append the sentences of ``source`` as rows."""
+        decoder = self.model.decoder
+        entries = decoder.remember(source.encoded_by(self.model.encoder))  # (L, B, S, 2 D)
+        if decoder.copy is not None:
+            embedding = self.model.encoder.embedding
+            place = torch.arange(source.tokens.size(1), device=source.tokens.device).expand_as(source.tokens)
+            embedded = embedding.embed(source.tokens)  # (B, S, D)
+            keys = (embedded + embedding.place(place)) @ decoder.copy  # W p . k = p . (k W)
+            entries = torch.cat([entries, torch.cat([keys, embedded], -1)[None]])
+        state.admit(entries, source.lengths)
+
+    def propose(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Draft:
+        """The K = ``num_tokens`` most likely tokens after each row's prefix, chosen independently of each other."""
+        logits = self.logits(state, prefix, num_tokens)
+        symbols = prefix.symbols
+        logits[..., symbols.pad] = -math.inf
+        logits[:, 0, symbols.eos].masked_fill_(prefix.lengths == 0, -math.inf)  # no output is empty
+        within = (self.model.config.max_target_positions - prefix.lengths).clamp(0, num_tokens)
+        return Draft(logits.argmax(-1), within)
+
+    def logits(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Tensor:
+        """(B, K, V) logits of the mask positions."""
+        decoder, lengths = self.model.decoder, prefix.lengths
+        longest = prefix.longest + num_tokens
+        place = torch.arange(longest, device=lengths.device)
+        positions = decoder.embedding.place(place)  # (T, D)
+        masks = lengths[:, None] + place[:num_tokens]  # (B, K) where each row's block is
+        row = torch.arange(len(prefix), device=lengths.device)[:, None]
+
+        tokens = torch.full((len(prefix), longest), prefix.symbols.mask, device=lengths.device)
+        tokens[:, : prefix.longest] = prefix.tokens[:, 1 : prefix.longest + 1]
+        tokens[row, masks] = prefix.symbols.mask
+        x = decoder.embedding.embed(tokens)  # (B, T, D)
+        if decoder.copy is not None:
+            keys, values = state.read(len(decoder.layers))
+            x[row, masks] = attention(positions[masks], keys, values, 1, state.mask, scale=1.0)
+
+        padding = place >= (lengths + num_tokens)[:, None]  # (B, T)
+        mask = hide(padding, x.dtype)[:, None, None]
+
+        def attend(queries: Tensor, entries: Tensor) -> Tensor:
+            return attention(queries, *entries.chunk(2, -1), decoder.heads, mask)
+
+        for index, layer in enumerate(decoder.layers):
+            x = x + positions
+            if index == 0 and decoder.embedding.norm is not None:
+                x = decoder.embedding.norm(x)
+
+            def cross_attend(queries: Tensor, index: int = index) -> Tensor:
+                return attention(queries, *state.read(index), decoder.heads, state.mask)
+
+            x = layer(x, attend, cross_attend)
+        return decoder.logits(x[row, masks])
+
+
+def build(model: Transformer) -> BlockDrafter:
+    return BlockDrafter(model)

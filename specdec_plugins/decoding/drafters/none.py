@@ -1,0 +1,19 @@
+"""The drafter that proposes nothing: with it the loop is plain autoregressive decoding."""
+
+from ..values import Draft, Prefix, Source
+
+
+class NoDrafter:
+    def start(self, rows: int) -> None:
+        return None
+
+    def admit(self, state: None, source: Source) -> None:
+        return None
+
+    def propose(self, state: None, prefix: Prefix, num_tokens: int) -> Draft:
+        """An empty draft, however many tokens are asked for."""
+        return Draft.empty(len(prefix), prefix.device)
+
+
+def build(model) -> NoDrafter:
+    return NoDrafter()

@@ -1,0 +1,83 @@
+"""Keys and values of the sentences in flight, addressed by row and absolute position.
+
+Knows nothing about what is cached. A query at position p may see the positions up to p; so a refused token's entry is
+hidden at once and overwritten later, rows stand at different lengths, and nothing is cropped, shifted or padded.
+
+L layers, R rows of capacity, B rows in use, T positions of capacity, Q positions written, W numbers an entry.
+"""
+
+import torch
+from torch import Tensor
+
+from .values import move_rows
+
+
+class KVCache:
+    """(L, R, T, W) numbers; the first rows are in use, in the order of the batch. Grows along T as positions are written."""
+
+    def __init__(self, layers: int, rows: int, width: int, like: Tensor):
+        # Zeros, not whatever memory held: an entry that a mask hides is still multiplied by its weight 0.
+        self.data = like.new_zeros(layers, rows, 0, width)
+        self.row = torch.arange(rows, device=like.device)[:, None]  # (R, 1)
+
+    def reserve(self, positions: int) -> None:
+        """Make room for positions 0 .. positions-1."""
+        missing = positions - self.data.size(2)
+        if missing > 0:
+            more = max(missing, self.data.size(2))  # at least doubling, so that growth costs little in all
+            self.data = torch.nn.functional.pad(self.data, (0, 0, 0, more))
+
+    def write(self, layer: int, positions: Tensor, entries: Tensor) -> None:
+        """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of rows 0 .. B-1."""
+        self.data[layer][self.row[: positions.size(0)], positions] = entries
+
+    def read(self, layer: int, rows: int, positions: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, T, W/2) of the first ``rows`` and ``positions``; views."""
+        keys, values = self.data[layer, :rows, :positions].chunk(2, -1)
+        return keys, values
+
+    def select(self, order: list[int]) -> None:
+        """The new row i is the old row ``order[i]``."""
+        move_rows(self.data, order, dim=1)
+
+
+class SourceMemory:
+    """Cross-attention keys and values, made once a sentence: (L, R, S, W) numbers, and which positions are no padding."""
+
+    def __init__(self, layers: int, rows: int, width: int, like: Tensor):
+        self.cache = KVCache(layers, rows, width, like)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=like.device)
+        self.rows = 0
+        self.mask: Tensor | None = None  # (B, 1, 1, S) added to attention scores; None where nothing is padded
+
+    def admit(self, entries: Tensor, lengths: Tensor) -> None:
+        """Append rows with ``entries`` (L, B, S, W), of which ``lengths`` (B,) count."""
+        rows, longest = entries.shape[1:3]
+        self.cache.reserve(longest)
+        self.cache.data[:, self.rows : self.rows + rows, :longest] = entries
+        self.lengths[self.rows : self.rows + rows] = lengths
+        self.rows += rows
+        self._measure()
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, S, W/2) of all rows in use."""
+        return self.cache.read(layer, self.rows, self.longest)
+
+    def select(self, order: list[int]) -> None:
+        """The new row i is the old row ``order[i]``."""
+        self.cache.select(order)
+        move_rows(self.lengths, order)
+        self.rows = len(order)
+        self._measure()
+
+    def _measure(self) -> None:
+        lengths = self.lengths[: self.rows]
+        self.longest = int(lengths.max()) if self.rows else 0
+        place = torch.arange(self.longest, device=lengths.device)
+        padding = place >= lengths[:, None]  # (B, S)
+        self.mask = hide(padding, self.cache.data.dtype)[:, None, None] if padding.any() else None
+
+
+def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to attention scores: minus infinity where ``hidden`` (bool), else 0."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,100 @@
+"""Speculative decoding: a drafter proposes, a verifier scores, what passes is kept, and the verifier adds a token of its own.
+
+This file is the algorithm (Xia et al. 2023, section 3) and knows nothing about models: the roles below do the work.
+A batch has B rows, each a sentence in flight; K tokens are drafted at a time; V is the vocabulary.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .values import DecodeStats, Draft, Hypothesis, Prefix, Request, Source, Symbols, Verdict
+
+
+class Role(Protocol):
+    """Drafter and verifier keep a state with one row a sentence, in the order of the batch; it has ``select(order)``."""
+
+    def start(self, rows: int) -> Any: ...
+    def admit(self, state: Any, source: Source) -> None: ...
+
+
+class Drafter(Role, Protocol):
+    def propose(self, state: Any, prefix: Prefix, num_tokens: int) -> Draft: ...
+
+
+class Verifier(Role, Protocol):
+    def score(self, state: Any, prefix: Prefix, draft_tokens: Tensor) -> Tensor | None: ...  # (B, K+1, V)
+
+
+class Acceptance(Protocol):
+    def __call__(self, logits: Any, draft: Draft) -> Verdict: ...
+
+
+class Controller(Protocol):
+    def next_length(self) -> int: ...
+    def update(self, drafted: int, accepted: int) -> None: ...
+
+
+@torch.inference_mode()
+def speculative_decode(
+    drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, requests: Sequence[Request],
+    rows: int, stats: DecodeStats, symbols: Symbols = Symbols(), device: torch.device | str = "cpu",
+) -> Iterator[Hypothesis]:  # fmt: skip
+    """Yield the outputs of ``requests`` as they finish, with up to ``rows`` sentences in flight; adds to ``stats``."""
+    waiting, capacity = deque(requests), min(rows, len(requests))
+    prefix = Prefix(symbols, capacity, device)
+    states = drafting, verifying = drafter.start(capacity), verifier.start(capacity)
+    stats.lap(None, device)
+    while waiting or len(prefix):
+        # 1. Refill. New sentences join together, a quarter of the batch at a time: encoding them singly would cost more.
+        if waiting and 4 * (capacity - len(prefix)) >= capacity:
+            new = [waiting.popleft() for _ in range(min(len(waiting), capacity - len(prefix)))]
+            source = Source([request.tokens for request in new], symbols, device)
+            verifier.admit(verifying, source)
+            drafter.admit(drafting, source)
+            prefix.admit(new)
+            stats.lap("encoding", device)
+
+        # 2. Draft: one parallel pass for all of the block. Length 0 is plain autoregressive decoding, and costs no pass.
+        length = min(controller.next_length(), prefix.room)
+        draft = drafter.propose(drafting, prefix, length) if length else Draft.empty(len(prefix), device)
+        draft = prefix.clip(draft)
+        stats.lap("drafting", device)
+
+        # 3. Verify: one pass over the block gives the verifier's choice after every drafted token.
+        logits = verifier.score(verifying, prefix, draft.tokens)
+        if logits is not None:
+            prefix.constrain(logits)
+
+        # 4. Accept the longest prefix of the draft that passes, and 5. commit it with the verifier's own next token.
+        verdict = acceptance(logits, draft)
+        steps, finished = prefix.commit(draft, verdict, logits)
+        stats.lap("verifying", device)
+
+        # 6. Record.
+        stats.record(steps)
+        controller.update(sum(len(step.drafted) for step in steps), sum(step.accepted for step in steps))
+
+        # 7. Finished sentences leave; rows from the end of the batch take their places.
+        if any(finished):
+            done = [prefix.hypothesis(row) for row, end in enumerate(finished) if end]
+            order = compacted(finished)
+            for state in (prefix, *states):
+                if state is not None:
+                    state.select(order)
+            for hypothesis in done:
+                stats.finish(hypothesis)
+                stats.lap("elsewhere", device)
+                yield hypothesis
+                stats.lap(None, device)  # what the caller does with it is not ours
+        stats.lap("elsewhere", device)
+
+
+def compacted(finished: Sequence[bool]) -> list[int]:
+    """The unfinished rows in a new order that moves few: those behind the new end of the batch fill the gaps before it."""
+    staying = [row for row, end in enumerate(finished) if not end]
+    movers = [row for row in staying if row >= len(staying)]
+    return [movers.pop() if finished[row] else row for row in range(len(staying))]

@@ -1,0 +1,312 @@
+"""The encoder-decoder forward of fairseq's Transformer, on explicit weights and an explicit state.
+
+Weights come as a dictionary in fairseq's naming, settings as a `Config`. Covers what fairseq calls ``transformer`` and
+``bart``: norms before or after a layer, learned or sinusoidal positions, relu or gelu, any sharing of embeddings. What is in
+the weights and not understood here is refused by name.
+
+B rows, S source positions, Q positions computed, T positions seen, D width, V vocabulary, L layers.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .kv_cache import hide
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_accurate": partial(F.gelu, approximate="tanh"),
+    "gelu_fast": partial(F.gelu, approximate="tanh"),  # the same under its old name
+}
+Attend = Callable[[Tensor, Tensor], Tensor]  # queries (B, Q, D), keys and values (B, Q, 2 D) -> (B, Q, D)
+
+
+class UnsupportedModel(ValueError):
+    """Settings or weights that this forward does not compute; the message names them all."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the weights' shapes do not tell."""
+
+    encoder_heads: int
+    decoder_heads: int
+    encoder_prenorm: bool
+    decoder_prenorm: bool
+    activation: str
+    encoder_scale: float  # token embeddings are multiplied by it
+    decoder_scale: float
+    max_source_positions: int
+    max_target_positions: int
+    block: bool = False  # a block drafter: full attention, positions added before every layer
+    pad: int = 1
+
+
+class Weights:
+    """Hands out a model's tensors by name, and keeps account of what was used or missed."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self.tensors = tensors
+        self.used: set[str] = set()
+        self.missing: list[str] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def __call__(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            self.missing.append(name)
+            return torch.zeros(0)
+        self.used.add(name)
+        return self.tensors[name]
+
+    def linear(self, *names: str) -> "Linear":
+        """One product for several projections of the same input. Empty if a weight is missing, which `faults` will tell."""
+        weights = [self(f"{name}.weight") for name in names]
+        biases = [self(f"{name}.bias") for name in names if f"{name}.bias" in self]
+        if self.missing or (biases and len(biases) != len(names)):
+            return Linear(torch.zeros(0), None)
+        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def norm(self, name: str) -> "Norm":
+        return Norm(self(f"{name}.weight"), self(f"{name}.bias"))
+
+    def count_layers(self, side: str) -> int:
+        numbers = {name.split(".")[2] for name in self.tensors if name.startswith(f"{side}.layers.")}
+        return len(numbers)
+
+
+@dataclass(frozen=True)
+class Linear:
+    weight: Tensor  # (out, in)
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class Norm:
+    weight: Tensor  # (D,)
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias)
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Tensor | None, scale=None) -> Tensor:
+    """(B, Q, D) softmax(q k / sqrt(D/heads) + mask) v, for queries (B, Q, D), keys and values (B, T, D)."""
+    split = [x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (queries, keys, values)]  # (B, H, ., D/H)
+    return F.scaled_dot_product_attention(*split, attn_mask=mask, scale=scale).transpose(1, 2).flatten(2)
+
+
+class Embedding:
+    """Token embedding, position embedding, norm: the bottom of an encoder or decoder."""
+
+    def __init__(self, weights: Weights, side: str, scale: float, max_positions: int, pad: int):
+        self.tokens = weights(f"{side}.embed_tokens.weight")  # (V, D)
+        self.scale, self.pad = scale, pad
+        learned = f"{side}.embed_positions.weight"
+        width = self.tokens.size(-1)
+        self.positions = (
+            weights(learned) if learned in weights else sinusoidal(max_positions + pad + 1, width, pad).to(self.tokens)
+        )
+        named = f"{side}.layernorm_embedding"
+        self.norm = weights.norm(named) if f"{named}.weight" in weights else None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(B, Q, D) scaled embeddings of tokens (B, Q)."""
+        return F.embedding(tokens, self.tokens) * self.scale
+
+    def place(self, positions: Tensor) -> Tensor:
+        """(B, Q, D) embeddings of positions counted from 0; fairseq's table counts from the padding symbol's number + 1.
+
+        What lies beyond the table (only ever an entry that nobody will look at) gets its last row.
+        """
+        return F.embedding((positions + (self.pad + 1)).clamp_(max=self.positions.size(0) - 1), self.positions)
+
+    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.place(positions)
+        return x if self.norm is None else self.norm(x)
+
+
+def sinusoidal(positions: int, width: int, pad: int) -> Tensor:
+    """(positions, width) float32 table as in tensor2tensor and fairseq: all sines, then all cosines."""
+    half = width // 2
+    rates = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(positions, dtype=torch.float)[:, None] * rates
+    table = F.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, width % 2))
+    table[pad] = 0
+    return table
+
+
+class Layer:
+    """A Transformer layer; what it attends to is up to the caller."""
+
+    def __init__(self, weights: Weights, name: str, prenorm: bool, activation: str, cross: bool):
+        self.prenorm, self.activation = prenorm, ACTIVATIONS[activation]
+        self.qkv = weights.linear(*(f"{name}.self_attn.{part}_proj" for part in "qkv"))
+        self.out = weights.linear(f"{name}.self_attn.out_proj")
+        self.norm = weights.norm(f"{name}.self_attn_layer_norm")
+        if cross:
+            self.cross_query = weights.linear(f"{name}.encoder_attn.q_proj")
+            self.cross_out = weights.linear(f"{name}.encoder_attn.out_proj")
+            self.cross_norm = weights.norm(f"{name}.encoder_attn_layer_norm")
+        self.fc1 = weights.linear(f"{name}.fc1")
+        self.fc2 = weights.linear(f"{name}.fc2")
+        self.final_norm = weights.norm(f"{name}.final_layer_norm")
+
+    def __call__(self, x: Tensor, attend: Attend, cross_attend: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """(B, Q, D) -> (B, Q, D)."""
+        x = self._around(self.norm, x, lambda y: self.out(attend(*self.qkv(y).split([x.size(-1), 2 * x.size(-1)], -1))))
+        if cross_attend is not None:
+            x = self._around(self.cross_norm, x, lambda y: self.cross_out(cross_attend(self.cross_query(y))))
+        return self._around(self.final_norm, x, lambda y: self.fc2(self.activation(self.fc1(y))))
+
+    def _around(self, norm: Norm, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """The residual connection around a part, with the norm before the part or after the sum."""
+        return x + part(norm(x)) if self.prenorm else norm(x + part(x))
+
+
+class Encoder:
+    """tokens (B, S), lengths (B,) -> (B, S, D)."""
+
+    def __init__(self, weights: Weights, config: Config):
+        self.embedding = Embedding(weights, "encoder", config.encoder_scale, config.max_source_positions, config.pad)
+        names = [f"encoder.layers.{index}" for index in range(weights.count_layers("encoder"))]
+        self.layers = [Layer(weights, name, config.encoder_prenorm, config.activation, cross=False) for name in names]
+        self.norm = final_norm(weights, "encoder", config.encoder_prenorm)
+        self.heads = config.encoder_heads
+
+    def __call__(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        place = torch.arange(tokens.size(1), device=tokens.device)
+        x = self.embedding(tokens, place.expand_as(tokens))
+        padding = place >= lengths[:, None]  # (B, S)
+        mask = hide(padding, x.dtype)[:, None, None] if padding.any() else None
+
+        def attend(queries: Tensor, entries: Tensor) -> Tensor:
+            return attention(queries, *entries.chunk(2, -1), self.heads, mask)
+
+        for layer in self.layers:
+            x = layer(x, attend)
+        return x if self.norm is None else self.norm(x)
+
+
+class Decoder:
+    """The parts of a decoder; `verifier.py` and `drafters/block_nat.py` say what attends to what."""
+
+    def __init__(self, weights: Weights, config: Config):
+        self.embedding = Embedding(weights, "decoder", config.decoder_scale, config.max_target_positions, config.pad)
+        names = [f"decoder.layers.{index}" for index in range(weights.count_layers("decoder"))]
+        self.layers = [Layer(weights, name, config.decoder_prenorm, config.activation, cross=True) for name in names]
+        self.memory = weights.linear(*(f"{name}.encoder_attn.{part}_proj" for name in names for part in "kv"))  # (L 2 D, D)
+        self.norm = final_norm(weights, "decoder", config.decoder_prenorm)
+        self.heads = config.decoder_heads
+        projection = "decoder.output_projection.weight"
+        self.projection = weights(projection) if projection in weights else self.embedding.tokens  # (V, D)
+        self.copy = weights("decoder.copy_attn.weight") if config.block and "decoder.copy_attn.weight" in weights else None
+
+    @property
+    def width(self) -> int:
+        return self.embedding.tokens.size(1)
+
+    def remember(self, encoded: Tensor) -> Tensor:
+        """(L, B, S, 2 D) cross-attention keys and values for an encoder output (B, S, D), of all layers in one product."""
+        return self.memory(encoded).unflatten(-1, (len(self.layers), -1)).permute(2, 0, 1, 3)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(..., V) for features (..., D)."""
+        return F.linear(x if self.norm is None else self.norm(x), self.projection)
+
+
+def final_norm(weights: Weights, side: str, prenorm: bool) -> Norm | None:
+    """The norm after the last layer. Models with norms before the layers have it, except under ``--no-decoder-final-norm``."""
+    return weights.norm(f"{side}.layer_norm") if prenorm and f"{side}.layer_norm.weight" in weights else None
+
+
+# In a checkpoint, but no part of the function: counters, sinusoidal tables that are computed again, unused heads.
+IGNORED = ("version", "_float_tensor", "embed_positions.weights", "embed_positions._float_tensor", "block_format")
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A loaded model."""
+
+    config: Config
+    encoder: Encoder
+    decoder: Decoder
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor], config: Config, encoder: Encoder | None = None) -> "Transformer":
+        """Build a model on its weights, with another's encoder if one is given.
+
+        Raises UnsupportedModel with everything that is missing or has no place here.
+        """
+        if config.activation not in ACTIVATIONS:
+            raise UnsupportedModel(f"activation function '{config.activation}'; available: {', '.join(ACTIVATIONS)}")
+        weights = Weights(tensors)
+        own = encoder is None
+        encoder, decoder = encoder or Encoder(weights, config), Decoder(weights, config)
+        foreign = [
+            name
+            for name in tensors
+            if not (name in weights.used or name.endswith(IGNORED) or name.startswith("classification_heads."))
+            and (own or not is_encoder(name))
+        ]
+        faults = [f"weights without a place here: {', '.join(foreign)}"] if foreign else []
+        if weights.missing:
+            faults.append(f"missing weights: {', '.join(weights.missing)}")
+        if faults:
+            raise UnsupportedModel("; ".join(faults))
+        return cls(config, encoder, decoder)
+
+
+def place(
+    tensors: Mapping[str, Tensor], device: torch.device | str, dtype: torch.dtype, beside: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """A model's tensors in ``dtype`` on ``device``, each held once: tied ones stay tied, and one that equals its namesake
+    in ``beside`` (another model, already placed) is that one."""
+    beside = beside or {}
+    placed: dict[tuple, Tensor] = {}  # by the memory that a tensor came from
+    result = {}
+    for name, tensor in tensors.items():
+        origin = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if origin not in placed:
+            moved = tensor.detach().to(device=device, dtype=dtype)
+            twin = beside.get(name)
+            same = twin is not None and twin.shape == moved.shape and torch.equal(twin, moved)
+            placed[origin] = twin if twin is not None and same else moved
+        result[name] = placed[origin]
+    return result
+
+
+def load_pair(
+    verifier: tuple[Mapping[str, Tensor], Config],
+    drafter: tuple[Mapping[str, Tensor], Config] | None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Transformer, Transformer | None]:
+    """Load verifier and drafter. A drafter whose encoder equals the verifier's gets that very encoder: held once, run once."""
+    tensors = place(verifier[0], device, dtype)
+    model = Transformer.load(tensors, verifier[1])
+    if drafter is None:
+        return model, None
+    others = place(drafter[0], device, dtype, beside=tensors)
+    twin = encoder_settings(drafter[1]) == encoder_settings(verifier[1]) and all(
+        tensor is tensors.get(name) for name, tensor in others.items() if is_encoder(name)
+    )
+    return model, Transformer.load(others, drafter[1], encoder=model.encoder if twin else None)
+
+
+def is_encoder(name: str) -> bool:
+    return name.startswith("encoder.") and not name.endswith(IGNORED)
+
+
+def encoder_settings(config: Config) -> tuple:
+    return (config.encoder_heads, config.encoder_prenorm, config.activation, config.encoder_scale, config.pad)
