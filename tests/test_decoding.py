@@ -99,7 +99,7 @@ def check_balance(stats, hypotheses):
     assert stats.committed == sum(len(hypothesis.token_scores) for hypothesis in hypotheses)
     assert stats.drafted == sum(len(step.drafted) for step in steps)
     for hypothesis in hypotheses:
-        said = [token for step in hypothesis.steps for token in step.drafted[: step.accepted] + [step.correction]]
+        said = [token for step in hypothesis.steps for token in step.drafted[: step.accepted] + [step.correction]]  # noqa: RUF005
         said = [token for token in said if token is not None]
         assert said in (hypothesis.tokens, [*hypothesis.tokens, EOS])
         for step in hypothesis.steps:

@@ -41,7 +41,7 @@ class TopBetaTau:
         return Verdict(accepted, best.gather(1, accepted[:, None])[:, 0])
 
     def _tolerates(self, logits: Tensor, best: Tensor, tokens: Tensor) -> Tensor:
-        """(B, K) whether a token ranks below ``beta`` and lies within ``tau``. Ranks are counted only where tau leaves a doubt."""
+        """(B, K) whether a token ranks below ``beta`` and lies within ``tau``; ranks are counted only where tau allows it."""
         top = logits.gather(2, best[..., None])[..., 0].float()
         drafted = logits.gather(2, tokens[..., None])[..., 0].float()
         near = (top - drafted <= self.tau) & (drafted > -math.inf) & (tokens != best)

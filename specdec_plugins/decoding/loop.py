@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .values import DecodeStats, Draft, Hypothesis, Prefix, Request, Source, Symbols, Verdict
+from .values import FAIRSEQ_SYMBOLS, DecodeStats, Draft, Hypothesis, Prefix, Request, Source, Symbols, Verdict
 
 
 class Role(Protocol):
@@ -41,7 +41,7 @@ class Controller(Protocol):
 @torch.inference_mode()
 def speculative_decode(
     drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, requests: Sequence[Request],
-    rows: int, stats: DecodeStats, symbols: Symbols = Symbols(), device: torch.device | str = "cpu",
+    rows: int, stats: DecodeStats, symbols: Symbols = FAIRSEQ_SYMBOLS, device: torch.device | str = "cpu",
 ) -> Iterator[Hypothesis]:  # fmt: skip
     """Yield the outputs of ``requests`` as they finish, with up to ``rows`` sentences in flight; adds to ``stats``."""
     waiting, capacity = deque(requests), min(rows, len(requests))

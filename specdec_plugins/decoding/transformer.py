@@ -102,8 +102,8 @@ class Norm:
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Tensor | None, scale=None) -> Tensor:
     """(B, Q, D) softmax(q k / sqrt(D/heads) + mask) v, for queries (B, Q, D), keys and values (B, T, D)."""
-    split = [x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (queries, keys, values)]  # (B, H, ., D/H)
-    return F.scaled_dot_product_attention(*split, attn_mask=mask, scale=scale).transpose(1, 2).flatten(2)
+    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (queries, keys, values))  # (B, H, ., D/H)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2).flatten(2)
 
 
 class Embedding:
@@ -191,7 +191,8 @@ class Encoder:
         mask = hide(padding, x.dtype)[:, None, None] if padding.any() else None
 
         def attend(queries: Tensor, entries: Tensor) -> Tensor:
-            return attention(queries, *entries.chunk(2, -1), self.heads, mask)
+            keys, values = entries.chunk(2, -1)
+            return attention(queries, keys, values, self.heads, mask)
 
         for layer in self.layers:
             x = layer(x, attend)

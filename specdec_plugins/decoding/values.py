@@ -22,6 +22,9 @@ class Symbols:
     mask: int = 3
 
 
+FAIRSEQ_SYMBOLS = Symbols()
+
+
 @dataclass(frozen=True)
 class Request:
     """A sentence to translate: its number, its tokens with the closing eos, and the most tokens its output may have."""
@@ -181,7 +184,7 @@ class Prefix:
 
         ``logits`` (B, K+1, V) give the scores; None leaves them zero. Returns each row's step and whether it is finished.
         """
-        rows, width = draft.tokens.shape
+        rows = len(self)
         block, counts = draft.tokens, verdict.accepted  # tokens to append, and how many of them
         if verdict.correction is not None:
             block = torch.cat([block, block.new_zeros(rows, 1)], 1)  # (B, K+1)

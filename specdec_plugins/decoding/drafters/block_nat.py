@@ -68,7 +68,8 @@ class BlockDrafter:
         mask = hide(padding, x.dtype)[:, None, None]
 
         def attend(queries: Tensor, entries: Tensor) -> Tensor:
-            return attention(queries, *entries.chunk(2, -1), decoder.heads, mask)
+            keys, values = entries.chunk(2, -1)
+            return attention(queries, keys, values, decoder.heads, mask)
 
         for index, layer in enumerate(decoder.layers):
             x = x + positions
