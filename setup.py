@@ -21,6 +21,7 @@ setup(
         'fairseq>=0.12.2; python_version < "3.11"',
         "sacrebleu>=2.3",
         "sacremoses>=0.1",
+        "safetensors>=0.4",
         "subword-nmt>=0.3.8",
         "torch>=2.6",
         "tqdm>=4.60",
@@ -29,7 +30,9 @@ setup(
     entry_points={
         "console_scripts": [
             "specdec-average = specdec_plugins.average:main",
+            "specdec-pack = specdec_plugins.pack:main",
             "specdec-prepare = specdec_plugins.prepare:main",
+            "specdec-translate = specdec_plugins.translate:main",
         ]
     },
 )

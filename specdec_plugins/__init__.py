@@ -1,6 +1,15 @@
 """SpecDec: speculative decoding for fairseq translation models.
 
 Importing this package does nothing; fairseq finds the plugin through ``--user-dir specdec_plugins``.
+``specdec_plugins.Translator`` is loaded when it is asked for.
 """
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str):
+    if name == "Translator":
+        from specdec_plugins.translator import Translator
+
+        return Translator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

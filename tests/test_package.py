@@ -3,7 +3,19 @@
 import pytest
 from conftest import run_python
 
-FAIRSEQ_FREE = ["checkpoint", "masking", "text", "prepare", "average"]
+FAIRSEQ_FREE = [
+    "checkpoint",
+    "masking",
+    "text",
+    "prepare",
+    "average",
+    "settings",
+    "model_folder",
+    "pack",
+    "translate",
+    "translator",
+]
+FAIRSEQ_FREE += ["baseline", "decoding.loop", "decoding.verifier", "decoding.schedule", "decoding.drafters.block_nat"]
 
 
 def test_importing_the_package_does_nothing():
@@ -18,7 +30,8 @@ def test_no_fairseq_outside_its_side(module):
 
 
 @pytest.mark.parametrize(
-    "command", [["-m", "specdec_plugins.prepare"], ["-m", "specdec_plugins.average"], ["encoder_initial.py"]]
+    "command",
+    [*(["-m", f"specdec_plugins.{name}"] for name in ("prepare", "average", "translate", "pack")), ["encoder_initial.py"]],
 )
 def test_help_imports_neither_fairseq_nor_torch(command):
     loaded = run_python("-X", "importtime", *command, "--help")

@@ -261,7 +261,7 @@ class DecodeStats:
     corrections: int = 0
     cut: int = 0  # outputs that the length limit ended
     seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("encoding", "drafting", "verifying", "elsewhere"), 0.0)
+        default_factory=lambda: dict.fromkeys(("text", "encoding", "drafting", "verifying", "elsewhere"), 0.0)
     )
     _since: float = 0.0
 

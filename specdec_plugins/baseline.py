@@ -1,0 +1,70 @@
+"""The outside control: fairseq's own model and generator on the same weights. Imports fairseq when it is built."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import torch
+
+from specdec_plugins.checkpoint import Checkpoint, model_args
+from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Source, Symbols
+
+
+class FairseqGenerator:
+    """fairseq's `SequenceGenerator` with a beam, fed with the engine's requests."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, source_size: int, target_size: int, beam: int, device: torch.device, dtype: torch.dtype
+    ):
+        logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it tells of packages nobody asked for
+        from fairseq.data import Dictionary
+        from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+        args = model_args(checkpoint)
+        arch = getattr(args, "arch", None) or args._name
+        ARCH_CONFIG_REGISTRY[arch](args)
+        self.dictionaries = []
+        for size in (source_size, target_size):
+            dictionary = Dictionary()  # only its size and special symbols matter here
+            for number in range(size - len(dictionary)):
+                dictionary.add_symbol(f"#{number}")
+            self.dictionaries.append(dictionary)
+        source, target = self.dictionaries
+        if getattr(args, "share_all_embeddings", False) and source_size == target_size:
+            target = self.dictionaries[1] = source
+        task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
+        self.model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
+        self.model.load_state_dict(checkpoint["model"], strict=True)
+        self.model.make_generation_fast_()
+        self.model.to(device=device, dtype=dtype).eval()
+        self.beam, self.device = beam, device
+        self.limits = self.model.max_decoder_positions()
+
+    def decode(
+        self, requests: Sequence[Request], rows: int, max_len_a: float, max_len_b: int, stats: DecodeStats
+    ) -> Iterator[Hypothesis]:
+        """Yield the best output of each request. The length limit is fairseq's, of the longest source of a batch."""
+        from fairseq.sequence_generator import SequenceGenerator
+
+        generator = SequenceGenerator(
+            [self.model], self.dictionaries[1], beam_size=self.beam, max_len_a=max_len_a, max_len_b=max_len_b
+        )
+        pad = Symbols().pad
+        for start in range(0, len(requests), rows):
+            batch = requests[start : start + rows]
+            stats.lap(None, self.device)
+            source = Source([request.tokens for request in batch], Symbols(), self.device)
+            left = torch.full_like(source.tokens, pad)  # fairseq pads sources on the left
+            for row, request in enumerate(batch):
+                left[row, left.size(1) - len(request.tokens) :] = source.tokens[row, : len(request.tokens)]
+            sample = {"net_input": {"src_tokens": left, "src_lengths": source.lengths}}
+            outputs = generator.generate([self.model], sample)
+            limit = min(int(max_len_a * left.size(1) + max_len_b), self.limits - 1)
+            stats.lap("verifying", self.device)
+            for request, (best, *_) in zip(batch, outputs):
+                tokens = best["tokens"].tolist()[:-1]
+                found = Hypothesis(request.index, tokens, best["positional_scores"].tolist(), [], len(tokens) >= limit)
+                stats.finish(found)
+                stats.iterations += len(tokens) + 1
+                stats.corrections += len(tokens) + 1
+                yield found

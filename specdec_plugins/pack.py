@@ -1,0 +1,46 @@
+"""The command ``specdec-pack``: two fairseq checkpoints, dictionaries and BPE codes into one model folder."""
+
+import argparse
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="specdec-pack",
+        description="Make a model folder from fairseq checkpoints, dictionaries and BPE codes.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the autoregressive model")
+    parser.add_argument("--drafter", metavar="PT", help="fairseq checkpoint of the block drafter")
+    parser.add_argument("--data", required=True, metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
+    parser.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only text in BPE")
+    parser.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
+    parser.add_argument("-t", "--target-lang", metavar="LANG", help="(default: the verifier's)")
+    parser.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly other numbers")
+    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
+    options = parser.parse_args(argv)
+    try:
+        for line in run(options):
+            print(line)
+    except (ValueError, OSError) as error:
+        print(f"specdec-pack: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(options: argparse.Namespace) -> list[str]:
+    """Make the folder; returns what to tell of it. Raises ValueError or OSError with one line that names what is wrong."""
+    from specdec_plugins import model_folder
+    from specdec_plugins.settings import Settings
+    from specdec_plugins.translator import Translator
+
+    paths = options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes
+    pair = model_folder.load_parts(*paths)
+    sizes = model_folder.save_folder(pair, options.output, options.half)
+    Translator(model_folder.load_folder(options.output), Settings(strategy="specdec" if pair.drafter else "ar"))
+    total = sum(sizes.values())
+    return [*(f"{size / 1e6:8.2f} MB  {name}" for name, size in sizes.items()), f"{total / 1e6:8.2f} MB  {options.output}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""How to decode. Imports neither torch nor fairseq, so that a command can check its options at once."""
+
+from dataclasses import dataclass
+
+STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to decode; the names are those of ``specdec-translate``'s options. Raises ValueError with everything wrong."""
+
+    strategy: str = "specdec"
+    block_size: int | None = None  # drafted tokens an iteration; None: what the drafter was trained with
+    beta: int = 1
+    tau: float = float("inf")  # nats
+    max_len_a: float = 0.0
+    max_len_b: int = 200
+    beam: int = 1  # of strategy fairseq
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int | None = None  # of the whole process; None: torch's choice
+
+    def __post_init__(self):
+        faults = []
+        if self.strategy not in STRATEGIES:
+            faults.append(f"no strategy '{self.strategy}'; available: {', '.join(STRATEGIES)}")
+        if self.dtype not in DTYPES:
+            faults.append(f"no dtype '{self.dtype}'; available: {', '.join(DTYPES)}")
+        for name in ("block_size", "beta", "beam", "threads"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                faults.append(f"{name} {getattr(self, name)} is less than 1")
+        if not self.tau >= 0:
+            faults.append(f"tau {self.tau} is negative or no number")
+        if not self.max_len_a >= 0 or self.max_len_b < 0 or self.max_len_a + self.max_len_b < 1:
+            faults.append(f"max_len_a {self.max_len_a} and max_len_b {self.max_len_b} leave no room for an output")
+        users = {"block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",)}
+        for name, strategies in users.items():
+            if (
+                getattr(self, name) != getattr(type(self), name)
+                and self.strategy in STRATEGIES
+                and self.strategy not in strategies
+            ):
+                faults.append(f"strategy {self.strategy} has no use for {name}")
+        if self.beta == 1 and self.tau != float("inf") and self.strategy == "specdec":
+            faults.append("tau has a use only with beta over 1")
+        if faults:
+            raise ValueError("; ".join(faults))

@@ -1,0 +1,218 @@
+"""Text to text: tokenise, decode by a strategy, and put the words together again.
+
+    >>> from specdec_plugins import Translator
+    >>> translator = Translator.from_pretrained("data/demo.en-de")
+    >>> translator.translate(["A dog runs."])[0].text
+    'Ein Hund rennt.'
+
+Knows the engine and the model folder; fairseq only where its own generator is the strategy.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+import torch
+
+from specdec_plugins.checkpoint import engine_model
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all
+from specdec_plugins.decoding.control import FixedLength
+from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.schedule import schedule
+from specdec_plugins.decoding.transformer import load_pair
+from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Step
+from specdec_plugins.decoding.verifier import TransformerVerifier, Unverified
+from specdec_plugins.model_folder import Pair, load_folder
+from specdec_plugins.settings import Settings
+from specdec_plugins.text import Bpe, Moses
+from specdec_plugins.text import remove_bpe as join_subwords
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One sentence's result. ``source_tokens`` and ``tokens`` are subwords; ``token_scores`` (nats) include the closing eos."""
+
+    text: str
+    source_tokens: list[str] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    token_scores: list[float] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    cut: bool = False  # the length limit ended the output
+    shortened: bool = False  # the source was too long for the models: cut, or, if there are no source_tokens, skipped
+
+    @property
+    def score(self) -> float:
+        """Mean log-probability of the tokens under the verifier, in nats (fairseq's score with --lenpen 1)."""
+        return sum(self.token_scores) / max(1, len(self.token_scores))
+
+    @property
+    def iterations(self) -> int:
+        """Verifier passes that the output took."""
+        return len(self.steps)
+
+    @property
+    def accepted_lengths(self) -> list[int]:
+        """Tokens that each iteration committed, the verifier's own included."""
+        return [step.accepted + (step.correction is not None) for step in self.steps]
+
+
+class SourceTooLong(ValueError):
+    """A source longer than the models' positions; ``index`` is its number among the sentences given, from 0."""
+
+    def __init__(self, index: int, length: str, limit: int):
+        super().__init__(f"{length} tokens, and the models read at most {limit:,}")
+        self.index = index
+
+
+class Translator:
+    """A loaded pair and its settings; ``stats`` sums over everything translated. Not for use by several threads at once."""
+
+    def __init__(self, pair: Pair, settings: Settings):
+        if pair.drafter is None and settings.strategy in ("specdec", "drafter"):
+            raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs")
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.pair, self.settings = pair, settings
+        self.stats = DecodeStats()
+        self.block_size = settings.block_size or pair.block_size
+        device, dtype = usable_device(settings.device), getattr(torch, settings.dtype)
+        wants_drafter = pair.drafter is not None and settings.strategy in ("specdec", "drafter")
+        verifier = engine_model(pair.verifier, f"{pair.name}: verifier")
+        drafter = engine_model(pair.drafter, f"{pair.name}: drafter") if pair.drafter and wants_drafter else None
+        configs = [model[1] for model in (verifier, drafter) if model]
+        self.max_source = min(config.max_source_positions for config in configs)
+        self.max_target = verifier[1].max_target_positions - 1  # as in fairseq, which counts the closing eos
+        if settings.strategy == "fairseq":
+            from specdec_plugins.baseline import FairseqGenerator
+
+            self._generator = FairseqGenerator(pair.verifier, len(pair.source), len(pair.target), settings.beam, device, dtype)
+        else:
+            models = load_pair(verifier, drafter, device, dtype)
+            self._roles = self._assign(*models)
+        self._codes = Bpe(pair.codes) if pair.codes else None
+        self._moses: tuple[Moses, Moses] | None = None
+
+    @classmethod
+    def from_pretrained(cls, folder: str, **settings) -> "Translator":
+        """Load a model folder; keywords are the fields of `Settings`. Raises ValueError with what is wrong."""
+        return cls(load_folder(folder), Settings(**settings))
+
+    def _assign(self, verifier, drafter):
+        """The loop's roles under the strategy."""
+        strategy = self.settings.strategy
+        length = FixedLength(0 if strategy == "ar" else self.block_size)
+        if strategy == "drafter":
+            return drafters.build("block_nat", drafter), Unverified(), accept_all, length
+        rule = TopBetaTau(self.settings.beta, self.settings.tau)
+        return drafters.build("none" if strategy == "ar" else "block_nat", drafter), TransformerVerifier(verifier), rule, length
+
+    def translate(
+        self,
+        sentences: Sequence[str],
+        batch_size: int | None = 32,
+        bpe: bool = False,
+        remove_bpe: bool = True,
+        max_tokens: int | None = None,
+        too_long: Literal["error", "truncate", "skip"] = "error",
+    ) -> list[Translation]:
+        """The translations of some sentences, in their order.
+
+        ``batch_size`` sentences are decoded at a time, and at most ``max_tokens`` source tokens, padding included.
+        With ``bpe`` the sentences are tokens in BPE already, and so are the texts, joined to words under ``remove_bpe``.
+        ``too_long``: what to do with a source beyond the models' positions. Raises SourceTooLong before anything is decoded.
+        """
+        began, busy = time.perf_counter(), sum(self.stats.seconds.values())
+        sources = [self._encode(index, line, bpe, too_long) for index, line in enumerate(sentences)]
+        found = {hypothesis.index: hypothesis for hypothesis in self._decode(sources, batch_size, max_tokens)}
+        results = [self._finish(source, found.get(i), bpe and not remove_bpe, bpe) for i, source in enumerate(sources)]
+        self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
+        return results
+
+    def stream(self, sentences: Iterable[str], buffer_size: int = 1024, **options) -> Iterator[Translation]:
+        """Yield the translations in order, reading ``buffer_size`` sentences at a time. Options as for `translate`."""
+        lines = iter(sentences)
+        while buffer := list(islice(lines, buffer_size)):
+            yield from self.translate(buffer, **options)
+
+    def _encode(self, index: int, line: str, bpe: bool, too_long: str) -> "Encoded":
+        """The tokens of a sentence with eos."""
+        words = line.split()
+        limit = self.max_source - 1  # without eos
+        count = f"over {limit:,}"  # a line has at least as many tokens as words
+        if len(words) <= limit or too_long == "truncate":
+            text = " ".join(words[:limit])
+            tokens = self.pair.source.encode(text if bpe else self._to_subwords(text))
+            shortened = len(words) > limit or len(tokens) - 1 > limit
+            if not shortened or too_long == "truncate":
+                return Encoded([*tokens[:-1][:limit], tokens[-1]], shortened)
+            count = f"{len(tokens) - 1:,}"
+        if too_long == "error":
+            raise SourceTooLong(index, count, limit)
+        return Encoded([], True)
+
+    def _to_subwords(self, line: str) -> str:
+        if self._codes is None:
+            raise ValueError(f"{self.pair.name} has no BPE codes, so its input must be tokens in BPE already (bpe)")
+        return self._codes.apply(self._languages()[0].tokenize(line)) if line else ""
+
+    def _languages(self) -> tuple[Moses, Moses]:
+        if self._moses is None:
+            self._moses = Moses(self.pair.source_lang), Moses(self.pair.target_lang)
+        return self._moses
+
+    def _decode(self, sources: Sequence["Encoded"], batch_size: int | None, max_tokens: int | None) -> Iterator[Hypothesis]:
+        options = self.settings
+        requests = [
+            Request(index, source.tokens, self.limit(len(source.tokens)))
+            for index, source in enumerate(sources)
+            if len(source.tokens) > 1
+        ]
+        for rows, group in schedule(requests, batch_size, max_tokens):
+            if options.strategy == "fairseq":
+                yield from self._generator.decode(group, rows, options.max_len_a, options.max_len_b, self.stats)
+            else:
+                drafter, verifier, rule, length = self._roles
+                yield from speculative_decode(drafter, verifier, rule, length, group, rows, self.stats, device=options.device)
+
+    def limit(self, source_length: int) -> int:
+        """The most tokens that the output of so many source tokens, eos included, may have (fairseq's --max-len-a, -b)."""
+        return min(int(self.settings.max_len_a * source_length + self.settings.max_len_b), self.max_target)
+
+    def _finish(self, source: "Encoded", hypothesis: Hypothesis | None, keep_bpe: bool, keep_tokens: bool) -> Translation:
+        if hypothesis is None:
+            return Translation("", shortened=source.shortened)
+        line = self.pair.target.decode(hypothesis.tokens)
+        text = line if keep_bpe else join_subwords(line)
+        return Translation(
+            text if keep_tokens else self._languages()[1].detokenize(text),
+            self.pair.source.decode(source.tokens[:-1]).split(),
+            line.split(),
+            hypothesis.token_scores,
+            hypothesis.steps,
+            hypothesis.cut,
+            source.shortened,
+        )
+
+    def words(self, tokens: Iterable[int]) -> list[str]:
+        """Target tokens as subwords; eos is ``</s>``."""
+        return [self.pair.target.symbols[token] for token in tokens]
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name. Raises ValueError if there is none."""
+    try:
+        torch.zeros(1, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name}: {str(error).splitlines()[0]}") from None
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A source as token numbers with eos; without any if it is to be skipped for its length."""
+
+    tokens: list[int]
+    shortened: bool

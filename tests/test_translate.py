@@ -1,0 +1,368 @@
+"""From text to text: packing, strategies, formats, resuming, bad input. Models are random and tiny; only the plumbing is on trial."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import ROOT, make_drafter, make_verifier, run_python
+
+from specdec_plugins import checkpoint, pack, translate
+from specdec_plugins.model_folder import load_folder
+from specdec_plugins.text import Vocabulary
+from specdec_plugins.translator import SourceTooLong, Translator
+
+
+@pytest.fixture(scope="module")
+def parts(toy_data, tmp_path_factory):
+    """Options that name a random pair by its parts."""
+    folder = tmp_path_factory.mktemp("pair")
+    words = len(Vocabulary(toy_data / "bin" / "dict.xa.txt")) - 4
+    shape = {"words": words, "max_source_positions": 100, "max_target_positions": 100}
+    verifier, args = make_verifier(seed=3, **shape)
+    drafter = make_drafter(seed=4, dtype=torch.float32, **shape)
+    args.source_lang, args.target_lang = "xa", "xb"
+    checkpoint.save({"model": verifier.state_dict(), "args": args, "cfg": None}, folder / "verifier.pt")
+    block = {**vars(args), "arch": "block", "src_embedding_copy": True, "block_size": 5}
+    for name, tensor in verifier.encoder.state_dict().items():  # a drafter that kept the verifier's encoder
+        drafter.encoder.state_dict()[name].copy_(tensor)
+    checkpoint.save({"model": drafter.state_dict(), "args": type(args)(**block), "cfg": None}, folder / "drafter.pt")
+    return {"--verifier": folder / "verifier.pt", "--drafter": folder / "drafter.pt", "--data": toy_data / "bin",
+            "--codes": toy_data / "codes"}  # fmt: skip
+
+
+def flat(parts):
+    return [str(item) for pair in parts.items() for item in pair]
+
+
+@pytest.fixture(scope="module")
+def folder(parts, tmp_path_factory):
+    """The same pair as a model folder."""
+    path = tmp_path_factory.mktemp("folder") / "pair"
+    assert pack.main([*flat(parts), "--output", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def lines(toy_data):
+    """Some source lines, empty ones among them."""
+    text = (toy_data / "raw" / "test.xa").read_text(encoding="utf-8").splitlines()[:9]
+    return ["", *text[:4], "", "   ", *text[4:]]
+
+
+@pytest.fixture
+def source(lines, tmp_path):
+    path = tmp_path / "source.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def run(capfd, *arguments, status=0):
+    """What the command says on stdout and stderr."""
+    assert translate.main([str(argument) for argument in arguments]) == status, capfd.readouterr().err
+    out, err = capfd.readouterr()
+    assert "Traceback" not in err
+    return out, err
+
+
+def test_every_strategy_answers_every_line(folder, parts, source, lines, capfd):
+    quick = ("--max-len-b", 12, "--quiet", "--input", source)
+    expected, _ = run(capfd, "--model", folder, "--strategy", "ar", *quick)
+    assert expected.count("\n") == len(lines)
+    assert [not line for line in expected.split("\n")[:-1]] == [not line.strip() for line in lines]
+    for choice in (["--batch-size", 1], ["--batch-size", 3], ["--max-tokens", 30], ["--buffer-size", 2], ["--block-size", 9]):
+        assert run(capfd, "--model", folder, *choice, *quick)[0] == expected
+    assert run(capfd, *flat(parts), *quick)[0] == expected
+    for batch in (1, 4):
+        assert run(capfd, "--model", folder, "--strategy", "fairseq", "--batch-size", batch, *quick)[0] == expected
+    drafts, _ = run(capfd, "--model", folder, "--strategy", "drafter", *quick)
+    assert drafts.count("\n") == len(lines) and drafts != expected
+
+
+def test_tolerance_changes_the_output_only_within_its_bounds(folder, source, capfd):
+    exact, _ = run(capfd, "--model", folder, "--quiet", "--input", source)
+    assert run(capfd, "--model", folder, "--quiet", "--input", source, "--beta", 4, "--tau", 0)[0] == exact
+    assert run(capfd, "--model", folder, "--quiet", "--input", source, "--beta", 1000)[0] != exact
+
+
+def test_formats_agree(folder, source, lines, capfd):
+    options = ("--model", folder, "--quiet", "--input", source, "--max-len-b", 12)
+    plain = run(capfd, *options)[0].splitlines()
+    records = [json.loads(line) for line in run(capfd, *options, "--format", "json")[0].splitlines()]
+    assert [record["text"] for record in records] == plain
+    assert [record["id"] for record in records] == list(range(len(lines)))
+    for record in records:
+        assert record["iterations"] == len(record["accepted_lengths"])
+        assert sum(record["accepted_lengths"]) == len(record["tokens"]) + bool(record["text"])  # eos included
+        assert bool(record["text"]) == (record["score"] is not None)
+    rows = [line.split("\t") for line in run(capfd, *options, "--format", "fairseq", "--reference", source)[0].splitlines()]
+    assert [row[0] for row in rows] == [f"{kind}-{number}" for number in range(len(lines)) for kind in "STHDP"]
+    assert [row[2] for row in rows if row[0][0] == "D"] == plain
+    assert [row[2].split() for row in rows if row[0][0] == "H"] == [record["tokens"] for record in records]
+    for record, row in zip(records, (row for row in rows if row[0][0] == "H")):
+        assert float(row[1]) == pytest.approx((record["score"] or 0) / 0.6931471805599453)
+
+
+def test_text_in_bpe(folder, toy_data, tmp_path, capfd):
+    raw, bpe = toy_data / "raw" / "test.xa", toy_data / "bpe" / "test.xa"
+    options = ("--model", folder, "--quiet", "--max-len-b", 12)
+    records = [json.loads(line) for line in run(capfd, *options, "--input", raw, "--format", "json")[0].splitlines()]
+    subwords = run(capfd, *options, "--input", bpe, "--bpe")[0].splitlines()
+    assert subwords == [" ".join(record["tokens"]) for record in records]
+    joined = run(capfd, *options, "--input", bpe, "--bpe", "--remove-bpe")[0].splitlines()
+    assert joined == [f"{line} ".replace("@@ ", "").strip() for line in subwords]
+
+
+def test_packing_keeps_the_function_and_stores_what_is_shared_once(folder, parts, tmp_path, source, capfd):
+    pair = load_folder(folder)
+    original = checkpoint.load(parts["--drafter"])["model"]
+    assert all(torch.equal(tensor, original[name]) for name, tensor in pair.drafter["model"].items())
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    assert sizes["drafter.safetensors"] < 0.7 * sizes["verifier.safetensors"]
+    translator = Translator.from_pretrained(folder)
+    assert translator._roles[0].model.encoder is translator._roles[1].model.encoder  # equal, so held and run once
+    half = tmp_path / "half"
+    assert pack.main([*flat(parts), "--output", str(half), "--half"]) == 0
+    assert (half / "verifier.safetensors").stat().st_size < 0.6 * sizes["verifier.safetensors"]
+    capfd.readouterr()
+    exact = run(capfd, "--model", half, "--strategy", "ar", "--quiet", "--input", source)[0]
+    assert run(capfd, "--model", half, "--quiet", "--input", source)[0] == exact
+    assert pack.main([*flat(parts), "--output", str(half)]) == 1
+    assert "exists already" in capfd.readouterr().err
+
+
+def test_standard_input_and_output(folder, lines):
+    text = "\n".join(lines).encode() + b"\n"
+    command = [sys.executable, "-m", "specdec_plugins.translate", "--model", str(folder)]
+    result = subprocess.run(command, input=text, capture_output=True, cwd=ROOT, timeout=120)
+    assert result.returncode == 0 and result.stdout.count(b"\n") == len(lines)
+    assert b"tokens per verifier pass" in result.stderr and b"\r" not in result.stderr  # a summary; no bar in a log
+    unended = subprocess.run([*command, "--quiet"], input=text[:-1], capture_output=True, cwd=ROOT, timeout=120)
+    assert unended.stdout == result.stdout and unended.stderr == b""
+
+
+def test_gzip_and_carriage_returns(folder, lines, tmp_path, source, capfd):
+    expected = run(capfd, "--model", folder, "--quiet", "--input", source)[0]
+    packed = tmp_path / "source.gz"
+    packed.write_bytes(gzip.compress("\r\n".join(lines).encode() + b"\r\n"))
+    assert run(capfd, "--model", folder, "--quiet", "--input", packed)[0] == expected
+
+
+@pytest.mark.parametrize("form", ["text", "fairseq", "json"])
+def test_resume_gives_the_file_of_an_unbroken_run(folder, source, tmp_path, capfd, form):
+    options = ("--model", folder, "--input", source, "--quiet", "--format", form, "--max-len-b", 9)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(capfd, *options, "--output", whole)
+    content = whole.read_bytes()
+    for kept in (0, 1, len(content) // 3, len(content) // 2, len(content) - 1, len(content)):
+        cut.write_bytes(content[:kept])
+        run(capfd, *options, "--output", cut, "--resume")
+        assert cut.read_bytes() == content
+    cut.unlink()
+    run(capfd, *options, "--output", cut, "--resume")
+    assert cut.read_bytes() == content
+    cut.write_bytes(content + content)
+    assert "made from something else" in run(capfd, *options, "--output", cut, "--resume", status=1)[1]
+
+
+@pytest.mark.parametrize("signum, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status):
+    many = tmp_path / "many"
+    many.write_text(source.read_text(encoding="utf-8") * 400, encoding="utf-8")
+    output = tmp_path / "output"
+    options = ["--model", folder, "--input", many, "--output", output, "--buffer-size", "16", "--max-len-b", "15"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specdec_plugins.translate", *map(str, options)], stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (output.exists() and output.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signum)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status, err
+    assert err.count("\n") == 2 and "stopped (lines written: " in err and "--resume goes on" in err
+    done = output.read_bytes().count(b"\n")
+    assert 0 < done < 12 * 400 and f"{done:,}" in err
+    head = many.read_text(encoding="utf-8").splitlines(keepends=True)[: done + 30]
+    many.write_text("".join(head), encoding="utf-8")
+    assert translate.main([*map(str, options), "--resume", "--quiet"]) == 0
+    assert output.read_bytes().count(b"\n") == len(head)
+
+
+def test_a_reader_that_leaves(folder, source):
+    command = f"{sys.executable} -m specdec_plugins.translate --model {folder} --input {source} --buffer-size 1 | head -n 1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert result.stdout == "\n" and result.stderr == ""
+
+
+BAD_LINES = {
+    b"caf\xe9\n": "line 3: not UTF-8 (byte 4 of the line)",
+    b"null\0byte\n": "line 3: holds a NUL byte, so this is no text",
+    b"word " * 100_000 + b"\n": "line 3: over 99 tokens, and the models read at most 99",
+    b"x" * 1_000_001 + b"\n": "line 3: longer than 1,000,000 bytes",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=["latin-1", "nul", "words", "bytes"])
+def test_a_bad_line_ends_the_run_after_the_lines_before_it(folder, lines, line, tmp_path, capfd):
+    path = tmp_path / "bad"
+    path.write_bytes(f"{lines[1]}\n\n".encode() + line + b"more\n")
+    out, err = run(capfd, "--model", folder, "--input", path, status=1)
+    assert out.count("\n") == 2
+    assert err.startswith(f"specdec-translate: error: {path}, {BAD_LINES[line]}") and err.count("\n") == 1
+    assert "(lines written: 2, to stdout)" in err
+
+
+def test_long_sources_can_be_cut_or_skipped(folder, lines, tmp_path, capfd):
+    path = tmp_path / "long"
+    path.write_text(f"{lines[1]}\n{'word ' * 100_000}\n{lines[2]}\n", encoding="utf-8")
+    options = ("--model", folder, "--input", path, "--max-len-b", 9)
+    out, err = run(capfd, *options, "--skip-long")
+    assert out.split("\n")[1] == "" and out.count("\n") == 3 and f"{path}, line 2: too long for the models, skipped" in err
+    out, err = run(capfd, *options, "--truncate-source")
+    assert out.split("\n")[1] and out.count("\n") == 3 and f"{path}, line 2: too long for the models, cut" in err
+    with pytest.raises(SourceTooLong):
+        Translator.from_pretrained(folder).translate(["word " * 200])
+
+
+def test_an_empty_file(folder, tmp_path, capfd):
+    (tmp_path / "empty").touch()
+    out, err = run(capfd, "--model", folder, "--input", tmp_path / "empty", "--output", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == b"" and err == f"specdec-translate: {tmp_path / 'empty'} is empty\n"
+
+
+def test_cut_outputs_are_reported(folder, source, capfd):
+    assert "9 outputs were cut by the length limit" in run(capfd, "--model", folder, "--input", source, "--max-len-b", 1)[1]
+
+
+MISUSE = {
+    "--block-size 0": "--block-size 0 is less than 1",
+    "--beta 0": "--beta 0 is less than 1",
+    "--beta 2 --tau -1": "--tau -1.0 is negative or no number",
+    "--beta 2 --tau nan": "--tau nan is negative or no number",
+    "--tau 1": "--tau has a use only with --beta over 1",
+    "--strategy ar --beta 2 --block-size 3": "--strategy ar has no use for --block-size; --strategy ar has no use for --beta",
+    "--beam 5": "--strategy specdec has no use for --beam",
+    "--strategy ar --trace": "--strategy ar drafts nothing that --trace could show",
+    "--batch-size 0": "--batch-size 0 is less than 1",
+    "--max-len-b 0": "--max-len-a 0.0 and --max-len-b 0 leave no room for an output",
+    "--resume": "--resume needs --output",
+    "--verifier x --drafter x": "--model stands alone, without --verifier, --drafter",
+    "--reference x": "--reference has a use only with --format fairseq",
+    "--input setup.py --output setup.py": "--output setup.py is also an input",
+}
+
+
+@pytest.mark.parametrize("options", MISUSE)
+def test_options_that_cannot_be(folder, options, capfd, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    before = (ROOT / "setup.py").read_bytes()
+    out, err = run(capfd, "--model", folder, *options.split(), status=2)
+    assert err == f"specdec-translate: error: {MISUSE[options]}\n" and not out
+    assert (ROOT / "setup.py").read_bytes() == before
+
+
+def test_files_that_cannot_be(folder, parts, source, tmp_path, capfd):
+    """Each fault in one line that names the file, whatever is wrong with it."""
+
+    def error(*arguments):
+        err = run(capfd, *arguments, "--input", source, status=1)[1]
+        assert err.startswith("specdec-translate: error: ") and err.count("\n") == 1
+        return err
+
+    garbage, short = tmp_path / "garbage.pt", tmp_path / "short.pt"
+    garbage.write_bytes(b"not a checkpoint")
+    short.write_bytes(parts["--verifier"].read_bytes()[:5000])
+    for bad in (garbage, short):
+        assert f"{bad}: " in error(*flat({**parts, "--verifier": bad}))
+        assert f"{bad}: " in error(*flat({**parts, "--drafter": bad}))
+    missing = tmp_path / "missing"
+    assert f"{missing}: no such checkpoint" in error(*flat({**parts, "--verifier": missing}))
+    assert f"{missing}: not a model folder" in error("--model", missing)
+    assert "No such file" in error(*flat({**parts, "--codes": missing}))
+    swapped = {**parts, "--verifier": parts["--drafter"], "--drafter": parts["--verifier"]}
+    assert "the verifier is a block drafter; the drafter is no block drafter" in error(*flat(swapped))
+    one = tmp_path / "one"
+    one.write_text("reference\n")
+    assert f"{one} has only 1 lines" in error("--model", folder, "--format", "fairseq", "--reference", one)
+    err = run(capfd, "--model", folder, "--input", missing, status=1)[1]
+    assert err == f"specdec-translate: error: {missing}: No such file or directory\n"
+    assert f"{missing}/out: No such file or directory" in error("--model", folder, "--output", missing / "out")
+    assert "device tpu9" in error("--model", folder, "--device", "tpu9")
+
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (broken / "drafter.safetensors").write_bytes((folder / "drafter.safetensors").read_bytes()[:-9])
+    assert f"{broken / 'drafter.safetensors'}: not a readable safetensors file" in error("--model", broken)
+    for content in ("[]", "{", '{"format": 1}', '{"format": 9}'):
+        (broken / "model.json").write_text(content)
+        assert str(broken / "model.json") in error("--model", broken)
+    description = json.loads((folder / "model.json").read_text())
+    (broken / "model.json").write_text(json.dumps({**description, "codes": "../codes"}))
+    assert "not the name of a file in the folder" in error("--model", broken)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_full_disk(folder, source, capfd):
+    err = run(capfd, "--model", folder, "--input", source, "--output", "/dev/full", "--quiet", status=1)[1]
+    assert err.startswith("specdec-translate: error: /dev/full: No space left on device") and err.count("\n") == 1
+
+
+def test_dictionaries_that_differ(parts, source, tmp_path, capfd):
+    data = tmp_path / "data"
+    shutil.copytree(parts["--data"], data)
+    text = (data / "dict.xb.txt").read_text(encoding="utf-8")
+    (data / "dict.xb.txt").write_text(text + "another 1\n", encoding="utf-8")
+    err = run(capfd, *flat({**parts, "--data": data}), "--input", source, status=1)[1]
+    assert "the verifier's decoder" in err and "the drafter's decoder" in err and err.count("\n") == 1
+    (data / "dict.xb.txt").write_text("".join(reversed(text.splitlines(keepends=True))), encoding="utf-8")
+    drafter = checkpoint.load(parts["--drafter"])
+    marks = [Vocabulary(parts["--data"] / f"dict.{lang}.txt").fingerprint() for lang in ("xa", "xb")]
+    checkpoint.save({**drafter, "task_state": {"dictionaries": marks}}, tmp_path / "drafter.pt")
+    err = run(capfd, *flat({**parts, "--data": data, "--drafter": tmp_path / "drafter.pt"}), "--input", source, status=1)[1]
+    assert "the drafter was trained with another target dictionary" in err
+
+
+def test_fingerprints_are_the_plugins(toy_data):
+    from fairseq.data import Dictionary
+
+    from specdec_plugins.tasks.translation_lev_modified import fingerprint
+
+    path = toy_data / "bin" / "dict.xa.txt"
+    assert Vocabulary(path).fingerprint() == fingerprint(Dictionary.load(str(path)))
+
+
+def test_translating_loads_no_fairseq(folder):
+    code = f"import sys\nfrom specdec_plugins import Translator\nprint(Translator.from_pretrained('{folder}').translate(['a'])[0].text)"
+    code += "\nprint([name for name in sys.modules if name.startswith('fairseq')])"
+    assert run_python("-c", code).stdout.splitlines()[-1] == "[]"
+
+
+def test_trace_shows_every_draft(folder, source, lines, tmp_path, capfd):
+    _, err = run(capfd, "--model", folder, "--input", source, "--trace", "--quiet", "--max-len-b", 9)
+    assert len(err.splitlines()) > 2 * len(lines)
+    page = tmp_path / "trace.html"
+    run(capfd, "--model", folder, "--input", source, "--trace", page, "--quiet", "--max-len-b", 9)
+    assert page.read_text(encoding="utf-8").rstrip().endswith("</html>")
+
+
+def test_the_python_interface(folder, lines):
+    translator = Translator.from_pretrained(folder, strategy="specdec", block_size=4, max_len_b=12, threads=1)
+    results = translator.translate(lines, batch_size=4)
+    streamed = translator.stream(iter(lines), buffer_size=3, batch_size=2)
+    assert [result.tokens for result in streamed] == [result.tokens for result in results]
+    for line, result in zip(lines, results):
+        assert bool(result.tokens) == bool(line.strip()) and result.iterations == len(result.accepted_lengths)
+        assert len(result.token_scores) == (len(result.tokens) + 1 if result.tokens else 0) and result.score <= 0
+    stats = translator.stats
+    assert stats.sentences == 2 * sum(bool(line.strip()) for line in lines)
+    assert stats.committed == stats.accepted + stats.corrections == 2 * sum(len(result.token_scores) for result in results)
+    with pytest.raises(ValueError, match="no strategy 'magic'; available: specdec, ar, drafter, fairseq"):
+        Translator.from_pretrained(folder, strategy="magic")
