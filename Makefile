@@ -1,10 +1,10 @@
-# make demo: train a toy pair and translate with it.  make test: the tests.  make check: formatting, lint, types.
+# make demo: translate with the pair that ships.  make toy: train a toy pair.  make test: the tests.  make check: lint, types.
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 # Where torch comes from, if not PyPI: make TORCH_INDEX=https://download.pytorch.org/whl/cpu install
 TORCH_INDEX ?=
 
-.PHONY: install demo test check bench-step clean
+.PHONY: install demo toy test check bench-step clean
 
 install: .venv/installed
 
@@ -18,6 +18,9 @@ install: .venv/installed
 	@touch $@
 
 demo: .venv/installed
+	.venv/bin/python -m specdec_plugins.demo
+
+toy: .venv/installed
 	./train.sh toy
 
 test: .venv/installed

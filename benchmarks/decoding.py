@@ -152,7 +152,8 @@ def speed(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
             )  # fmt: skip
             print(
                 f"batch {batch_size:3}  {name:16} {median:7.2f} s {len(lines) / median:8.1f} sentences/s "
-                f"{lengths[name] / median:7.0f} tokens/s {base / median:5.2f} x fairseq {stats.mean_accepted_length:5.2f} tokens/pass",
+                f"{lengths[name] / median:7.0f} tokens/s {base / median:6.2f} x fairseq "
+                f"{stats.mean_accepted_length:6.2f} tokens/pass",
                 flush=True,
             )
     return {"rows": rows, "rounds": options.rounds}

@@ -249,12 +249,12 @@ def read_lines(stream: BinaryIO, name: str, number: int) -> Iterator[str]:
 
 def reference_lines(stream: BinaryIO | None, name: str, done: int) -> Iterator[str | None]:
     """Yield the reference of each line; None for ever where there are none. Raises ValueError if they end too soon."""
-    number = done
-    for number, line in enumerate(read_lines(stream, name, done) if stream else (), done + 1):
-        yield line
-    while not stream:
+    while stream is None:
         yield None
-    raise ValueError(f"{name} has only {number:,} lines")
+    for line in read_lines(stream, name, done):
+        yield line
+        done += 1
+    raise ValueError(f"{name} has only {done:,} lines")
 
 
 def buffers(stream: BinaryIO, name: str, done: int, size: int) -> Iterator[tuple[list[str], ValueError | None]]:

@@ -1,4 +1,4 @@
-"""From text to text: packing, strategies, formats, resuming, bad input. Models are random and tiny; only the plumbing is on trial."""
+"""From text to text: packing, strategies, formats, resuming, bad input. The models are random and tiny."""
 
 import gzip
 import json
@@ -234,7 +234,7 @@ def test_long_sources_can_be_cut_or_skipped(folder, lines, tmp_path, capfd):
 
 def test_an_empty_file(folder, tmp_path, capfd):
     (tmp_path / "empty").touch()
-    out, err = run(capfd, "--model", folder, "--input", tmp_path / "empty", "--output", tmp_path / "out")
+    _, err = run(capfd, "--model", folder, "--input", tmp_path / "empty", "--output", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == b"" and err == f"specdec-translate: {tmp_path / 'empty'} is empty\n"
 
 
@@ -340,8 +340,10 @@ def test_fingerprints_are_the_plugins(toy_data):
 
 
 def test_translating_loads_no_fairseq(folder):
-    code = f"import sys\nfrom specdec_plugins import Translator\nprint(Translator.from_pretrained('{folder}').translate(['a'])[0].text)"
-    code += "\nprint([name for name in sys.modules if name.startswith('fairseq')])"
+    code = f"""import sys
+from specdec_plugins import Translator
+print(Translator.from_pretrained('{folder}').translate(['a'])[0].text)
+print([name for name in sys.modules if name.startswith('fairseq')])"""
     assert run_python("-c", code).stdout.splitlines()[-1] == "[]"
 
 

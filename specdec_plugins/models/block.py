@@ -35,11 +35,19 @@ class BlockDrafterModel(TransformerModel):
             action="store_true",
             help="a mask position's input is an attention-weighted mean of the source embeddings",
         )
+        parser.add_argument(
+            "--freeze-encoder",
+            action="store_true",
+            help="keep the encoder, and the embeddings shared with it, as they are initialised: decoding then runs one for both",
+        )
 
     @classmethod
     def build_model(cls, args, task):
         refuse_unsupported(args)
-        return super().build_model(args, task)
+        model = super().build_model(args, task)
+        if getattr(args, "freeze_encoder", False):
+            model.encoder.requires_grad_(False)
+        return model
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):
@@ -87,8 +95,17 @@ class BlockDrafterModel(TransformerModel):
 class BlockEncoder(TransformerEncoder):
     """fairseq's encoder, which also hands out the source positions that the decoder's copy attention needs."""
 
+    def __init__(self, args, dictionary, embed_tokens, return_fc=False):
+        super().__init__(args, dictionary, embed_tokens, return_fc)
+        self.frozen = getattr(args, "freeze_encoder", False)
+
+    def train(self, mode: bool = True):
+        """A frozen encoder is a fixed function: it drops nothing out, in training either."""
+        return super().train(mode and not self.frozen)
+
     def forward(self, src_tokens, src_lengths=None, return_all_hiddens=False, token_embeddings=None):
-        encoder_out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            encoder_out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         encoder_out["encoder_positions"] = [self.embed_positions(src_tokens)]  # (B, S, D)
         return encoder_out
 
@@ -178,4 +195,5 @@ def block_architecture(args):
     """Transformer base (6 + 6 layers, D = 512), as published; every dimension has its option."""
     args.apply_bert_init = getattr(args, "apply_bert_init", False)
     args.src_embedding_copy = getattr(args, "src_embedding_copy", False)
+    args.freeze_encoder = getattr(args, "freeze_encoder", False)
     base_architecture(args)
