@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROUNDS = 5
-TOLERANT = {"beta": 3, "tau": 1.0}
+BETA, TAU = 3, 1.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
     translators = {
         "ar: one token a pass": Translator(pair, Settings(strategy="ar")),
         "specdec, exact": Translator(pair, Settings(strategy="specdec")),
-        "specdec, beta {beta}, tau {tau}".format(**TOLERANT): Translator(pair, Settings(strategy="specdec", **TOLERANT)),
+        f"specdec, beta {BETA}, tau {TAU}": Translator(pair, Settings(strategy="specdec", beta=BETA, tau=TAU)),
     }
     seconds: dict[str, list[float]] = {name: [] for name in translators}
     results = {}
@@ -45,20 +45,22 @@ def run(options: argparse.Namespace) -> None:
             seconds[name].append(sum(translator.stats.seconds.values()) - translator.stats.seconds["text"] - before)
 
     plain, exact, tolerant = results.values()
-    for line, one, other, loose in zip(lines, plain, exact, tolerant):
-        print(f"source    {line}\nar        {one.text}  ({one.iterations} passes)")
-        print(f"exact     {'the same' if other.tokens == one.tokens else other.text}  ({other.iterations} passes)")
-        print(f"tolerant  {'the same' if loose.tokens == one.tokens else loose.text}  ({loose.iterations} passes)\n")
-    print(
-        f"{len(lines)} sentences, batch size {options.batch_size}, median of {ROUNDS} rounds after a warm-up, without text processing:\n"
-    )
+    for number, line in enumerate(lines):
+        expected = plain[number]
+        print(f"source    {line}")
+        print(f"ar        {expected.text}  ({expected.iterations} passes)")
+        for name, found in (("exact", exact[number]), ("tolerant", tolerant[number])):
+            text = "the same" if found.tokens == expected.tokens else found.text
+            print(f"{name:9} {text}  ({found.iterations} passes)")
+        print()
+    print(f"{len(lines)} sentences, batch size {options.batch_size}, without text processing; median of {ROUNDS} rounds:\n")
     base = statistics.median(next(iter(seconds.values()))[1:])
     for name, times in seconds.items():
         median, stats = statistics.median(times[1:]), translators[name].stats
         same = sum(found.tokens == expected.tokens for found, expected in zip(results[name], plain))
         print(
-            f"  {name:30} {median * 1000:6.0f} ms {base / median:5.2f} x {stats.mean_accepted_length:6.2f} tokens a verifier pass, "
-            f"{same} of {len(lines)} identical to ar"
+            f"  {name:24} {median * 1000:6.0f} ms {base / median:6.2f} x {stats.mean_accepted_length:6.2f} tokens a verifier pass"
+            f"  {same} of {len(lines)} as ar"
         )
 
 
