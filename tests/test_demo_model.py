@@ -1,0 +1,49 @@
+"""The pair that ships: real models in float32 say the same by every exact strategy, and the README's example runs."""
+
+import re
+
+import pytest
+from conftest import ROOT
+
+from specdec_plugins import demo
+from specdec_plugins.model_folder import load_folder
+from specdec_plugins.settings import Settings
+from specdec_plugins.translator import Translator
+
+FOLDER = ROOT / "data" / "demo.en-de"
+CORPUS = ROOT.parent / "shared" / "corpora" / "multi30k" / "test2016.en"
+
+
+@pytest.fixture(scope="module")
+def translators():
+    pair = load_folder(FOLDER)
+    return {strategy: Translator(pair, Settings(strategy=strategy)) for strategy in ("fairseq", "ar", "specdec")}
+
+
+def test_real_models_agree(translators):
+    if not CORPUS.exists():
+        pytest.skip(f"{CORPUS} is not here")
+    lines = CORPUS.read_text(encoding="utf-8").splitlines()[:120]
+    expected = [result.tokens for result in translators["fairseq"].translate(lines, batch_size=1)]
+    for strategy in ("ar", "specdec"):
+        for batch_size in (1, 16):
+            found = translators[strategy].translate(lines, batch_size=batch_size)
+            assert [result.tokens for result in found] == expected
+    assert translators["specdec"].stats.mean_accepted_length > 2  # the drafter is of use
+
+
+def test_demo_shows_translations_and_compares(capsys):
+    assert demo.main([]) == 0
+    out = capsys.readouterr().out
+    lines = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
+    assert all(f"source    {line}" in out for line in lines)
+    assert out.count("exact     the same") == len(lines)
+    assert re.search(rf"specdec, exact .*{len(lines)} of {len(lines)} as ar", out)
+
+
+def test_the_readmes_example(monkeypatch, capsys):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code, expected = re.search(r"```python\n(.*?)```\s+```text\n(.*?)```", readme, re.DOTALL).groups()
+    monkeypatch.chdir(ROOT)
+    exec(code, {})
+    assert capsys.readouterr().out == expected

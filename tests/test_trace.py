@@ -1,0 +1,71 @@
+"""The trace tells what happened, in a terminal, a log or a page, and trusts no text."""
+
+import io
+from html.parser import HTMLParser
+
+from specdec_plugins.trace import HtmlTrace, TracedSentence, TracedStep, legend, terminal
+
+SENTENCE = TracedSentence(
+    "a <b>dog</b> & 'cat'",
+    "ein Hund",
+    [TracedStep(["ein"], ["Kat@@", "ze"], "Hund"), TracedStep(["</s>"], [], None)],
+)
+EMPTY = TracedSentence("", "", [])
+
+
+def page(*sentences):
+    stream = io.StringIO()
+    trace = HtmlTrace(stream, "a <title>")
+    for sentence in sentences:
+        trace.write(sentence)
+    trace.close()
+    return stream.getvalue()
+
+
+class Reader(HTMLParser):
+    """Collects the texts of a page by class, and sees that every element is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.texts, self.links = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "!doctype"):
+            self.open.append((tag, dict(attrs).get("class")))
+        self.links += [value for name, value in attrs if name in ("href", "src")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if self.open and data.strip():
+            self.texts.append((self.open[-1][1], data))
+
+
+def test_figures_count_what_was_committed():
+    assert SENTENCE.committed == 3
+    assert SENTENCE.figures == "3 tokens in 2 passes: 1.50 tokens a pass"
+    assert EMPTY.figures == "nothing to translate"
+
+
+def test_without_colour_the_marks_tell():
+    lines = terminal(SENTENCE, colour=False).splitlines()
+    assert lines[3].split() == ["1", "ein", "[Hund]", "~Kat@@~", "~ze~"] and lines[4].split() == ["2", "</s>"]
+    assert "\033" not in legend(False) + "\n".join(lines)
+
+
+def test_colours_are_ended_and_text_cannot_bring_its_own():
+    text = terminal(TracedSentence("\033[31ms", "\033[31mo", [TracedStep(["\033[31mred"], [], "x")]), colour=True)
+    assert text.count("\033[0m") == 2 and text.count("\033") == 4
+    assert "\033[31m" not in text
+
+
+def test_page_is_well_formed_escaped_and_needs_nothing_else():
+    content = page(SENTENCE, EMPTY, SENTENCE)
+    reader = Reader()
+    reader.feed(content)
+    assert not reader.open and not reader.links and "http" not in content and "<script" not in content
+    tokens = [(kind, text) for kind, text in reader.texts if kind and kind.startswith("t ")][3:]  # after the legend
+    assert tokens == 2 * [("t yes", "ein"), ("t own", "Hund"), ("t no", "Kat@@"), ("t no", "ze"), ("t yes", "</s>")]
+    assert [text for kind, text in reader.texts if kind == "source"] == 2 * ["a <b>dog</b> & 'cat'"]
+    assert "<b>" not in content and "<title>a &lt;title&gt;</title>" in content
