@@ -95,9 +95,9 @@ ol {{ margin: .6rem 0 0; padding-left: 2rem; }} li {{ margin: .25rem 0; }} li::m
 </head>
 <body>
 <h1>{title}</h1>
-<p>Each numbered row is one pass of the verifier over a draft. It keeps the drafted tokens that it agrees with, up to the first that
-it does not, and goes on with a token of its own: so a pass yields at least one token, and plain decoding, which yields exactly one,
-would need as many rows as there are tokens.</p>
+<p>Each numbered row is one pass of the verifier over a draft. It keeps the drafted tokens that it agrees with, up to the first
+that it does not, and goes on with a token of its own: so a pass yields at least one token, and plain decoding, which yields
+exactly one, would need as many rows as there are tokens.</p>
 <p><span class="t yes">drafted, accepted</span> <span class="t own">the verifier’s own</span>
 <span class="t no">drafted, refused</span></p>
 """

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Optional
 
 import torch
 from fairseq.dataclass import ChoiceEnum
@@ -13,8 +14,10 @@ from fairseq.tasks.translation_lev import NOISE_CHOICES, TranslationLevenshteinC
 from specdec_plugins.criterions import glat_loss  # noqa: F401
 from specdec_plugins.masking import fixed_starts, lengths, mask_blocks, random_starts
 from specdec_plugins.models.block import BlockDrafterModel
+from specdec_plugins.tasks.generator import SpeculativeGenerator
 
 BLOCK_MASK = "block_mask"
+PUBLISHED_BLOCK_SIZE = 25
 
 
 @dataclass
@@ -22,10 +25,19 @@ class BlockTranslationConfig(TranslationLevenshteinConfig):
     noise: ChoiceEnum([*(choice.value for choice in NOISE_CHOICES), BLOCK_MASK]) = field(  # type: ignore[valid-type]
         default=BLOCK_MASK, metadata={"help": "type of noise"}
     )
-    block_size: int = field(default=25, metadata={"help": "mask positions in a block, K"})
+    # fairseq's parser reads Optional[int], not int | None.
+    block_size: Optional[int] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": "mask positions in a block, K (default: 25 in training, in generation what the drafter had)"},
+    )
     start_p: float = field(default=0.5, metadata={"help": "glancing ratio at the first update"})
     minus_p: float = field(default=0.2, metadata={"help": "how far the glancing ratio falls over --total-up updates"})
     total_up: int = field(default=300000, metadata={"help": "updates over which the glancing ratio falls linearly"})
+    drafter_path: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "generation: the block drafter of --path; decoding is then speculative"}
+    )
+    beta: int = field(default=1, metadata={"help": "generation: accept a token among the verifier's N best; 1 is exact"})
+    tau: float = field(default=float("inf"), metadata={"help": "generation: and within so many nats of its best"})
 
 
 @register_task("translation_lev_modified", dataclass=BlockTranslationConfig)
@@ -39,6 +51,8 @@ class BlockTranslationTask(TranslationLevenshteinTask):
 
     def __init__(self, cfg, src_dict, tgt_dict):
         super().__init__(cfg, src_dict, tgt_dict)
+        if cfg.block_size is None and not cfg.drafter_path:
+            cfg.block_size = PUBLISHED_BLOCK_SIZE  # here, so that the checkpoint tells
         check_options(cfg)
         self.state.merge_state_dict({"dictionaries": [fingerprint(src_dict), fingerprint(tgt_dict)]})
 
@@ -64,6 +78,11 @@ class BlockTranslationTask(TranslationLevenshteinTask):
     def build_generator(self, models, args, **kwargs):
         if any(isinstance(model, BlockDrafterModel) for model in models):
             raise ValueError("--path names a block drafter, which does not translate by itself; give its verifier")
+        if self.cfg.drafter_path:
+            dictionaries = self.source_dictionary, self.target_dictionary
+            return SpeculativeGenerator(
+                models, dictionaries, self.cfg.drafter_path, self.cfg.block_size, self.cfg.beta, self.cfg.tau, args
+            )
         return self.base.build_generator(self, models, args, **kwargs)
 
     def load_state_dict(self, state_dict):
@@ -94,6 +113,7 @@ class BlockTranslationTask(TranslationLevenshteinTask):
 
     def mask(self, sample, starts):
         """The batch's MaskedBlock with the given prefix lengths; the mask symbol is <unk>, as published."""
+        assert self.cfg.block_size is not None, "set when the task was made for training"
         return mask_blocks(sample["target"], starts, self.cfg.block_size, self.tgt_dict.pad(), self.tgt_dict.unk())
 
 
@@ -105,7 +125,7 @@ def fingerprint(dictionary) -> str:
 def check_options(cfg: BlockTranslationConfig) -> None:
     """Raise ValueError that names every option out of its range."""
     faults = []
-    if cfg.block_size < 1:
+    if cfg.block_size is not None and cfg.block_size < 1:
         faults.append(f"--block-size {cfg.block_size} is less than 1")
     if cfg.total_up < 1:
         faults.append(f"--total-up {cfg.total_up} is less than 1")

@@ -1,0 +1,102 @@
+"""The engine in fairseq's terms: what its generate and interactive decode with when ``--drafter-path`` is given."""
+
+import atexit
+import logging
+from typing import Any
+
+import torch
+
+from specdec_plugins import checkpoint
+from specdec_plugins.checkpoint import CheckpointError, engine_model
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.acceptance import TopBetaTau
+from specdec_plugins.decoding.control import FixedLength
+from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.transformer import load_pair
+from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Symbols
+from specdec_plugins.decoding.verifier import TransformerVerifier
+
+logger = logging.getLogger(__name__)
+
+# fairseq's options that speculative decoding has no place for, with the values that do no harm. fairseq's default beam is 5,
+# and nobody can tell it from one that was asked for; the log says that it is not used.
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "beam": (1, 5), "nbest": (1,), "min_len": (1,), "match_source_len": (False,), "unkpen": (0,), "score_reference": (False,),
+    "prefix_size": (0,), "no_repeat_ngram_size": (0,), "sampling": (False,), "constraints": (None,), "temperature": (1.0,),
+    "diverse_beam_groups": (-1,), "diversity_rate": (-1.0,), "print_alignment": (None,), "lm_path": (None,),
+}  # fmt: skip
+
+
+class SpeculativeGenerator:
+    """Stands where fairseq's `SequenceGenerator` does, for one verifier and its drafter; greedy, exact with ``beta=1``."""
+
+    def __init__(self, models, dictionaries, drafter_path: str, block_size: int | None, beta: int, tau: float, options):
+        """``models``: fairseq's, one; ``options``: its generation options. Raises ValueError with all that cannot be."""
+        faults = [
+            f"--{name.replace('_', '-')} {getattr(options, name)}"
+            for name, values in HARMLESS.items()
+            if getattr(options, name, values[0]) not in values
+        ]
+        if len(models) != 1:
+            faults.append(f"an ensemble of {len(models)} models")
+        if faults:
+            raise ValueError("--drafter-path does not go with " + ", ".join(faults))
+        if getattr(options, "beam", 1) != 1:
+            logger.info("speculative decoding is greedy: --beam %d is not used", options.beam)
+        self.symbols = Symbols(dictionaries[1].pad(), dictionaries[1].eos(), dictionaries[1].unk())
+        self.eos = self.symbols.eos  # fairseq strips it from what it prints
+        self.options, self.max_positions = options, models[0].max_decoder_positions()
+        drafter = load_drafter(drafter_path, dictionaries)
+        weight = next(models[0].parameters())
+        self.device = weight.device
+        verifier = engine_model({"model": models[0].state_dict(), "args": models[0].args}, "--path")
+        verifying, drafting = load_pair(verifier, engine_model(drafter, drafter_path), weight.device, weight.dtype)
+        block_size = block_size or int(checkpoint.task_settings(drafter).get("block_size") or 25)
+        self.roles = (
+            drafters.build("block_nat", drafting),
+            TransformerVerifier(verifying),
+            TopBetaTau(beta, tau),
+            FixedLength(block_size),
+        )
+        self.stats = DecodeStats()
+        atexit.register(self.log_stats)  # fairseq tells no one when it is done
+
+    def generate(self, models, sample, prefix_tokens=None, constraints=None, **unused) -> list[list[dict[str, Any]]]:
+        """fairseq's hypotheses, one a sentence, in the order of the sample's ``src_tokens`` (B, S), padded on either side."""
+        tokens = sample["net_input"]["src_tokens"]
+        # fairseq's limit, with the padded length of the batch: otherwise outputs that it cuts would differ.
+        limit = int(self.options.max_len_a * tokens.size(1) + self.options.max_len_b)
+        limit = min(limit, self.max_positions - 1)
+        sources = [[token for token in row if token != self.symbols.pad] for row in tokens.tolist()]
+        requests = [Request(index, source, limit) for index, source in enumerate(sources)]
+        found = list(speculative_decode(*self.roles, requests, len(requests), self.stats, self.symbols, self.device))
+        return [[self.hypothesis(hypothesis)] for hypothesis in sorted(found, key=lambda hypothesis: hypothesis.index)]
+
+    def hypothesis(self, found: Hypothesis) -> dict[str, Any]:
+        scores = torch.tensor(found.token_scores)
+        length = 1.0 if self.options.unnormalized else len(scores) ** self.options.lenpen
+        return {
+            "tokens": torch.tensor([*found.tokens, self.symbols.eos]), "score": scores.sum() / length,
+            "positional_scores": scores, "attention": None, "alignment": torch.empty(0), "steps": len(found.steps),
+        }  # fmt: skip
+
+    def log_stats(self) -> None:
+        if self.stats.iterations:
+            logger.info(
+                "speculative decoding: %.2f tokens per verifier pass (1.0 is plain autoregressive decoding), "
+                "%.0f%% of the drafted tokens accepted, %d outputs cut by the length limit",
+                self.stats.mean_accepted_length, 100 * self.stats.acceptance_rate, self.stats.cut,
+            )  # fmt: skip
+
+
+def load_drafter(path: str, dictionaries) -> checkpoint.Checkpoint:
+    """The drafter's checkpoint, if it was made for these dictionaries."""
+    from specdec_plugins.tasks.translation_lev_modified import fingerprint
+
+    drafter = checkpoint.load(path)
+    marks = (drafter.get("task_state") or {}).get("dictionaries") or [None, None]
+    for side, half, dictionary, mark in zip(("source", "target"), ("encoder", "decoder"), dictionaries, marks):
+        embedding = drafter["model"].get(f"{half}.embed_tokens.weight")
+        if mark not in (None, fingerprint(dictionary)) or (embedding is not None and embedding.size(0) != len(dictionary)):
+            raise CheckpointError(f"--drafter-path {path}: it was trained with another {side} dictionary than the verifier's")
+    return drafter

@@ -1,0 +1,99 @@
+"""``fairseq-generate`` and ``-interactive`` with --drafter-path: the usual lines, and the verifier's own."""
+
+import re
+
+import pytest
+from conftest import ROOT, run_python
+from test_training import PUBLISHED, train
+
+from specdec_plugins import checkpoint
+
+
+@pytest.fixture(scope="module")
+def pair(toy_data, tmp_path_factory):
+    """A verifier that knows a little, by stock fairseq, and a drafter that knows next to nothing."""
+    folder = tmp_path_factory.mktemp("pair")
+    stock = ["--task", "translation", "--arch", "transformer", "--share-all-embeddings", "--criterion", "cross_entropy",
+             "--optimizer", "adam", "--lr", "0.01"]  # fmt: skip
+    train(toy_data, folder / "verifier", recipe=stock, updates=60)
+    train(toy_data, folder / "drafter", updates=2)
+    return folder / "verifier" / "checkpoint_last.pt", folder / "drafter" / "checkpoint_last.pt"
+
+
+def generate(toy_data, verifier, *options, check=True, **environment):
+    return run_python(
+        "-m", "fairseq_cli.generate", toy_data / "bin", "--user-dir", ROOT / "specdec_plugins", "--cpu",
+        "--task", "translation_lev_modified", "--path", verifier, "--batch-size", 7, "--max-len-a", 1.1, "--max-len-b", 3, *options,
+        check=check, **environment,
+    )  # fmt: skip
+
+
+def lines(result, kinds="STHDP"):
+    """The output lines by name, scores rounded: passes of other shapes round otherwise."""
+    found = dict(re.findall(rf"^([{kinds}]-\d+)\t(.*)$", result.stdout, re.MULTILINE))
+    return {name: re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.3f}", line) for name, line in found.items()}
+
+
+def test_generate_says_what_beam_1_says(toy_data, pair):
+    verifier, drafter = pair
+    stock = generate(toy_data, verifier, "--beam", 1, "--remove-bpe")
+    fast = generate(toy_data, verifier, "--drafter-path", drafter, "--block-size", 4, "--remove-bpe")
+    assert len(lines(stock)) == 5 * 20
+    texts, scores = ({name: line.split("\t")[-1] for name, line in lines(result, "STHD").items()} for result in (stock, fast)), {}
+    first, second = texts
+    assert first == second
+    for result in (stock, fast):
+        for name, line in lines(result, "HP").items():
+            numbers = [float(number) for number in line.split("\t")[0].split()]
+            assert scores.setdefault(name, numbers) == pytest.approx(numbers, abs=2e-3)
+    bleu = [re.search(r"BLEU4 = \S+", result.stdout)[0] for result in (stock, fast)]
+    assert bleu[0] == bleu[1]
+    assert re.search(r"speculative decoding: 1\.\d+ tokens per verifier pass", fast.stdout)
+    assert "--beam 5 is not used" in fast.stdout
+
+
+def test_interactive(toy_data, pair, tmp_path):
+    verifier, drafter = pair
+    source = toy_data / "bpe" / "test.xa"
+    outputs = [
+        run_python(
+            "-m", "fairseq_cli.interactive", toy_data / "bin", "-s", "xa", "-t", "xb", "--user-dir", ROOT / "specdec_plugins",
+            "--cpu", "--task", "translation_lev_modified", "--path", verifier, "--input", source, "--buffer-size", 20,
+            "--batch-size", 8, "--beam", 1, "--max-len-b", 20, *options,
+        )  # fmt: skip
+        for options in ([], ["--drafter-path", drafter, "--beta", 1])
+    ]
+    first, second = ({name: line.split("\t")[-1] for name, line in lines(output, "H").items()} for output in outputs)
+    assert len(first) == 20 and first == second
+
+
+def test_tolerance_reaches_the_rule(toy_data, pair):
+    verifier, drafter = pair
+    exact = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1)
+    loose = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1, "--beta", 100)
+    strict = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1, "--beta", 100, "--tau", 0)
+    assert lines(strict, "H") == lines(exact, "H") != lines(loose, "H")
+
+
+REFUSED = {
+    ("--nbest", 2, "--sampling", "--beam", 2, "--unkpen", 1): ["--beam 2", "--nbest 2", "--unkpen 1", "--sampling True"],
+    ("--prefix-size", 1, "--temperature", 0.5, "--min-len", 3): ["--min-len 3", "--prefix-size 1", "--temperature 0.5"],
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_options_without_a_place_are_named_together(toy_data, pair, options):
+    verifier, drafter = pair
+    result = generate(toy_data, verifier, "--drafter-path", drafter, *options, check=False)
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode and "--drafter-path does not go with" in last and all(option in last for option in REFUSED[options])
+
+
+def test_drafters_that_cannot_be(toy_data, pair, tmp_path):
+    verifier, drafter = pair
+    state = checkpoint.load(drafter)
+    foreign, missing = tmp_path / "foreign.pt", tmp_path / "missing.pt"
+    checkpoint.save({**state, "task_state": {"dictionaries": ["other", "other"]}}, foreign)
+    for path, message in ((foreign, "trained with another source dictionary"), (missing, "no such checkpoint")):
+        result = generate(toy_data, verifier, "--drafter-path", path, check=False)
+        assert result.returncode and message in result.stderr.strip().splitlines()[-1]
