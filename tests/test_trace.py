@@ -1,6 +1,7 @@
 """The trace tells what happened, in a terminal, a log or a page, and trusts no text."""
 
 import io
+import itertools
 from html.parser import HTMLParser
 
 from specdec_plugins.trace import HtmlTrace, TracedSentence, TracedStep, legend, terminal
@@ -43,8 +44,9 @@ class Reader(HTMLParser):
 
 
 def test_figures_count_what_was_committed():
-    assert SENTENCE.committed == 3
-    assert SENTENCE.figures == "3 tokens in 2 passes: 1.50 tokens a pass"
+    assert (SENTENCE.committed, SENTENCE.passes) == (3, 2) and (EMPTY.committed, EMPTY.passes) == (0, 0)
+    assert SENTENCE.figures == "3 tokens in 2 passes, mean accepted length 1.50"
+    assert TracedSentence("a", "", [TracedStep([], ["x"], "</s>")]).figures == "1 token in 1 pass, mean accepted length 1.00"
     assert EMPTY.figures == "nothing to translate"
 
 
@@ -58,6 +60,33 @@ def test_colours_are_ended_and_text_cannot_bring_its_own():
     text = terminal(TracedSentence("\033[31ms", "\033[31mo", [TracedStep(["\033[31mred"], [], "x")]), colour=True)
     assert text.count("\033[0m") == 2 and text.count("\033") == 4
     assert "\033[31m" not in text
+
+
+def test_only_what_steers_is_replaced():
+    kept = "می\u200cروم l\u00a0an 日本\u3000"
+    assert kept in terminal(TracedSentence(kept, "", []), colour=False)
+    hostile = TracedSentence("a\u202eb\x9bc\u2028d\ne", "", [])
+    for text in (terminal(hostile, colour=True), page(hostile)):
+        assert "a\ufffdb\ufffdc\ufffdd\ufffde" in text
+
+
+def test_an_empty_sentence_and_an_empty_page():
+    assert terminal(EMPTY, colour=False).split() == ["source", "output", "nothing", "to", "translate"]
+    assert "<ol>" not in page(EMPTY) and "1 sentence: 0 tokens in 0 passes" in page(EMPTY)
+    assert "0 sentences: 0 tokens" in page()
+
+
+def test_the_page_is_written_sentence_by_sentence_and_sums_up():
+    stream = io.StringIO()
+    trace = HtmlTrace(stream, "t")
+    lengths = [stream.tell()]
+    for _ in range(3):
+        trace.write(SENTENCE)
+        lengths.append(stream.tell())
+    grown = {later - earlier for earlier, later in itertools.pairwise(lengths)}
+    assert len(grown) == 1 and grown.pop() > 0  # each is in the stream at once, and none is kept
+    trace.close()
+    assert "3 sentences: 9 tokens in 6 passes, mean accepted length 1.50" in stream.getvalue()
 
 
 def test_page_is_well_formed_escaped_and_needs_nothing_else():

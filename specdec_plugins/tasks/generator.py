@@ -1,10 +1,12 @@
 """The engine in fairseq's terms: what its generate and interactive decode with when ``--drafter-path`` is given."""
 
+import argparse
 import atexit
 import logging
 from typing import Any
 
 import torch
+from fairseq.models.bart import BARTModel
 
 from specdec_plugins import checkpoint
 from specdec_plugins.checkpoint import CheckpointError, engine_model
@@ -15,6 +17,7 @@ from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.transformer import load_pair
 from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Symbols
 from specdec_plugins.decoding.verifier import TransformerVerifier
+from specdec_plugins.model_folder import MODEL_SETTINGS
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ class SpeculativeGenerator:
         drafter = load_drafter(drafter_path, dictionaries)
         weight = next(models[0].parameters())
         self.device = weight.device
-        verifier = engine_model({"model": models[0].state_dict(), "args": models[0].args}, "--path")
+        verifier = engine_model({"model": models[0].state_dict(), "args": settings(models[0])}, "--path")
         verifying, drafting = load_pair(verifier, engine_model(drafter, drafter_path), weight.device, weight.dtype)
         block_size = block_size or int(checkpoint.task_settings(drafter).get("block_size") or 25)
         self.roles = (
@@ -87,6 +90,12 @@ class SpeculativeGenerator:
                 "%.0f%% of the drafted tokens accepted, %d outputs cut by the length limit",
                 self.stats.mean_accepted_length, 100 * self.stats.acceptance_rate, self.stats.cut,
             )  # fmt: skip
+
+
+def settings(model) -> argparse.Namespace:
+    """A loaded model's settings, flat: fairseq keeps them in a nested dataclass that answers to the flat names, too."""
+    flat = {name: getattr(model.cfg, name, None) for name in MODEL_SETTINGS}
+    return argparse.Namespace(**{**flat, "arch": "bart" if isinstance(model, BARTModel) else "transformer"})
 
 
 def load_drafter(path: str, dictionaries) -> checkpoint.Checkpoint:
