@@ -1,35 +1,103 @@
-"""The oracle: greedy decoding of one sentence by fairseq's own model, with no cache, no batch and nothing clever."""
+"""The oracle: decoding of one sentence by fairseq's own model, with no cache, no batch and nothing clever."""
 
 import math
 
 import torch
 
+PAD, EOS, MASK = 1, 2, 3
+
 
 @torch.no_grad()
-def greedy(model, source: list[int], limit: int, tilt=None, pad: int = 1, eos: int = 2) -> list[int]:
-    """The tokens, without eos, that a verifier says when it always takes its best one.
+def encode(model, source: list[int]):
+    return model.encoder(torch.tensor([source]), src_lengths=torch.tensor([len(source)]))
 
-    fairseq's conventions: never pad, no empty output, eos after ``limit`` tokens whatever the model would say.
+
+@torch.no_grad()
+def following(model, encoder_out, output: list[int], tilt=None, pad: int = PAD, eos: int = EOS) -> torch.Tensor:
+    """(V,) logits of the token after ``output``, under fairseq's conventions: never pad, no empty output.
+
     ``tilt`` (positions, V) is added to the logits.
     """
+    logits = model.decoder(torch.tensor([[eos, *output]]), encoder_out=encoder_out)[0][0, -1]
+    if tilt is not None:
+        logits += tilt[len(output)]
+    logits[pad] = -math.inf
+    if not output:
+        logits[eos] = -math.inf
+    return logits
+
+
+def greedy(model, source: list[int], limit: int, tilt=None, pad: int = PAD, eos: int = EOS) -> list[int]:
+    """The tokens, without eos, that a verifier says when it always takes its best one: ``limit`` of them at most."""
     output: list[int] = []
-    encoder_out = model.encoder(torch.tensor([source]), src_lengths=torch.tensor([len(source)]))
+    encoder_out = encode(model, source)
     while len(output) < limit:
-        logits = model.decoder(torch.tensor([[eos, *output]]), encoder_out=encoder_out)[0][0, -1]
-        if tilt is not None:
-            logits += tilt[len(output)]
-        logits[pad] = -math.inf
-        if not output:
-            logits[eos] = -math.inf
-        best = int(logits.argmax())
+        best = int(following(model, encoder_out, output, tilt, pad, eos).argmax())
         if best == eos:
             break
         output.append(best)
     return output
 
 
+def tolerant(model, source: list[int], limit: int, plan: list[int], block: int, beta: int, tau: float, tilt=None):
+    """Decoding by turns, where a drafted token passes if it is one of the ``beta`` best and within ``tau`` of the best.
+
+    The draft after n tokens is ``plan[n : n + block]``, whatever those n tokens are. Returns the output without eos; of each
+    turn the offered draft, how many of its tokens passed and the token after them (None if the draft's eos passed); and
+    whether the output was cut, that is, would have gone on at the limit.
+    """
+    output: list[int] = []
+    turns = []
+    encoder_out = encode(model, source)
+    cut = False
+    while EOS not in output:
+        draft = plan[len(output) : min(len(output) + block, limit)]
+        draft = draft[: draft.index(EOS) + 1] if EOS in draft else draft
+        passed, correction = 0, None
+        for token in [*draft, None]:
+            scores = following(model, encoder_out, output, tilt).tolist()
+            ranked = sorted(range(len(scores)), key=lambda number: (-scores[number], number))
+            if len(output) == limit:
+                cut = ranked[0] != EOS
+                ranked = [EOS]
+            if token not in ranked[:beta] or scores[ranked[0]] - scores[token] > tau or scores[token] == -math.inf:
+                correction = ranked[0]
+                output.append(correction)
+                break
+            passed += 1
+            output.append(token)
+            if token == EOS:
+                break
+        turns.append((draft, passed, correction))
+    return output[:-1], turns, cut
+
+
 @torch.no_grad()
-def drafted(model, source: list[int], prefix: list[int], num_tokens: int, mask: int = 3) -> torch.Tensor:
+def log_probabilities(model, source: list[int], output: list[int], tilt=None) -> torch.Tensor:
+    """(n + 1, V) the verifier's log-probabilities at each of the n tokens of an output and after them."""
+    logits = model.decoder(torch.tensor([[EOS, *output]]), encoder_out=encode(model, source))[0][0]
+    return (logits if tilt is None else logits + tilt[: len(output) + 1]).log_softmax(-1)
+
+
+@torch.no_grad()
+def drafted(model, source: list[int], prefix: list[int], num_tokens: int, mask: int = MASK) -> torch.Tensor:
     """(K, V) logits of the plugin's block drafter at the mask symbols after a prefix."""
     tokens = torch.tensor([prefix + [mask] * num_tokens])
     return model(torch.tensor([source]), torch.tensor([len(source)]), tokens)[0, len(prefix) :]
+
+
+def draft_alone(model, source: list[int], limit: int, block: int, tilt=None) -> list[int]:
+    """The tokens, without eos, that a block drafter says with nobody to check it: block after block, up to eos or the limit."""
+    output: list[int] = []
+    while len(output) < limit:
+        logits = drafted(model, source, output, block)
+        if tilt is not None:
+            logits += tilt[len(output) : len(output) + block]
+        logits[:, PAD] = -math.inf
+        if not output:
+            logits[0, EOS] = -math.inf
+        output += logits.argmax(-1).tolist()
+        if EOS in output:
+            output = output[: output.index(EOS)]
+            break
+    return output[:limit]

@@ -5,16 +5,17 @@ import random
 
 import pytest
 import torch
-from conftest import make_drafter, make_verifier
-from reference import drafted, greedy
+from conftest import make_drafter, make_verifier, model_settings
+from reference import draft_alone, greedy, log_probabilities, tolerant
 
 from specdec_plugins import checkpoint
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all
 from specdec_plugins.decoding.control import FixedLength
+from specdec_plugins.decoding.drafters.block_nat import BlockDrafter
 from specdec_plugins.decoding.loop import compacted, speculative_decode
 from specdec_plugins.decoding.transformer import load_pair
-from specdec_plugins.decoding.values import DecodeStats, Draft, Prefix, Request, Source, Symbols
+from specdec_plugins.decoding.values import DecodeStats, Draft, Prefix, Request, Symbols
 from specdec_plugins.decoding.verifier import TransformerVerifier, Unverified
 
 WORDS, EOS = 20, 2
@@ -49,9 +50,21 @@ class Tilted:
         return logits + self.tilt[prefix.lengths[:, None] + torch.arange(logits.size(1))]
 
 
-def make_tilt(seed, eos_bias):
-    """(64, V) what to add at each target position; ``eos_bias`` decides how soon sentences end."""
-    tilt = 2 * torch.randn(64, WORDS + 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+class TiltedDrafter(BlockDrafter):
+    """A block drafter that knows of the tilt, and so often drafts what the verifier says."""
+
+    def __init__(self, model, tilt):
+        super().__init__(model)
+        self.tilt = tilt
+
+    def logits(self, state, prefix, num_tokens):
+        positions = prefix.lengths[:, None] + torch.arange(num_tokens)
+        return super().logits(state, prefix, num_tokens) + self.tilt[positions]
+
+
+def make_tilt(seed, eos_bias, positions=64):
+    """(positions, V) what to add at each target position; ``eos_bias`` decides how soon sentences end."""
+    tilt = 2 * torch.randn(positions, WORDS + 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     tilt[:, EOS] += eos_bias
     return tilt
 
@@ -74,7 +87,37 @@ class Knowing:
             future = [*self.outputs[request.index], EOS][length:][:num_tokens]
             future += [self.random.randrange(WORDS) for _ in range(num_tokens - len(future))]
             rows.append([self.random.randrange(WORDS) if self.random.random() < self.error else token for token in future])
+        offered = [self.random.choice([num_tokens, self.random.randrange(num_tokens + 1)]) for _ in rows]
+        return Draft(torch.tensor(rows), torch.tensor(offered))
+
+
+class Planned(Knowing):
+    """A drafter with a fixed text for each sentence, which it drafts on from wherever the output stands."""
+
+    def __init__(self, plans):
+        self.plans = plans
+
+    def propose(self, state, prefix, num_tokens):
+        starts = zip(prefix.requests, prefix.lengths.tolist())
+        rows = [self.plans[request.index][length : length + num_tokens] for request, length in starts]
         return Draft(torch.tensor(rows), torch.full((len(rows),), num_tokens))
+
+
+class Lengths:
+    """A controller that goes round some draft lengths, keeps count, and gives up on a loop that does not end."""
+
+    def __init__(self, lengths):
+        self.lengths = itertools.cycle(lengths)
+        self.passes = self.drafted = self.accepted = 0
+
+    def next_length(self):
+        assert self.passes < 1000, "the loop does not end"
+        return next(self.lengths)
+
+    def update(self, drafted, accepted):
+        self.passes += 1
+        self.drafted += drafted
+        self.accepted += accepted
 
 
 def sentences(count, seed, longest=9):
@@ -83,12 +126,15 @@ def sentences(count, seed, longest=9):
 
 
 def decode(verifier, drafter, sources, limits, block, rows, acceptance=None):
+    """Hypotheses in the order of the sources, and statistics that balance; ``block`` is a draft length, or several in turn."""
     requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
-    stats = DecodeStats()
-    found = speculative_decode(drafter, verifier, acceptance or TopBetaTau(), FixedLength(block), requests, rows, stats)
+    stats, controller = DecodeStats(), Lengths([block] if isinstance(block, int) else block)
+    found = speculative_decode(drafter, verifier, acceptance or TopBetaTau(), controller, requests, rows, stats)
     hypotheses = sorted(found, key=lambda hypothesis: hypothesis.index)
     assert [hypothesis.index for hypothesis in hypotheses] == list(range(len(sources)))
     check_balance(stats, hypotheses)
+    assert (controller.passes, controller.drafted, controller.accepted) == (stats.passes, stats.drafted, stats.accepted)
+    assert stats.passes <= stats.iterations <= stats.passes * rows
     return hypotheses, stats
 
 
@@ -96,16 +142,21 @@ def check_balance(stats, hypotheses):
     """The promise of DecodeStats, against a recount from the steps."""
     steps = [step for hypothesis in hypotheses for step in hypothesis.steps]
     assert stats.sentences == len(hypotheses) and stats.iterations == len(steps)
+    assert stats.cut == sum(hypothesis.cut for hypothesis in hypotheses)
     assert stats.committed == sum(len(hypothesis.token_scores) for hypothesis in hypotheses)
     assert stats.drafted == sum(len(step.drafted) for step in steps)
+    assert stats.accepted == sum(step.accepted for step in steps)
+    assert stats.corrections == sum(step.correction is not None for step in steps)
     for hypothesis in hypotheses:
-        said = [token for step in hypothesis.steps for token in step.drafted[: step.accepted] + [step.correction]]  # noqa: RUF005
-        said = [token for token in said if token is not None]
-        assert said in (hypothesis.tokens, [*hypothesis.tokens, EOS])
+        said = []
         for step in hypothesis.steps:
+            said += step.drafted[: step.accepted] + ([] if step.correction is None else [step.correction])
             assert step.accepted <= len(step.drafted)
             assert EOS not in step.drafted[:-1]  # nothing is offered after an end of sentence
-            assert step.correction is not None or step.drafted[step.accepted - 1] == EOS or stats.corrections == 0
+            assert stats.corrections == 0 or step.correction is not None or step.drafted[step.accepted - 1] == EOS
+            if step.correction is not None:
+                assert step.correction != next(iter(step.drafted[step.accepted :]), None), "what was refused was right"
+        assert said in (hypothesis.tokens, [*hypothesis.tokens, EOS])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -113,7 +164,7 @@ def test_output_is_the_verifiers_greedy_output(shape):
     """Thousands of sentences: batch 1 to 9, block 1 to 30, any end, limits, drafters from random to perfect."""
     rng = random.Random(shape)
     cases = 0
-    for seed in range(4):
+    for seed in range(2):
         fairseq_model, args = make_verifier(seed=seed, words=WORDS, **SHAPES[shape])
         fairseq_model.double()
         model, _ = load((fairseq_model, args))
@@ -121,12 +172,15 @@ def test_output_is_the_verifiers_greedy_output(shape):
             sources = sentences(14, seed=rng.random())
             limits = [rng.randrange(1, 25) for _ in sources]
             tilt = make_tilt(seed, bias)
-            expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+            unbounded = [greedy(fairseq_model, source, limit + 1, tilt) for source, limit in zip(sources, limits)]
+            expected = [output[:limit] for output, limit in zip(unbounded, limits)]
+            cut = [len(output) > limit for output, limit in zip(unbounded, limits)]
             verifier = Tilted(TransformerVerifier(model), tilt)
-            for error, rows in itertools.product((0.0, 0.2, 0.6, 1.0), rng.sample(range(1, 10), 2)):
-                block = rng.randrange(1, 31)
+            for error, rows in itertools.product((0.0, 0.2, 0.6, 1.0), rng.sample(range(1, 10), 4)):
+                block = rng.choice([rng.randrange(1, 31), [rng.randrange(12) for _ in range(5)]])
                 hypotheses, stats = decode(verifier, Knowing(expected, error), sources, limits, block, rows)
                 assert [hypothesis.tokens for hypothesis in hypotheses] == expected
+                assert [hypothesis.cut for hypothesis in hypotheses] == cut
                 cases += len(sources)
                 if error == 0.0:
                     assert stats.accepted == stats.drafted
@@ -134,3 +188,235 @@ def test_output_is_the_verifiers_greedy_output(shape):
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
             assert stats.mean_accepted_length == 1.0 and stats.drafted == 0
     assert cases >= 1000
+
+
+def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, **changes):
+    """A verifier and a block drafter, both tilted alike, in fairseq's form and in the engine's; and the tilt."""
+    verifier, args = make_verifier(seed=seed, words=WORDS, **changes)
+    changes = {**changes, **(drafter or {})}
+    plugin = make_drafter(seed=seed + 1, words=WORDS, **changes)
+    if same_encoder:
+        plugin.encoder.load_state_dict(verifier.double().encoder.state_dict())
+    models = load((verifier.double(), args), (plugin, model_settings(**{"activation_fn": "relu", **changes})))
+    assert (models[0].encoder is models[1].encoder) == same_encoder
+    tilt = make_tilt(seed, bias)
+    return (verifier, plugin), (Tilted(TransformerVerifier(models[0]), tilt), TiltedDrafter(models[1], tilt)), tilt
+
+
+@pytest.mark.parametrize("same_encoder", [False, True])
+@pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
+def test_block_drafter_leaves_the_verifiers_output(shape, same_encoder):
+    for seed, bias in enumerate((-9.0, 1.0)):
+        (fairseq_model, _), (verifier, drafter), tilt = make_pair(seed, same_encoder, bias, **SHAPES[shape])
+        sources = sentences(8, seed=seed)
+        limits = [4 + 2 * index for index in range(8)]
+        expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+        for block, rows in ((1, 3), (5, 8), (25, 2)):
+            hypotheses, stats = decode(verifier, drafter, sources, limits, block, rows)
+            assert [hypothesis.tokens for hypothesis in hypotheses] == expected
+            assert 0 < stats.accepted < stats.drafted or block == 1
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_strategy_drafter_is_the_plugins_model_alone(copy):
+    """Whole blocks up to the limit, with eos in some of them."""
+    for seed, bias in enumerate((-9.0, 0.0, 1.0)):
+        (_, plugin), (_, drafter), tilt = make_pair(seed, bias=bias, src_embedding_copy=copy)
+        sources = sentences(9, seed=seed)
+        for block in (1, 4, 6):
+            expected = [draft_alone(plugin, source, 12, block, tilt) for source in sources]
+            hypotheses, stats = decode(Unverified(), drafter, sources, [12] * 9, block, 4, accept_all)
+            assert [hypothesis.tokens for hypothesis in hypotheses] == expected
+            assert stats.accepted == stats.drafted and stats.corrections == 0
+            for hypothesis in hypotheses:
+                assert hypothesis.cut == (hypothesis.steps[-1].drafted[-1] != EOS)
+                assert not any(hypothesis.token_scores)
+
+
+def test_a_drafters_output_does_not_depend_on_its_neighbours():
+    """Every position of a block sees all of it, so a block must be as wide for a row near its limit as for the others."""
+    (_, plugin), (_, drafter), tilt = make_pair(bias=-40.0)
+    tilt *= 0.2  # little enough that the model itself decides
+    sources, limits = sentences(9, seed=3), [3, 5, 8, 11, 13, 17, 18, 19, 23]
+    expected = [draft_alone(plugin, source, limit, 6, tilt) for source, limit in zip(sources, limits)]
+    for rows in (1, 4, 9):
+        hypotheses, _ = decode(Unverified(), drafter, sources, limits, 6, rows, accept_all)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == expected
+
+
+def test_a_drafter_with_fewer_positions_than_the_verifier():
+    """It drafts where it can; from there on the verifier goes alone, and nothing more is offered."""
+    for learned in (False, True):
+        (fairseq_model, _), (verifier, drafter), tilt = make_pair(
+            bias=-9.0, drafter={"max_target_positions": 9}, decoder_learned_pos=learned
+        )
+        sources = sentences(6, seed=1)
+        expected = [greedy(fairseq_model, source, 20, tilt) for source in sources]
+        hypotheses, stats = decode(verifier, drafter, sources, [20] * 6, 4, 3)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == expected
+        assert stats.drafted > 0
+        for hypothesis in hypotheses:
+            at = 0
+            for step in hypothesis.steps:
+                assert len(step.drafted) == max(0, min(4, 9 - at, 20 - at))
+                at += step.accepted + 1
+
+
+def test_a_drafter_alone_ends_where_its_positions_end():
+    _, (_, drafter), _ = make_pair(bias=-9.0, drafter={"max_target_positions": 9})
+    hypotheses, _ = decode(Unverified(), drafter, sentences(3, seed=1), [20] * 3, 4, 2, accept_all)
+    assert all(len(hypothesis.tokens) == 9 and hypothesis.cut for hypothesis in hypotheses)
+
+
+def test_tolerant_output_equals_one_sentence_at_a_time():
+    """Drafts of good, but not always the best, tokens; each turn must be judged as the reference judges it."""
+    rng = random.Random(0)
+    seen = set()
+    for seed, bias in enumerate((-9.0, 0.0, 2.0)):
+        fairseq_model, args = make_verifier(seed=seed, words=WORDS, **SHAPES["pre-norm"])
+        model, _ = load((fairseq_model.double(), args))
+        tilt = make_tilt(seed, bias)
+        ranked = tilt.argsort(-1, descending=True)
+        verifier = Tilted(TransformerVerifier(model), tilt)
+        for beta, tau, block in ((1, 9.0, 4), (2, 0.7, 3), (3, 1.5, 5), (3, float("inf"), 7), (5, 2.0, 2), (99, 1.0, 9)):
+            sources = sentences(10, seed=rng.random())
+            limits = [rng.randrange(1, 16) for _ in sources]
+            plans = [[int(row[rng.choice([0, 0, 1, 2, 3])]) for row in ranked] for _ in sources]
+            expected = [
+                tolerant(fairseq_model, source, limit, plan, block, beta, tau, tilt)
+                for source, limit, plan in zip(sources, limits, plans)
+            ]
+            rule = TopBetaTau(beta, tau)
+            hypotheses, _ = decode(verifier, Planned(plans), sources, limits, block, rng.randrange(1, 8), rule)
+            for hypothesis, (tokens, turns, cut) in zip(hypotheses, expected):
+                assert hypothesis.tokens == tokens
+                assert [(step.drafted, step.accepted, step.correction) for step in hypothesis.steps] == turns
+                assert hypothesis.cut == cut
+                seen |= {(accepted, correction is None) for _, accepted, correction in turns}
+    assert {accepted for accepted, _ in seen} >= set(range(6)) and (1, True) in seen
+
+
+@pytest.mark.parametrize("block", [0, 4])
+def test_token_scores_are_fairseqs(block):
+    """Log-probabilities over the whole vocabulary, of what the rules of decoding forbid too; eos after a limit has its own."""
+    fairseq_model, args = make_verifier(words=WORDS)
+    model, _ = load((fairseq_model.double(), args))
+    for bias in (-9.0, 1.0):
+        tilt = make_tilt(0, bias)
+        sources, limits = sentences(8, seed=1), list(range(1, 17, 2))
+        expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+        hypotheses, _ = decode(Tilted(TransformerVerifier(model), tilt), Knowing(expected, 0.3), sources, limits, block, 3)
+        for hypothesis, source, output in zip(hypotheses, sources, expected):
+            scores = log_probabilities(fairseq_model, source, output, tilt)
+            scores = scores.gather(1, torch.tensor([*output, EOS])[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(hypothesis.token_scores), scores.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_long_outputs():
+    """Beyond what the buffers hold at first, while another row starts anew."""
+    positions = 200
+    fairseq_model, args = make_verifier(words=WORDS, max_target_positions=positions)
+    model, _ = load((fairseq_model.double(), args))
+    tilt = make_tilt(0, -9.0, positions)
+    sources, limits = sentences(4, seed=1), [150, 70, 9, 66]
+    expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+    for block, rows in ((7, 2), (30, 4)):
+        hypotheses, _ = decode(Tilted(TransformerVerifier(model), tilt), Knowing(expected, 0.1), sources, limits, block, rows)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == expected
+
+
+class Recorder(Knowing):
+    """A drafter that writes down which sources come in, and how many rows are drafted for."""
+
+    def __init__(self, outputs):
+        super().__init__(outputs, error=0.5)
+        self.admitted, self.batches = [], []
+
+    def admit(self, state, source):
+        self.admitted += [row[:length] for row, length in zip(source.tokens.tolist(), source.lengths.tolist())]
+
+    def propose(self, state, prefix, num_tokens):
+        self.batches.append(len(prefix))
+        return super().propose(state, prefix, num_tokens)
+
+
+def test_rows_are_refilled_in_the_order_of_the_requests():
+    fairseq_model, args = make_verifier(words=WORDS)
+    model, _ = load((fairseq_model.double(), args))
+    tilt = make_tilt(0, 0.0)
+    sources, limits = sentences(23, seed=1), [1 + index % 9 for index in range(23)]
+    expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+    for rows in (1, 4, 8, 23, 60):
+        drafter = Recorder(expected)
+        hypotheses, _ = decode(Tilted(TransformerVerifier(model), tilt), drafter, sources, limits, 2, rows)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == expected
+        assert drafter.admitted == sources
+        assert max(drafter.batches) == min(rows, 23)
+    assert decode(Tilted(TransformerVerifier(model), tilt), Recorder([]), [], [], 2, 4)[1].passes == 0
+
+
+def test_a_long_sentence_holds_nobody_back():
+    """Each row goes on with the next sentence as soon as its own is finished; in wide batches, as soon as a quarter is free."""
+    fairseq_model, args = make_verifier(words=WORDS)
+    model, _ = load((fairseq_model.double(), args))
+    tilt = make_tilt(0, -20.0)
+    lengths = [50, *[1 + index % 7 for index in range(40)]]
+    sources = sentences(len(lengths), seed=1)
+    for rows in (1, 2, 4, 10):
+        verifier = Tilted(TransformerVerifier(model), tilt)
+        hypotheses, stats = decode(verifier, drafters.build("none", None), sources, lengths, 0, rows)
+        assert [len(hypothesis.tokens) for hypothesis in hypotheses] == lengths
+        free_at = [0] * rows
+        for length in lengths:
+            free_at[free_at.index(min(free_at))] += length + 1
+        if rows <= 4:
+            assert stats.passes == max(free_at)
+        assert stats.passes <= max(51, stats.iterations / (0.75 * rows) + 8)
+
+
+def test_outputs_come_as_they_finish():
+    fairseq_model, args = make_verifier(words=WORDS)
+    model, _ = load((fairseq_model.double(), args))
+    requests = [Request(index, source, limit) for index, (source, limit) in enumerate(zip(sentences(5, 1), (30, 2, 9, 4, 5)))]
+    verifier = Tilted(TransformerVerifier(model), make_tilt(0, -20.0))
+    stats = DecodeStats()
+    found = speculative_decode(drafters.build("none", None), verifier, TopBetaTau(), FixedLength(0), requests, 5, stats)
+    order = [(hypothesis.index, stats.passes) for hypothesis in found]
+    assert order == [(1, 3), (3, 5), (4, 6), (2, 10), (0, 31)]
+
+
+def test_compacted_moves_only_into_gaps():
+    for finished in itertools.product((False, True), repeat=7):
+        order = compacted(finished)
+        staying = [row for row, end in enumerate(finished) if not end]
+        assert sorted(order) == staying
+        for new, old in enumerate(order):
+            assert (new == old) == (not finished[new]), "a row that can stay stays, and a gap is filled"
+
+
+def make_prefix(lengths, limits):
+    prefix = Prefix(Symbols(), len(lengths))
+    prefix.admit([Request(index, [EOS], limit) for index, limit in enumerate(limits)])
+    draft = Draft(torch.arange(4, 4 + max(lengths)).expand(len(lengths), -1), torch.tensor(lengths))
+    prefix.commit(draft, accept_all(None, draft), None)
+    return prefix
+
+
+def test_what_may_be_chosen_where():
+    """Pad nowhere, eos not first, nothing but eos from the limit on."""
+    prefix = make_prefix([0, 2, 3], limits=[9, 4, 3])
+    banned = prefix.constrain(torch.zeros(3, 4, 6)) == -torch.inf  # tokens 0 .. 5; pad is 1, eos is 2
+    plain, first, last = [1], [1, 2], [0, 1, 3, 4, 5]
+    expected = [[first, plain, plain, plain], [plain, plain, last, last], [last] * 4]
+    assert [[row.nonzero().flatten().tolist() for row in rows] for rows in banned] == expected
+
+
+def test_what_is_offered():
+    """Nothing after eos, nothing beyond the limit, and no more than the drafter offers."""
+    prefix = make_prefix([0, 2, 3, 1, 1], limits=[9, 4, 3, 9, 9])
+    draft = Draft(
+        torch.tensor([[5, EOS, 6, EOS], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, EOS]]), torch.tensor([4] * 5)
+    )
+    assert prefix.clip(draft).lengths.tolist() == [2, 2, 0, 4, 4]
+    shorter = Draft(draft.tokens, torch.tensor([1, 3, 2, 3, 0]))
+    assert prefix.clip(shorter).lengths.tolist() == [1, 2, 0, 3, 0]

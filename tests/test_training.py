@@ -11,6 +11,7 @@ import torch
 from conftest import ROOT, run_python
 
 from specdec_plugins import checkpoint
+from specdec_plugins.decoding.transformer import load_pair
 
 TINY = [
     "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",
@@ -102,6 +103,34 @@ def test_starts_from_a_verifier_and_validates(toy_data, tmp_path):
         "--task", "translation_lev_modified", "--path", verifier, "--max-len-b", 10, "--batch-size", 20,
     )  # fmt: skip
     assert len(re.findall(r"^H-\d+", result.stdout, re.MULTILINE)) == 20
+
+
+def test_a_frozen_encoder_stays_the_verifiers(toy_data, tmp_path):
+    """Bit for bit through initialisation, training and averaging, so that the engine holds and runs one for both."""
+    stock = ["--task", "translation", "--arch", "transformer", "--share-all-embeddings", "--criterion", "cross_entropy",
+             "--optimizer", "adam", "--lr", "0.01"]  # fmt: skip
+    train(toy_data, tmp_path / "verifier", recipe=stock, updates=2)
+    verifier, init = tmp_path / "verifier" / "checkpoint_last.pt", tmp_path / "init.pt"
+    run_python("encoder_initial.py", "--verifier", verifier, "--output", init, "--src-embedding-copy", "--freeze-encoder")
+    learned = ("--activation-fn", "gelu", "--encoder-learned-pos", "--decoder-learned-pos")
+    recipe = [option for option in PUBLISHED if option not in learned]
+    logs, _ = train(
+        toy_data, tmp_path, "--freeze-encoder", "--finetune-from-model", init, "--lr", "0.005", "--warmup-updates", 20,
+        updates=60, recipe=recipe,
+    )  # fmt: skip
+    losses = [float(line["loss"]) for line in logs["train_inner"]]
+    assert sum(losses[-10:]) < sum(losses[:10])
+    epochs = sorted(tmp_path.glob("checkpoint[0-9]*.pt"))
+    assert len(epochs) > 1
+    mean = checkpoint.average(epochs)
+    before = checkpoint.load(init)["model"]
+    for after in (weights(tmp_path), mean["model"]):
+        same = {name for name in before if after[name].equal(before[name])}
+        kept = {name for name in before if name.startswith("encoder.") or "embed_tokens" in name or "output_projection" in name}
+        assert kept <= same and not any(name.startswith("decoder.layers.") for name in same)
+    pair = [checkpoint.engine_model(state, name) for state, name in ((checkpoint.load(verifier), "verifier"), (mean, "drafter"))]
+    verifying, drafting = load_pair(*pair)
+    assert drafting is not None and drafting.encoder is verifying.encoder
 
 
 @pytest.mark.parametrize(

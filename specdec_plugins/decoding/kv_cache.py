@@ -27,14 +27,17 @@ class KVCache:
             more = max(missing, self.data.size(2))  # at least doubling, so that growth costs little in all
             self.data = torch.nn.functional.pad(self.data, (0, 0, 0, more))
 
-    def write(self, layer: int, positions: Tensor, entries: Tensor) -> None:
-        """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of rows 0 .. B-1."""
-        self.data[layer][self.row[: positions.size(0)], positions] = entries
+    def write(self, layer: int, positions: Tensor, entries: Tensor, start: int | None = None) -> None:
+        """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of rows 0 .. B-1; ``start``, where all rows begin, if one place."""
+        rows, width = positions.shape
+        if start is not None:  # a plain copy, several times as fast
+            self.data[layer, :rows, start : start + width] = entries
+        else:
+            self.data[layer][self.row[:rows], positions] = entries
 
-    def read(self, layer: int, rows: int, positions: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, T, W/2) of the first ``rows`` and ``positions``; views."""
-        keys, values = self.data[layer, :rows, :positions].chunk(2, -1)
-        return keys, values
+    def read(self, layer: int, rows: int, positions: int) -> Tensor:
+        """Entries (B, T, W) of the first ``rows`` and ``positions``; a view."""
+        return self.data[layer, :rows, :positions]
 
     def select(self, order: list[int]) -> None:
         """The new row i is the old row ``order[i]``."""
@@ -59,8 +62,8 @@ class SourceMemory:
         self.rows += rows
         self._measure()
 
-    def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, S, W/2) of all rows in use."""
+    def read(self, layer: int) -> Tensor:
+        """Entries (B, S, W) of all rows in use; a view."""
         return self.cache.read(layer, self.rows, self.longest)
 
     def select(self, order: list[int]) -> None:

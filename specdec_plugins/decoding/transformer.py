@@ -97,13 +97,16 @@ class Norm:
     bias: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias)
+        return torch.layer_norm(x, self.weight.shape, self.weight, self.bias)
 
 
-def attention(queries: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Tensor | None, scale=None) -> Tensor:
-    """(B, Q, D) softmax(q k / sqrt(D/heads) + mask) v, for queries (B, Q, D), keys and values (B, T, D)."""
-    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (queries, keys, values))  # (B, H, ., D/H)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2).flatten(2)
+def attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None, scale: float | None = None) -> Tensor:
+    """(B, Q, D) softmax(q k / sqrt(D/heads) + mask) v, for queries (B, Q, D) and entries (B, T, 2 D): keys, then values."""
+    rows, width, size = queries.shape
+    q = queries.view(rows, width, heads, -1).transpose(1, 2)  # (B, H, Q, D/H)
+    k = entries[..., :size].view(rows, -1, heads, size // heads).transpose(1, 2)
+    v = entries[..., size:].view(rows, -1, heads, size // heads).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2).reshape(rows, width, size)
 
 
 class Embedding:
@@ -162,9 +165,21 @@ class Layer:
         self.fc2 = weights.linear(f"{name}.fc2")
         self.final_norm = weights.norm(f"{name}.final_layer_norm")
 
-    def __call__(self, x: Tensor, attend: Attend, cross_attend: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """(B, Q, D) -> (B, Q, D)."""
-        x = self._around(self.norm, x, lambda y: self.out(attend(*self.qkv(y).split([x.size(-1), 2 * x.size(-1)], -1))))
+    def __call__(
+        self,
+        x: Tensor,
+        attend: Attend,
+        cross_attend: Callable[[Tensor], Tensor] | None = None,
+        keep: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """(B, T, D) -> (B, T, D); or -> (B, Q, D), only for the rows and positions ``keep``, which still attend to all."""
+        width = x.size(-1)
+        qkv = self.qkv(self.norm(x) if self.prenorm else x)  # (B, T, 3 D)
+        queries, entries = qkv[..., :width], qkv[..., width:]
+        if keep is not None:
+            x, queries = x[keep], queries[keep]
+        x = x + self.out(attend(queries, entries))
+        x = x if self.prenorm else self.norm(x)
         if cross_attend is not None:
             x = self._around(self.cross_norm, x, lambda y: self.cross_out(cross_attend(self.cross_query(y))))
         return self._around(self.final_norm, x, lambda y: self.fc2(self.activation(self.fc1(y))))
@@ -191,8 +206,7 @@ class Encoder:
         mask = hide(padding, x.dtype)[:, None, None] if padding.any() else None
 
         def attend(queries: Tensor, entries: Tensor) -> Tensor:
-            keys, values = entries.chunk(2, -1)
-            return attention(queries, keys, values, self.heads, mask)
+            return attention(queries, entries, self.heads, mask)
 
         for layer in self.layers:
             x = layer(x, attend)

@@ -111,6 +111,7 @@ class Prefix:
         self._lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self._limits = torch.zeros(rows, dtype=torch.int64, device=device)
         self._cut = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._hidden = torch.zeros(rows, 0, device=device)  # what `constrain` hid of the logits that `commit` is given next
         self.longest = 0  # of lengths
         self.room = 0  # tokens that the row with most room may still commit before eos
         self._least_room = 0  # the same for the row with least
@@ -158,15 +159,22 @@ class Prefix:
 
         nothing but eos from the length limit on. Position j of row b chooses token number ``lengths[b] + j + 1``.
         """
+        # What is hidden still counts in the scores: fairseq normalises before it hides.
+        hidden = logits[..., self.symbols.pad].to(torch.float32, copy=True)  # (B, K+1) its log-sum-exp
         logits[..., self.symbols.pad] = -math.inf
-        logits[:, 0, self.symbols.eos].masked_fill_(self.lengths == 0, -math.inf)
+        empty, eos = self.lengths == 0, logits[:, 0, self.symbols.eos]
+        hidden[:, 0] = torch.where(empty, torch.logaddexp(hidden[:, 0], eos.float()), hidden[:, 0])
+        eos.masked_fill_(empty, -math.inf)
         if self._least_room < logits.size(1):
             place = self.lengths[:, None] + torch.arange(logits.size(1), device=self.device)  # (B, K+1)
             over = place >= self.limits[:, None]
             forced = (place == self.limits[:, None]) & logits.argmax(-1).ne(self.symbols.eos)
             self._cut[: len(self)] = forced.any(1)  # counts only for a row that gets there, which this pass ends
             ends = torch.arange(logits.size(2), device=self.device) == self.symbols.eos
+            others = logits[over].float().masked_fill(ends, -math.inf).logsumexp(-1)  # (N,)
+            hidden[over] = torch.logaddexp(hidden[over], others)
             logits.masked_fill_(over[..., None] & ~ends, -math.inf)
+        self._hidden = hidden
         return logits
 
     def clip(self, draft: Draft) -> Draft:
@@ -205,7 +213,8 @@ class Prefix:
         self._tokens[target] = block[row, column]
         if logits is not None:
             chosen = logits[row, column].float()  # (N, V)
-            self._scores[target] = chosen.gather(1, block[row, column][:, None])[:, 0] - chosen.logsumexp(1)
+            total = torch.logaddexp(chosen.logsumexp(1), self._hidden[row, column])
+            self._scores[target] = chosen.gather(1, block[row, column][:, None])[:, 0] - total
         self._lengths[:rows] += counts
         self._measure()
 

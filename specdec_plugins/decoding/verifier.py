@@ -64,11 +64,11 @@ class TransformerVerifier:
         for index, layer in enumerate(decoder.layers):
 
             def attend(queries: Tensor, entries: Tensor, index: int = index) -> Tensor:
-                cache.write(index, positions, entries)
-                return attention(queries, *cache.read(index, rows, seen), decoder.heads, mask)
+                cache.write(index, positions, entries, prefix.longest if rows == 1 else None)
+                return attention(queries, cache.read(index, rows, seen), decoder.heads, mask)
 
             def cross_attend(queries: Tensor, index: int = index) -> Tensor:
-                return attention(queries, *memory.read(index), decoder.heads, memory.mask)
+                return attention(queries, memory.read(index), decoder.heads, memory.mask)
 
             x = layer(x, attend, cross_attend)
         return decoder.logits(x)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from fairseq.models.bart import BARTModel
+from fairseq.models.transformer import TransformerModelBase
 
 from specdec_plugins import checkpoint
 from specdec_plugins.checkpoint import CheckpointError, engine_model
@@ -27,6 +28,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "beam": (1, 5), "nbest": (1,), "min_len": (1,), "match_source_len": (False,), "unkpen": (0,), "score_reference": (False,),
     "prefix_size": (0,), "no_repeat_ngram_size": (0,), "sampling": (False,), "constraints": (None,), "temperature": (1.0,),
     "diverse_beam_groups": (-1,), "diversity_rate": (-1.0,), "print_alignment": (None,), "lm_path": (None,),
+    "retain_dropout": (False,),
 }  # fmt: skip
 
 
@@ -53,7 +55,10 @@ class SpeculativeGenerator:
         weight = next(models[0].parameters())
         self.device = weight.device
         verifier = engine_model({"model": models[0].state_dict(), "args": settings(models[0])}, "--path")
-        verifying, drafting = load_pair(verifier, engine_model(drafter, drafter_path), weight.device, weight.dtype)
+        drafting_model = engine_model(drafter, drafter_path)
+        if not drafting_model[1].block:
+            raise CheckpointError(f"--drafter-path {drafter_path}: it is no block drafter")
+        verifying, drafting = load_pair(verifier, drafting_model, weight.device, weight.dtype)
         block_size = block_size or int(checkpoint.task_settings(drafter).get("block_size") or 25)
         self.roles = (
             drafters.build("block_nat", drafting),
@@ -94,6 +99,8 @@ class SpeculativeGenerator:
 
 def settings(model) -> argparse.Namespace:
     """A loaded model's settings, flat: fairseq keeps them in a nested dataclass that answers to the flat names, too."""
+    if not isinstance(model, TransformerModelBase):
+        raise ValueError(f"--path: the engine does not support a {type(model).__name__}")
     flat = {name: getattr(model.cfg, name, None) for name in MODEL_SETTINGS}
     return argparse.Namespace(**{**flat, "arch": "bart" if isinstance(model, BARTModel) else "transformer"})
 

@@ -61,15 +61,13 @@ class BlockDrafter:
         tokens[row, masks] = prefix.symbols.mask
         x = decoder.embedding.embed(tokens)  # (B, T, D)
         if decoder.copy is not None:
-            keys, values = state.read(len(decoder.layers))
-            x[row, masks] = attention(positions[masks], keys, values, 1, state.mask, scale=1.0)
+            x[row, masks] = attention(positions[masks], state.read(len(decoder.layers)), 1, state.mask, scale=1.0)
 
         padding = place >= (lengths + num_tokens)[:, None]  # (B, T)
         mask = hide(padding, x.dtype)[:, None, None]
 
         def attend(queries: Tensor, entries: Tensor) -> Tensor:
-            keys, values = entries.chunk(2, -1)
-            return attention(queries, keys, values, decoder.heads, mask)
+            return attention(queries, entries, decoder.heads, mask)
 
         for index, layer in enumerate(decoder.layers):
             x = x + positions
@@ -77,10 +75,10 @@ class BlockDrafter:
                 x = decoder.embedding.norm(x)
 
             def cross_attend(queries: Tensor, index: int = index) -> Tensor:
-                return attention(queries, *state.read(index), decoder.heads, state.mask)
+                return attention(queries, state.read(index), decoder.heads, state.mask)
 
-            x = layer(x, attend, cross_attend)
-        return decoder.logits(x[row, masks])
+            x = layer(x, attend, cross_attend, keep=(row, masks) if layer is decoder.layers[-1] else None)
+        return decoder.logits(x)  # the last layer went on with the masks alone
 
 
 def build(model: Transformer) -> BlockDrafter:

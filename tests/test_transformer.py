@@ -1,0 +1,461 @@
+"""The engine's forward against fairseq's: same weights, same logits, for every shape that it says it computes."""
+
+import argparse
+import itertools
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import make_batch, make_dictionary, make_drafter, make_verifier, model_settings
+from reference import drafted
+from test_decoding import EOS, SHAPES, WORDS, decode, engine_model, load, sentences
+
+from specdec_plugins import checkpoint
+from specdec_plugins.decoding import transformer
+from specdec_plugins.decoding.acceptance import accept_all
+from specdec_plugins.decoding.drafters.block_nat import BlockDrafter
+from specdec_plugins.decoding.kv_cache import KVCache, SourceMemory
+from specdec_plugins.decoding.transformer import Transformer, UnsupportedModel, load_pair
+from specdec_plugins.decoding.values import Draft, Prefix, Request, Source, Symbols
+from specdec_plugins.decoding.verifier import TransformerVerifier
+
+SYMBOLS = Symbols()
+MORE_SHAPES = {
+    **SHAPES,
+    "encoder prenorm only": {"encoder_normalize_before": True},
+    "no final norm": {"decoder_normalize_before": True, "no_decoder_final_norm": True},
+    "wide encoder": {
+        "share_all_embeddings": False, "encoder_embed_dim": 24, "encoder_attention_heads": 3, "encoder_layers": 1,
+        "decoder_layers": 3,
+    },
+    "odd width": {"encoder_embed_dim": 15, "decoder_embed_dim": 15, "encoder_attention_heads": 3, "decoder_attention_heads": 5},
+    "gelu_accurate": {"activation_fn": "gelu_accurate"},
+    "gelu_fast": {"activation_fn": "gelu_fast"},
+    "learned encoder only": {"encoder_learned_pos": True, "layernorm_embedding": True, "max_source_positions": 40},
+}  # fmt: skip
+TINY = {
+    "encoder_embed_dim": 48, "decoder_embed_dim": 48, "encoder_ffn_embed_dim": 20, "decoder_ffn_embed_dim": 28,
+    "encoder_layers": 2, "decoder_layers": 1, "max_source_positions": 50, "max_target_positions": 60,
+}  # fmt: skip
+ARCHITECTURES = (
+    "transformer", "transformer_tiny", "transformer_iwslt_de_en", "transformer_wmt_en_de", "transformer_vaswani_wmt_en_de_big",
+    "transformer_vaswani_wmt_en_fr_big", "transformer_wmt_en_de_big", "transformer_wmt_en_de_big_t2t",
+    "bart_base", "bart_large", "mbart_base", "mbart_large", "mbart_base_wmt20",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def full_precision(monkeypatch):
+    """fairseq has float32 inside softmax and gelu whatever a model is in; here every difference shall be an error."""
+    import fairseq.modules
+
+    monkeypatch.setattr("fairseq.utils.softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
+    monkeypatch.setattr(fairseq.modules, "gelu", torch.nn.functional.gelu)
+
+
+def shaken(model, seed=0):
+    """A model whose every weight matters: fresh biases are 0 and fresh norms 1, and nobody would miss them."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def make_shaken(seed=0, dtype=torch.float64, **changes):
+    model, args = make_verifier(seed=seed, words=WORDS, **changes)
+    return shaken(model, seed).to(dtype), args
+
+
+def make_architecture(arch, **changes):
+    """A model of a named architecture and its settings, resolved as the command line would."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    torch.manual_seed(0)
+    args = argparse.Namespace(**{**TINY, "arch": arch, "max_source_positions": 50, **changes})
+    ARCH_CONFIG_REGISTRY[arch](args)
+    args.dropout = args.attention_dropout = 0.0
+    dictionary = make_dictionary(WORDS)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    model = ARCH_MODEL_REGISTRY[arch].build_model(args, task).eval()
+    return shaken(model).double(), args
+
+
+def targets_for(rows, width, seed=0):
+    """(B, K) tokens that a decoder could have said before its end."""
+    return torch.randint(3, WORDS + 4, (rows, width), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def fairseq_logits(model, source, target):
+    """(B, K+1, V) by fairseq's own forward, for a padded source (B, S) and K target tokens a row."""
+    inputs = torch.cat([torch.full((len(target), 1), EOS), target], 1)
+    return model(source, source.ne(SYMBOLS.pad).sum(1), inputs)[0]
+
+
+@torch.inference_mode()
+def engine_logits(model, source, target):
+    """(B, K+1, V) by the verifier, which gets the target as a draft."""
+    rows = [[token for token in row if token != SYMBOLS.pad] for row in source.tolist()]
+    verifier, prefix = TransformerVerifier(model), Prefix(SYMBOLS, len(rows))
+    state = verifier.start(len(rows))
+    verifier.admit(state, Source(rows, SYMBOLS))
+    prefix.admit([Request(index, row, 50) for index, row in enumerate(rows)])
+    return verifier.score(state, prefix, target)
+
+
+def assert_same_logits(model, engine, rtol=1e-9, atol=1e-9):
+    for left, lengths in itertools.product((False, True), ([7], [5, 9, 1, 3], [4, 4])):
+        source = make_batch(lengths, words=WORDS + 4, left=left, seed=len(lengths))
+        for width in (0, 1, 11):
+            target = targets_for(len(lengths), width)
+            expected = fairseq_logits(model, source, target)
+            found = engine_logits(engine, source, target)
+            torch.testing.assert_close(found, expected.to(found.dtype), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("shape", MORE_SHAPES)
+def test_logits_are_fairseqs(shape):
+    model, args = make_shaken(**MORE_SHAPES[shape])
+    assert_same_logits(model, load((model, args))[0])
+
+
+@pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
+def test_logits_are_fairseqs_in_float32(shape):
+    model, args = make_shaken(dtype=torch.float32, **SHAPES[shape])
+    assert_same_logits(model, load((model, args), dtype=torch.float32)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_named_architectures(arch, tmp_path):
+    """From a file, with the settings where fairseq 0.12 puts them; all that an architecture's name implies must arrive."""
+    model, args = make_architecture(arch)
+    checkpoint.save({"args": None, "cfg": {"model": args, "task": {}}, "model": model.state_dict()}, tmp_path / "model.pt")
+    weights, config = checkpoint.engine_model(checkpoint.load(tmp_path / "model.pt"), arch)
+    assert config.decoder_prenorm == config.encoder_prenorm == arch.endswith("t2t")
+    assert (config.encoder_scale == 1.0) == arch.startswith("bart")
+    assert config.activation == ("gelu" if "bart" in arch else "relu")
+    assert_same_logits(model, load_pair((weights, config), None, dtype=torch.float64)[0])
+
+
+def test_a_classification_head_is_no_part_of_translating():
+    model, args = make_architecture("bart_base")
+    args.pooler_dropout = 0.0
+    model.register_classification_head("topic", num_classes=3)
+    assert any(name.startswith("classification_heads.") for name in model.state_dict())
+    assert_same_logits(model.double(), load((model.double(), args))[0])
+
+
+@pytest.mark.parametrize("form", [1, 2])
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"encoder_normalize_before": True, "decoder_normalize_before": True},
+        {"encoder_learned_pos": True, "decoder_learned_pos": True, "layernorm_embedding": True, "activation_fn": "gelu"},
+        {"share_all_embeddings": False, "decoder_layers": 3, "no_scale_embedding": True},
+    ],
+    ids=["post-norm", "pre-norm", "learned", "unscaled"],
+)
+@torch.inference_mode()
+def test_drafters_logits_are_the_plugins(form, copy, shape):
+    """Rows stand at different lengths; each must draft as if it were alone."""
+    fairseq_model = shaken(make_drafter(words=WORDS, src_embedding_copy=copy, **shape))
+    args = model_settings(src_embedding_copy=copy, **{"activation_fn": "relu", **shape})
+    weights = {**fairseq_model.state_dict(), "block_format": torch.tensor([form])}
+    if form == 1:
+        del weights["block_format"]
+    fairseq_model.load_state_dict(weights.copy(), strict=True)
+    weights, config = checkpoint.engine_model({"model": weights, "args": args, "cfg": None}, "drafter")
+    model = Transformer.load(transformer.place(weights, "cpu", torch.float64), config)
+    drafter, sources = BlockDrafter(model), sentences(6, seed=4)
+    rng = random.Random(5)
+    targets = [[rng.randrange(4, WORDS + 4) for _ in range(length)] for length in (3, 0, 7, 1, 12, 3)]
+    state, prefix = standing(drafter, sources, targets)
+    for block in (1, 5, 16):
+        logits = drafter.logits(state, prefix, block)
+        draft = drafter.propose(state, prefix, block)
+        for row, (source, target) in enumerate(zip(sources, targets)):
+            expected = drafted(fairseq_model, source, target, block)
+            tolerance = 1e-5 if copy else 1e-9  # the plugin's source copy has its softmax in float32
+            torch.testing.assert_close(logits[row], expected, rtol=tolerance, atol=tolerance)
+            expected[:, SYMBOLS.pad] = -torch.inf
+            expected[0, EOS] -= torch.inf if not target else 0
+            assert draft.tokens[row].tolist() == expected.argmax(-1).tolist()
+        assert draft.lengths.tolist() == [block] * len(sources)
+
+
+def standing(role, sources, targets, limit=60):
+    """A role's state and a prefix in which each row has committed some tokens."""
+    state, prefix = role.start(len(sources)), Prefix(SYMBOLS, len(sources))
+    role.admit(state, Source(sources, SYMBOLS))
+    prefix.admit([Request(index, source, limit) for index, source in enumerate(sources)])
+    commit(prefix, targets)
+    return state, prefix
+
+
+def commit(prefix, tokens):
+    """Append to each row its list of tokens."""
+    width = max(map(len, tokens))
+    block = torch.tensor([row + [0] * (width - len(row)) for row in tokens], dtype=torch.int64).view(len(tokens), width)
+    draft = Draft(block, torch.tensor(list(map(len, tokens))))
+    prefix.commit(draft, accept_all(None, draft), None)
+
+
+@pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
+@torch.inference_mode()
+def test_cached_logits_are_uncached_logits(shape):
+    """Many turns in which drafts of any length are refused anywhere, rows leave, and others come in their places."""
+    fairseq_model, args = make_shaken(**{**SHAPES[shape], "max_target_positions": 300})
+    verifier = TransformerVerifier(load((fairseq_model, args))[0])
+    rng = random.Random(shape)
+    capacity, admitted = 6, 0
+    state, prefix, committed = verifier.start(capacity), Prefix(SYMBOLS, capacity), []
+    for turn in range(60):
+        if len(prefix) < capacity and (not committed or rng.random() < 0.5):
+            new = sentences(rng.randrange(1, capacity - len(prefix) + 1), seed=rng.random(), longest=1 + turn // 2)
+            verifier.admit(state, Source(new, SYMBOLS))
+            prefix.admit([Request(admitted + index, source, 250) for index, source in enumerate(new)])
+            committed += [[] for _ in new]
+            admitted += len(new)
+        draft = targets_for(len(prefix), rng.choice([0, 0, 1, 3, 8, 20]), seed=turn)
+        logits = verifier.score(state, prefix, draft)
+        said = []
+        for row, request in enumerate(prefix.requests):
+            target = torch.tensor([committed[row] + draft[row].tolist()], dtype=torch.int64)
+            expected = fairseq_logits(fairseq_model, torch.tensor([request.tokens]), target)[0, len(committed[row]) :]
+            torch.testing.assert_close(logits[row], expected, rtol=1e-9, atol=1e-9)
+            said.append([*draft[row, : rng.randrange(draft.size(1) + 1)].tolist(), rng.randrange(3, WORDS + 4)])
+            committed[row] += said[-1]
+        commit(prefix, said)
+        staying = [row for row in range(len(prefix)) if rng.random() < 0.9]
+        rng.shuffle(staying)
+        state.select(staying)
+        prefix.select(staying)
+        committed = [committed[row] for row in staying]
+    assert admitted > 20
+
+
+def old_names(weights):
+    """A checkpoint's weights as versions of fairseq before 0.9 named, packed and numbered them."""
+    norms = {
+        "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+        "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+    }
+    old = {}
+    for name, tensor in weights.items():
+        if ".q_proj." in name:
+            parts = [weights[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            old[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+        elif ".k_proj." in name or ".v_proj." in name or name.endswith("version"):
+            continue
+        elif name == "decoder.output_projection.weight":
+            old["decoder.embed_out"] = tensor
+        else:
+            for number, norm in enumerate(norms[name.split(".")[0]]):
+                name = name.replace(f".{norm}.", f".layer_norms.{number}.")
+            old[name] = tensor
+    return {**old, "decoder.embed_positions._float_tensor": torch.zeros(1)}
+
+
+@pytest.mark.parametrize("versions", [{}, {"encoder": 2.0}, {"encoder": 3.0, "decoder": 2.0}, {"encoder": 2.0, "decoder": 3.0}])
+@pytest.mark.parametrize("prenorm", [False, True])
+def test_checkpoints_of_old_versions(prenorm, versions):
+    """As fairseq reads them: other names, and before certain versions no norm after the last layer."""
+    changes = {
+        "share_all_embeddings": False, "share_decoder_input_output_embed": False,
+        "encoder_normalize_before": prenorm, "decoder_normalize_before": prenorm,
+    }  # fmt: skip
+    model, args = make_shaken(**changes)
+    weights = old_names(model.state_dict())
+    weights.update({f"{side}.version": torch.tensor([number]) for side, number in versions.items()})
+    again, _ = make_verifier(seed=9, words=WORDS, **changes)
+    again.double().load_state_dict(weights.copy(), strict=False)
+    engine, _ = load_pair(
+        checkpoint.engine_model({"model": weights, "args": args, "cfg": None}, "old"), None, dtype=torch.float64
+    )
+    assert_same_logits(again, engine)
+    if prenorm:
+        assert (engine.encoder.norm is None) == (versions.get("encoder", 1) < 2)
+        assert (engine.decoder.norm is None) == (versions.get("decoder", 1) < 3)
+
+
+def shared_encoder(verifier, **changes):
+    """A drafter in plugin form whose encoder, and all that it has in common with the verifier's, is the verifier's."""
+    drafter = make_drafter(seed=8, words=WORDS, **changes)
+    drafter = shaken(drafter, seed=8).double()
+    own = drafter.state_dict()
+    for name, tensor in verifier.state_dict().items():
+        if name.startswith("encoder.") and name in own and own[name].shape == tensor.shape:
+            own[name].copy_(tensor)
+    return drafter, argparse.Namespace(**{**vars(model_settings(**changes)), "activation_fn": "relu", **changes})
+
+
+def test_an_equal_encoder_is_held_once_and_run_once(monkeypatch):
+    verifier, args = make_shaken()
+    model, drafter = load((verifier, args), shared_encoder(verifier))
+    assert drafter.encoder is model.encoder
+    assert drafter.decoder.embedding.tokens.data_ptr() == model.encoder.embedding.tokens.data_ptr()
+    assert drafter.decoder.embedding.tokens.data_ptr() == model.decoder.projection.data_ptr()
+    calls = []
+    plain = transformer.Encoder.__call__
+    monkeypatch.setattr(transformer.Encoder, "__call__", lambda self, *batch: calls.append(self) or plain(self, *batch))
+    decode(TransformerVerifier(model), BlockDrafter(drafter), sentences(7, seed=1), [9] * 7, 4, 7)
+    assert len(calls) == 1
+
+
+OTHER_ENCODERS = {
+    "one weight": ({}, {}),
+    "fewer layers": ({}, {"encoder_layers": 1}),
+    "more layers": ({}, {"encoder_layers": 3}),
+    "other heads": ({}, {"encoder_attention_heads": 4}),
+    "unscaled": ({}, {"no_scale_embedding": True}),
+    "prenorm": ({}, {"encoder_normalize_before": True}),
+    "no prenorm": ({"encoder_normalize_before": True}, {}),
+    "other activation": ({}, {"activation_fn": "gelu"}),
+    "embedding norm": ({}, {"layernorm_embedding": True}),
+    "no embedding norm": ({"layernorm_embedding": True}, {}),
+    "learned positions": ({}, {"encoder_learned_pos": True}),
+    "no learned positions": ({"encoder_learned_pos": True}, {}),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_ENCODERS)
+@torch.inference_mode()
+def test_another_encoder_is_run_itself(case):
+    """Weights and settings that agree as far as both have them do not make two encoders the same function."""
+    verifiers, drafters = OTHER_ENCODERS[case]
+    verifier, args = make_shaken(**verifiers)
+    drafter, drafter_args = shared_encoder(verifier, **drafters)
+    if case == "one weight":
+        drafter.encoder.layers[1].fc2.bias[3] += 0.5
+    model, loaded = load((verifier, args), (drafter, drafter_args))
+    assert loaded.encoder is not model.encoder
+    source = Source(sentences(5, seed=2), SYMBOLS)
+    for fairseq_model, engine in ((verifier, model), (drafter, loaded)):
+        expected = fairseq_model.encoder(source.tokens, src_lengths=source.lengths)["encoder_out"][0].transpose(0, 1)
+        found = source.encoded_by(engine.encoder)
+        for row, length in enumerate(source.lengths):
+            torch.testing.assert_close(found[row, :length], expected[row, :length], rtol=1e-9, atol=1e-9)
+
+
+def test_unsupported_settings_are_refused_together():
+    model, args = make_shaken()
+    changes = {
+        "arch": "lightconv", "adaptive_input": True, "adaptive_softmax_cutoff": "100,200", "cross_self_attention": True,
+        "no_cross_attention": True, "no_token_positional_embeddings": True, "quant_noise_pq": 0.1, "scale_attn": True,
+        "scale_fc": True, "scale_heads": True, "scale_resids": True, "activation_fn": "swish", "decoder_output_dim": 8,
+        "decoder_input_dim": 9, "encoder_attention_heads": None,
+    }  # fmt: skip
+    with pytest.raises(checkpoint.CheckpointError, match=r"^mine: the engine does not support") as caught:
+        engine_model(model, argparse.Namespace(**{**vars(args), **changes}), "mine")
+    for setting, value in changes.items():
+        named = str(caught.value)
+        assert f"--{setting.replace('_', '-')} {value}" in named or f"'{value}'" in named or f"'{setting}'" in named
+
+
+@pytest.mark.parametrize("arch", ["transformer_lm", "lstm", "nonautoregressive_transformer", ""])
+def test_other_architectures_are_refused(arch):
+    model, args = make_shaken()
+    with pytest.raises(checkpoint.CheckpointError, match=f"architecture '{arch}'; available: transformer, bart, mbart, block"):
+        engine_model(model, argparse.Namespace(**{**vars(args), "arch": arch}))
+
+
+def test_a_drafter_of_a_later_format_is_refused():
+    drafter = make_drafter()
+    weights = {**drafter.state_dict(), "block_format": torch.tensor([3])}
+    with pytest.raises(checkpoint.CheckpointError, match="format 3; this version reads formats 1 and 2"):
+        checkpoint.engine_model({"model": weights, "args": model_settings(), "cfg": None}, "drafter")
+
+
+def test_foreign_and_missing_weights_are_refused_together():
+    model, args = make_shaken()
+    weights, config = engine_model(model, args)
+    absent = [
+        "decoder.layers.1.fc1.weight",
+        "encoder.layers.0.final_layer_norm.bias",
+        "decoder.layers.0.encoder_attn.k_proj.weight",
+    ]
+    weights = {name: tensor for name, tensor in weights.items() if name not in absent}
+    weights |= {"decoder.alien.weight": torch.ones(2), "encoder.layers.0.scale": torch.ones(1)}
+    with pytest.raises(UnsupportedModel) as caught:
+        load_pair((weights, config), None)
+    for name in [*absent, "decoder.alien.weight", "encoder.layers.0.scale"]:
+        assert name in str(caught.value)
+    drafter = make_drafter()
+    weights, config = engine_model(drafter, model_settings())
+    del weights["encoder.layers.0.fc1.weight"]
+    with pytest.raises(UnsupportedModel, match=r"encoder\.layers\.0\.fc1\.weight"):
+        load_pair(engine_model(model, args), (weights, config))
+
+
+def test_no_weight_can_be_missing_unnoticed():
+    model, args = make_shaken(**SHAPES["pre-norm"])
+    weights, config = engine_model(model, args)
+    # The output projection may be the embedding's twin, and a decoder may have no final norm: shapes cannot tell.
+    optional = ("decoder.output_projection.weight", "decoder.layer_norm.weight", "encoder.layer_norm.weight", "version")
+    for absent in weights:
+        if not absent.endswith(optional):
+            others = {name: tensor for name, tensor in weights.items() if name != absent}
+            with pytest.raises(UnsupportedModel, match=absent.removesuffix(".bias")):
+                load_pair((others, config), None)
+
+
+@torch.inference_mode()
+def test_bfloat16_runs():
+    verifier, args = make_shaken(dtype=torch.float32)
+    drafter = make_drafter(words=WORDS, dtype=torch.float32)
+    model, loaded = load((verifier, args), (drafter, model_settings(activation_fn="relu")), dtype=torch.bfloat16)
+    source = make_batch([5, 9, 1, 3], words=WORDS + 4)
+    logits = engine_logits(model, source, targets_for(4, 6))
+    assert logits.dtype == torch.bfloat16 and logits.isfinite().all()
+    # Three digits a number, and a few layers: near enough that nothing is misplaced.
+    torch.testing.assert_close(logits.float(), fairseq_logits(verifier, source, targets_for(4, 6)), rtol=0.1, atol=0.3)
+    hypotheses, _ = decode(TransformerVerifier(model), BlockDrafter(loaded), sentences(7, seed=1), [9] * 7, 4, 3)
+    assert all(torch.tensor(hypothesis.token_scores).isfinite().all() for hypothesis in hypotheses)
+
+
+def test_cache_is_addressed_by_row_and_position():
+    cache = KVCache(layers=2, rows=3, width=4, like=torch.zeros(1, dtype=torch.float64))
+    cache.reserve(2)
+    entries = torch.arange(16.0, dtype=torch.float64).view(2, 2, 4)
+    cache.write(1, torch.tensor([[0, 1], [1, 0]]), entries)
+    keys, values = cache.read(1, 2, 2)
+    assert torch.equal(keys[0], entries[0, :, :2]) and torch.equal(values[0], entries[0, :, 2:])
+    assert torch.equal(keys[1], entries[1, [1, 0], :2]) and torch.equal(values[1], entries[1, [1, 0], 2:])
+    assert not cache.read(0, 3, 2)[0].any() and not cache.data[1, 2].any()
+
+    cache.reserve(1)  # growing keeps what is there, and asking for less takes nothing away
+    cache.reserve(7)
+    assert cache.data.size(2) >= 7 and torch.equal(cache.read(1, 2, 2)[0][0], entries[0, :, :2])
+    assert not cache.data[:, :, 2:].any()
+
+    cache.write(1, torch.tensor([[5], [5], [5]]), torch.tensor([[[1.0] * 4], [[2.0] * 4], [[3.0] * 4]], dtype=torch.float64))
+    cache.select([2, 1])
+    assert cache.read(1, 2, 6)[0][:, 5, 0].tolist() == [3.0, 2.0]
+    cache.select([1, 0])
+    assert cache.read(1, 2, 6)[0][:, 5, 0].tolist() == [2.0, 3.0]
+    assert torch.equal(cache.read(1, 2, 2)[0][0], entries[1, [1, 0], :2])
+    cache.select([])
+
+
+def test_memory_of_sources_grows_and_shrinks_with_its_rows():
+    memory = SourceMemory(layers=2, rows=3, width=2, like=torch.zeros(1))
+    memory.admit(torch.full((2, 2, 3, 2), 1.0), torch.tensor([3, 3]))
+    assert memory.mask is None and memory.read(0)[0].shape == (2, 3, 1)
+    memory.admit(torch.full((2, 1, 5, 2), 2.0), torch.tensor([5]))
+    assert memory.mask.squeeze().tolist() == [[0, 0, 0, -torch.inf, -torch.inf]] * 2 + [[0] * 5]
+    assert memory.read(1)[1][2].flatten().tolist() == [2.0] * 5
+    memory.select([2])
+    assert memory.mask is None and memory.read(1)[0].flatten().tolist() == [2.0] * 5
+    memory.admit(torch.full((2, 2, 2, 2), 3.0), torch.tensor([1, 2]))
+    assert memory.read(0)[0].shape == (3, 5, 1) and memory.read(0)[0][1, :2].flatten().tolist() == [3.0] * 2
+    assert (memory.mask.squeeze() == 0).sum(1).tolist() == [5, 1, 2]
+    memory.select([1, 2])
+    assert memory.read(0)[0].shape == (2, 2, 1) and (memory.mask.squeeze() == 0).sum(1).tolist() == [1, 2]
+    memory.select([])
+    assert memory.rows == 0 and memory.mask is None
+    memory.admit(torch.full((2, 1, 4, 2), 4.0), torch.tensor([4]))
+    assert memory.read(0)[0].flatten().tolist() == [4.0] * 4
