@@ -13,9 +13,9 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all
 from specdec_plugins.decoding.control import FixedLength
 from specdec_plugins.decoding.drafters.block_nat import BlockDrafter
-from specdec_plugins.decoding.loop import compacted, speculative_decode
+from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.transformer import load_pair
-from specdec_plugins.decoding.values import DecodeStats, Draft, Prefix, Request, Symbols
+from specdec_plugins.decoding.values import DecodeStats, Draft, Prefix, Request, Symbols, compacted
 from specdec_plugins.decoding.verifier import TransformerVerifier, Unverified
 
 WORDS, EOS = 20, 2

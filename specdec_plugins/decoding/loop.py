@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .values import FAIRSEQ_SYMBOLS, DecodeStats, Draft, Hypothesis, Prefix, Request, Source, Symbols, Verdict
+from .values import FAIRSEQ_SYMBOLS, DecodeStats, Draft, Hypothesis, Prefix, Request, Source, Symbols, Verdict, compacted
 
 
 class Role(Protocol):
@@ -59,7 +59,7 @@ def speculative_decode(
             stats.lap("encoding", device)
 
         # 2. Draft: one parallel pass for all of the block. Length 0 is plain autoregressive decoding, and costs no pass.
-        length = min(controller.next_length(), prefix.room)
+        length = controller.next_length() if prefix.room else 0
         draft = drafter.propose(drafting, prefix, length) if length else Draft.empty(len(prefix), device)
         draft = prefix.clip(draft)
         stats.lap("drafting", device)
@@ -91,10 +91,3 @@ def speculative_decode(
                 yield hypothesis
                 stats.lap(None, device)  # what the caller does with it is not ours
         stats.lap("elsewhere", device)
-
-
-def compacted(finished: Sequence[bool]) -> list[int]:
-    """The unfinished rows in a new order that moves few: those behind the new end of the batch fill the gaps before it."""
-    staying = [row for row, end in enumerate(finished) if not end]
-    movers = [row for row in staying if row >= len(staying)]
-    return [movers.pop() if finished[row] else row for row in range(len(staying))]

@@ -111,7 +111,7 @@ class Prefix:
         self._lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self._limits = torch.zeros(rows, dtype=torch.int64, device=device)
         self._cut = torch.zeros(rows, dtype=torch.bool, device=device)
-        self._hidden = torch.zeros(rows, 0, device=device)  # what `constrain` hid of the logits that `commit` is given next
+        self._hidden: list[tuple[Tensor, Tensor]] = []  # parts of the logits in hand that `constrain` hid, and what they were
         self.longest = 0  # of lengths
         self.room = 0  # tokens that the row with most room may still commit before eos
         self._least_room = 0  # the same for the row with least
@@ -155,27 +155,26 @@ class Prefix:
         self._measure()
 
     def constrain(self, logits: Tensor) -> Tensor:
-        """Apply what fairseq's beam search applies, in place, to logits (B, K+1, V): never pad, eos not at once, and
+        """Forbid in logits (B, K+1, V), in place, what fairseq's search forbids: pad, an empty output, going on at the limit.
 
-        nothing but eos from the length limit on. Position j of row b chooses token number ``lengths[b] + j + 1``.
+        Position j of row b chooses token number ``lengths[b] + j + 1``.
         """
-        # What is hidden still counts in the scores: fairseq normalises before it hides.
-        hidden = logits[..., self.symbols.pad].to(torch.float32, copy=True)  # (B, K+1) its log-sum-exp
-        logits[..., self.symbols.pad] = -math.inf
-        empty, eos = self.lengths == 0, logits[:, 0, self.symbols.eos]
-        hidden[:, 0] = torch.where(empty, torch.logaddexp(hidden[:, 0], eos.float()), hidden[:, 0])
-        eos.masked_fill_(empty, -math.inf)
+        self._hidden = []
+        self._hide(logits[..., self.symbols.pad], torch.ones((), dtype=torch.bool, device=self.device))
+        self._hide(logits[:, 0, self.symbols.eos], self.lengths == 0)
         if self._least_room < logits.size(1):
             place = self.lengths[:, None] + torch.arange(logits.size(1), device=self.device)  # (B, K+1)
             over = place >= self.limits[:, None]
             forced = (place == self.limits[:, None]) & logits.argmax(-1).ne(self.symbols.eos)
             self._cut[: len(self)] = forced.any(1)  # counts only for a row that gets there, which this pass ends
             ends = torch.arange(logits.size(2), device=self.device) == self.symbols.eos
-            others = logits[over].float().masked_fill(ends, -math.inf).logsumexp(-1)  # (N,)
-            hidden[over] = torch.logaddexp(hidden[over], others)
-            logits.masked_fill_(over[..., None] & ~ends, -math.inf)
-        self._hidden = hidden
+            self._hide(logits, over[..., None] & ~ends)
         return logits
+
+    def _hide(self, logits: Tensor, where: Tensor) -> None:
+        """Forbid some choices. `commit` puts the logits back: scores are of all that the model would say, as in fairseq."""
+        self._hidden.append((logits, logits.clone()))
+        logits.masked_fill_(where, -math.inf)
 
     def clip(self, draft: Draft) -> Draft:
         """Offer no drafted token after eos, and none beyond the length limit."""
@@ -185,7 +184,8 @@ class Prefix:
         place = torch.arange(width, device=self.device)
         to_eos = torch.where(draft.tokens == self.symbols.eos, place + 1, width).amin(1)
         room = self.limits - self.lengths
-        return Draft(draft.tokens, torch.minimum(torch.minimum(draft.lengths, to_eos), room))
+        lengths = torch.minimum(torch.minimum(draft.lengths, to_eos), room)
+        return Draft(draft.tokens[:, : int(lengths.max())], lengths)  # what no row offers need not be scored
 
     def commit(self, draft: Draft, verdict: Verdict, logits: Tensor | None) -> tuple[list[Step], list[bool]]:
         """Append each row's accepted tokens and correction, up to and with eos.
@@ -203,7 +203,7 @@ class Prefix:
         counts = torch.minimum(counts, torch.where(ends, place + 1, block.size(1)).amin(1))
         finished = ends.any(1)
         if verdict.correction is None:
-            full = self.lengths + counts >= self.limits
+            full = (self.lengths + counts >= self.limits) | (counts == 0)  # 0: the drafter has no more positions
             self._cut[:rows] |= full & ~finished
             finished = finished | full
 
@@ -212,9 +212,10 @@ class Prefix:
         target = (row, self._lengths[row] + column + 1)
         self._tokens[target] = block[row, column]
         if logits is not None:
+            for part, values in reversed(self._hidden):
+                part.copy_(values)
             chosen = logits[row, column].float()  # (N, V)
-            total = torch.logaddexp(chosen.logsumexp(1), self._hidden[row, column])
-            self._scores[target] = chosen.gather(1, block[row, column][:, None])[:, 0] - total
+            self._scores[target] = chosen.gather(1, block[row, column][:, None])[:, 0] - chosen.logsumexp(1)
         self._lengths[:rows] += counts
         self._measure()
 
@@ -236,7 +237,7 @@ class Prefix:
         ended = bool(tokens) and tokens[-1] == self.symbols.eos
         index = self.requests[row].index
         tokens = tokens[:-1] if ended else tokens
-        cut = bool(self._cut[row]) and len(tokens) == self.requests[row].limit
+        cut = bool(self._cut[row]) and (not ended or len(tokens) == self.requests[row].limit)
         return Hypothesis(index, tokens, scores, self.steps[row], cut)
 
     def _measure(self) -> None:
@@ -248,6 +249,13 @@ class Prefix:
             more = max(width, 2 * self._tokens.size(1)) - self._tokens.size(1)
             self._tokens = torch.nn.functional.pad(self._tokens, (0, more), value=self.symbols.eos)
             self._scores = torch.nn.functional.pad(self._scores, (0, more))
+
+
+def compacted(finished: Sequence[bool]) -> list[int]:
+    """The unfinished rows in a new order that moves few: those behind the new end of the batch fill the gaps before it."""
+    staying = [row for row, end in enumerate(finished) if not end]
+    movers = [row for row in staying if row >= len(staying)]
+    return [movers.pop() if finished[row] else row for row in range(len(staying))]
 
 
 def move_rows(tensor: Tensor, order: list[int], dim: int = 0) -> None:
