@@ -49,7 +49,7 @@ class Pair:
     source_lang: str
     target_lang: str
     codes: Path | None
-    block_size: int  # what the drafter was trained with
+    block_size: int  # drafted tokens an iteration, if nobody says otherwise: what the drafter was trained with
 
 
 def load_folder(folder: str | os.PathLike[str]) -> Pair:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import replace
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,6 +17,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only text in BPE")
     parser.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
     parser.add_argument("-t", "--target-lang", metavar="LANG", help="(default: the verifier's)")
+    parser.add_argument(
+        "--block-size", type=int, metavar="K", help="drafted tokens an iteration by default (default: as trained)"
+    )
     parser.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly other numbers")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
     options = parser.parse_args(argv)
@@ -36,6 +40,9 @@ def run(options: argparse.Namespace) -> list[str]:
 
     paths = options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes
     pair = model_folder.load_parts(*paths)
+    if options.block_size is not None:
+        Settings(block_size=options.block_size)  # raises if it cannot be
+        pair = replace(pair, block_size=options.block_size)
     sizes = model_folder.save_folder(pair, options.output, options.half)
     Translator(model_folder.load_folder(options.output), Settings(strategy="specdec" if pair.drafter else "ar"))
     total = sum(sizes.values())

@@ -11,7 +11,7 @@ class Settings:
     """How to decode; the names are those of ``specdec-translate``'s options. Raises ValueError with everything wrong."""
 
     strategy: str = "specdec"
-    block_size: int | None = None  # drafted tokens an iteration; None: what the drafter was trained with
+    block_size: int | None = None  # drafted tokens an iteration; None: the model's
     beta: int = 1
     tau: float = float("inf")  # nats
     max_len_a: float = 0.0

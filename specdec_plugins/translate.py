@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--strategy", choices=STRATEGIES, default="specdec",
                      help="specdec: draft and verify (default); ar: the verifier alone; drafter: drafts, unverified; "
                      "fairseq: its own generator")  # fmt: skip
-    how.add_argument("--block-size", type=int, metavar="K", help="drafted tokens an iteration (default: as trained)")
+    how.add_argument("--block-size", type=int, metavar="K", help="drafted tokens an iteration (default: the model's)")
     how.add_argument("--beta", type=int, default=1, metavar="N",
                      help="accept a token among the verifier's N best (default: 1: exact)")  # fmt: skip
     how.add_argument("--tau", type=float, default=math.inf, metavar="X", help="and within X nats of its best (default: no limit)")
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except OSError as error:
         where = error.filename or options.output or "stdout"
-        print(f"specdec-translate: error: {where}: {error.strerror or error}{written}", file=sys.stderr)
+        print(f"specdec-translate: error: {where}: {error.strerror or error}", file=sys.stderr)
         return 1
     except ValueError as error:
         print(f"specdec-translate: error: {error}{written}", file=sys.stderr)

@@ -128,7 +128,8 @@ def test_packing_keeps_the_function_and_stores_what_is_shared_once(folder, parts
     translator = Translator.from_pretrained(folder)
     assert translator._roles[0].model.encoder is translator._roles[1].model.encoder  # equal, so held and run once
     half = tmp_path / "half"
-    assert pack.main([*flat(parts), "--output", str(half), "--half"]) == 0
+    assert pack.main([*flat(parts), "--output", str(half), "--half", "--block-size", "3"]) == 0
+    assert load_folder(half).block_size == 3 and pair.block_size == 5
     assert (half / "verifier.safetensors").stat().st_size < 0.6 * sizes["verifier.safetensors"]
     capfd.readouterr()
     exact = run(capfd, "--model", half, "--strategy", "ar", "--quiet", "--input", source)[0]
