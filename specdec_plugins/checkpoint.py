@@ -9,7 +9,7 @@ import math
 import os
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -126,6 +126,9 @@ def engine_model(checkpoint: Checkpoint, name: str) -> tuple[dict[str, torch.Ten
         raise CheckpointError(f"{name}: the engine does not support " + "; ".join(faults))
 
     weights = modern_names(checkpoint["model"])
+    absent = [weight for weight in announced(args) if weight not in weights]
+    if absent:
+        raise CheckpointError(f"{name}: its settings announce weights that it has not: {', '.join(absent)}")
     form = int(weights["block_format"]) if "block_format" in weights else 1
     block = arch == "block"
     if block and form not in (1, 2):
@@ -143,6 +146,19 @@ def engine_model(checkpoint: Checkpoint, name: str) -> tuple[dict[str, torch.Ten
         max_target_positions=int(args.get("max_target_positions") or 1024),
         block=block,
     )
+
+
+def announced(args: dict[str, Any]) -> Iterator[str]:
+    """Weights that a model of these settings has beside those that every model has; by one each where they come in groups."""
+    for side in ("encoder", "decoder"):
+        if args.get(f"{side}_layers"):
+            yield f"{side}.layers.{int(args[f'{side}_layers']) - 1}.fc1.weight"
+        if args.get(f"{side}_learned_pos"):
+            yield f"{side}.embed_positions.weight"
+        if args.get("layernorm_embedding"):
+            yield f"{side}.layernorm_embedding.weight"
+    if args.get("share_decoder_input_output_embed") is False and not args.get("share_all_embeddings"):
+        yield "decoder.output_projection.weight"
 
 
 def modern_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -85,6 +85,8 @@ class Translator:
         configs = [model[1] for model in (verifier, drafter) if model]
         self.max_source = min(config.max_source_positions for config in configs)
         self.max_target = verifier[1].max_target_positions - 1  # as in fairseq, which counts the closing eos
+        if settings.strategy == "drafter":
+            self.max_target = min(config.max_target_positions for config in configs) - 1
         if settings.strategy == "fairseq":
             from specdec_plugins.baseline import FairseqGenerator
 

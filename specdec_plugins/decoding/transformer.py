@@ -69,10 +69,8 @@ class Weights:
     def linear(self, *names: str) -> "Linear":
         """One product for several projections of the same input. Empty if a weight is missing, which `faults` will tell."""
         weights = [self(f"{name}.weight") for name in names]
-        biases = [self(f"{name}.bias") for name in names if f"{name}.bias" in self]
-        if self.missing or (biases and len(biases) != len(names)):
-            return Linear(torch.zeros(0), None)
-        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+        biases = [self(f"{name}.bias") for name in names]
+        return Linear(torch.zeros(0), torch.zeros(0)) if self.missing else Linear(torch.cat(weights), torch.cat(biases))
 
     def norm(self, name: str) -> "Norm":
         return Norm(self(f"{name}.weight"), self(f"{name}.bias"))
@@ -85,7 +83,7 @@ class Weights:
 @dataclass(frozen=True)
 class Linear:
     weight: Tensor  # (out, in)
-    bias: Tensor | None
+    bias: Tensor  # (out,)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -313,9 +311,8 @@ def load_pair(
     if drafter is None:
         return model, None
     others = place(drafter[0], device, dtype, beside=tensors)
-    twin = encoder_settings(drafter[1]) == encoder_settings(verifier[1]) and all(
-        tensor is tensors.get(name) for name, tensor in others.items() if is_encoder(name)
-    )
+    own, given = ({name: id(tensor) for name, tensor in each.items() if is_encoder(name)} for each in (others, tensors))
+    twin = encoder_settings(drafter[1]) == encoder_settings(verifier[1]) and own == given
     return model, Transformer.load(others, drafter[1], encoder=model.encoder if twin else None)
 
 

@@ -138,6 +138,7 @@ class Prefix:
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Append rows with nothing committed."""
+        assert all(request.limit > 0 for request in requests), "an output has at least one token"
         start = len(self)
         self.requests.extend(requests)
         self.steps.extend([] for _ in requests)
@@ -185,7 +186,7 @@ class Prefix:
         to_eos = torch.where(draft.tokens == self.symbols.eos, place + 1, width).amin(1)
         room = self.limits - self.lengths
         lengths = torch.minimum(torch.minimum(draft.lengths, to_eos), room)
-        return Draft(draft.tokens[:, : int(lengths.max())], lengths)  # what no row offers need not be scored
+        return Draft(draft.tokens[:, : max(1, int(lengths.max()))], lengths)  # what no row offers need not be scored
 
     def commit(self, draft: Draft, verdict: Verdict, logits: Tensor | None) -> tuple[list[Step], list[bool]]:
         """Append each row's accepted tokens and correction, up to and with eos.
