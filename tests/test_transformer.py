@@ -422,40 +422,41 @@ def test_cache_is_addressed_by_row_and_position():
     cache.reserve(2)
     entries = torch.arange(16.0, dtype=torch.float64).view(2, 2, 4)
     cache.write(1, torch.tensor([[0, 1], [1, 0]]), entries)
-    keys, values = cache.read(1, 2, 2)
-    assert torch.equal(keys[0], entries[0, :, :2]) and torch.equal(values[0], entries[0, :, 2:])
-    assert torch.equal(keys[1], entries[1, [1, 0], :2]) and torch.equal(values[1], entries[1, [1, 0], 2:])
-    assert not cache.read(0, 3, 2)[0].any() and not cache.data[1, 2].any()
+    found = cache.read(1, 2, 2)
+    assert torch.equal(found[0], entries[0]) and torch.equal(found[1], entries[1, [1, 0]])
+    assert not cache.read(0, 3, 2).any() and not cache.data[1, 2].any()
 
     cache.reserve(1)  # growing keeps what is there, and asking for less takes nothing away
     cache.reserve(7)
-    assert cache.data.size(2) >= 7 and torch.equal(cache.read(1, 2, 2)[0][0], entries[0, :, :2])
+    assert cache.data.size(2) >= 7 and torch.equal(cache.read(1, 2, 2)[0], entries[0])
     assert not cache.data[:, :, 2:].any()
 
     cache.write(1, torch.tensor([[5], [5], [5]]), torch.tensor([[[1.0] * 4], [[2.0] * 4], [[3.0] * 4]], dtype=torch.float64))
     cache.select([2, 1])
-    assert cache.read(1, 2, 6)[0][:, 5, 0].tolist() == [3.0, 2.0]
+    assert cache.read(1, 2, 6)[:, 5, 0].tolist() == [3.0, 2.0]
     cache.select([1, 0])
-    assert cache.read(1, 2, 6)[0][:, 5, 0].tolist() == [2.0, 3.0]
-    assert torch.equal(cache.read(1, 2, 2)[0][0], entries[1, [1, 0], :2])
+    assert cache.read(1, 2, 6)[:, 5, 0].tolist() == [2.0, 3.0]
+    assert torch.equal(cache.read(1, 2, 2)[0], entries[1, [1, 0]])
+    cache.write(0, torch.tensor([[3, 4]]), entries[:1], start=3)  # all rows at one place: the same by another way
+    assert torch.equal(cache.read(0, 1, 5)[0, 3:], entries[0]) and not cache.read(0, 1, 3).any()
     cache.select([])
 
 
 def test_memory_of_sources_grows_and_shrinks_with_its_rows():
     memory = SourceMemory(layers=2, rows=3, width=2, like=torch.zeros(1))
     memory.admit(torch.full((2, 2, 3, 2), 1.0), torch.tensor([3, 3]))
-    assert memory.mask is None and memory.read(0)[0].shape == (2, 3, 1)
+    assert memory.mask is None and memory.read(0).shape == (2, 3, 2)
     memory.admit(torch.full((2, 1, 5, 2), 2.0), torch.tensor([5]))
     assert memory.mask.squeeze().tolist() == [[0, 0, 0, -torch.inf, -torch.inf]] * 2 + [[0] * 5]
-    assert memory.read(1)[1][2].flatten().tolist() == [2.0] * 5
+    assert memory.read(1)[2].flatten().tolist() == [2.0] * 10
     memory.select([2])
-    assert memory.mask is None and memory.read(1)[0].flatten().tolist() == [2.0] * 5
+    assert memory.mask is None and memory.read(1).flatten().tolist() == [2.0] * 10
     memory.admit(torch.full((2, 2, 2, 2), 3.0), torch.tensor([1, 2]))
-    assert memory.read(0)[0].shape == (3, 5, 1) and memory.read(0)[0][1, :2].flatten().tolist() == [3.0] * 2
+    assert memory.read(0).shape == (3, 5, 2) and memory.read(0)[1, :2].flatten().tolist() == [3.0] * 4
     assert (memory.mask.squeeze() == 0).sum(1).tolist() == [5, 1, 2]
     memory.select([1, 2])
-    assert memory.read(0)[0].shape == (2, 2, 1) and (memory.mask.squeeze() == 0).sum(1).tolist() == [1, 2]
+    assert memory.read(0).shape == (2, 2, 2) and (memory.mask.squeeze() == 0).sum(1).tolist() == [1, 2]
     memory.select([])
     assert memory.rows == 0 and memory.mask is None
     memory.admit(torch.full((2, 1, 4, 2), 4.0), torch.tensor([4]))
-    assert memory.read(0)[0].flatten().tolist() == [4.0] * 4
+    assert memory.read(0).flatten().tolist() == [4.0] * 8

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -155,6 +156,11 @@ def test_gzip_and_carriage_returns(folder, lines, tmp_path, source, capfd):
     assert run(capfd, "--model", folder, "--quiet", "--input", packed)[0] == expected
 
 
+def rounded(content):
+    """Scores in fewer digits: a batch of other sentences rounds otherwise."""
+    return re.sub(rb"-\d+\.\d+", lambda number: b"%.3f" % float(number[0]), content)
+
+
 @pytest.mark.parametrize("form", ["text", "fairseq", "json"])
 def test_resume_gives_the_file_of_an_unbroken_run(folder, source, tmp_path, capfd, form):
     options = ("--model", folder, "--input", source, "--quiet", "--format", form, "--max-len-b", 9)
@@ -164,10 +170,10 @@ def test_resume_gives_the_file_of_an_unbroken_run(folder, source, tmp_path, capf
     for kept in (0, 1, len(content) // 3, len(content) // 2, len(content) - 1, len(content)):
         cut.write_bytes(content[:kept])
         run(capfd, *options, "--output", cut, "--resume")
-        assert cut.read_bytes() == content
+        assert rounded(cut.read_bytes()) == rounded(content)
     cut.unlink()
     run(capfd, *options, "--output", cut, "--resume")
-    assert cut.read_bytes() == content
+    assert rounded(cut.read_bytes()) == rounded(content)
     cut.write_bytes(content + content)
     assert "made from something else" in run(capfd, *options, "--output", cut, "--resume", status=1)[1]
 
