@@ -10,7 +10,7 @@ from reference import draft_alone, greedy, log_probabilities, tolerant
 
 from specdec_plugins import checkpoint
 from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all
+from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all, restrict
 from specdec_plugins.decoding.control import FixedLength
 from specdec_plugins.decoding.drafters.block_nat import BlockDrafter
 from specdec_plugins.decoding.loop import speculative_decode
@@ -45,8 +45,8 @@ class Tilted:
         self.verifier, self.tilt = verifier, tilt
         self.start, self.admit = verifier.start, verifier.admit
 
-    def score(self, state, prefix, draft_tokens):
-        logits = self.verifier.score(state, prefix, draft_tokens)
+    def score(self, state, prefix, draft):
+        logits = self.verifier.score(state, prefix, draft)
         return logits + self.tilt[prefix.lengths[:, None] + torch.arange(logits.size(1))]
 
 
@@ -83,12 +83,11 @@ class Knowing:
 
     def propose(self, state, prefix, num_tokens):
         rows = []
-        for request, length in zip(prefix.requests, prefix.lengths.tolist()):
-            future = [*self.outputs[request.index], EOS][length:][:num_tokens]
+        for request, output in zip(prefix.requests, prefix.outputs):
+            future = [*self.outputs[request.index], EOS][len(output) :][:num_tokens]
             future += [self.random.randrange(WORDS) for _ in range(num_tokens - len(future))]
             rows.append([self.random.randrange(WORDS) if self.random.random() < self.error else token for token in future])
-        offered = [self.random.choice([num_tokens, self.random.randrange(num_tokens + 1)]) for _ in rows]
-        return Draft(torch.tensor(rows), torch.tensor(offered))
+        return Draft([row[: self.random.choice([num_tokens, self.random.randrange(num_tokens + 1)])] for row in rows])
 
 
 class Planned(Knowing):
@@ -98,9 +97,8 @@ class Planned(Knowing):
         self.plans = plans
 
     def propose(self, state, prefix, num_tokens):
-        starts = zip(prefix.requests, prefix.lengths.tolist())
-        rows = [self.plans[request.index][length : length + num_tokens] for request, length in starts]
-        return Draft(torch.tensor(rows), torch.full((len(rows),), num_tokens))
+        starts = [(self.plans[request.index], len(output)) for request, output in zip(prefix.requests, prefix.outputs)]
+        return Draft([plan[start : start + num_tokens] for plan, start in starts])
 
 
 class Lengths:
@@ -397,26 +395,49 @@ def test_compacted_moves_only_into_gaps():
 def make_prefix(lengths, limits):
     prefix = Prefix(Symbols(), len(lengths))
     prefix.admit([Request(index, [EOS], limit) for index, limit in enumerate(limits)])
-    draft = Draft(torch.arange(4, 4 + max(lengths)).expand(len(lengths), -1), torch.tensor(lengths))
-    prefix.commit(draft, accept_all(None, draft), None)
+    draft = Draft([list(range(4, 4 + length)) for length in lengths])
+    prefix.commit(draft, accept_all(None, draft, prefix.bounds))
     return prefix
 
 
 def test_what_may_be_chosen_where():
     """Pad nowhere, eos not first, nothing but eos from the limit on."""
     prefix = make_prefix([0, 2, 3], limits=[9, 4, 3])
-    banned = prefix.constrain(torch.zeros(3, 4, 6)) == -torch.inf  # tokens 0 .. 5; pad is 1, eos is 2
+    logits = torch.zeros(3, 4, 6)  # tokens 0 .. 5; pad is 1, eos is 2
+    allowed, forced = restrict(logits, prefix.bounds)
     plain, first, last = [1], [1, 2], [0, 1, 3, 4, 5]
     expected = [[first, plain, plain, plain], [plain, plain, last, last], [last] * 4]
-    assert [[row.nonzero().flatten().tolist() for row in rows] for rows in banned] == expected
+    assert [[(row == -torch.inf).nonzero().flatten().tolist() for row in rows] for rows in allowed] == expected
+    assert forced.tolist() == [[False] * 4, [False, False, True, True], [True] * 4]
+    logits[..., EOS] = 1
+    assert not restrict(logits, prefix.bounds)[1].any()
 
 
 def test_what_is_offered():
     """Nothing after eos, nothing beyond the limit, and no more than the drafter offers."""
-    prefix = make_prefix([0, 2, 3, 1, 1], limits=[9, 4, 3, 9, 9])
-    draft = Draft(
-        torch.tensor([[5, EOS, 6, EOS], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, EOS]]), torch.tensor([4] * 5)
-    )
-    assert prefix.clip(draft).lengths.tolist() == [2, 2, 0, 4, 4]
-    shorter = Draft(draft.tokens, torch.tensor([1, 3, 2, 3, 0]))
-    assert prefix.clip(shorter).lengths.tolist() == [1, 2, 0, 3, 0]
+    prefix = make_prefix([0, 2, 3, 1, 1, 1], limits=[9, 4, 3, 9, 9, 9])
+    draft = Draft([[5, EOS, 6, EOS], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, EOS], []])
+    assert prefix.clip(draft).tokens == [[5, EOS], [5, 6], [], [5, 6, 7, 8], [5, 6, 7, EOS], []]
+
+
+def test_what_the_models_see_is_what_was_committed():
+    """The tensors follow the outputs: through admissions, moves, and growth beyond what was reserved."""
+    rng, prefix, outputs, index = random.Random(0), Prefix(Symbols(), 5), [], 0
+    for _ in range(80):
+        if len(prefix) < 5 and rng.random() < 0.5:
+            prefix.admit([Request(index, [EOS], 500)])
+            outputs.append([])
+            index += 1
+        if len(prefix):
+            draft = Draft([[rng.randrange(4, 9) for _ in range(rng.randrange(1, 9))] for _ in outputs])
+            prefix.commit(draft, accept_all(None, draft, prefix.bounds))
+            outputs = [output + new for output, new in zip(outputs, draft.tokens)]
+        assert prefix.lengths.tolist() == list(map(len, outputs))
+        assert prefix.last.tolist() == [[EOS, *output][-1] for output in outputs]
+        for row, output in zip(prefix.tokens, outputs):
+            assert row[: len(output) + 1].tolist() == [EOS, *output]
+        if rng.random() < 0.2:
+            order = rng.sample(range(len(prefix)), max(0, len(prefix) - 1))
+            prefix.select(order)
+            outputs = [outputs[row] for row in order]
+    assert max(map(len, outputs)) > 64

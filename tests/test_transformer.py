@@ -102,7 +102,7 @@ def engine_logits(model, source, target):
     state = verifier.start(len(rows))
     verifier.admit(state, Source(rows, SYMBOLS))
     prefix.admit([Request(index, row, 50) for index, row in enumerate(rows)])
-    return verifier.score(state, prefix, target)
+    return verifier.score(state, prefix, Draft(target.tolist()))
 
 
 def assert_same_logits(model, engine, rtol=1e-9, atol=1e-9):
@@ -183,8 +183,7 @@ def test_drafters_logits_are_the_plugins(form, copy, shape):
             torch.testing.assert_close(logits[row], expected, rtol=tolerance, atol=tolerance)
             expected[:, SYMBOLS.pad] = -torch.inf
             expected[0, EOS] -= torch.inf if not target else 0
-            assert draft.tokens[row].tolist() == expected.argmax(-1).tolist()
-        assert draft.lengths.tolist() == [block] * len(sources)
+            assert draft.tokens[row] == expected.argmax(-1).tolist()
 
 
 def standing(role, sources, targets, limit=60):
@@ -198,10 +197,8 @@ def standing(role, sources, targets, limit=60):
 
 def commit(prefix, tokens):
     """Append to each row its list of tokens."""
-    width = max(map(len, tokens))
-    block = torch.tensor([row + [0] * (width - len(row)) for row in tokens], dtype=torch.int64).view(len(tokens), width)
-    draft = Draft(block, torch.tensor(list(map(len, tokens))))
-    prefix.commit(draft, accept_all(None, draft), None)
+    draft = Draft(tokens)
+    prefix.commit(draft, accept_all(None, draft, prefix.bounds))
 
 
 @pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
@@ -221,7 +218,7 @@ def test_cached_logits_are_uncached_logits(shape):
             committed += [[] for _ in new]
             admitted += len(new)
         draft = targets_for(len(prefix), rng.choice([0, 0, 1, 3, 8, 20]), seed=turn)
-        logits = verifier.score(state, prefix, draft)
+        logits = verifier.score(state, prefix, Draft(draft.tolist()))
         said = []
         for row, request in enumerate(prefix.requests):
             target = torch.tensor([committed[row] + draft[row].tolist()], dtype=torch.int64)

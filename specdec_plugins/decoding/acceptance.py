@@ -1,4 +1,4 @@
-"""Which drafted tokens pass: pure functions of the verifier's logits and the draft.
+"""Which drafted tokens pass, and what follows them: pure functions of the verifier's logits, the draft and what is allowed.
 
 Knows nothing about models or the loop. B rows, K drafted tokens, V vocabulary.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .values import Draft, Verdict
+from .values import Bounds, Draft, Verdict
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,32 @@ class TopBetaTau:
         if not self.tau >= 0:
             raise ValueError(f"tau {self.tau} is negative or no number")
 
-    def __call__(self, logits: Tensor, draft: Draft) -> Verdict:
+    def __call__(self, logits: Tensor, draft: Draft, bounds: Bounds) -> Verdict:
         """Judge a draft by logits (B, K+1, V): position j chooses the token after the first j drafted ones."""
-        width = draft.tokens.size(1)
-        best = logits.argmax(-1)  # (B, K+1)
-        passes = draft.tokens == best[:, :width]  # (B, K)
+        width = draft.width
+        tokens = draft.padded(logits.device)  # (B, K)
+        offered = torch.tensor(list(map(len, draft.tokens)), device=logits.device)
+        allowed, forced = restrict(logits[:, : width + 1], bounds)
+        best = allowed.argmax(-1)  # (B, K+1)
+        passes = tokens == best[:, :width]  # (B, K)
         if self.beta > 1:
-            passes |= self._tolerates(logits[:, :width], best[:, :width], draft.tokens)
-        passes &= torch.arange(width, device=passes.device) < draft.lengths[:, None]
+            passes |= self._tolerates(allowed[:, :width], best[:, :width], tokens)
+        passes &= torch.arange(width, device=passes.device) < offered[:, None]
         accepted = passes.long().cumprod(1).sum(1)  # (B,) up to the first refusal
-        return Verdict(accepted, best.gather(1, accepted[:, None])[:, 0])
+        corrections = best.gather(1, accepted[:, None])  # (B, 1)
+
+        # Scores are of all that the model would say, as in fairseq: of the logits before anything was forbidden.
+        chosen = torch.cat([tokens, corrections], 1).scatter(1, accepted[:, None], corrections)  # (B, K+1)
+        row, place = (torch.arange(width + 1, device=accepted.device) <= accepted[:, None]).nonzero(as_tuple=True)  # (N,)
+        said = logits[row, place].float()  # (N, V)
+        scores = said.gather(1, chosen[row, place][:, None])[:, 0] - said.logsumexp(1)
+        counts = accepted.tolist()
+        return Verdict(
+            counts,
+            corrections[:, 0].tolist(),
+            [part.tolist() for part in scores.cpu().split([count + 1 for count in counts])],
+            forced.gather(1, accepted[:, None])[:, 0].tolist(),
+        )
 
     def _tolerates(self, logits: Tensor, best: Tensor, tokens: Tensor) -> Tensor:
         """(B, K) whether a token ranks below ``beta`` and lies within ``tau``; ranks are counted only where tau allows it."""
@@ -54,6 +70,23 @@ class TopBetaTau:
         return near
 
 
-def accept_all(logits: Tensor | None, draft: Draft) -> Verdict:
+def restrict(logits: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """A copy of logits (B, K+1, V) with minus infinity where `Bounds` forbid; (B, K+1) whether the limit forbids the best."""
+    eos, width, device = bounds.symbols.eos, logits.size(1), logits.device
+    allowed = logits.clone()
+    allowed[..., bounds.symbols.pad] = -math.inf
+    allowed[:, 0, eos].masked_fill_(torch.tensor(bounds.empty, device=device), -math.inf)
+    if min(bounds.room) >= width:
+        return allowed, torch.zeros(logits.shape[:2], dtype=torch.bool, device=device)
+    over = torch.arange(width, device=device) >= torch.tensor(bounds.room, device=device)[:, None]  # (B, K+1)
+    forced = over & (allowed.argmax(-1) != eos)
+    allowed[over] = -math.inf
+    allowed[..., eos].masked_fill_(over, 0.0)
+    return allowed, forced
+
+
+def accept_all(logits: Tensor | None, draft: Draft, bounds: Bounds) -> Verdict:
     """No verification: the draft is the output. For the strategy ``drafter``; ``logits`` are not looked at."""
-    return Verdict(draft.lengths, None)
+    return Verdict(
+        list(map(len, draft.tokens)), None, [[0.0] * len(tokens) for tokens in draft.tokens], [False] * len(draft.tokens)
+    )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .values import FAIRSEQ_SYMBOLS, DecodeStats, Draft, Hypothesis, Prefix, Request, Source, Symbols, Verdict, compacted
+from .values import FAIRSEQ_SYMBOLS, Bounds, DecodeStats, Draft, Hypothesis, Prefix, Request, Source, Symbols, Verdict, compacted
 
 
 class Role(Protocol):
@@ -26,11 +26,11 @@ class Drafter(Role, Protocol):
 
 
 class Verifier(Role, Protocol):
-    def score(self, state: Any, prefix: Prefix, draft_tokens: Tensor) -> Tensor | None: ...  # (B, K+1, V)
+    def score(self, state: Any, prefix: Prefix, draft: Draft) -> Tensor | None: ...  # (B, K+1, V)
 
 
 class Acceptance(Protocol):
-    def __call__(self, logits: Any, draft: Draft) -> Verdict: ...
+    def __call__(self, logits: Any, draft: Draft, bounds: Bounds) -> Verdict: ...
 
 
 class Controller(Protocol):
@@ -59,19 +59,17 @@ def speculative_decode(
             stats.lap("encoding", device)
 
         # 2. Draft: one parallel pass for all of the block. Length 0 is plain autoregressive decoding, and costs no pass.
-        length = controller.next_length() if prefix.room else 0
-        draft = drafter.propose(drafting, prefix, length) if length else Draft.empty(len(prefix), device)
+        length = controller.next_length() if max(prefix.room) else 0
+        draft = drafter.propose(drafting, prefix, length) if length else Draft([[] for _ in prefix.requests])
         draft = prefix.clip(draft)
         stats.lap("drafting", device)
 
         # 3. Verify: one pass over the block gives the verifier's choice after every drafted token.
-        logits = verifier.score(verifying, prefix, draft.tokens)
-        if logits is not None:
-            prefix.constrain(logits)
+        logits = verifier.score(verifying, prefix, draft)
 
         # 4. Accept the longest prefix of the draft that passes, and 5. commit it with the verifier's own next token.
-        verdict = acceptance(logits, draft)
-        steps, finished = prefix.commit(draft, verdict, logits)
+        verdict = acceptance(logits, draft, prefix.bounds)
+        steps, finished = prefix.commit(draft, verdict)
         stats.lap("verifying", device)
 
         # 6. Record.

@@ -4,11 +4,11 @@ Knows nothing about models. B rows of the batch (sentences in flight), S source 
 V vocabulary, T target positions that the buffers hold.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,180 +76,167 @@ class Source:
 
 @dataclass(frozen=True)
 class Draft:
-    """``tokens`` (B, K) int64; only the first ``lengths`` (B,) of a row are offered for verification."""
+    """The tokens that each row is offered: ``tokens[b]`` are row b's, as many as there are."""
 
-    tokens: Tensor
-    lengths: Tensor
+    tokens: list[list[int]]
 
-    @classmethod
-    def empty(cls, rows: int, device: torch.device | str = "cpu") -> "Draft":
-        return cls(torch.zeros(rows, 0, dtype=torch.int64, device=device), torch.zeros(rows, dtype=torch.int64, device=device))
+    @property
+    def width(self) -> int:
+        """K, the length of the longest."""
+        return max(map(len, self.tokens), default=0)
+
+    def padded(self, device: torch.device | str = "cpu") -> Tensor:
+        """(B, K) int64; behind a row's tokens stands anything."""
+        width = self.width
+        rows = [[*tokens, *[0] * (width - len(tokens))] for tokens in self.tokens]
+        return torch.tensor(rows, dtype=torch.int64, device=device).view(len(rows), width)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a row may say next whatever its logits are, by fairseq's conventions: never pad, no output that is empty
+    (``empty``: nothing is committed yet), and nothing but eos at the limit, which is ``room`` tokens away."""
+
+    symbols: Symbols
+    empty: list[bool]
+    room: list[int]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``accepted`` (B,) int64 leading tokens of the draft; ``correction`` (B,) the verifier's token after them, or None."""
+    """How many of each row's drafted tokens pass, and what follows them.
 
-    accepted: Tensor
-    correction: Tensor | None
+    ``corrections`` are the verifier's tokens behind the accepted ones; None if there is no verifier. ``scores`` are the
+    log-probabilities (nats) of the accepted tokens and the correction; ``cut`` tells where the limit forced the correction.
+    """
+
+    accepted: list[int]
+    corrections: list[int] | None
+    scores: list[list[float]]
+    cut: list[bool]
 
 
 class Prefix:
-    """The committed tokens of the sentences in flight, one row each.
+    """The committed tokens of the sentences in flight, one row each. Rows leave by `select` and join by `admit`.
 
-    ``tokens`` (B, T) starts with eos, as the verifier's decoder input does: row b is eos, y1 .. yn, n = ``lengths[b]``.
-    ``limits`` (B,) is the most tokens that a row may commit before eos. Rows leave by `select` and join by `admit`.
+    ``outputs[b]`` is row b's y1 .. yn. For the models the same as tensors: ``tokens`` (B, T) starts with eos, as the
+    verifier's input does, and holds anything behind row b's n = ``lengths[b]`` tokens.
     """
 
     def __init__(self, symbols: Symbols, rows: int, device: torch.device | str = "cpu"):
         self.symbols = symbols
-        self.device = device
+        self.device = torch.device(device)
         self.requests: list[Request] = []
+        self.outputs: list[list[int]] = []
+        self.scores: list[list[float]] = []
         self.steps: list[list[Step]] = []
-        self._tokens = torch.full((rows, 64), symbols.eos, device=device)
-        self._scores = torch.zeros(rows, 64, device=device, dtype=torch.float32)  # of the token at the same place
-        self._lengths = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._limits = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._cut = torch.zeros(rows, dtype=torch.bool, device=device)
-        self._hidden: list[tuple[Tensor, Tensor]] = []  # parts of the logits in hand that `constrain` hid, and what they were
-        self.longest = 0  # of lengths
-        self.room = 0  # tokens that the row with most room may still commit before eos
-        self._least_room = 0  # the same for the row with least
+        self.cut: list[bool] = []
+        self._tokens = np.full((rows, 64), symbols.eos, dtype=np.int64)
+        self._lengths = np.zeros(rows, dtype=np.int64)
+        self._placed: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.requests)
 
     @property
     def tokens(self) -> Tensor:
-        return self._tokens[: len(self)]
+        return self._tensors()[0]
 
     @property
     def lengths(self) -> Tensor:
-        return self._lengths[: len(self)]
-
-    @property
-    def limits(self) -> Tensor:
-        return self._limits[: len(self)]
+        """(B,) int64"""
+        return self._tensors()[1]
 
     @property
     def last(self) -> Tensor:
         """(B,) the last committed token of each row; eos where there is none yet."""
         return self.tokens.gather(1, self.lengths[:, None])[:, 0]
 
+    @property
+    def longest(self) -> int:
+        """The length of the longest output."""
+        return max(map(len, self.outputs), default=0)
+
+    @property
+    def room(self) -> list[int]:
+        """How many tokens each row may still commit before eos."""
+        return [request.limit - len(output) for request, output in zip(self.requests, self.outputs)]
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.symbols, [not output for output in self.outputs], self.room)
+
+    def _tensors(self) -> tuple[Tensor, Tensor]:
+        """On a CPU the arrays themselves; elsewhere a copy, renewed when they have changed."""
+        if self._placed is None:
+            rows, longest = len(self), self.longest
+            arrays = self._tokens[:rows, : longest + 1], self._lengths[:rows]
+            tokens, lengths = (torch.from_numpy(array).to(self.device) for array in arrays)
+            self._placed = tokens, lengths
+        return self._placed
+
     def admit(self, requests: Sequence[Request]) -> None:
         """Append rows with nothing committed."""
         assert all(request.limit > 0 for request in requests), "an output has at least one token"
-        start = len(self)
+        self._lengths[len(self) : len(self) + len(requests)] = 0
         self.requests.extend(requests)
-        self.steps.extend([] for _ in requests)
-        self._lengths[start : len(self)] = 0
-        self._cut[start : len(self)] = False
-        self._limits[start : len(self)] = torch.tensor([request.limit for request in requests], device=self.device)
-        self._measure()
+        for histories in (self.outputs, self.scores, self.steps):
+            histories.extend([] for _ in requests)
+        self.cut.extend(False for _ in requests)
+        self._placed = None
 
     def select(self, order: list[int]) -> None:
         """Keep the rows ``order``: the new row i is the old row ``order[i]``."""
-        for tensor in (self._tokens, self._scores, self._lengths, self._limits, self._cut):
-            move_rows(tensor, order)
-        self.requests = [self.requests[row] for row in order]
-        self.steps = [self.steps[row] for row in order]
-        self._measure()
-
-    def constrain(self, logits: Tensor) -> Tensor:
-        """Forbid in logits (B, K+1, V), in place, what fairseq's search forbids: pad, an empty output, going on at the limit.
-
-        Position j of row b chooses token number ``lengths[b] + j + 1``.
-        """
-        self._hidden = []
-        self._hide(logits[..., self.symbols.pad], torch.ones((), dtype=torch.bool, device=self.device))
-        self._hide(logits[:, 0, self.symbols.eos], self.lengths == 0)
-        if self._least_room < logits.size(1):
-            place = self.lengths[:, None] + torch.arange(logits.size(1), device=self.device)  # (B, K+1)
-            over = place >= self.limits[:, None]
-            forced = (place == self.limits[:, None]) & logits.argmax(-1).ne(self.symbols.eos)
-            self._cut[: len(self)] = forced.any(1)  # counts only for a row that gets there, which this pass ends
-            ends = torch.arange(logits.size(2), device=self.device) == self.symbols.eos
-            self._hide(logits, over[..., None] & ~ends)
-        return logits
-
-    def _hide(self, logits: Tensor, where: Tensor) -> None:
-        """Forbid some choices. `commit` puts the logits back: scores are of all that the model would say, as in fairseq."""
-        self._hidden.append((logits, logits.clone()))
-        logits.masked_fill_(where, -math.inf)
+        for name in ("requests", "outputs", "scores", "steps", "cut"):
+            values = getattr(self, name)
+            setattr(self, name, [values[row] for row in order])
+        moved = [new for new, old in enumerate(order) if new != old]
+        for array in (self._tokens, self._lengths):
+            array[moved] = array[[order[new] for new in moved]]
+        self._placed = None
 
     def clip(self, draft: Draft) -> Draft:
         """Offer no drafted token after eos, and none beyond the length limit."""
-        width = draft.tokens.size(1)
-        if not width:
-            return draft
-        place = torch.arange(width, device=self.device)
-        to_eos = torch.where(draft.tokens == self.symbols.eos, place + 1, width).amin(1)
-        room = self.limits - self.lengths
-        lengths = torch.minimum(torch.minimum(draft.lengths, to_eos), room)
-        return Draft(draft.tokens[:, : max(1, int(lengths.max()))], lengths)  # what no row offers need not be scored
+        eos = self.symbols.eos
+        return Draft([
+            tokens[: min(room, tokens.index(eos) + 1 if eos in tokens else room)] for tokens, room in zip(draft.tokens, self.room)
+        ])  # fmt: skip
 
-    def commit(self, draft: Draft, verdict: Verdict, logits: Tensor | None) -> tuple[list[Step], list[bool]]:
-        """Append each row's accepted tokens and correction, up to and with eos.
+    def commit(self, draft: Draft, verdict: Verdict) -> tuple[list[Step], list[bool]]:
+        """Append each row's accepted tokens and correction, up to eos. Returns each row's step and whether it is finished."""
+        steps, finished = [], []
+        self._reserve(self.longest + draft.width + 2)
+        for row, (drafted, accepted) in enumerate(zip(draft.tokens, verdict.accepted)):
+            new, output = drafted[:accepted], self.outputs[row]
+            correction = None
+            if verdict.corrections is not None and new[-1:] != [self.symbols.eos]:
+                correction = verdict.corrections[row]
+                new.append(correction)
+            start = len(output)
+            output += new
+            self.scores[row] += verdict.scores[row][: len(new)]
+            self._tokens[row, start + 1 : len(output) + 1] = new
+            self._lengths[row] = len(output)
 
-        ``logits`` (B, K+1, V) give the scores; None leaves them zero. Returns each row's step and whether it is finished.
-        """
-        rows = len(self)
-        block, counts = draft.tokens, verdict.accepted  # tokens to append, and how many of them
-        if verdict.correction is not None:
-            block = torch.cat([block, block.new_zeros(rows, 1)], 1)  # (B, K+1)
-            block.scatter_(1, verdict.accepted[:, None], verdict.correction[:, None])
-            counts = counts + 1
-        place = torch.arange(block.size(1), device=self.device)
-        ends = (block == self.symbols.eos) & (place < counts[:, None])
-        counts = torch.minimum(counts, torch.where(ends, place + 1, block.size(1)).amin(1))
-        finished = ends.any(1)
-        if verdict.correction is None:
-            full = (self.lengths + counts >= self.limits) | (counts == 0)  # 0: the drafter has no more positions
-            self._cut[:rows] |= full & ~finished
-            finished = finished | full
-
-        row, column = (place < counts[:, None]).nonzero(as_tuple=True)  # (N,) what is appended
-        self._reserve(self.longest + block.size(1) + 1)
-        target = (row, self._lengths[row] + column + 1)
-        self._tokens[target] = block[row, column]
-        if logits is not None:
-            for part, values in reversed(self._hidden):
-                part.copy_(values)
-            chosen = logits[row, column].float()  # (N, V)
-            self._scores[target] = chosen.gather(1, block[row, column][:, None])[:, 0] - chosen.logsumexp(1)
-        self._lengths[:rows] += counts
-        self._measure()
-
-        accepted = torch.minimum(counts, verdict.accepted).tolist()
-        appended = zip(draft.tokens.tolist(), draft.lengths.tolist(), accepted, counts.tolist(), block.tolist())
-        steps = [
-            Step(drafted[:offered], passed, tokens[passed] if count > passed else None)
-            for drafted, offered, passed, count, tokens in appended
-        ]
-        for history, step in zip(self.steps, steps):
-            history.append(step)
-        return steps, finished.tolist()
+            ended = output[-1:] == [self.symbols.eos]
+            full = verdict.corrections is None and (len(output) >= self.requests[row].limit or not new)  # or no more positions
+            self.cut[row] = (verdict.cut[row] and correction is not None) or (full and not ended)
+            steps.append(Step(drafted, accepted, correction))
+            self.steps[row].append(steps[-1])
+            finished.append(ended or full)
+        self._placed = None
+        return steps, finished
 
     def hypothesis(self, row: int) -> Hypothesis:
         """What a finished row holds."""
-        length = int(self._lengths[row])
-        tokens = self._tokens[row, 1 : length + 1].tolist()
-        scores = self._scores[row, 1 : length + 1].tolist()
-        ended = bool(tokens) and tokens[-1] == self.symbols.eos
-        index = self.requests[row].index
-        tokens = tokens[:-1] if ended else tokens
-        cut = bool(self._cut[row]) and (not ended or len(tokens) == self.requests[row].limit)
-        return Hypothesis(index, tokens, scores, self.steps[row], cut)
-
-    def _measure(self) -> None:
-        lengths, room = self.lengths.tolist(), (self.limits - self.lengths).tolist()
-        self.longest, self.room, self._least_room = max(lengths, default=0), max(room, default=0), min(room, default=0)
+        output = self.outputs[row]
+        tokens = output[:-1] if output[-1:] == [self.symbols.eos] else output
+        return Hypothesis(self.requests[row].index, tokens, self.scores[row], self.steps[row], self.cut[row])
 
     def _reserve(self, width: int) -> None:
-        if width > self._tokens.size(1):
-            more = max(width, 2 * self._tokens.size(1)) - self._tokens.size(1)
-            self._tokens = torch.nn.functional.pad(self._tokens, (0, more), value=self.symbols.eos)
-            self._scores = torch.nn.functional.pad(self._scores, (0, more))
+        if width > self._tokens.shape[1]:
+            more = max(width, 2 * self._tokens.shape[1]) - self._tokens.shape[1]
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, more)), constant_values=self.symbols.eos)
 
 
 def compacted(finished: Sequence[bool]) -> list[int]:
@@ -312,7 +299,7 @@ class DecodeStats:
 
     def lap(self, what: str | None, device: torch.device | str = "cpu") -> None:
         """Book the time since the last lap under ``what``; None books it nowhere."""
-        if torch.device(device).type == "cuda":
+        if torch.device(device).type == "cuda":  # else its work would be booked where somebody first waits for it
             torch.cuda.synchronize(device)
         now = time.perf_counter()
         if what is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .kv_cache import KVCache, SourceMemory, hide
 from .transformer import Transformer, attention
-from .values import Prefix, Source
+from .values import Draft, Prefix, Source
 
 
 @dataclass
@@ -43,14 +43,14 @@ class TransformerVerifier:
         encoded = source.encoded_by(self.model.encoder)
         state.memory.admit(self.model.decoder.remember(encoded), source.lengths)
 
-    def score(self, state: VerifierState, prefix: Prefix, draft_tokens: Tensor) -> Tensor:
-        """(B, K+1, V) logits after the prefix and each of the drafted tokens (B, K).
+    def score(self, state: VerifierState, prefix: Prefix, draft: Draft) -> Tensor:
+        """(B, K+1, V) logits after the prefix and each of the drafted tokens; behind a row's draft stands anything.
 
         Read are the last committed token and the draft; what came before is in the cache. Row b reads at positions
         ``prefix.lengths[b]`` and following, and overwrites there what an earlier, refused draft left.
         """
         decoder, cache, memory = self.model.decoder, state.cache, state.memory
-        tokens = torch.cat([prefix.last[:, None], draft_tokens], 1)  # (B, K+1)
+        tokens = torch.cat([prefix.last[:, None], draft.padded(prefix.device)], 1)  # (B, K+1)
         rows, width = tokens.shape
         positions = prefix.lengths[:, None] + torch.arange(width, device=tokens.device)  # (B, K+1)
         seen = prefix.longest + width
@@ -83,5 +83,5 @@ class Unverified:
     def admit(self, state: None, source: Source) -> None:
         return None
 
-    def score(self, state: None, prefix: Prefix, draft_tokens: Tensor) -> None:
+    def score(self, state: None, prefix: Prefix, draft: Draft) -> None:
         return None

@@ -40,12 +40,15 @@ class BlockDrafter:
 
     def propose(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Draft:
         """The K = ``num_tokens`` most likely tokens after each row's prefix, chosen independently of each other."""
-        logits = self.logits(state, prefix, num_tokens)
-        symbols = prefix.symbols
-        logits[..., symbols.pad] = -math.inf
-        logits[:, 0, symbols.eos].masked_fill_(prefix.lengths == 0, -math.inf)  # no output is empty
-        within = (self.model.config.max_target_positions - prefix.lengths).clamp(0, num_tokens)
-        return Draft(logits.argmax(-1), within)
+        most = self.model.config.max_target_positions
+        best = self.best(self.logits(state, prefix, num_tokens), prefix)
+        return Draft([tokens[: max(0, most - len(output))] for tokens, output in zip(best, prefix.outputs)])
+
+    def best(self, logits: Tensor, prefix: Prefix) -> list[list[int]]:
+        """The best token of each of logits (B, K, V): not pad, and no eos where the output would be empty."""
+        logits[..., prefix.symbols.pad] = -math.inf
+        logits[:, 0, prefix.symbols.eos].masked_fill_(prefix.lengths == 0, -math.inf)
+        return logits.argmax(-1).tolist()
 
     def logits(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Tensor:
         """(B, K, V) logits of the mask positions."""
