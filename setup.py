@@ -1,10 +1,28 @@
 """Install SpecDec: ``pip install -e .`` (README.md says how to keep fairseq's build from fetching a second torch)."""
 
+import platform
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 HERE = Path(__file__).parent
+
+# The CPU kernels, once for each set of vector instructions; at run time the widest that the CPU has is used. Where they do not
+# compile, PyTorch computes alone.
+VECTORS = {
+    "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"],
+    "avx2": ["-mavx2", "-mfma"],
+}
+KERNELS = [
+    Extension(
+        f"specdec_plugins.decoding._kernels_{name}",
+        ["specdec_plugins/decoding/kernels.cpp"],
+        extra_compile_args=["-std=c++20", "-O3", "-pthread", *flags],
+        language="c++",
+        optional=True,
+    )
+    for name, flags in (VECTORS if platform.machine() in ("x86_64", "AMD64") else {"generic": []}).items()
+]
 
 setup(
     name="specdec",
@@ -14,6 +32,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.10",
+    ext_modules=KERNELS,
     packages=find_packages(include=["specdec_plugins", "specdec_plugins.*"]),
     install_requires=[
         # fairseq's own release does not import on Python 3.11 and later; fairseq-fixed is the same code that does.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("float32", "bfloat16", "int8", "float16", "float64")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Settings:
                 and self.strategy not in strategies
             ):
                 faults.append(f"strategy {self.strategy} has no use for {name}")
+        if self.strategy == "fairseq" and self.dtype == "int8":
+            faults.append("strategy fairseq has no dtype int8")
         if self.beta == 1 and self.tau != float("inf") and self.strategy == "specdec":
             faults.append("tau has a use only with beta over 1")
         if faults:

@@ -17,14 +17,13 @@ from typing import Literal
 import torch
 
 from specdec_plugins.checkpoint import engine_model
-from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all
+from specdec_plugins.decoding.acceptance import accept_all
 from specdec_plugins.decoding.control import FixedLength
-from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.loop import Acceptance, Controller, Drafter, Verifier, speculative_decode
+from specdec_plugins.decoding.roles import load_roles
 from specdec_plugins.decoding.schedule import schedule
-from specdec_plugins.decoding.transformer import load_pair
 from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Step
-from specdec_plugins.decoding.verifier import TransformerVerifier, Unverified
+from specdec_plugins.decoding.verifier import Unverified
 from specdec_plugins.model_folder import Pair, load_folder
 from specdec_plugins.settings import Settings
 from specdec_plugins.text import Bpe, Moses
@@ -73,12 +72,10 @@ class Translator:
     def __init__(self, pair: Pair, settings: Settings):
         if pair.drafter is None and settings.strategy in ("specdec", "drafter"):
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs")
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
         self.pair, self.settings = pair, settings
         self.stats = DecodeStats()
         self.block_size = settings.block_size or pair.block_size
-        device, dtype = usable_device(settings.device), getattr(torch, settings.dtype)
+        device = usable_device(settings.device)
         wants_drafter = pair.drafter is not None and settings.strategy in ("specdec", "drafter")
         verifier = engine_model(pair.verifier, f"{pair.name}: verifier")
         drafter = engine_model(pair.drafter, f"{pair.name}: drafter") if pair.drafter and wants_drafter else None
@@ -90,10 +87,13 @@ class Translator:
         if settings.strategy == "fairseq":
             from specdec_plugins.baseline import FairseqGenerator
 
-            self._generator = FairseqGenerator(pair.verifier, len(pair.source), len(pair.target), settings.beam, device, dtype)
+            if settings.threads:
+                torch.set_num_threads(settings.threads)
+            self._generator = FairseqGenerator(
+                pair.verifier, len(pair.source), len(pair.target), settings.beam, device, getattr(torch, settings.dtype)
+            )
         else:
-            models = load_pair(verifier, drafter, device, dtype)
-            self._roles = self._assign(*models)
+            self._roles = self._assign(verifier, drafter, device)
         self._codes = Bpe(pair.codes) if pair.codes else None
         self._moses: tuple[Moses, Moses] | None = None
 
@@ -102,14 +102,12 @@ class Translator:
         """Load a model folder; keywords are the fields of `Settings`. Raises ValueError with what is wrong."""
         return cls(load_folder(folder), Settings(**settings))
 
-    def _assign(self, verifier, drafter):
+    def _assign(self, verifier, drafter, device) -> tuple[Drafter, Verifier, Acceptance, Controller]:
         """The loop's roles under the strategy."""
-        strategy = self.settings.strategy
-        length = FixedLength(0 if strategy == "ar" else self.block_size)
-        if strategy == "drafter":
-            return drafters.build("block_nat", drafter), Unverified(), accept_all, length
-        rule = TopBetaTau(self.settings.beta, self.settings.tau)
-        return drafters.build("none" if strategy == "ar" else "block_nat", drafter), TransformerVerifier(verifier), rule, length
+        how = self.settings
+        drafting, verifying, rule = load_roles(verifier, drafter, device, how.dtype, how.threads, how.beta, how.tau)
+        length = FixedLength(0 if how.strategy == "ar" else self.block_size)
+        return (drafting, Unverified(), accept_all, length) if how.strategy == "drafter" else (drafting, verifying, rule, length)
 
     def translate(
         self,

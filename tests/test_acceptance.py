@@ -6,8 +6,9 @@ import random
 import pytest
 import torch
 
+from specdec_plugins.decoding import kernels
 from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all
-from specdec_plugins.decoding.values import Draft
+from specdec_plugins.decoding.values import Bounds, Draft, Symbols
 
 INF = math.inf
 
@@ -44,50 +45,70 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+RULES = {"float64": (TopBetaTau, torch.float64), "float32": (TopBetaTau, torch.float32), "bfloat16": (TopBetaTau, torch.bfloat16)}
+if kernels.library():
+    RULES["kernels"] = (lambda beta, tau: kernels.NativeTopBetaTau(beta, tau, kernels.Engine(2)), torch.float32)
+
+
+@pytest.mark.parametrize(("rule", "dtype"), RULES.values(), ids=RULES)
 @pytest.mark.parametrize("case", CASES)
-def test_table(case, dtype):
+def test_table(case, rule, dtype):
     logits, draft, offered, beta, tau, accepted, correction = CASES[case]
-    tokens = torch.tensor(draft, dtype=torch.int64)[None]
+    words = len(logits[0])
+    logits = [[*row, -INF, -INF] for row in logits]  # pad and eos, out of the way
     scores = torch.tensor(logits, dtype=dtype)[None]
-    verdict = TopBetaTau(beta, tau)(scores, Draft(tokens, torch.tensor([offered])))
-    assert (verdict.accepted.tolist(), verdict.correction.tolist()) == ([accepted], [correction])
+    verdict = rule(beta, tau)(scores, Draft([draft[:offered]]), Bounds(Symbols(pad=words, eos=words + 1), [False], [99]))
+    assert (verdict.accepted, verdict.corrections, verdict.cut) == ([accepted], [correction], [False])
     assert torch.equal(scores, torch.tensor(logits, dtype=dtype)[None]), "a rule reads logits, it does not write them"
+    said = [*draft[:accepted], correction]
+    expected = scores[0].float().log_softmax(-1)[range(accepted + 1), said]
+    torch.testing.assert_close(torch.tensor(verdict.scores[0]), expected)
 
 
-def judge(logits, draft, offered, beta, tau):
-    """The rule as the docstring has it, one position after the other."""
-    for position, scores in enumerate(logits):
-        ranked = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
-        if position == offered:
-            break
-        token = draft[position]
-        if token not in ranked[:beta] or scores[ranked[0]] - scores[token] > tau or scores[token] == -INF:
-            break
-    return position, ranked[0]
+def judge(logits, draft, empty, room, beta, tau, pad=1, eos=2):
+    """The rule as the docstrings have it, one position after the other: accepted, correction, cut, scores."""
+    scores = []
+    for position, row in enumerate(logits):
+        allowed = [-INF if token == pad or (token == eos and empty and not position) else row[token] for token in range(len(row))]
+        ranked = sorted(range(len(row)), key=lambda token: (-allowed[token], token))
+        cut = position >= room and ranked[0] != eos
+        if position >= room:
+            ranked = [eos]
+        token = draft[position] if position < len(draft) else None
+        passes = token in ranked[:beta] and allowed[ranked[0]] - allowed[token] <= tau and allowed[token] > -INF
+        said = token if passes else ranked[0]
+        scores.append(row[said] - math.log(sum(map(math.exp, row))))
+        if not passes:
+            return position, said, cut, scores
 
 
-def test_rule_equals_a_loop_over_positions():
-    """Small integers as logits: nearly every position has ties, at the top and at both boundaries."""
+@pytest.mark.parametrize(("rule", "dtype"), RULES.values(), ids=RULES)
+def test_rule_equals_a_loop_over_positions(rule, dtype):
+    """Small integers as logits: nearly every position has ties, at the top and at both boundaries. Widths around a vector's."""
     rng = random.Random(0)
-    for _ in range(1500):
-        rows, width, vocabulary = rng.randrange(1, 6), rng.randrange(5), rng.randrange(2, 7)
+    for _ in range(400):
+        rows, width, vocabulary = rng.randrange(1, 6), rng.randrange(5), rng.choice([4, 5, 6, 15, 16, 17, 40])
+        drafts = [[rng.randrange(vocabulary) for _ in range(rng.randrange(width + 1))] for _ in range(rows)]
+        width = max(map(len, drafts))
         logits = [[[rng.randrange(-2, 3) for _ in range(vocabulary)] for _ in range(width + 1)] for _ in range(rows)]
         for scores in (scores for row in logits for scores in row):
             scores[rng.randrange(vocabulary)] = -INF
-            scores[rng.randrange(vocabulary)] = rng.randrange(-2, 3)  # at least one is allowed
-        draft = [[rng.randrange(vocabulary) for _ in range(width)] for _ in range(rows)]
-        offered = [rng.randrange(width + 1) for _ in range(rows)]
+            scores[2 if rng.random() < 0.1 else rng.randrange(3, vocabulary)] = rng.randrange(-2, 4)
+            scores[3] = max(scores[3], -2)  # at least one is allowed
+        empty = [rng.random() < 0.3 for _ in range(rows)]
+        room = [rng.randrange(len(draft), width + 3) for draft in drafts]  # nothing is drafted beyond the limit
         beta, tau = rng.randrange(1, 8), rng.choice([0, 0.5, 1, 2, INF])
-        tokens = torch.tensor(draft, dtype=torch.int64).view(rows, width)
-        verdict = TopBetaTau(beta, tau)(torch.tensor(logits, dtype=torch.float64), Draft(tokens, torch.tensor(offered)))
-        expected = [judge(*row, beta, tau) for row in zip(logits, draft, offered)]
-        assert list(zip(verdict.accepted.tolist(), verdict.correction.tolist())) == expected
+        verdict = rule(beta, tau)(torch.tensor(logits, dtype=dtype), Draft(drafts), Bounds(Symbols(), empty, room))
+        expected = [judge(*row, beta, tau) for row in zip(logits, drafts, empty, room)]
+        assert list(zip(verdict.accepted, verdict.corrections, verdict.cut)) == [row[:3] for row in expected]
+        for found, (_, _, _, scores) in zip(verdict.scores, expected):
+            assert found == pytest.approx(scores, abs=1e-5)
 
 
 def test_unverified_drafts_stand_as_offered():
-    verdict = accept_all(None, Draft(torch.tensor([[4, 5, 6], [7, 8, 9]]), torch.tensor([2, 0])))
-    assert verdict.accepted.tolist() == [2, 0] and verdict.correction is None
+    verdict = accept_all(None, Draft([[4, 5], []]), Bounds(Symbols(), [True, False], [9, 9]))
+    assert (verdict.accepted, verdict.corrections, verdict.cut) == ([2, 0], None, [False, False])
+    assert verdict.scores == [[0.0, 0.0], []]
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,10 @@ from fairseq.models.transformer import TransformerModelBase
 
 from specdec_plugins import checkpoint
 from specdec_plugins.checkpoint import CheckpointError, engine_model
-from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.acceptance import TopBetaTau
 from specdec_plugins.decoding.control import FixedLength
 from specdec_plugins.decoding.loop import speculative_decode
-from specdec_plugins.decoding.transformer import load_pair
+from specdec_plugins.decoding.roles import load_roles
 from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Symbols
-from specdec_plugins.decoding.verifier import TransformerVerifier
 from specdec_plugins.model_folder import MODEL_SETTINGS
 
 logger = logging.getLogger(__name__)
@@ -58,14 +55,10 @@ class SpeculativeGenerator:
         drafting_model = engine_model(drafter, drafter_path)
         if not drafting_model[1].block:
             raise CheckpointError(f"--drafter-path {drafter_path}: it is no block drafter")
-        verifying, drafting = load_pair(verifier, drafting_model, weight.device, weight.dtype)
+        dtype = str(weight.dtype).removeprefix("torch.")
+        drafting, verifying, rule = load_roles(verifier, drafting_model, weight.device, dtype, None, beta, tau)
         block_size = block_size or int(checkpoint.task_settings(drafter).get("block_size") or 25)
-        self.roles = (
-            drafters.build("block_nat", drafting),
-            TransformerVerifier(verifying),
-            TopBetaTau(beta, tau),
-            FixedLength(block_size),
-        )
+        self.roles = drafting, verifying, rule, FixedLength(block_size)
         self.stats = DecodeStats()
         atexit.register(self.log_stats)  # fairseq tells no one when it is done
 

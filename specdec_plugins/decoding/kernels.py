@@ -1,0 +1,309 @@
+"""The forward of `transformer.py` on CPU kernels (`kernels.cpp`): the same weights, one call a pass.
+
+Nothing is padded, starting a pass costs microseconds, and each position's result is, bit for bit, the same whatever is computed
+beside it. Weights are held in float32, bfloat16 or int8; everything else is float32.
+
+B rows, K drafted tokens, S source positions, T positions in the cache, D width, V vocabulary, L layers.
+"""
+
+import ctypes
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .acceptance import TopBetaTau
+from .drafters.block_nat import BlockDrafter
+from .kv_cache import SourceMemory
+from .transformer import Decoder, Embedding, Encoder, Layer, Linear, Norm, Transformer
+from .values import Bounds, Draft, Prefix, Verdict
+from .verifier import TransformerVerifier, VerifierState
+
+DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
+ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2}
+TILE = 32  # widths are multiples of it
+VARIANTS = ("avx512", "avx2", "generic")  # of the library, the best first: see setup.py
+
+SIGNATURES = {
+    "supported": (c_int, []),
+    "engine": (c_void_p, [c_int]),
+    "engine_free": (None, [c_void_p]),
+    "linear": (c_void_p, [c_void_p, c_void_p, c_int, c_int, c_int]),
+    "linear_free": (None, [c_void_p]),
+    "multiply": (None, [c_void_p, c_void_p, c_void_p, c_int, c_void_p]),
+    "stack": (c_void_p, [*[c_int] * 4, c_void_p, c_float, c_void_p, c_int, c_int, c_void_p, c_void_p]),
+    "stack_free": (None, [c_void_p]),
+    "layer": (None, [c_void_p] * 3),
+    "encode": (None, [c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 4]),
+    "score": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64,
+                     c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+    "draft": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p,
+                     c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
+    "best": (None, [c_void_p, c_void_p, *[c_int64] * 5, c_void_p, c_void_p]),
+    "judge": (None, [c_void_p, c_void_p, *[c_int64] * 3, *[c_void_p] * 4, *[c_int64] * 3, c_double, *[c_void_p] * 4]),
+}  # fmt: skip
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels for this CPU's widest vectors; None if there are none, and eager PyTorch has to do."""
+    for variant in VARIANTS:
+        for path in Path(__file__).parent.glob(f"_kernels_{variant}.*"):
+            found = ctypes.CDLL(str(path))
+            for name, (result, arguments) in SIGNATURES.items():
+                function = getattr(found, f"specdec_{name}")
+                function.restype, function.argtypes = result, arguments
+            if found.specdec_supported():
+                return found
+    return None
+
+
+def obstacles(model: Transformer) -> list[str]:
+    """Why the kernels do not compute a model; empty if they do."""
+    decoder = model.decoder
+    found = [] if library() else ["they were not compiled for this machine"]
+    if not model.encoder.layers or not model.decoder.layers:
+        found.append("there is a side without layers")
+    widths = {model.encoder.embedding.tokens.size(1), decoder.width}
+    widths |= {layer.fc1.weight.size(0) for layer in (*model.encoder.layers, *decoder.layers)}
+    if any(width % TILE for width in widths):
+        found.append(f"widths {', '.join(map(str, sorted(widths)))}, and they compute multiples of {TILE}")
+    return found
+
+
+class Handle:
+    """Something that the library made and must free."""
+
+    def __init__(self, kind: str, *arguments):
+        made = library()
+        assert made is not None, "ask `obstacles` first"
+        self.library = made
+        self.pointer = getattr(made, f"specdec_{kind}")(*arguments)
+        weakref.finalize(self, getattr(made, f"specdec_{kind}_free"), self.pointer)
+
+
+class Engine(Handle):
+    """Threads and scratch memory for passes, one at a time."""
+
+    def __init__(self, threads: int):
+        super().__init__("engine", threads)
+        self.threads = threads
+
+
+class NativeLinear(Handle):
+    def __init__(self, engine: Engine, weight: Tensor, bias: Tensor | None, dtype: str):
+        """``weight`` (O, I), ``bias`` (O,) or None for none."""
+        self.engine, self.outputs = engine, weight.size(0)
+        self.sources = floats(weight), None if bias is None else floats(bias)
+        super().__init__("linear", *map(address, self.sources), *weight.shape, DTYPES[dtype])
+        del self.sources  # the library has its own copy
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., I) -> (..., O)"""
+        x = x.contiguous()
+        result = x.new_empty(*x.shape[:-1], self.outputs)
+        rows = x.numel() // x.size(-1)
+        self.library.specdec_multiply(self.engine.pointer, self.pointer, x.data_ptr(), rows, result.data_ptr())
+        return result
+
+
+class Stack(Handle):
+    """The embedding, the layers and what follows them."""
+
+    def __init__(
+        self, engine: Engine, embedding: Embedding, layers: Sequence[Layer], last: Norm | None, heads: int, activation: str,
+        projection: Tensor | None, dtype: str,
+    ):  # fmt: skip
+        self.engine = engine
+        self.tables = floats(embedding.tokens), floats(embedding.positions)  # the library reads them
+        self.projection = None if projection is None else NativeLinear(engine, projection, None, dtype)
+        self.vocabulary = embedding.tokens.size(0) if projection is None else projection.size(0)
+        super().__init__(
+            "stack", embedding.tokens.size(1), heads, ACTIVATIONS[activation], layers[0].prenorm, address(self.tables[0]),
+            embedding.scale, address(self.tables[1]), embedding.pad + 1, embedding.positions.size(0) - 1,
+            addresses(*parts(embedding.norm), *parts(last)), self.projection and self.projection.pointer,
+        )  # fmt: skip
+        self.linears = []
+        for layer in layers:
+            cross = hasattr(layer, "cross_query")
+            between = (layer.cross_query, layer.cross_out) if cross else (None, None)
+            linears: list[Linear | None] = [layer.qkv, layer.out, *between, layer.fc1, layer.fc2]
+            held = [NativeLinear(engine, each.weight, each.bias, dtype) if each else None for each in linears]
+            self.linears.append(held)
+            norms = *parts(layer.norm), *parts(layer.cross_norm if cross else None), *parts(layer.final_norm)
+            self.library.specdec_layer(self.pointer, pointers(each.pointer if each else None for each in held), addresses(*norms))
+
+
+class NativeEncoder:
+    """tokens (B, S), lengths (B,) -> (B, S, D), zeros where there is padding."""
+
+    def __init__(self, engine: Engine, encoder: Encoder, activation: str, dtype: str):
+        self.embedding = encoder.embedding
+        self.stack = Stack(engine, encoder.embedding, encoder.layers, encoder.norm, encoder.heads, activation, None, dtype)
+
+    def __call__(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        width = self.embedding.tokens.size(1)
+        output = torch.zeros(*tokens.shape, width)
+        room = torch.empty(*tokens.shape, 2 * width)
+        stack = self.stack
+        stack.library.specdec_encode(
+            stack.engine.pointer, stack.pointer, *tokens.shape, address(tokens), address(lengths), address(room), address(output)
+        )
+        return output
+
+
+class NativeDecoder:
+    """What `Decoder` holds, for the roles below."""
+
+    def __init__(self, engine: Engine, decoder: Decoder, activation: str, dtype: str):
+        self.embedding, self.width, self.copy = decoder.embedding, decoder.width, decoder.copy
+        self.memory = NativeLinear(engine, decoder.memory.weight, decoder.memory.bias, dtype)
+        self.stack = Stack(
+            engine, decoder.embedding, decoder.layers, decoder.norm, decoder.heads, activation, decoder.projection, dtype
+        )
+        self.layers = self.stack.linears
+
+    def remember(self, encoded: Tensor) -> Tensor:
+        """(L, B, S, 2 D), as `Decoder.remember`."""
+        return self.memory(encoded).unflatten(-1, (len(self.layers), -1)).permute(2, 0, 1, 3)
+
+
+class NativeTransformer:
+    """A `Transformer` whose passes the kernels compute; with ``encoder``, one that runs another's encoder."""
+
+    def __init__(self, model: Transformer, engine: Engine, dtype: str, encoder: NativeEncoder | None = None):
+        self.config, self.engine = model.config, engine
+        self.encoder = encoder or NativeEncoder(engine, model.encoder, model.config.activation, dtype)
+        self.decoder = NativeDecoder(engine, model.decoder, model.config.activation, dtype)
+
+
+class Buffer:
+    """Memory for logits that are read before the next pass; one large allocation a pass would cost more than the pass."""
+
+    def __init__(self):
+        self.memory = torch.empty(0)
+
+    def view(self, *shape: int) -> Tensor:
+        size = math.prod(shape)
+        if self.memory.numel() < size:
+            self.memory = torch.empty(2 * size)
+        return self.memory[:size].view(shape)
+
+
+class NativeVerifier(TransformerVerifier):
+    """Scores a draft; the logits stand until the next call."""
+
+    def __init__(self, model: NativeTransformer):
+        super().__init__(model)  # type: ignore[arg-type]
+        self.stack, self.buffer = model.decoder.stack, Buffer()
+
+    def score(self, state: VerifierState, prefix: Prefix, draft: Draft) -> Tensor:
+        stack, cache, memory = self.stack, state.cache, state.memory
+        rows, width = len(prefix), draft.width + 1
+        cache.reserve(prefix.longest + width)
+        logits = self.buffer.view(rows, width, stack.vocabulary)
+        tokens, starts = flat(draft)
+        stack.library.specdec_score(
+            stack.engine.pointer, stack.pointer, rows, address(prefix.tokens), prefix.tokens.stride(0), address(prefix.lengths),
+            tokens, starts, width, address(cache.data), *cache.data.stride()[:2], address(memory.cache.data),
+            *memory.cache.data.stride()[:2], address(memory.lengths), address(logits),
+        )  # fmt: skip
+        return logits
+
+
+class NativeBlockDrafter(BlockDrafter):
+    """Drafts; the logits stand until the next call."""
+
+    def __init__(self, model: NativeTransformer):
+        super().__init__(model)  # type: ignore[arg-type]
+        self.decoder, self.buffer, self.room = model.decoder, Buffer(), Buffer()
+
+    def logits(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Tensor:
+        decoder, memory, rows = self.decoder, state.cache.data, len(prefix)
+        stack = decoder.stack
+        room = self.room.view(rows, prefix.longest + num_tokens, 2 * decoder.width)
+        logits = self.buffer.view(rows, num_tokens, stack.vocabulary)
+        copied = None if decoder.copy is None else memory[len(decoder.layers)]
+        stack.library.specdec_draft(
+            stack.engine.pointer, stack.pointer, rows, address(prefix.tokens), prefix.tokens.stride(0), address(prefix.lengths),
+            num_tokens, prefix.symbols.mask, address(room), room.stride(0), address(memory), *memory.stride()[:2],
+            address(state.lengths), address(copied), address(logits),
+        )  # fmt: skip
+        return logits
+
+    def best(self, logits: Tensor, prefix: Prefix) -> list[list[int]]:
+        stack, (rows, width, vocabulary) = self.decoder.stack, logits.shape
+        tokens = (c_int64 * (rows * width))()
+        stack.library.specdec_best(
+            stack.engine.pointer, address(logits), rows, width, vocabulary, prefix.symbols.pad, prefix.symbols.eos,
+            address(prefix.lengths), tokens,
+        )  # fmt: skip
+        return [tokens[start : start + width] for start in range(0, rows * width, width)]
+
+
+@dataclass(frozen=True)
+class NativeTopBetaTau(TopBetaTau):
+    """The same rule, on float32 logits."""
+
+    engine: Engine = None  # type: ignore[assignment]  # a field behind others that have defaults
+
+    def __call__(self, logits: Tensor, draft: Draft, bounds: Bounds) -> Verdict:
+        rows, width, vocabulary = logits.shape
+        tokens, starts = flat(draft)
+        accepted, corrections, cut = (c_int64 * rows)(), (c_int64 * rows)(), (c_int64 * rows)()
+        scores = (c_float * (rows * width))()
+        empty, room = (c_int64 * rows)(*bounds.empty), (c_int64 * rows)(*bounds.room)
+        self.engine.library.specdec_judge(
+            self.engine.pointer, address(logits), rows, width, vocabulary, tokens, starts, empty, room, bounds.symbols.pad,
+            bounds.symbols.eos, self.beta, self.tau, accepted, corrections, cut, scores,
+        )  # fmt: skip
+        counts = list(accepted)
+        parts = [scores[row * width : row * width + count + 1] for row, count in enumerate(counts)]
+        return Verdict(counts, list(corrections), parts, list(map(bool, cut)))
+
+
+def flat(draft: Draft):
+    """The tokens of all rows one after the other, and where each row's begin and end, as arrays of int64."""
+    tokens = list(chain.from_iterable(draft.tokens))
+    starts = list(accumulate(map(len, draft.tokens), initial=0))
+    return (c_int64 * len(tokens))(*tokens), (c_int64 * len(starts))(*starts)
+
+
+def on_kernels(
+    verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int
+) -> tuple[NativeTransformer, NativeTransformer | None]:
+    """The same models on the kernels; an encoder that they share stays shared."""
+    engine = Engine(threads)
+    first = NativeTransformer(verifier, engine, dtype)
+    if drafter is None:
+        return first, None
+    return first, NativeTransformer(drafter, engine, dtype, first.encoder if drafter.encoder is verifier.encoder else None)
+
+
+def floats(tensor: Tensor) -> Tensor:
+    return tensor.detach().float().contiguous()
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def addresses(*tensors: Tensor | None):
+    """An array of pointers. Valid as long as the tensors are."""
+    return pointers(map(address, tensors))
+
+
+def pointers(values: Iterable[int | None]):
+    values = list(values)
+    return (c_void_p * len(values))(*map(c_void_p, values))
+
+
+def parts(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if norm is None else (floats(norm.weight), floats(norm.bias))

@@ -1,0 +1,51 @@
+"""From two models' weights to the loop's roles, on the best backend there is: the CPU kernels, or PyTorch."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from . import drafters, kernels
+from .acceptance import TopBetaTau
+from .loop import Drafter
+from .transformer import Config, load_pair
+from .verifier import TransformerVerifier
+
+Parts = tuple[Mapping[str, Tensor], Config]  # a model's weights and settings
+
+
+def load_roles(
+    verifier: Parts, drafter: Parts | None, device: torch.device | str = "cpu", dtype: str = "float32",
+    threads: int | None = None, beta: int = 1, tau: float = float("inf"),
+) -> tuple[Drafter, TransformerVerifier, TopBetaTau]:  # fmt: skip
+    """A block drafter (or the drafter ``none``), the verifier and the acceptance rule.
+
+    The kernels compute on CPUs in ``kernels.DTYPES``; with them PyTorch is left one thread, as its idle threads would be in
+    their way. Raises ValueError if nothing computes in that data type.
+    """
+    wanted = torch.device(device).type == "cpu" and dtype in kernels.DTYPES
+    if dtype == "int8" and not wanted:
+        raise ValueError(f"int8 is for CPUs, not for device {device}")
+    models = load_pair(verifier, drafter, device, torch.float32 if wanted else getattr(torch, dtype))
+    obstacles = [each for model in models if model for each in kernels.obstacles(model)] if wanted else ["not wanted"]
+    if not obstacles:
+        threads = threads or torch.get_num_threads()
+        torch.set_num_threads(1)
+        verifying, drafting = kernels.on_kernels(*models, dtype, threads)
+        return (
+            kernels.NativeBlockDrafter(drafting) if drafting else drafters.build("none", None),
+            kernels.NativeVerifier(verifying),
+            kernels.NativeTopBetaTau(beta, tau, verifying.engine),
+        )
+    if dtype == "int8":
+        raise ValueError(f"int8 needs the CPU kernels: {'; '.join(dict.fromkeys(obstacles))}")
+    if wanted and dtype != "float32":
+        models = load_pair(verifier, drafter, device, getattr(torch, dtype))
+    if threads:
+        torch.set_num_threads(threads)
+    drafting_model = models[1]
+    return (
+        drafters.build("block_nat" if drafting_model else "none", drafting_model),
+        TransformerVerifier(models[0]),
+        TopBetaTau(beta, tau),
+    )

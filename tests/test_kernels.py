@@ -1,0 +1,251 @@
+"""The CPU kernels against PyTorch's forward, and against themselves: no result may depend on what is computed beside it."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from conftest import make_drafter, make_verifier, model_settings
+from reference import greedy
+from test_decoding import SHAPES, WORDS, Knowing, Tilted, decode, engine_model, load, make_tilt, sentences
+from test_transformer import SYMBOLS, commit, shaken, standing
+
+from specdec_plugins.decoding import drafters, kernels, transformer
+from specdec_plugins.decoding.drafters.block_nat import BlockDrafter
+from specdec_plugins.decoding.roles import load_roles
+from specdec_plugins.decoding.transformer import Transformer
+from specdec_plugins.decoding.values import Draft, Source
+from specdec_plugins.decoding.verifier import TransformerVerifier
+
+pytestmark = pytest.mark.skipif(not kernels.library(), reason="the kernels were not compiled for this machine")
+WIDE = {
+    "encoder_embed_dim": 64, "decoder_embed_dim": 64, "encoder_ffn_embed_dim": 96, "decoder_ffn_embed_dim": 128,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 8,
+}  # fmt: skip
+KERNEL_SHAPES = {
+    **SHAPES,
+    "untied": {**SHAPES["untied"], "decoder_ffn_embed_dim": 160},
+    "no final norm": {"decoder_normalize_before": True, "no_decoder_final_norm": True},
+    "narrow encoder": {"share_all_embeddings": False, "encoder_embed_dim": 32, "decoder_layers": 3},
+    "gelu_fast": {"activation_fn": "gelu_fast"},
+}
+DTYPES = list(kernels.DTYPES)
+
+
+@pytest.fixture(params=["avx512", "avx2", "generic"])
+def variant(request, monkeypatch):
+    """The kernels as compiled for each set of instructions that this CPU has."""
+    request.addfinalizer(kernels.library.cache_clear)
+    kernels.library.cache_clear()
+    monkeypatch.setattr(kernels, "VARIANTS", (request.param,))
+    return kernels.library() or pytest.skip(f"not compiled for {request.param}, or not for this CPU")
+
+
+def rounded(weight, dtype):
+    """(O, I) float64: a weight as the kernels hold it."""
+    if dtype == "bfloat16":
+        return weight.bfloat16().double()
+    if dtype == "int8":
+        scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+        return (weight / scale).round().double() * scale.double()
+    return weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_product(variant, dtype):
+    """(N, I) x (I, O) for shapes around the sizes of tiles, on any number of threads."""
+    generator = torch.Generator().manual_seed(0)
+    quantised = dtype == "int8" and "avx512" in variant._name
+    for rows, inputs, outputs in itertools.product((1, 2, 11, 12, 13, 25, 40), (32, 96), (1, 31, 32, 33, 100)):
+        weight, bias = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
+        x = torch.randn(rows, inputs, generator=generator)
+        expected = x.double()
+        if quantised:
+            scale = expected.abs().amax(1, keepdim=True) / 127
+            expected = (expected / scale).round() * scale
+        expected = expected @ rounded(weight, dtype).T + bias
+        results = [
+            kernels.NativeLinear(kernels.Engine(threads), weight, bias, dtype)(x)
+            for threads in ((1, 2, 3) if rows > 12 else (1,))
+        ]
+        assert all(torch.equal(result, results[0]) for result in results)
+        # Quantising halves one way or the other, in the last bit of float32, moves a result by a step.
+        torch.testing.assert_close(results[0].double(), expected, rtol=1e-5, atol=0.05 if quantised else 1e-4)
+        if quantised:
+            assert (results[0] - expected).abs().mean() < 1e-3
+
+
+def wide_verifier(seed=0, **changes):
+    """A random verifier in float32 that the kernels can compute, and its settings."""
+    model, args = make_verifier(seed=seed, words=WORDS, **{**WIDE, **changes})
+    return shaken(model, seed).float(), args
+
+
+def wide_drafter(seed=1, **changes):
+    changes = {**WIDE, **changes}
+    model = shaken(make_drafter(seed=seed, words=WORDS, **changes)).float()
+    return model, model_settings(**{"activation_fn": "relu", **changes})
+
+
+def on_kernels(verifier, drafter=None, dtype="float32", threads=2):
+    models = load(verifier, drafter, dtype=torch.float32)
+    assert not any(kernels.obstacles(model) for model in models if model)
+    return kernels.on_kernels(*models, dtype, threads)
+
+
+def with_rounded_weights(verifier, dtype):
+    """The same model in float64, its matrices rounded as the kernels hold them, its embeddings not."""
+    (model, _) = load(verifier, dtype=torch.float64)
+
+    def linear(each):
+        return transformer.Linear(rounded(each.weight.float(), dtype), each.bias)
+
+    for side in (model.encoder, model.decoder):
+        for layer in side.layers:
+            for name, value in vars(layer).items():
+                if isinstance(value, transformer.Linear):
+                    setattr(layer, name, linear(value))
+    model.decoder.memory = linear(model.decoder.memory)
+    model.decoder.projection = rounded(model.decoder.projection.float(), dtype)
+    return model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", KERNEL_SHAPES)
+@torch.inference_mode()
+def test_logits_are_pytorchs(shape, dtype, variant):
+    """Ragged drafts after prefixes of any length, against the forward that is tested against fairseq's."""
+    pair = wide_verifier(**KERNEL_SHAPES[shape])
+    rng = random.Random(shape)
+    sources = sentences(6, seed=3)
+    committed = [[rng.randrange(4, WORDS) for _ in range(length)] for length in (3, 0, 7, 1, 12, 3)]
+    draft = Draft([[rng.randrange(4, WORDS) for _ in range(length)] for length in (0, 5, 2, 11, 5, 1)])
+    expected = []
+    for role in (
+        TransformerVerifier(with_rounded_weights(pair, dtype)),
+        kernels.NativeVerifier(on_kernels(pair, dtype=dtype)[0]),
+    ):
+        state, prefix = standing(role, sources, committed)
+        # The cache holds nothing of the prefix yet: score it as a draft after an empty prefix.
+        empty, nothing = standing(role, sources, [[] for _ in sources])
+        role.score(empty, nothing, Draft(committed))
+        state.cache = empty.cache
+        expected.append(role.score(state, prefix, draft))
+    for row, tokens in enumerate(draft.tokens):
+        width = len(tokens) + 1
+        torch.testing.assert_close(expected[1][row, :width].double(), expected[0][row, :width], rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned", "unscaled"])
+@torch.inference_mode()
+def test_drafters_logits_are_pytorchs(shape, copy, variant):
+    weights, config = engine_model(*wide_drafter(src_embedding_copy=copy, **KERNEL_SHAPES[shape]))
+    eager = BlockDrafter(Transformer.load(transformer.place(weights, "cpu", torch.float64), config))
+    model = Transformer.load(transformer.place(weights, "cpu", torch.float32), config)
+    native = kernels.NativeBlockDrafter(kernels.NativeTransformer(model, kernels.Engine(2), "float32"))
+    rng, sources = random.Random(5), sentences(6, seed=4)
+    targets = [[rng.randrange(4, WORDS + 4) for _ in range(length)] for length in (3, 0, 7, 1, 12, 3)]
+    for block in (1, 5, 16):
+        found = []
+        for role in (eager, native):
+            state, prefix = standing(role, sources, targets)
+            found.append((role.logits(state, prefix, block).clone(), role.propose(state, prefix, block)))
+        torch.testing.assert_close(found[1][0].double(), found[0][0], rtol=2e-4, atol=2e-4)
+        assert found[1][1] == found[0][1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_nothing_depends_on_what_is_beside_it(dtype, variant):
+    """Bit for bit: encoder output and logits of a sentence alone, token by token, and of blocks of it in a batch."""
+    for shape, threads in (("post-norm", 1), ("pre-norm", 2), ("learned", 3)):
+        model, _ = on_kernels(wide_verifier(**KERNEL_SHAPES[shape]), dtype=dtype, threads=threads)
+        role, rng = kernels.NativeVerifier(model), random.Random(shape)
+        sources = sentences(7, seed=2)
+        targets = [[rng.randrange(3, WORDS + 4) for _ in range(rng.randrange(14))] for _ in sources]
+        batch = model.encoder(*encoder_input(sources))
+        state, prefix = standing(role, sources, [[] for _ in sources])
+        together = role.score(state, prefix, Draft(targets)).clone()
+        for row, (source, target) in enumerate(zip(sources, targets)):
+            alone = model.encoder(*encoder_input([source]))
+            assert torch.equal(batch[row, : len(source)], alone[0]) and not batch[row, len(source) :].any()
+            state, prefix = standing(role, [source], [[]])
+            for place, token in enumerate([*target, None]):
+                assert torch.equal(role.score(state, prefix, Draft([[]]))[0, 0], together[row, place])
+                if token is not None:
+                    commit(prefix, [[token]])
+
+
+def encoder_input(sources):
+    source = Source(sources, SYMBOLS)
+    return source.tokens, source.lengths
+
+
+@pytest.mark.parametrize("shape", KERNEL_SHAPES)
+def test_float32_output_is_the_verifiers_greedy_output(shape):
+    """As for PyTorch in float64: batch, block, ends, limits, drafters from random to perfect, refills."""
+    rng = random.Random(shape)
+    fairseq_model, args = wide_verifier(**KERNEL_SHAPES[shape])
+    model, _ = on_kernels((fairseq_model, args))
+    fairseq_model.double()
+    for bias in (-9.0, 1.0):
+        sources = sentences(14, seed=rng.random())
+        limits = [rng.randrange(1, 25) for _ in sources]
+        tilt = make_tilt(0, bias)
+        expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+        verifier = Tilted(kernels.NativeVerifier(model), tilt.float())
+        rule = kernels.NativeTopBetaTau(1, float("inf"), model.engine)
+        for error, rows in itertools.product((0.0, 0.4, 1.0), rng.sample(range(1, 10), 3)):
+            block = rng.choice([rng.randrange(1, 31), [rng.randrange(12) for _ in range(5)]])
+            hypotheses, _ = decode(verifier, Knowing(expected, error), sources, limits, block, rows, rule)
+            assert [hypothesis.tokens for hypothesis in hypotheses] == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
+def test_speculation_is_exact_in_every_dtype(shape, dtype, variant):
+    """Tokens and scores, bit for bit, are those of plain decoding in the same data type, whatever the drafter says."""
+    verifier, drafter = wide_verifier(**KERNEL_SHAPES[shape]), wide_drafter(**KERNEL_SHAPES[shape])
+    sources, limits = sentences(12, seed=6), [3 + 2 * index for index in range(12)]
+    tilt = make_tilt(1, 0.0).float() / 4
+    expected = None
+    for other, block, rows in ((None, 0, 1), (None, 0, 5), (drafter, 1, 1), (drafter, 7, 4), (drafter, 20, 12)):
+        model, drafting = on_kernels(verifier, other, dtype)
+        role = kernels.NativeBlockDrafter(drafting) if drafting else drafters.build("none", None)
+        rule = kernels.NativeTopBetaTau(1, float("inf"), model.engine)
+        hypotheses, _ = decode(Tilted(kernels.NativeVerifier(model), tilt), role, sources, limits, block, rows, rule)
+        found = [(hypothesis.tokens, hypothesis.token_scores) for hypothesis in hypotheses]
+        expected = expected or found
+        assert found == expected
+    assert len({tuple(tokens) for tokens, _ in expected}) > 6
+
+
+def test_an_equal_encoder_is_held_once():
+    verifier, drafter = wide_verifier(), wide_drafter()
+    drafter[0].encoder.load_state_dict(verifier[0].encoder.state_dict())
+    model, drafting = on_kernels(verifier, drafter)
+    assert drafting.encoder is model.encoder
+    assert on_kernels(verifier, wide_drafter(seed=2))[1].encoder is not model.encoder
+
+
+def test_where_the_kernels_cannot_pytorch_does(monkeypatch):
+    """Widths that they do not compute, other data types, no library: PyTorch, or a clear word where it cannot either."""
+    threads = torch.get_num_threads()
+    try:
+        wide, narrow = engine_model(*wide_verifier()), engine_model(*make_verifier(words=WORDS))
+        assert isinstance(load_roles(wide, None)[1], kernels.NativeVerifier)
+        for parts, dtype in ((narrow, "float32"), (narrow, "bfloat16"), (wide, "float64"), (wide, "float16")):
+            role = load_roles(parts, None, dtype=dtype)[1]
+            assert type(role) is TransformerVerifier
+            assert role.model.decoder.embedding.tokens.dtype == getattr(torch, dtype)
+        with pytest.raises(ValueError, match="int8 needs the CPU kernels: widths 16, 24, and they compute multiples of 32"):
+            load_roles(narrow, None, dtype="int8")
+        with pytest.raises(ValueError, match="int8 is for CPUs"):
+            load_roles(wide, None, device="meta", dtype="int8")
+        monkeypatch.setattr(kernels, "library", lambda: None)
+        assert type(load_roles(wide, None)[1]) is TransformerVerifier
+        with pytest.raises(ValueError, match="int8 needs the CPU kernels: they were not compiled for this machine"):
+            load_roles(wide, None, dtype="int8")
+    finally:
+        torch.set_num_threads(threads)
