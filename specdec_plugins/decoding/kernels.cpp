@@ -641,16 +641,27 @@ Norm norm_of(const float* const* pair, int width) {
 
 // ---- what is said
 
-// The first of the largest of `count` values; 0 if there is none.
-int64_t best_of(const float* values, int64_t count) {
+float largest(const float* values, int64_t count) {
     Floats most = all(-INFINITY);
     int64_t i = 0;
     for (; i + W <= count; i += W) most = larger(most, load(values + i));
     float top = -INFINITY;
     for (int lane = 0; lane < W; ++lane) top = std::max(top, most[lane]);
     for (; i < count; ++i) top = std::max(top, values[i]);
-    const float* found = std::find(values, values + count, top);
-    return found == values + count ? 0 : found - values;
+    return top;
+}
+
+// The first of the largest of `count` values; 0 if there is none. Looks for it only in the first part that has it.
+int64_t best_of(const float* values, int64_t count) {
+    constexpr int64_t PART = 16 * W;
+    int64_t part = 0;
+    float top = -INFINITY;
+    for (int64_t i = 0; i < count; i += PART) {
+        const float most = largest(values + i, std::min(PART, count - i));
+        if (most > top) top = most, part = i;
+    }
+    const float *end = values + std::min(part + PART, count), *found = std::find(values + part, end, top);
+    return found == end ? 0 : found - values;
 }
 
 float log_of_sum(const float* values, int64_t count, float most) {
@@ -690,7 +701,7 @@ struct Rule {
             const bool passes = k < offered && (draft[k] == best || (!limit && tolerates(values, vocabulary, best, draft[k])));
             const int64_t said = passes ? draft[k] : best;
             values[pad] = kept[0], values[eos] = kept[1];
-            const float most = values[best_of(values, vocabulary)];
+            const float most = largest(values, vocabulary);
             scores[k] = values[said] - log_of_sum(values, vocabulary, most);  // of all that the model would say, as in fairseq
             if (!passes) {
                 *correction = best;

@@ -119,12 +119,11 @@ class Stack(Handle):
 
     def __init__(
         self, engine: Engine, embedding: Embedding, layers: Sequence[Layer], last: Norm | None, heads: int, activation: str,
-        projection: Tensor | None, dtype: str,
+        projection: "NativeLinear | None", dtype: str,
     ):  # fmt: skip
-        self.engine = engine
+        self.engine, self.projection = engine, projection
         self.tables = floats(embedding.tokens), floats(embedding.positions)  # the library reads them
-        self.projection = None if projection is None else NativeLinear(engine, projection, None, dtype)
-        self.vocabulary = embedding.tokens.size(0) if projection is None else projection.size(0)
+        self.vocabulary = projection.outputs if projection else 0
         super().__init__(
             "stack", embedding.tokens.size(1), heads, ACTIVATIONS[activation], layers[0].prenorm, address(self.tables[0]),
             embedding.scale, address(self.tables[1]), embedding.pad + 1, embedding.positions.size(0) - 1,
@@ -162,12 +161,11 @@ class NativeEncoder:
 class NativeDecoder:
     """What `Decoder` holds, for the roles below."""
 
-    def __init__(self, engine: Engine, decoder: Decoder, activation: str, dtype: str):
+    def __init__(self, engine: Engine, decoder: Decoder, activation: str, dtype: str, projection: NativeLinear | None):
+        projection = projection or NativeLinear(engine, decoder.projection, None, dtype)
         self.embedding, self.width, self.copy = decoder.embedding, decoder.width, decoder.copy
         self.memory = NativeLinear(engine, decoder.memory.weight, decoder.memory.bias, dtype)
-        self.stack = Stack(
-            engine, decoder.embedding, decoder.layers, decoder.norm, decoder.heads, activation, decoder.projection, dtype
-        )
+        self.stack = Stack(engine, decoder.embedding, decoder.layers, decoder.norm, decoder.heads, activation, projection, dtype)
         self.layers = self.stack.linears
 
     def remember(self, encoded: Tensor) -> Tensor:
@@ -176,12 +174,15 @@ class NativeDecoder:
 
 
 class NativeTransformer:
-    """A `Transformer` whose passes the kernels compute; with ``encoder``, one that runs another's encoder."""
+    """A `Transformer` whose passes the kernels compute; with ``encoder`` and ``projection``, one that uses another's."""
 
-    def __init__(self, model: Transformer, engine: Engine, dtype: str, encoder: NativeEncoder | None = None):
+    def __init__(
+        self, model: Transformer, engine: Engine, dtype: str, encoder: NativeEncoder | None = None,
+        projection: NativeLinear | None = None,
+    ):  # fmt: skip
         self.config, self.engine = model.config, engine
         self.encoder = encoder or NativeEncoder(engine, model.encoder, model.config.activation, dtype)
-        self.decoder = NativeDecoder(engine, model.decoder, model.config.activation, dtype)
+        self.decoder = NativeDecoder(engine, model.decoder, model.config.activation, dtype, projection)
 
 
 class Buffer:
@@ -279,12 +280,14 @@ def flat(draft: Draft):
 def on_kernels(
     verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int
 ) -> tuple[NativeTransformer, NativeTransformer | None]:
-    """The same models on the kernels; an encoder that they share stays shared."""
+    """The same models on the kernels; an encoder or output projection that they share stays shared."""
     engine = Engine(threads)
     first = NativeTransformer(verifier, engine, dtype)
     if drafter is None:
         return first, None
-    return first, NativeTransformer(drafter, engine, dtype, first.encoder if drafter.encoder is verifier.encoder else None)
+    encoder = first.encoder if drafter.encoder is verifier.encoder else None
+    projection = first.decoder.stack.projection if drafter.decoder.projection is verifier.decoder.projection else None
+    return first, NativeTransformer(drafter, engine, dtype, encoder, projection)
 
 
 def floats(tensor: Tensor) -> Tensor:

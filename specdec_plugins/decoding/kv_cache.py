@@ -50,35 +50,45 @@ class SourceMemory:
     def __init__(self, layers: int, rows: int, width: int, like: Tensor):
         self.cache = KVCache(layers, rows, width, like)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=like.device)
-        self.rows = 0
-        self.mask: Tensor | None = None  # (B, 1, 1, S) added to attention scores; None where nothing is padded
+        self._counts: list[int] = []  # the lengths of the rows in use
+        self._mask: tuple[Tensor | None] | None = None
 
     def admit(self, entries: Tensor, lengths: Tensor) -> None:
         """Append rows with ``entries`` (L, B, S, W), of which ``lengths`` (B,) count."""
         rows, longest = entries.shape[1:3]
+        start = self.rows
         self.cache.reserve(longest)
-        self.cache.data[:, self.rows : self.rows + rows, :longest] = entries
-        self.lengths[self.rows : self.rows + rows] = lengths
-        self.rows += rows
-        self._measure()
+        self.cache.data[:, start : start + rows, :longest] = entries
+        self.lengths[start : start + rows] = lengths
+        self._counts += lengths.tolist()
+        self._mask = None
+
+    @property
+    def rows(self) -> int:
+        return len(self._counts)
+
+    @property
+    def longest(self) -> int:
+        return max(self._counts, default=0)
 
     def read(self, layer: int) -> Tensor:
         """Entries (B, S, W) of all rows in use; a view."""
         return self.cache.read(layer, self.rows, self.longest)
 
+    @property
+    def mask(self) -> Tensor | None:
+        """(B, 1, 1, S) added to attention scores; None where nothing is padded."""
+        if self._mask is None:
+            padding = torch.arange(self.longest, device=self.lengths.device) >= self.lengths[: self.rows, None]  # (B, S)
+            self._mask = (hide(padding, self.cache.data.dtype)[:, None, None] if padding.any() else None,)
+        return self._mask[0]
+
     def select(self, order: list[int]) -> None:
         """The new row i is the old row ``order[i]``."""
         self.cache.select(order)
         move_rows(self.lengths, order)
-        self.rows = len(order)
-        self._measure()
-
-    def _measure(self) -> None:
-        lengths = self.lengths[: self.rows]
-        self.longest = int(lengths.max()) if self.rows else 0
-        place = torch.arange(self.longest, device=lengths.device)
-        padding = place >= lengths[:, None]  # (B, S)
-        self.mask = hide(padding, self.cache.data.dtype)[:, None, None] if padding.any() else None
+        self._counts = [self._counts[row] for row in order]
+        self._mask = None
 
 
 def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:

@@ -44,7 +44,7 @@ def speculative_decode(
     rows: int, stats: DecodeStats, symbols: Symbols = FAIRSEQ_SYMBOLS, device: torch.device | str = "cpu",
 ) -> Iterator[Hypothesis]:  # fmt: skip
     """Yield the outputs of ``requests`` as they finish, with up to ``rows`` sentences in flight; adds to ``stats``."""
-    waiting, capacity = deque(requests), min(rows, len(requests))
+    waiting, capacity, device = deque(requests), min(rows, len(requests)), torch.device(device)
     prefix = Prefix(symbols, capacity, device)
     states = drafting, verifying = drafter.start(capacity), verifier.start(capacity)
     stats.lap(None, device)

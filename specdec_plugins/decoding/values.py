@@ -297,9 +297,9 @@ class DecodeStats:
         self.sentences += 1
         self.cut += hypothesis.cut
 
-    def lap(self, what: str | None, device: torch.device | str = "cpu") -> None:
+    def lap(self, what: str | None, device: torch.device) -> None:
         """Book the time since the last lap under ``what``; None books it nowhere."""
-        if torch.device(device).type == "cuda":  # else its work would be booked where somebody first waits for it
+        if device.type == "cuda":  # else its work would be booked where somebody first waits for it
             torch.cuda.synchronize(device)
         now = time.perf_counter()
         if what is not None:
