@@ -196,6 +196,10 @@ class Translator:
             source.shortened,
         )
 
+    def text(self, subwords: Sequence[str]) -> str:
+        """Plain text of the target's subwords."""
+        return self._languages()[1].detokenize(join_subwords(" ".join(subwords)))
+
     def words(self, tokens: Iterable[int]) -> list[str]:
         """Target tokens as subwords; eos is ``</s>``."""
         return [self.pair.target.symbols[token] for token in tokens]

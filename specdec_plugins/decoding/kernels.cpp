@@ -54,9 +54,12 @@ inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = va
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 inline float sum(Floats value) {
-    float total = 0;
-    for (int lane = 0; lane < W; ++lane) total += value[lane];
-    return total;
+    for (int step = W / 2; step; step /= 2) {
+        Ints other;
+        for (int lane = 0; lane < W; ++lane) other[lane] = lane ^ step;
+        value += __builtin_shuffle(value, other);
+    }
+    return value[0];
 }
 
 inline Floats exponential(Floats x) {  // relative error below 2e-7; 0 for what is far below 0

@@ -1,0 +1,435 @@
+"""The command ``specdec-benchmark``: how fast each way to decode is, in one run, on the same tokens.
+
+Every system lives in a process of its own and decodes by turns with the others, so that a machine whose speed drifts is fair to
+all, nobody's idle threads are in another's way, and memory can be told apart. Times are of decoding alone: sources are
+tokenised before, outputs are put together after. Each system runs with the number of threads that is best for it.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_plugins.model_folder import Pair
+
+SYSTEMS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar", "specdec", "specdec-tolerant", "drafter")
+DTYPES = ("float32", "bfloat16", "int8")
+PILOT = 48  # sentences to warm up with, and to find the best number of threads
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="specdec-benchmark", allow_abbrev=False,
+        description="Measure the ways to decode: tokens a second, latency, acceptance, memory, and whether outputs differ.",
+        epilog="The last line on stdout is JSON with everything measured. ctranslate2 and plots need: pip install specdec[bench]",
+    )  # fmt: skip
+    p.add_argument("--model", required=True, metavar="DIR", help="model folder")
+    p.add_argument("--input", required=True, metavar="FILE", help="source text")
+    p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")
+    p.add_argument("--sentences", type=int, metavar="N", help="only the first N")
+    p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
+    p.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), metavar="T", help=", ".join(DTYPES))
+    p.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32, 128], metavar="N")
+    p.add_argument("--threads", nargs="+", type=int, metavar="N", help="numbers to choose from (default: 1, 2, 4 .. all cores)")
+    p.add_argument("--block-size", type=int, metavar="K", help="of specdec and drafter (default: the model's)")
+    p.add_argument("--beta", type=int, default=3, help="of specdec-tolerant (default: 3)")
+    p.add_argument("--tau", type=float, default=1.0, help="of specdec-tolerant, nats (default: 1)")
+    p.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
+    p.add_argument("--plot", metavar="FILE.png", help="draw tokens a second against batch size")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    try:
+        for name in ("sentences", "rounds", "block_size"):
+            if getattr(options, name) is not None and getattr(options, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} is less than 1")
+        for name in ("batch_sizes", "threads"):
+            if min(getattr(options, name) or [1]) < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: {min(getattr(options, name))} is less than 1")
+        run(options)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"specdec-benchmark: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nspecdec-benchmark: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+# ---- the systems, each in its process
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to decode. ``name`` is what tables call it."""
+
+    strategy: str
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return self.strategy if self.strategy.startswith("fairseq") else f"{self.strategy} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pass over the text: seconds in all and by sentence (at batch size 1), outputs in subwords, and what was counted."""
+
+    seconds: float
+    latencies: list[float]
+    outputs: list[list[str]]
+    shares: dict[str, float]  # seconds drafting, verifying, encoding, elsewhere
+    mean_accepted_length: float
+    acceptance_by_position: list[float]
+
+
+class Engine:
+    """Our strategies, and fairseq's generator."""
+
+    def __init__(self, system: System, options: argparse.Namespace, pair: "Pair", threads: int):
+        from specdec_plugins.settings import Settings
+        from specdec_plugins.translator import Translator
+
+        settings: dict[str, Any] = {"strategy": system.strategy.split("-")[0], "dtype": system.dtype, "threads": threads}
+        if system.strategy == "fairseq-beam5":
+            settings["beam"] = 5
+        if system.strategy == "specdec-tolerant":
+            settings.update(beta=options.beta, tau=options.tau)
+        if system.strategy in ("specdec", "specdec-tolerant", "drafter"):
+            settings["block_size"] = options.block_size
+        self.translator = Translator(pair, Settings(**settings))
+
+    def decode(self, sources: Sequence[list[int]], batch_size: int) -> Run:
+        from specdec_plugins.translator import Encoded
+
+        stats = self.translator.stats
+        before, passes = dict(stats.seconds), (stats.committed, stats.iterations)
+        encoded = [Encoded(source, False) for source in sources]
+        found, latencies = [], []
+        began = time.perf_counter()
+        if batch_size == 1:
+            for index, source in enumerate(encoded):
+                start = time.perf_counter()
+                found += [(index, hypothesis) for hypothesis in self.translator._decode([source], 1, None)]
+                latencies.append(time.perf_counter() - start)
+        else:
+            found = [(hypothesis.index, hypothesis) for hypothesis in self.translator._decode(encoded, batch_size, None)]
+        seconds = time.perf_counter() - began
+        hypotheses = [hypothesis for _, hypothesis in sorted(found, key=lambda each: each[0])]
+        offered, passed = [0] * 64, [0] * 64
+        for step in (step for hypothesis in hypotheses for step in hypothesis.steps):
+            for position in range(min(64, len(step.drafted))):
+                offered[position] += 1
+                passed[position] += step.accepted > position
+        return Run(
+            seconds, latencies, [self.translator.words(hypothesis.tokens) for hypothesis in hypotheses],
+            {name: stats.seconds[name] - before[name] for name in before if name != "text"},
+            (stats.committed - passes[0]) / max(1, stats.iterations - passes[1]),
+            [passes / offers for passes, offers in zip(passed, offered) if offers],
+        )  # fmt: skip
+
+
+class CTranslate2:
+    """The same verifier, converted; greedy, with fairseq's limit on the length."""
+
+    def __init__(self, system: System, options: argparse.Namespace, pair: "Pair", threads: int):
+        import ctranslate2
+
+        self.pair = pair
+        with tempfile.TemporaryDirectory() as folder:
+            convert(pair, Path(folder))
+            self.translator = ctranslate2.Translator(
+                f"{folder}/converted", device="cpu", compute_type=system.dtype, inter_threads=1, intra_threads=threads
+            )
+
+    def decode(self, sources: Sequence[list[int]], batch_size: int) -> Run:
+        tokens = [self.pair.source.decode(source[:-1]).split() for source in sources]
+        choices = {"beam_size": 1, "max_decoding_length": 200}
+        found, latencies = [], []
+        began = time.perf_counter()
+        if batch_size == 1:
+            for source in tokens:
+                start = time.perf_counter()
+                found += self.translator.translate_batch([source], **choices)
+                latencies.append(time.perf_counter() - start)
+        else:
+            found = self.translator.translate_batch(tokens, max_batch_size=batch_size, **choices)
+        seconds = time.perf_counter() - began
+        return Run(seconds, latencies, [each.hypotheses[0] for each in found], {}, 1.0, [])
+
+
+def convert(pair: "Pair", folder: Path) -> None:
+    """Write the verifier for CTranslate2 into ``folder/converted``, by way of a fairseq checkpoint."""
+    import shutil
+
+    import torch
+    from ctranslate2.converters import FairseqConverter
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    from specdec_plugins.checkpoint import allow_fairseq_types, model_args
+
+    args = model_args(pair.verifier)
+    args.arch = getattr(args, "arch", None) or args._name
+    args.task, args.left_pad_source, args.left_pad_target = "translation", True, False
+    args.source_lang, args.target_lang = "source", "target"
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    for side, vocabulary in (("source", pair.source), ("target", pair.target)):
+        shutil.copyfile(vocabulary.path, folder / f"dict.{side}.txt")
+    allow_fairseq_types()
+    torch.save({"args": args, "cfg": None, "model": pair.verifier["model"]}, folder / "model.pt")
+    FairseqConverter(str(folder / "model.pt"), str(folder)).convert(str(folder / "converted"))
+
+
+def serve(connection: Connection, system: System, options: argparse.Namespace, sources: list[list[int]]) -> None:
+    """A worker: answers (threads, batch size, number of sentences) with a `Run` or an error, until there is None."""
+    import logging
+
+    import torch
+
+    from specdec_plugins.model_folder import load_folder
+
+    logging.disable(logging.WARNING)  # fairseq tells of packages that nobody asked for
+    try:
+        pair = load_folder(options.model)
+        built: dict[int, Engine | CTranslate2] = {}
+        while (order := connection.recv()) is not None:
+            threads, batch_size, count = order
+            if threads not in built:
+                built.clear()
+                torch.set_num_threads(threads)
+                built[threads] = (CTranslate2 if system.strategy == "ctranslate2" else Engine)(system, options, pair, threads)
+            connection.send(built[threads].decode(sources[:count], batch_size))
+        connection.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    except (EOFError, KeyboardInterrupt):  # nobody asks any more
+        pass
+    except (ValueError, ImportError, RuntimeError) as error:
+        connection.send(error)
+
+
+class Worker:
+    def __init__(self, system: System, options: argparse.Namespace, sources: list[list[int]]):
+        context = get_context("spawn")
+        self.system = system
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, system, options, sources), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def decode(self, threads: int, batch_size: int, count: int) -> Run:
+        return self._ask((threads, batch_size, count))
+
+    def end(self) -> int:
+        """Stop it. Returns its peak memory in bytes."""
+        return self._ask(None)
+
+    def _ask(self, order):
+        try:
+            self.connection.send(order)
+            answer = self.connection.recv()
+        except (EOFError, BrokenPipeError):
+            raise ValueError(f"{self.system.name}: its process died") from None
+        if isinstance(answer, Exception):
+            raise ValueError(f"{self.system.name}: {answer}")
+        return answer
+
+
+# ---- the run
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, and print the tables and the JSON line."""
+    from specdec_plugins.model_folder import load_folder
+    from specdec_plugins.settings import Settings
+    from specdec_plugins.text import read_lines
+    from specdec_plugins.translator import Translator
+
+    lines = list(read_lines(Path(options.input)))[: options.sentences]
+    references = list(read_lines(Path(options.reference)))[: len(lines)] if options.reference else None
+    pair = load_folder(options.model)
+    if pair.drafter is None:
+        options.systems = [name for name in options.systems if name in ("fairseq", "fairseq-beam5", "ctranslate2", "ar")]
+    reader = Translator(pair, Settings(strategy="ar", threads=1))
+    sources = [reader._encode(index, line, False, "error").tokens for index, line in enumerate(lines)]
+    kept = [index for index, source in enumerate(sources) if len(source) > 1]
+    if not kept:
+        raise ValueError(f"{options.input}: nothing to translate")
+    sources = [sources[index] for index in kept]
+    systems = [
+        System(name, dtype)
+        for name in options.systems
+        for dtype in (options.dtypes if not name.startswith("fairseq") else ["float32"])
+    ]
+    cores = len(os.sched_getaffinity(0))
+    choices = options.threads or sorted({*(1 << n for n in range(cores.bit_length()) if 1 << n <= cores), cores})
+
+    say(f"loading {len(systems)} systems, and finding the best number of threads for each")
+    workers: dict[System, Worker] = {}
+    threads: dict[tuple[System, int], int] = {}
+    for system in systems:
+        worker = Worker(system, options, sources)
+        try:
+            pairs = itertools.product(choices, options.batch_sizes)
+            trials = {(number, batch_size): best_of_three(worker, number, batch_size) for number, batch_size in pairs}
+        except ValueError as error:
+            say("")
+            print(f"specdec-benchmark: left out: {error}", file=sys.stderr)
+            continue
+        workers[system] = worker
+        for batch_size in options.batch_sizes:
+            threads[system, batch_size] = min((trials[number, batch_size], number) for number in choices)[1]
+    if not workers:
+        raise ValueError("no system is left")
+
+    runs: dict[tuple[System, int], list[Run]] = {key: [] for key in threads}
+    for batch_size in options.batch_sizes:
+        for number in range(options.rounds):
+            for system, worker in workers.items():
+                say(f"batch size {batch_size}, round {number + 1} of {options.rounds}: {system.name}")
+                worker.decode(threads[system, batch_size], batch_size, PILOT)  # warm
+                runs[system, batch_size].append(worker.decode(threads[system, batch_size], batch_size, len(sources)))
+    memory = {system: worker.end() for system, worker in workers.items()}
+    say("")
+
+    baseline = runs.get((System("ar", "float32"), options.batch_sizes[0])) or next(iter(runs.values()))
+    rows = []
+    for batch_size, system in itertools.product(options.batch_sizes, workers):
+        found = runs[system, batch_size]
+        row = summarise(system, batch_size, found, baseline[0].outputs)
+        row.update(threads=threads[system, batch_size], peak_memory_mib=round(memory[system] / 2**20))
+        if references:
+            chosen = [references[index] for index in kept]
+            row["bleu"], signature = bleu([reader.text(tokens) for tokens in found[0].outputs], chosen)
+        rows.append(row)
+    print(table(rows, options.batch_sizes))
+    signed = machine(options, pair, len(sources))
+    result = {"benchmark": "specdec-benchmark", "rows": rows, "rounds": options.rounds, "signature": signed}
+    if references:
+        result["bleu_signature"] = signature
+    if options.plot:
+        plot(rows, options.plot)
+    print(json.dumps(result))
+
+
+def best_of_three(worker: Worker, threads: int, batch_size: int) -> float:
+    """Seconds for a few sentences, after a first time that does not count."""
+    return min([worker.decode(threads, batch_size, max(PILOT, batch_size)).seconds for _ in range(4)][1:])
+
+
+def say(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+
+
+def summarise(system: System, batch_size: int, found: list[Run], expected: list[list[str]]) -> dict[str, Any]:
+    """One line of the table: medians over the rounds."""
+    seconds = statistics.median(run.seconds for run in found)
+    first = found[0]
+    tokens = sum(len(output) + 1 for output in first.outputs)  # with eos, as each system must say it
+    spent = sum(first.shares.values()) or 1.0
+    row: dict[str, Any] = {
+        "system": system.name, "strategy": system.strategy, "dtype": system.dtype, "batch_size": batch_size,
+        "tokens_per_second": round(tokens / seconds), "sentences_per_second": round(len(first.outputs) / seconds, 1),
+        "seconds": [round(run.seconds, 4) for run in found], "tokens": tokens,
+        "mean_accepted_length": round(first.mean_accepted_length, 3),
+        "acceptance_by_position": [round(rate, 3) for rate in first.acceptance_by_position],
+        "time_shares": {name: round(value / spent, 3) for name, value in first.shares.items()},
+        "identical": sum(ours == theirs for ours, theirs in zip(first.outputs, expected)), "of": len(expected),
+    }  # fmt: skip
+    if batch_size == 1:
+        ordered = sorted(statistics.median(times) for times in zip(*(run.latencies for run in found)))
+        for percent in (50, 95, 99):
+            row[f"latency_p{percent}_ms"] = round(1000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)], 2)
+    return row
+
+
+def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
+    from sacrebleu.metrics import BLEU
+
+    metric = BLEU()
+    return round(metric.corpus_score(hypotheses, [references]).score, 2), str(metric.get_signature())
+
+
+def table(rows: list[dict[str, Any]], batch_sizes: Sequence[int]) -> str:
+    """For people: a block a batch size, the fastest first."""
+    lines = []
+    for batch_size in batch_sizes:
+        titles = ["tokens/s", "spread", "threads", "tokens/pass", "identical", *["BLEU"] * ("bleu" in rows[0]), "peak MiB"]
+        titles += ["p50", "p95", "p99 ms"] * (batch_size == 1)
+        lines.append(f"batch size {batch_size:<14}" + "".join(f"{title:>12}" for title in titles))
+        chosen = [row for row in rows if row["batch_size"] == batch_size]
+        for row in sorted(chosen, key=lambda row: -row["tokens_per_second"]):
+            spread = (max(row["seconds"]) - min(row["seconds"])) / statistics.median(row["seconds"])
+            values = [
+                f"{row['tokens_per_second']:,}", f"{spread:.0%}", f"{row['threads']}", f"{row['mean_accepted_length']:.2f}",
+                f"{row['identical'] / row['of']:.1%}", *[f"{row['bleu']:.2f}" for _ in range("bleu" in row)],
+                f"{row['peak_memory_mib']:,}",
+            ]  # fmt: skip
+            values += [f"{row[f'latency_p{percent}_ms']:.2f}" for percent in (50, 95, 99) if batch_size == 1]
+            lines.append(f"{row['system']:25}" + "".join(f"{value:>12}" for value in values))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def machine(options: argparse.Namespace, pair: "Pair", sentences: int) -> dict[str, Any]:
+    """What the figures depend on."""
+    cpu = ""
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    versions = {}
+    for package in ("torch", "fairseq-fixed", "fairseq", "ctranslate2"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": time.strftime("%Y-%m-%d"), "cpu": cpu, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
+        **versions, "model": options.model, "input": options.input, "sentences": sentences,
+        "block_size": options.block_size or pair.block_size, "beta": options.beta, "tau": options.tau,
+    }  # fmt: skip
+
+
+def plot(rows: list[dict[str, Any]], path: str) -> None:
+    """Tokens a second against batch size, a line a system; told apart without colour, too."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5.5), constrained_layout=True)
+    markers, styles = "osD^v<>PX*", {"float32": "-", "bfloat16": "--", "int8": ":"}
+    names = list(dict.fromkeys(row["strategy"] for row in rows))
+    for strategy in names:
+        for dtype in DTYPES:
+            line = sorted((row["batch_size"], row["tokens_per_second"]) for row in rows
+                          if row["strategy"] == strategy and row["dtype"] == dtype)  # fmt: skip
+            if line:
+                number = names.index(strategy)
+                axes.plot(*zip(*line), styles[dtype], marker=markers[number], color=f"C{number}", label=f"{strategy} {dtype}")
+    axes.set(xscale="log", yscale="log", xlabel="batch size (sentences)", ylabel="tokens a second")
+    sizes = sorted({row["batch_size"] for row in rows})
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
