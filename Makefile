@@ -4,7 +4,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check
 # Where torch comes from, if not PyPI: make TORCH_INDEX=https://download.pytorch.org/whl/cpu install
 TORCH_INDEX ?=
 
-.PHONY: install demo toy test check bench-step clean
+.PHONY: install demo toy test check bench bench-step clean
 
 install: .venv/installed
 
@@ -30,6 +30,13 @@ check: .venv/installed
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+
+# Text to measure with, beside the project as train.sh's --local has it: make bench BENCH_TEXT=FILE
+BENCH_TEXT ?= ../shared/corpora/multi30k/test2016.en
+
+bench: .venv/installed
+	@$(PIP) install -q -c constraints.txt -e ".[bench]" --no-build-isolation
+	.venv/bin/specdec-benchmark --model data/demo.en-de --input $(BENCH_TEXT)
 
 bench-step: .venv/installed
 	.venv/bin/python benchmarks/glancing_step.py

@@ -45,10 +45,11 @@ setup(
         "torch>=2.6",
         "tqdm>=4.60",
     ],
-    extras_require={"dev": ["mypy", "pytest", "ruff"]},
+    extras_require={"bench": ["ctranslate2>=4.5", "matplotlib>=3.8"], "dev": ["mypy", "pytest", "ruff"]},
     entry_points={
         "console_scripts": [
             "specdec-average = specdec_plugins.average:main",
+            "specdec-benchmark = specdec_plugins.benchmark:main",
             "specdec-pack = specdec_plugins.pack:main",
             "specdec-prepare = specdec_plugins.prepare:main",
             "specdec-translate = specdec_plugins.translate:main",

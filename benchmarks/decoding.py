@@ -1,8 +1,7 @@
-"""Measure decoding on a real pair and a real test set: what stays identical, what tolerance costs, how long each strategy takes.
+"""Check decoding on a real pair and a real test set: what stays identical, and what tolerance costs. specdec-benchmark has times.
 
     benchmarks/decoding.py identity  --model DIR --source FILE
     benchmarks/decoding.py tolerance --model DIR --source FILE --reference FILE
-    benchmarks/decoding.py speed     --model DIR --source FILE [--rounds N]
 
 Prints a table for people and, as the last line, one line of JSON with the machine's signature.
 """
@@ -11,9 +10,7 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +24,22 @@ from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text import read_lines  # noqa: E402
 from specdec_plugins.translator import Translation, Translator  # noqa: E402
 
-TOLERANT = {"beta": 3, "tau": 1.0}
 BETAS, TAUS = (2, 3, 5), (0.5, 1.0, 2.0, 3.0)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("identity", "tolerance", "speed"))
+    parser.add_argument("what", choices=("identity", "tolerance"))
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--source", required=True, type=Path, metavar="FILE")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="for tolerance")
     parser.add_argument("--sentences", type=int, metavar="N", help="only the first N")
-    parser.add_argument("--rounds", type=int, default=3, help="of speed (default: 3)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--block-size", type=int, metavar="K")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--block-size", type=int, metavar="K", help="(default: the model's)")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     lines = list(read_lines(options.source))[: options.sentences]
-    result = {"identity": identity, "tolerance": tolerance, "speed": speed}[options.what](options, lines)
+    result = {"identity": identity, "tolerance": tolerance}[options.what](options, lines)
     print(json.dumps({"benchmark": f"decoding {options.what}", **result, "signature": signature(options, lines)}))
     return 0
 
@@ -53,33 +48,40 @@ def signature(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     return {
         "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "device": "cpu",
         "cpu": next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), ""),
-        "threads": options.threads, "dtype": "float32", "model": options.model, "sentences": len(lines),
+        "threads": options.threads, "dtype": options.dtype, "model": options.model, "sentences": len(lines),
     }  # fmt: skip
 
 
 def build(options: argparse.Namespace, **settings) -> Translator:
-    block_size = {"block_size": options.block_size} if settings["strategy"] == "specdec" else {}
-    return Translator(load_folder(options.model), Settings(**settings, **block_size))
+    pair = load_folder(options.model)
+    if settings["strategy"] == "specdec":
+        settings["block_size"] = options.block_size or pair.block_size
+    dtype = "float32" if settings["strategy"] == "fairseq" else options.dtype
+    return Translator(pair, Settings(**settings, dtype=dtype, threads=options.threads))
 
 
 def identity(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
-    """Exact specdec against ar, and ar against fairseq's beam 1, token for token, at several batch sizes."""
+    """ar and exact specdec against fairseq's beam 1 in float32, and against ar at batch size 1, token for token."""
     translators = {name: build(options, strategy=name) for name in ("fairseq", "ar", "specdec")}
     expected = translators["fairseq"].translate(lines, batch_size=1)
+    plain = translators["ar"].translate(lines, batch_size=1)
     rows = []
     for batch_size in (1, 16, 64):
         for name, translator in translators.items():
             found = translator.translate(lines, batch_size=batch_size)
-            same = sum(ours.tokens == theirs.tokens for ours, theirs in zip(found, expected))
-            worst = max(
-                (abs(ours.score - theirs.score) for ours, theirs in zip(found, expected) if ours.tokens == theirs.tokens),
-                default=0.0,
+            pairs = [(ours, theirs) for ours, theirs in zip(found, expected) if ours.tokens == theirs.tokens]
+            gap = max((abs(ours.score - theirs.score) for ours, theirs in pairs), default=0.0)
+            as_ar = sum(ours.tokens == theirs.tokens for ours, theirs in zip(found, plain))
+            row = {"strategy": name, "batch_size": batch_size, "as_fairseq": len(pairs), "as_ar": as_ar, "of": len(lines)}
+            rows.append({**row, "score_gap": gap})
+            print(
+                f"{name:8} batch {batch_size:3}: of {len(lines)}, as fairseq {len(pairs)}, scores within {gap:.1e} nats; as ar {as_ar}",
+                flush=True,
             )
-            rows.append({"strategy": name, "batch_size": batch_size, "identical": same, "of": len(lines), "score_gap": worst})
-            print(f"{name:8} batch {batch_size:3}: identical {same} of {len(lines)}, scores within {worst:.1e} nats", flush=True)
-            for number, (ours, theirs) in enumerate(zip(found, expected)):
-                if ours.tokens != theirs.tokens:
-                    print(f"  line {number + 1}: {first_difference(ours, theirs)}")
+            if options.dtype == "float32":
+                for number, (ours, theirs) in enumerate(zip(found, expected)):
+                    if ours.tokens != theirs.tokens:
+                        print(f"  line {number + 1}: {first_difference(ours, theirs)}")
     return {"rows": rows}
 
 
@@ -117,46 +119,6 @@ def tolerance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
         )
     print(f"BLEU: {metric.get_signature()}")
     return {"rows": rows, "bleu_signature": str(metric.get_signature())}
-
-
-def speed(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
-    """Decoding time of each strategy (text processing left out), interleaved, after a warm-up; medians."""
-    choices: dict[str, dict[str, Any]] = {
-        "fairseq beam 1": {"strategy": "fairseq"},
-        "ar": {"strategy": "ar"},
-        "specdec exact": {"strategy": "specdec"},
-        "specdec {beta}/{tau}".format(**TOLERANT): {"strategy": "specdec", **TOLERANT},
-    }
-    translators = {name: build(options, **settings) for name, settings in choices.items()}
-    for translator in translators.values():
-        translator.translate(lines[:32], batch_size=16)
-    rows = []
-    for batch_size in (1, 16):
-        times: dict[str, list[float]] = {name: [] for name in choices}
-        lengths: dict[str, float] = {}
-        for _ in range(options.rounds):
-            for name, translator in translators.items():
-                before, began = dict(translator.stats.seconds), time.perf_counter()
-                found = translator.translate(lines, batch_size=batch_size)
-                spent = time.perf_counter() - began
-                times[name].append(spent - (translator.stats.seconds["text"] - before["text"]))
-                lengths[name] = sum(len(translation.token_scores) for translation in found)
-        base = statistics.median(times["fairseq beam 1"])
-        for name, found_times in times.items():
-            median = statistics.median(found_times)
-            stats = translators[name].stats
-            rows.append(
-                {"strategy": name, "batch_size": batch_size, "seconds": [round(value, 3) for value in found_times],
-                 "sentences_per_second": round(len(lines) / median, 1), "tokens_per_second": round(lengths[name] / median),
-                 "times_fairseq": round(base / median, 2), "mean_accepted_length": round(stats.mean_accepted_length, 3)}
-            )  # fmt: skip
-            print(
-                f"batch {batch_size:3}  {name:16} {median:7.2f} s {len(lines) / median:8.1f} sentences/s "
-                f"{lengths[name] / median:7.0f} tokens/s {base / median:6.2f} x fairseq "
-                f"{stats.mean_accepted_length:6.2f} tokens/pass",
-                flush=True,
-            )
-    return {"rows": rows, "rounds": options.rounds}
 
 
 if __name__ == "__main__":

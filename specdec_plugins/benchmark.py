@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -45,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), metavar="T", help=", ".join(DTYPES))
     p.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32, 128], metavar="N")
     p.add_argument("--threads", nargs="+", type=int, metavar="N", help="numbers to choose from (default: 1, 2, 4 .. all cores)")
-    p.add_argument("--block-size", type=int, metavar="K", help="of specdec and drafter (default: the model's)")
+    p.add_argument("--block-sizes", nargs="+", default=["auto"], metavar="K", help="of specdec: numbers, auto (default: auto)")
     p.add_argument("--beta", type=int, default=3, help="of specdec-tolerant (default: 3)")
     p.add_argument("--tau", type=float, default=1.0, help="of specdec-tolerant, nats (default: 1)")
     p.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
@@ -56,9 +57,12 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
-        for name in ("sentences", "rounds", "block_size"):
+        for name in ("sentences", "rounds"):
             if getattr(options, name) is not None and getattr(options, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} is less than 1")
+        for block in options.block_sizes:
+            if block != "auto" and not (block.isdecimal() and int(block)):
+                raise ValueError(f"--block-sizes: '{block}' is neither a number over 0 nor auto")
         for name in ("batch_sizes", "threads"):
             if min(getattr(options, name) or [1]) < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: {min(getattr(options, name))} is less than 1")
@@ -81,10 +85,13 @@ class System:
 
     strategy: str
     dtype: str
+    block: str | None = None  # None: the model's, or of no use
 
     @property
     def name(self) -> str:
-        return self.strategy if self.strategy.startswith("fairseq") else f"{self.strategy} {self.dtype}"
+        if self.strategy.startswith("fairseq"):
+            return self.strategy
+        return f"{self.strategy} {self.dtype}" + (f" K={self.block}" if self.block else "")
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class Run:
     shares: dict[str, float]  # seconds drafting, verifying, encoding, elsewhere
     mean_accepted_length: float
     acceptance_by_position: list[float]
+    lengths: dict[int, int]  # passes by draft length
 
 
 class Engine:
@@ -111,15 +119,15 @@ class Engine:
             settings["beam"] = 5
         if system.strategy == "specdec-tolerant":
             settings.update(beta=options.beta, tau=options.tau)
-        if system.strategy in ("specdec", "specdec-tolerant", "drafter"):
-            settings["block_size"] = options.block_size
+        if system.block:
+            settings["block_size"] = system.block if system.block in (None, "auto") else int(system.block)
         self.translator = Translator(pair, Settings(**settings))
 
     def decode(self, sources: Sequence[list[int]], batch_size: int) -> Run:
         from specdec_plugins.translator import Encoded
 
         stats = self.translator.stats
-        before, passes = dict(stats.seconds), (stats.committed, stats.iterations)
+        before, passes, lengths = dict(stats.seconds), (stats.committed, stats.iterations), Counter(stats.lengths)
         encoded = [Encoded(source, False) for source in sources]
         found, latencies = [], []
         began = time.perf_counter()
@@ -142,6 +150,7 @@ class Engine:
             {name: stats.seconds[name] - before[name] for name in before if name != "text"},
             (stats.committed - passes[0]) / max(1, stats.iterations - passes[1]),
             [passes / offers for passes, offers in zip(passed, offered) if offers],
+            dict(sorted((stats.lengths - lengths).items())),
         )  # fmt: skip
 
 
@@ -171,7 +180,7 @@ class CTranslate2:
         else:
             found = self.translator.translate_batch(tokens, max_batch_size=batch_size, **choices)
         seconds = time.perf_counter() - began
-        return Run(seconds, latencies, [each.hypotheses[0] for each in found], {}, 1.0, [])
+        return Run(seconds, latencies, [each.hypotheses[0] for each in found], {}, 1.0, [], {})
 
 
 def convert(pair: "Pair", folder: Path) -> None:
@@ -271,9 +280,10 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"{options.input}: nothing to translate")
     sources = [sources[index] for index in kept]
     systems = [
-        System(name, dtype)
+        System(name, dtype, block)
         for name in options.systems
         for dtype in (options.dtypes if not name.startswith("fairseq") else ["float32"])
+        for block in (options.block_sizes if name == "specdec" else [None])
     ]
     cores = len(os.sched_getaffinity(0))
     choices = options.threads or sorted({*(1 << n for n in range(cores.bit_length()) if 1 << n <= cores), cores})
@@ -343,7 +353,8 @@ def summarise(system: System, batch_size: int, found: list[Run], expected: list[
     tokens = sum(len(output) + 1 for output in first.outputs)  # with eos, as each system must say it
     spent = sum(first.shares.values()) or 1.0
     row: dict[str, Any] = {
-        "system": system.name, "strategy": system.strategy, "dtype": system.dtype, "batch_size": batch_size,
+        "system": system.name, "strategy": system.strategy, "dtype": system.dtype, "block_size": system.block,
+        "batch_size": batch_size, "lengths": first.lengths,
         "tokens_per_second": round(tokens / seconds), "sentences_per_second": round(len(first.outputs) / seconds, 1),
         "seconds": [round(run.seconds, 4) for run in found], "tokens": tokens,
         "mean_accepted_length": round(first.mean_accepted_length, 3),
@@ -401,7 +412,7 @@ def machine(options: argparse.Namespace, pair: "Pair", sentences: int) -> dict[s
     return {
         "date": time.strftime("%Y-%m-%d"), "cpu": cpu, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
         **versions, "model": options.model, "input": options.input, "sentences": sentences,
-        "block_size": options.block_size or pair.block_size, "beta": options.beta, "tau": options.tau,
+        "block_size": pair.block_size, "beta": options.beta, "tau": options.tau,
     }  # fmt: skip
 
 
@@ -414,14 +425,13 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 5.5), constrained_layout=True)
     markers, styles = "osD^v<>PX*", {"float32": "-", "bfloat16": "--", "int8": ":"}
-    names = list(dict.fromkeys(row["strategy"] for row in rows))
-    for strategy in names:
+    for number, kind in enumerate(dict.fromkeys((row["strategy"], row["block_size"]) for row in rows)):
         for dtype in DTYPES:
-            line = sorted((row["batch_size"], row["tokens_per_second"]) for row in rows
-                          if row["strategy"] == strategy and row["dtype"] == dtype)  # fmt: skip
-            if line:
-                number = names.index(strategy)
-                axes.plot(*zip(*line), styles[dtype], marker=markers[number], color=f"C{number}", label=f"{strategy} {dtype}")
+            chosen = [row for row in rows if (row["strategy"], row["block_size"]) == kind and row["dtype"] == dtype]
+            if chosen:
+                points = zip(*((row["batch_size"], row["tokens_per_second"]) for row in chosen))
+                marker = markers[number % len(markers)]
+                axes.plot(*points, styles[dtype], marker=marker, color=f"C{number}", label=chosen[0]["system"])
     axes.set(xscale="log", yscale="log", xlabel="batch size (sentences)", ylabel="tokens a second")
     sizes = sorted({row["batch_size"] for row in rows})
     axes.set_xticks(sizes, [str(size) for size in sizes])

@@ -11,7 +11,9 @@ class Settings:
     """How to decode; the names are those of ``specdec-translate``'s options. Raises ValueError with everything wrong."""
 
     strategy: str = "specdec"
-    block_size: int | None = None  # drafted tokens an iteration; None: the model's
+    # Drafted tokens an iteration; "auto": as many as pay, down to none. None: auto where that cannot change the output (specdec
+    # with beta 1), else the model's.
+    block_size: int | str | None = None
     beta: int = 1
     tau: float = float("inf")  # nats
     max_len_a: float = 0.0
@@ -27,7 +29,13 @@ class Settings:
             faults.append(f"no strategy '{self.strategy}'; available: {', '.join(STRATEGIES)}")
         if self.dtype not in DTYPES:
             faults.append(f"no dtype '{self.dtype}'; available: {', '.join(DTYPES)}")
-        for name in ("block_size", "beta", "beam", "threads"):
+        if isinstance(self.block_size, str) and self.block_size != "auto":
+            faults.append(f"block_size '{self.block_size}' is neither a number nor auto")
+        if self.block_size == "auto" and self.strategy == "drafter":
+            faults.append("strategy drafter has no use for block_size auto")
+        if isinstance(self.block_size, int) and self.block_size < 1:
+            faults.append(f"block_size {self.block_size} is less than 1")
+        for name in ("beta", "beam", "threads"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 faults.append(f"{name} {getattr(self, name)} is less than 1")
         if not self.tau >= 0:

@@ -62,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--strategy", choices=STRATEGIES, default="specdec",
                      help="specdec: draft and verify (default); ar: the verifier alone; drafter: drafts, unverified; "
                      "fairseq: its own generator")  # fmt: skip
-    how.add_argument("--block-size", type=int, metavar="K", help="drafted tokens an iteration (default: the model's)")
+    how.add_argument("--block-size", type=block_size, metavar="K",
+                     help="drafted tokens an iteration; auto: as many as pay, down to none (default: auto with the exact rule, "
+                     "else the model's, as the length can change a tolerant output)")  # fmt: skip
     how.add_argument("--beta", type=int, default=1, metavar="N",
                      help="accept a token among the verifier's N best (default: 1: exact)")  # fmt: skip
     how.add_argument("--tau", type=float, default=math.inf, metavar="X", help="and within X nats of its best (default: no limit)")
@@ -82,6 +84,10 @@ def parser() -> argparse.ArgumentParser:
                       help="show what each iteration drafted and accepted: on stderr, or as a page")  # fmt: skip
     show.add_argument("--quiet", action="store_true", help="no progress bar, no summary; warnings and errors only")
     return p
+
+
+def block_size(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"-?[0-9]+", text) else text
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -415,9 +421,13 @@ def summary(translator: "Translator", seconds: float) -> list[str]:
         f"{stats.sentences / seconds:,.1f} sentences/s, {stats.committed / seconds:,.0f} tokens/s"
     ]
     if settings.strategy == "specdec":
+        lengths = str(translator.block_size)
+        if lengths == "auto":
+            common = ", ".join(f"{length} in {times / stats.passes:.0%}" for length, times in stats.lengths.most_common(3))
+            lengths = f"auto (most often {common} of passes)" if stats.passes else lengths
         rule = "exact" if settings.beta == 1 else f"beta {settings.beta}, tau {settings.tau}"
         lines.append(
-            f"specdec, {rule}, block size {translator.block_size}: {stats.mean_accepted_length:.2f} tokens per verifier pass "
+            f"specdec, {rule}, block size {lengths}: {stats.mean_accepted_length:.2f} tokens per verifier pass "
             f"(1.0 is plain autoregressive decoding), {stats.acceptance_rate:.0%} of the drafted tokens accepted"
         )
     total = sum(stats.seconds.values()) or 1.0

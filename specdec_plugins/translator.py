@@ -18,9 +18,9 @@ import torch
 
 from specdec_plugins.checkpoint import engine_model
 from specdec_plugins.decoding.acceptance import accept_all
-from specdec_plugins.decoding.control import FixedLength
+from specdec_plugins.decoding.control import Adaptive, FixedLength
 from specdec_plugins.decoding.loop import Acceptance, Controller, Drafter, Verifier, speculative_decode
-from specdec_plugins.decoding.roles import load_roles
+from specdec_plugins.decoding.roles import THREADS, load_roles
 from specdec_plugins.decoding.schedule import schedule
 from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
@@ -74,7 +74,8 @@ class Translator:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs")
         self.pair, self.settings = pair, settings
         self.stats = DecodeStats()
-        self.block_size = settings.block_size or pair.block_size
+        exact = settings.strategy == "specdec" and settings.beta == 1
+        self.block_size = settings.block_size or ("auto" if exact else pair.block_size)
         device = usable_device(settings.device)
         wants_drafter = pair.drafter is not None and settings.strategy in ("specdec", "drafter")
         verifier = engine_model(pair.verifier, f"{pair.name}: verifier")
@@ -87,8 +88,7 @@ class Translator:
         if settings.strategy == "fairseq":
             from specdec_plugins.baseline import FairseqGenerator
 
-            if settings.threads:
-                torch.set_num_threads(settings.threads)
+            torch.set_num_threads(settings.threads or THREADS)
             self._generator = FairseqGenerator(
                 pair.verifier, len(pair.source), len(pair.target), settings.beam, device, getattr(torch, settings.dtype)
             )
@@ -106,7 +106,9 @@ class Translator:
         """The loop's roles under the strategy."""
         how = self.settings
         drafting, verifying, rule = load_roles(verifier, drafter, device, how.dtype, how.threads, how.beta, how.tau)
-        length = FixedLength(0 if how.strategy == "ar" else self.block_size)
+        length: Controller = FixedLength(0)
+        if how.strategy != "ar":
+            length = Adaptive(self.pair.block_size) if self.block_size == "auto" else FixedLength(int(self.block_size))
         return (drafting, Unverified(), accept_all, length) if how.strategy == "drafter" else (drafting, verifying, rule, length)
 
     def translate(

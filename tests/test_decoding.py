@@ -11,7 +11,7 @@ from reference import draft_alone, greedy, log_probabilities, tolerant
 from specdec_plugins import checkpoint
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all, restrict
-from specdec_plugins.decoding.control import FixedLength
+from specdec_plugins.decoding.control import Adaptive, FixedLength
 from specdec_plugins.decoding.drafters.block_nat import BlockDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.transformer import load_pair
@@ -108,14 +108,14 @@ class Lengths:
         self.lengths = itertools.cycle(lengths)
         self.passes = self.drafted = self.accepted = 0
 
-    def next_length(self):
+    def next_length(self, rows):
         assert self.passes < 1000, "the loop does not end"
         return next(self.lengths)
 
-    def update(self, drafted, accepted):
+    def update(self, steps):
         self.passes += 1
-        self.drafted += drafted
-        self.accepted += accepted
+        self.drafted += sum(len(step.drafted) for step in steps)
+        self.accepted += sum(step.accepted for step in steps)
 
 
 def sentences(count, seed, longest=9):
@@ -213,6 +213,23 @@ def test_block_drafter_leaves_the_verifiers_output(shape, same_encoder):
             hypotheses, stats = decode(verifier, drafter, sources, limits, block, rows)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
             assert 0 < stats.accepted < stats.drafted or block == 1
+
+
+def test_adaptive_lengths_leave_the_verifiers_output():
+    """Drafts of any length, none, and sources that the drafter reads only when it is asked, after rows have moved."""
+    (fairseq_model, _), (verifier, drafter), tilt = make_pair(bias=-1.0, src_embedding_copy=True)
+    sources, limits = sentences(40, seed=3), [5 + index % 20 for index in range(40)]
+    expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+    for rows in (1, 3, 8):
+        clock = random.Random(rows)
+        requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
+        stats, controller = DecodeStats(), Adaptive(4, clock=lambda clock=clock: clock.random())
+        found = sorted(
+            speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats), key=lambda h: h.index
+        )
+        assert [hypothesis.tokens for hypothesis in found] == expected
+        check_balance(stats, found)
+        assert sum(stats.lengths.values()) == stats.passes and len(stats.lengths) > 2
 
 
 @pytest.mark.parametrize("copy", [False, True])

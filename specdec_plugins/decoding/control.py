@@ -1,6 +1,14 @@
-"""How many tokens the next draft has."""
+"""How many tokens the next draft has.
 
-from dataclasses import dataclass
+Knows nothing about models: a controller is told how many rows are in flight, what became of each draft, and looks at the clock.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .values import Step
 
 
 @dataclass(frozen=True)
@@ -9,8 +17,121 @@ class FixedLength:
 
     length: int
 
-    def next_length(self) -> int:
+    def next_length(self, rows: int) -> int:
         return self.length
 
-    def update(self, drafted: int, accepted: int) -> None:
-        """Told after each pass how many tokens the batch was offered, and how many passed."""
+    def update(self, steps: Sequence[Step]) -> None:
+        """Told after each pass what became of each row's draft."""
+
+
+@dataclass
+class Costs:
+    """Seconds an iteration takes at one number of rows: without a draft, and with K tokens as a line a + b K."""
+
+    visits: int = 0
+    plain: float = math.nan
+    sums: list[float] = field(default_factory=lambda: [0.0] * 5)  # of 1, K, K^2, t, K t; old ones fade
+    wait: int = 16  # visits until something else is tried
+    until: int = 16
+
+    def add(self, length: int, seconds: float) -> None:
+        """Take in a measurement; one that is far out (the process was not running) counts as twice what was expected."""
+        expected = self.seconds(length)
+        seconds = min(seconds, 2 * expected) if expected > 0 else seconds
+        if length == 0:
+            self.plain = seconds if math.isnan(self.plain) else 0.8 * self.plain + 0.2 * seconds
+        else:
+            terms = 1.0, length, length * length, seconds, length * seconds
+            self.sums = [0.95 * total + term for total, term in zip(self.sums, terms)]
+
+    def seconds(self, length: int) -> float:
+        """What an iteration is expected to take; not a number where nothing is known."""
+        if length == 0:
+            return self.plain
+        count, first, second, seconds, mixed = self.sums
+        if count == 0:
+            return math.nan
+        spread = count * second - first * first
+        slope = max(0.0, (count * mixed - first * seconds) / spread) if spread > 1e-6 * second else 0.0
+        return max(1e-9, seconds / count + slope * (length - first / count))
+
+
+class Adaptive:
+    """The length that gives most tokens a second, down to 0: speculation shall never be a loss.
+
+    The expected tokens of a draft of K are 1 + the sum over j <= K of the probability that its first j tokens pass. What an
+    iteration costs is measured, for each number of rows by itself. Another length is taken only if it promises 3 % more, and
+    now and then something else is tried, less and less often while the answer stays the same.
+    """
+
+    def __init__(self, block_size: int, clock=time.perf_counter):
+        self.most = 2 * block_size
+        self.clock = clock
+        self.costs: dict[int, Costs] = {}
+        self.choices: dict[int, int] = {}  # by number of rows, as `costs`
+        self.start = block_size
+        # By position of the block: in how many drafts all before it passed, and in how many it passed, too. Old ones fade.
+        self.reached = [0.0] * self.most
+        self.passed = [0.0] * self.most
+        self.key = self.length = 0
+        self.began = 0.0
+
+    def next_length(self, rows: int) -> int:
+        self.key = round(4 * math.log2(max(1, rows)))  # about a fifth more rows is another case
+        costs = self.costs.setdefault(self.key, Costs())
+        self.length = self._choose(costs)
+        self.began = self.clock()
+        return self.length
+
+    def update(self, steps: Sequence[Step]) -> None:
+        seconds, costs = self.clock() - self.began, self.costs[self.key]
+        costs.visits += 1
+        if self.length and not any(step.drafted for step in steps):
+            return  # nobody had room for a draft, so this was another kind of pass
+        if costs.visits > 1:  # the first pass of its kind makes room for itself
+            costs.add(self.length, seconds)
+        if self.length:
+            for step in steps:
+                for position in range(min(len(step.drafted), step.accepted + 1)):
+                    self.reached[position] = 0.999 * self.reached[position] + 1
+                    self.passed[position] = 0.999 * self.passed[position] + (step.accepted > position)
+
+    def expected(self) -> list[float]:
+        """Tokens that an iteration is expected to commit with a draft of 0, 1, .. tokens.
+
+        A position that few drafts reached is taken to pass as the one before it does.
+        """
+        tokens, survival, share = [1.0], 1.0, 0.75
+        for passed, reached in zip(self.passed, self.reached):
+            share = (passed + 4 * share) / (reached + 4)
+            survival *= share
+            tokens.append(tokens[-1] + survival)
+        return tokens
+
+    def _choose(self, costs: Costs) -> int:
+        if costs.visits < 6:  # to begin with, some of each, so that costs are known
+            if costs.visits < 2 and self.choices:
+                return self.choices[min(self.choices, key=lambda key: abs(key - self.key))]
+            return (self.start, self.start, 0, 0, max(1, self.start // 3), self.start)[costs.visits]
+        if self.key not in self.choices or costs.visits % 8 == 0:  # thinking takes time, too
+            self._decide(costs)
+        if costs.visits >= costs.until:
+            costs.wait = min(512, 2 * costs.wait)
+            costs.until = costs.visits + costs.wait
+            return self._other(costs, self.choices[self.key])
+        return self.choices[self.key]
+
+    def _decide(self, costs: Costs) -> None:
+        rates = [tokens / costs.seconds(length) for length, tokens in enumerate(self.expected())]
+        best = max(range(len(rates)), key=lambda length: rates[length])
+        current = self.choices.get(self.key)
+        if current is None or rates[best] > 1.03 * rates[current]:
+            self.choices[self.key] = best
+            costs.wait = 16
+
+    def _other(self, costs: Costs, chosen: int) -> int:
+        """Something else than the best known, in turn: no draft, a short one, a longer one."""
+        turn = costs.wait.bit_length() % 2
+        if chosen == 0:
+            return (max(1, self.start // 3), self.start)[turn]
+        return (0, max(1, chosen - 2) if chosen > 3 else chosen + 2)[turn]

@@ -213,8 +213,8 @@ class NativeVerifier(TransformerVerifier):
         tokens, starts = flat(draft)
         stack.library.specdec_score(
             stack.engine.pointer, stack.pointer, rows, address(prefix.tokens), prefix.tokens.stride(0), address(prefix.lengths),
-            tokens, starts, width, address(cache.data), *cache.data.stride()[:2], address(memory.cache.data),
-            *memory.cache.data.stride()[:2], address(memory.lengths), address(logits),
+            tokens, starts, width, address(cache.data), *cache.data.stride()[:2], address(memory.data),
+            *memory.data.stride()[:2], address(memory.lengths), address(logits),
         )  # fmt: skip
         return logits
 
@@ -227,7 +227,7 @@ class NativeBlockDrafter(BlockDrafter):
         self.decoder, self.buffer, self.room = model.decoder, Buffer(), Buffer()
 
     def logits(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Tensor:
-        decoder, memory, rows = self.decoder, state.cache.data, len(prefix)
+        decoder, memory, rows = self.decoder, state.data, len(prefix)
         stack = decoder.stack
         room = self.room.view(rows, prefix.longest + num_tokens, 2 * decoder.width)
         logits = self.buffer.view(rows, num_tokens, stack.vocabulary)

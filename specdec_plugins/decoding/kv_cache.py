@@ -6,6 +6,8 @@ hidden at once and overwritten later, rows stand at different lengths, and nothi
 L layers, R rows of capacity, B rows in use, T positions of capacity, Q positions written, W numbers an entry.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -41,26 +43,29 @@ class KVCache:
 
     def select(self, order: list[int]) -> None:
         """The new row i is the old row ``order[i]``."""
-        move_rows(self.data, order, dim=1)
+        if self.data.numel():
+            move_rows(self.data, order, dim=1)
 
 
 class SourceMemory:
-    """Cross-attention keys and values, made once a sentence: (L, R, S, W) numbers, and which positions are no padding."""
+    """Cross-attention keys and values, made once a sentence: (L, R, S, W) numbers, and which positions are no padding.
+
+    They are made when first read: a drafter that is not asked for drafts costs nothing.
+    """
 
     def __init__(self, layers: int, rows: int, width: int, like: Tensor):
         self.cache = KVCache(layers, rows, width, like)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=like.device)
         self._counts: list[int] = []  # the lengths of the rows in use
+        self._due: dict[int, tuple[Callable[[], Tensor], int]] = {}  # by row: what makes its entries, and its row in them
         self._mask: tuple[Tensor | None] | None = None
 
-    def admit(self, entries: Tensor, lengths: Tensor) -> None:
-        """Append rows with ``entries`` (L, B, S, W), of which ``lengths`` (B,) count."""
-        rows, longest = entries.shape[1:3]
-        start = self.rows
-        self.cache.reserve(longest)
-        self.cache.data[:, start : start + rows, :longest] = entries
-        self.lengths[start : start + rows] = lengths
-        self._counts += lengths.tolist()
+    def admit(self, entries: Callable[[], Tensor], lengths: Tensor) -> None:
+        """Append rows with the entries (L, B, S, W) that the function makes, of which ``lengths`` (B,) count."""
+        start, counts = self.rows, lengths.tolist()
+        self._due |= {start + row: (entries, row) for row in range(len(counts))}
+        self.lengths[start : start + len(counts)] = lengths
+        self._counts += counts
         self._mask = None
 
     @property
@@ -71,9 +76,20 @@ class SourceMemory:
     def longest(self) -> int:
         return max(self._counts, default=0)
 
+    @property
+    def data(self) -> Tensor:
+        """(L, R, T, W): the entries of the rows in use, and whatever stands elsewhere."""
+        while self._due:
+            entries = next(iter(self._due.values()))[0]
+            rows = [row for row, (other, _) in self._due.items() if other is entries]
+            made, sources = entries(), [self._due.pop(row)[1] for row in rows]
+            self.cache.reserve(made.size(2))
+            self.cache.data[:, rows, : made.size(2)] = made[:, sources]
+        return self.cache.data
+
     def read(self, layer: int) -> Tensor:
         """Entries (B, S, W) of all rows in use; a view."""
-        return self.cache.read(layer, self.rows, self.longest)
+        return self.data[layer, : self.rows, : self.longest]
 
     @property
     def mask(self) -> Tensor | None:
@@ -88,6 +104,7 @@ class SourceMemory:
         self.cache.select(order)
         move_rows(self.lengths, order)
         self._counts = [self._counts[row] for row in order]
+        self._due = {new: self._due[old] for new, old in enumerate(order) if old in self._due}
         self._mask = None
 
 

@@ -11,7 +11,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .values import FAIRSEQ_SYMBOLS, Bounds, DecodeStats, Draft, Hypothesis, Prefix, Request, Source, Symbols, Verdict, compacted
+from .values import (
+    FAIRSEQ_SYMBOLS,
+    Bounds,
+    DecodeStats,
+    Draft,
+    Hypothesis,
+    Prefix,
+    Request,
+    Source,
+    Step,
+    Symbols,
+    Verdict,
+    compacted,
+)
 
 
 class Role(Protocol):
@@ -34,8 +47,8 @@ class Acceptance(Protocol):
 
 
 class Controller(Protocol):
-    def next_length(self) -> int: ...
-    def update(self, drafted: int, accepted: int) -> None: ...
+    def next_length(self, rows: int) -> int: ...
+    def update(self, steps: Sequence[Step]) -> None: ...
 
 
 @torch.inference_mode()
@@ -59,7 +72,8 @@ def speculative_decode(
             stats.lap("encoding", device)
 
         # 2. Draft: one parallel pass for all of the block. Length 0 is plain autoregressive decoding, and costs no pass.
-        length = controller.next_length() if max(prefix.room) else 0
+        wanted = controller.next_length(len(prefix))
+        length = wanted if max(prefix.room) else 0
         draft = drafter.propose(drafting, prefix, length) if length else Draft([[] for _ in prefix.requests])
         draft = prefix.clip(draft)
         stats.lap("drafting", device)
@@ -73,8 +87,8 @@ def speculative_decode(
         stats.lap("verifying", device)
 
         # 6. Record.
-        stats.record(steps)
-        controller.update(sum(len(step.drafted) for step in steps), sum(step.accepted for step in steps))
+        stats.record(steps, length)
+        controller.update(steps)
 
         # 7. Finished sentences leave; rows from the end of the batch take their places.
         if any(finished):

@@ -11,6 +11,7 @@ from .loop import Drafter
 from .transformer import Config, load_pair
 from .verifier import TransformerVerifier
 
+THREADS = torch.get_num_threads()  # torch's choice, before anything here changes it
 Parts = tuple[Mapping[str, Tensor], Config]  # a model's weights and settings
 
 
@@ -29,9 +30,8 @@ def load_roles(
     models = load_pair(verifier, drafter, device, torch.float32 if wanted else getattr(torch, dtype))
     obstacles = [each for model in models if model for each in kernels.obstacles(model)] if wanted else ["not wanted"]
     if not obstacles:
-        threads = threads or torch.get_num_threads()
         torch.set_num_threads(1)
-        verifying, drafting = kernels.on_kernels(*models, dtype, threads)
+        verifying, drafting = kernels.on_kernels(*models, dtype, threads or THREADS)
         return (
             kernels.NativeBlockDrafter(drafting) if drafting else drafters.build("none", None),
             kernels.NativeVerifier(verifying),
@@ -41,8 +41,7 @@ def load_roles(
         raise ValueError(f"int8 needs the CPU kernels: {'; '.join(dict.fromkeys(obstacles))}")
     if wanted and dtype != "float32":
         models = load_pair(verifier, drafter, device, getattr(torch, dtype))
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or THREADS)
     drafting_model = models[1]
     return (
         drafters.build("block_nat" if drafting_model else "none", drafting_model),

@@ -5,6 +5,7 @@ V vocabulary, T target positions that the buffers hold.
 """
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -265,6 +266,7 @@ class DecodeStats:
     accepted: int = 0
     corrections: int = 0
     cut: int = 0  # outputs that the length limit ended
+    lengths: Counter[int] = field(default_factory=Counter)  # passes by the draft length that the controller chose
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("text", "encoding", "drafting", "verifying", "elsewhere"), 0.0)
     )
@@ -285,9 +287,10 @@ class DecodeStats:
         """Accepted tokens per drafted token that was offered."""
         return self.accepted / max(1, self.drafted)
 
-    def record(self, steps: Sequence[Step]) -> None:
-        """Count one pass over the batch."""
+    def record(self, steps: Sequence[Step], length: int) -> None:
+        """Count one pass over the batch, for which drafts of ``length`` were asked."""
         self.passes += 1
+        self.lengths[length] += 1
         self.iterations += len(steps)
         self.drafted += sum(len(step.drafted) for step in steps)
         self.accepted += sum(step.accepted for step in steps)

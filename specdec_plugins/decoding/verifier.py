@@ -40,8 +40,8 @@ class TransformerVerifier:
 
     def admit(self, state: VerifierState, source: Source) -> None:
         """Append the sentences of ``source`` as rows."""
-        encoded = source.encoded_by(self.model.encoder)
-        state.memory.admit(self.model.decoder.remember(encoded), source.lengths)
+        entries = self.model.decoder.remember(source.encoded_by(self.model.encoder))  # (L, B, S, 2 D)
+        state.memory.admit(lambda: entries, source.lengths)
 
     def score(self, state: VerifierState, prefix: Prefix, draft: Draft) -> Tensor:
         """(B, K+1, V) logits after the prefix and each of the drafted tokens; behind a row's draft stands anything.

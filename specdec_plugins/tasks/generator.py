@@ -11,7 +11,7 @@ from fairseq.models.transformer import TransformerModelBase
 
 from specdec_plugins import checkpoint
 from specdec_plugins.checkpoint import CheckpointError, engine_model
-from specdec_plugins.decoding.control import FixedLength
+from specdec_plugins.decoding.control import Adaptive, FixedLength
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.roles import load_roles
 from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Symbols
@@ -57,8 +57,9 @@ class SpeculativeGenerator:
             raise CheckpointError(f"--drafter-path {drafter_path}: it is no block drafter")
         dtype = str(weight.dtype).removeprefix("torch.")
         drafting, verifying, rule = load_roles(verifier, drafting_model, weight.device, dtype, None, beta, tau)
-        block_size = block_size or int(checkpoint.task_settings(drafter).get("block_size") or 25)
-        self.roles = drafting, verifying, rule, FixedLength(block_size)
+        trained = int(checkpoint.task_settings(drafter).get("block_size") or 25)
+        fixed = block_size or beta > 1  # with tolerance the length changes the output
+        self.roles = drafting, verifying, rule, FixedLength(block_size or trained) if fixed else Adaptive(trained)
         self.stats = DecodeStats()
         atexit.register(self.log_stats)  # fairseq tells no one when it is done
 

@@ -7,6 +7,7 @@ B rows, K drafted tokens, S source positions, T prefix and mask positions, D wid
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,15 +29,19 @@ class BlockDrafter:
 
     def admit(self, state: SourceMemory, source: Source) -> None:
         """Append the sentences of ``source`` as rows."""
+        state.admit(partial(self.remember, source), source.lengths)
+
+    def remember(self, source: Source) -> Tensor:
+        """(L, B, S, 2 D) what belongs to a source: cross-attention entries, and the keys and values of the source copy."""
         decoder = self.model.decoder
         entries = decoder.remember(source.encoded_by(self.model.encoder))  # (L, B, S, 2 D)
-        if decoder.copy is not None:
-            embedding = self.model.encoder.embedding
-            place = torch.arange(source.tokens.size(1), device=source.tokens.device).expand_as(source.tokens)
-            embedded = embedding.embed(source.tokens)  # (B, S, D)
-            keys = (embedded + embedding.place(place)) @ decoder.copy  # W p . k = p . (k W)
-            entries = torch.cat([entries, torch.cat([keys, embedded], -1)[None]])
-        state.admit(entries, source.lengths)
+        if decoder.copy is None:
+            return entries
+        embedding = self.model.encoder.embedding
+        place = torch.arange(source.tokens.size(1), device=source.tokens.device).expand_as(source.tokens)
+        embedded = embedding.embed(source.tokens)  # (B, S, D)
+        keys = (embedded + embedding.place(place)) @ decoder.copy  # W p . k = p . (k W)
+        return torch.cat([entries, torch.cat([keys, embedded], -1)[None]])
 
     def propose(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Draft:
         """The K = ``num_tokens`` most likely tokens after each row's prefix, chosen independently of each other."""

@@ -1,0 +1,105 @@
+"""The controller of draft lengths, on machines that are simulated: costs are known, so the best length is, too."""
+
+import random
+
+import pytest
+
+from specdec_plugins.decoding.control import Adaptive, Costs, FixedLength
+from specdec_plugins.decoding.values import Step
+
+
+class Machine:
+    """A clock, and drafts whose tokens pass with a given probability each."""
+
+    def __init__(self, plain, draft, token, passing, noise=0.1, seed=0):
+        self.plain, self.draft, self.token, self.passing = plain, draft, token, passing
+        self.now, self.noise, self.random = 0.0, noise, random.Random(seed)
+        self.tokens = 0
+
+    def seconds(self, length, rows):
+        """Of an iteration: what a pass costs, what a draft costs, and what each of its tokens costs a row."""
+        return self.plain + (self.draft + self.token * length * rows if length else 0.0)
+
+    def run(self, controller, rows, times):
+        chosen = []
+        for _ in range(times):
+            length = controller.next_length(rows)
+            seconds = self.seconds(length, rows) * (1 + self.noise * self.random.random())
+            if self.random.random() < 0.02:
+                seconds *= 30  # the process was not running
+            self.now += seconds
+            steps = [self.step(length) for _ in range(rows)]
+            self.tokens += sum(step.accepted + 1 for step in steps)
+            controller.update(steps)
+            chosen.append(length)
+        return chosen
+
+    def step(self, length):
+        accepted = 0
+        while accepted < length and self.random.random() < self.passing:
+            accepted += 1
+        return Step(list(range(length)), accepted, 0)
+
+    def rate(self, length, rows):
+        return sum(self.passing**position for position in range(length + 1)) / self.seconds(length, rows)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 30])
+@pytest.mark.parametrize(
+    ("draft", "token", "passing"),
+    [(0.5, 0.05, 0.8), (0.5, 0.0, 0.9), (0.2, 0.3, 0.5), (2.0, 0.2, 0.6), (0.1, 0.02, 0.3), (0.7, 0.05, 0.0), (0.0, 0.01, 0.99)],
+)
+def test_the_length_chosen_is_nearly_the_best(draft, token, passing, rows):
+    machine = Machine(1.0, draft, token / rows, passing)
+    controller = Adaptive(6, clock=lambda: machine.now)
+    machine.run(controller, rows, 400)
+    chosen = machine.run(controller, rows, 400)
+    best = max(machine.rate(length, rows) for length in range(13))
+    reached = sum(machine.rate(length, rows) for length in chosen) / len(chosen)
+    assert reached > 0.93 * best
+    assert reached > 0.97 * machine.rate(0, rows)
+    assert all(0 <= length <= 12 for length in chosen)
+
+
+def test_it_follows_a_change():
+    """Drafts that stop being accepted, and then are again."""
+    machine = Machine(1.0, 0.3, 0.05, 0.9)
+    controller = Adaptive(8, clock=lambda: machine.now)
+    assert sum(machine.run(controller, 1, 600)[300:]) / 300 > 4
+    machine.passing = 0.0
+    assert sum(machine.run(controller, 1, 6000)[5000:]) / 1000 < 0.5
+    machine.passing = 0.9
+    assert sum(machine.run(controller, 1, 60000)[50000:]) / 10000 > 3
+
+
+def test_batches_of_other_sizes_have_costs_of_their_own():
+    machine = Machine(1.0, 0.3, 0.3, 0.8)
+    controller = Adaptive(6, clock=lambda: machine.now)
+    for _ in range(40):
+        alone, many = machine.run(controller, 1, 20), machine.run(controller, 32, 20)
+    assert sum(alone) / 20 > 1 and sum(many) / 20 < 1
+
+
+def test_passes_without_room_for_a_draft_are_not_taken_for_drafts():
+    clock = iter(range(10**6))
+    controller = Adaptive(4, clock=lambda: next(clock))
+    for _ in range(100):
+        controller.next_length(1)
+        controller.update([Step([], 0, 5)])
+    assert controller.costs[0].sums == [0.0] * 5
+
+
+def test_costs_are_a_line():
+    costs = Costs(visits=9)
+    for length in (2, 6, 4, 2, 8):
+        costs.add(length, 1.0 + 0.5 * length)
+    costs.add(0, 0.7)
+    assert [costs.seconds(length) for length in (0, 3, 12)] == pytest.approx([0.7, 2.5, 7.0])
+    costs.add(0, 100.0)
+    assert costs.seconds(0) < 0.9, "one measurement says little"
+
+
+def test_a_fixed_length_stays():
+    controller = FixedLength(7)
+    controller.update([Step([1, 2], 0, 3)])
+    assert controller.next_length(1) == controller.next_length(99) == 7
