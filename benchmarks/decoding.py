@@ -74,10 +74,8 @@ def identity(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
             as_ar = sum(ours.tokens == theirs.tokens for ours, theirs in zip(found, plain))
             row = {"strategy": name, "batch_size": batch_size, "as_fairseq": len(pairs), "as_ar": as_ar, "of": len(lines)}
             rows.append({**row, "score_gap": gap})
-            print(
-                f"{name:8} batch {batch_size:3}: of {len(lines)}, as fairseq {len(pairs)}, scores within {gap:.1e} nats; as ar {as_ar}",
-                flush=True,
-            )
+            counts = f"as fairseq {len(pairs)}, scores within {gap:.1e} nats; as ar {as_ar}"
+            print(f"{name:8} batch {batch_size:3}: of {len(lines)}, {counts}", flush=True)
             if options.dtype == "float32":
                 for number, (ours, theirs) in enumerate(zip(found, expected)):
                     if ours.tokens != theirs.tokens:

@@ -1,0 +1,81 @@
+"""specdec-benchmark on the pair that ships: what it counts is right, and it says plainly what it cannot run."""
+
+import json
+
+import pytest
+from conftest import ROOT, run_python
+
+from specdec_plugins import benchmark
+from specdec_plugins.translator import Translator
+
+PAIR = str(ROOT / "data" / "demo.en-de")
+LINES = ["A man is riding a horse.", "", "Two dogs are playing in the snow.", "A woman is reading a book on a bench in the park."]
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    return path
+
+
+def test_what_it_counts(text):
+    reference = text.with_name("reference.txt")
+    exact = Translator.from_pretrained(PAIR, strategy="specdec", block_size=4)
+    found = exact.translate(LINES)
+    reference.write_text("\n".join(result.text for result in found) + "\n", encoding="utf-8")
+    run = run_python(
+        "-m", "specdec_plugins.benchmark", "--model", PAIR, "--input", text, "--reference", reference,
+        "--systems", "ar", "specdec", "--dtypes", "float32", "int8", "--batch-sizes", "1", "3", "--rounds", "1",
+        "--block-sizes", "4", "--threads", "1",
+    )  # fmt: skip
+    *_, last = run.stdout.splitlines()
+    result = json.loads(last)
+    assert run.stdout.count("batch size ") == 2 and result["signature"]["sentences"] == 3
+    rows = {(row["system"], row["batch_size"]): row for row in result["rows"]}
+    assert len(rows) == 8
+    for (name, batch_size), row in rows.items():
+        assert row["of"] == 3 and row["tokens_per_second"] > 0 and row["peak_memory_mib"] > 50
+        assert ("latency_p99_ms" in row) == (batch_size == 1)
+        if "float32" in name:
+            assert row["identical"] == 3 and row["bleu"] == 100.0
+            assert row["tokens"] == sum(len(translation.token_scores) for translation in found)
+        if name.startswith("specdec"):
+            assert sum(row["lengths"].values()) > 0 and set(row["lengths"]) == {"4"}
+        else:
+            assert row["mean_accepted_length"] == 1.0 and row["acceptance_by_position"] == []
+    row = rows["specdec float32 K=4", 1]
+    assert row["mean_accepted_length"] == round(exact.stats.mean_accepted_length, 3)
+    steps = [step for translation in found for step in translation.steps if step.drafted]
+    assert row["acceptance_by_position"][0] == round(sum(step.accepted > 0 for step in steps) / len(steps), 3)
+    assert row["latency_p50_ms"] <= row["latency_p95_ms"] <= row["latency_p99_ms"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rounds", "0"], "--rounds 0 is less than 1"),
+        (["--batch-sizes", "4", "0"], "--batch-sizes: 0 is less than 1"),
+        (["--block-sizes", "many"], "--block-sizes: 'many' is neither a number over 0 nor auto"),
+        (["--model", "nowhere"], "nowhere: not a model folder"),
+        (["--input", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_bad_options(options, message, text, capsys):
+    assert benchmark.main(["--model", PAIR, "--input", str(text), *options]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("specdec-benchmark: error: ") and message in error and error.count("\n") == 1
+
+
+def test_systems_that_cannot_run_are_left_out(text, capsys, monkeypatch):
+    class Broken(benchmark.Worker):
+        def __init__(self, system, options, sources):
+            self.system = system
+
+        def _ask(self, order):
+            raise ValueError(f"{self.system.name}: no such data type here")
+
+    monkeypatch.setattr(benchmark, "Worker", Broken)
+    assert benchmark.main(["--model", PAIR, "--input", str(text), "--systems", "ar", "--dtypes", "int8"]) == 1
+    error = capsys.readouterr().err
+    assert "left out: ar int8: no such data type here" in error and error.endswith("error: no system is left\n")
