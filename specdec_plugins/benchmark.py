@@ -309,8 +309,8 @@ def run(options: argparse.Namespace) -> None:
     runs: dict[tuple[System, int], list[Run]] = {key: [] for key in threads}
     for batch_size in options.batch_sizes:
         for number in range(options.rounds):
+            say(f"batch size {batch_size}, round {number + 1} of {options.rounds}")
             for system, worker in workers.items():
-                say(f"batch size {batch_size}, round {number + 1} of {options.rounds}: {system.name}")
                 worker.decode(threads[system, batch_size], batch_size, PILOT)  # warm
                 runs[system, batch_size].append(worker.decode(threads[system, batch_size], batch_size, len(sources)))
     memory = {system: worker.end() for system, worker in workers.items()}
@@ -342,8 +342,11 @@ def best_of_three(worker: Worker, threads: int, batch_size: int) -> float:
 
 
 def say(what: str) -> None:
+    """Progress, on one line of a terminal; elsewhere a line each."""
     if sys.stderr.isatty():
         print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+    elif what:
+        print(what, file=sys.stderr, flush=True)
 
 
 def summarise(system: System, batch_size: int, found: list[Run], expected: list[list[str]]) -> dict[str, Any]:

@@ -28,11 +28,12 @@ class FixedLength:
 class Costs:
     """Seconds an iteration takes at one number of rows: without a draft, and with K tokens as a line a + b K."""
 
+    trials: int = 0  # the visit at which some of each are tried, so that costs are known
     visits: int = 0
     plain: float = math.nan
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)  # of 1, K, K^2, t, K t; old ones fade
-    wait: int = 16  # visits until something else is tried
-    until: int = 16
+    wait: int = 32  # visits until something else is tried
+    until: int = 32
 
     def add(self, length: int, seconds: float) -> None:
         """Take in a measurement; one that is far out (the process was not running) counts as twice what was expected."""
@@ -78,7 +79,9 @@ class Adaptive:
 
     def next_length(self, rows: int) -> int:
         self.key = round(4 * math.log2(max(1, rows)))  # about a fifth more rows is another case
-        costs = self.costs.setdefault(self.key, Costs())
+        if self.key not in self.costs:
+            self.costs[self.key] = Costs(trials=16 if self.choices else 0)  # later on, what is known of similar batches will do
+        costs = self.costs[self.key]
         self.length = self._choose(costs)
         self.began = self.clock()
         return self.length
@@ -109,10 +112,11 @@ class Adaptive:
         return tokens
 
     def _choose(self, costs: Costs) -> int:
-        if costs.visits < 6:  # to begin with, some of each, so that costs are known
-            if costs.visits < 2 and self.choices:
-                return self.choices[min(self.choices, key=lambda key: abs(key - self.key))]
-            return (self.start, self.start, 0, 0, max(1, self.start // 3), self.start)[costs.visits]
+        if costs.visits < costs.trials:
+            return self.choices[min(self.choices, key=lambda key: abs(key - self.key))]
+        if costs.visits < costs.trials + 6:
+            long, short = self._lengths()
+            return (long, long, 0, 0, short, long)[costs.visits - costs.trials]
         if self.key not in self.choices or costs.visits % 8 == 0:  # thinking takes time, too
             self._decide(costs)
         if costs.visits >= costs.until:
@@ -121,17 +125,22 @@ class Adaptive:
             return self._other(costs, self.choices[self.key])
         return self.choices[self.key]
 
+    def _lengths(self) -> tuple[int, int]:
+        """A long and a short draft to try; both short for a large batch, which drafts are likely to slow down much."""
+        third = max(1, self.start // 3)
+        return (self.start, third) if self.key <= 8 else (third, max(1, third // 2))
+
     def _decide(self, costs: Costs) -> None:
         rates = [tokens / costs.seconds(length) for length, tokens in enumerate(self.expected())]
         best = max(range(len(rates)), key=lambda length: rates[length])
         current = self.choices.get(self.key)
         if current is None or rates[best] > 1.03 * rates[current]:
             self.choices[self.key] = best
-            costs.wait = 16
+            costs.wait = 32
 
     def _other(self, costs: Costs, chosen: int) -> int:
         """Something else than the best known, in turn: no draft, a short one, a longer one."""
         turn = costs.wait.bit_length() % 2
         if chosen == 0:
-            return (max(1, self.start // 3), self.start)[turn]
+            return self._lengths()[turn]
         return (0, max(1, chosen - 2) if chosen > 3 else chosen + 2)[turn]

@@ -20,13 +20,15 @@ class KVCache:
     def __init__(self, layers: int, rows: int, width: int, like: Tensor):
         # Zeros, not whatever memory held: an entry that a mask hides is still multiplied by its weight 0.
         self.data = like.new_zeros(layers, rows, 0, width)
+        self.used = 0  # positions that anybody asked for
         self.row = torch.arange(rows, device=like.device)[:, None]  # (R, 1)
 
     def reserve(self, positions: int) -> None:
         """Make room for positions 0 .. positions-1."""
+        self.used = max(self.used, positions)
         missing = positions - self.data.size(2)
         if missing > 0:
-            more = max(missing, self.data.size(2))  # at least doubling, so that growth costs little in all
+            more = max(missing, self.data.size(2), 32)  # at least doubling, so that growth costs little in all
             self.data = torch.nn.functional.pad(self.data, (0, 0, 0, more))
 
     def write(self, layer: int, positions: Tensor, entries: Tensor, start: int | None = None) -> None:
@@ -43,8 +45,8 @@ class KVCache:
 
     def select(self, order: list[int]) -> None:
         """The new row i is the old row ``order[i]``."""
-        if self.data.numel():
-            move_rows(self.data, order, dim=1)
+        if self.used:
+            move_rows(self.data[:, :, : self.used], order, dim=1)
 
 
 class SourceMemory:

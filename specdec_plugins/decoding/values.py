@@ -249,10 +249,9 @@ def compacted(finished: Sequence[bool]) -> list[int]:
 
 def move_rows(tensor: Tensor, order: list[int], dim: int = 0) -> None:
     """Let row i of ``tensor``, along ``dim``, be what row ``order[i]`` was; rows that stay are not touched."""
-    targets = [new for new, old in enumerate(order) if new != old]
-    if targets:
-        sources = torch.tensor([order[new] for new in targets], device=tensor.device)
-        tensor.index_copy_(dim, torch.tensor(targets, device=tensor.device), tensor.index_select(dim, sources))
+    moved = {new: tensor.select(dim, old).clone() for new, old in enumerate(order) if new != old}
+    for row, values in moved.items():
+        tensor.select(dim, row).copy_(values)
 
 
 @dataclass
