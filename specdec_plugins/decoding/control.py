@@ -36,9 +36,9 @@ class Costs:
     until: int = 32
 
     def add(self, length: int, seconds: float) -> None:
-        """Take in a measurement; one that is far out (the process was not running) counts as twice what was expected."""
+        """Take in a measurement; one far above what was expected (the process was not running) counts as a quarter above it."""
         expected = self.seconds(length)
-        seconds = min(seconds, 2 * expected) if expected > 0 else seconds
+        seconds = min(seconds, 1.25 * expected) if expected > 0 else seconds
         if length == 0:
             self.plain = seconds if math.isnan(self.plain) else 0.8 * self.plain + 0.2 * seconds
         else:
