@@ -37,7 +37,7 @@ class Costs:
 
     def add(self, length: int, seconds: float) -> None:
         """Take in a measurement; one far above what was expected (the process was not running) counts as a quarter above it."""
-        expected = self.seconds(length)
+        expected = self.seconds(length) if length == 0 or self.sums[0] > 2 else math.nan  # two points make no line to trust
         seconds = min(seconds, 1.25 * expected) if expected > 0 else seconds
         if length == 0:
             self.plain = seconds if math.isnan(self.plain) else 0.8 * self.plain + 0.2 * seconds
