@@ -26,35 +26,36 @@ class FixedLength:
 
 @dataclass
 class Costs:
-    """Seconds an iteration takes at one number of rows: without a draft, and with K tokens as a line a + b K."""
+    """Seconds that an iteration takes at one number of rows, by the length of the draft."""
 
     trials: int = 0  # the visit at which some of each are tried, so that costs are known
     visits: int = 0
-    plain: float = math.nan
-    sums: list[float] = field(default_factory=lambda: [0.0] * 5)  # of 1, K, K^2, t, K t; old ones fade
+    known: dict[int, float] = field(default_factory=dict)
     wait: int = 32  # visits until something else is tried
     until: int = 32
 
     def add(self, length: int, seconds: float) -> None:
-        """Take in a measurement; one far above what was expected (the process was not running) counts as a quarter above it."""
-        expected = self.seconds(length) if length == 0 or self.sums[0] > 2 else math.nan  # two points make no line to trust
-        seconds = min(seconds, 1.25 * expected) if expected > 0 else seconds
-        if length == 0:
-            self.plain = seconds if math.isnan(self.plain) else 0.8 * self.plain + 0.2 * seconds
-        else:
-            terms = 1.0, length, length * length, seconds, length * seconds
-            self.sums = [0.95 * total + term for total, term in zip(self.sums, terms)]
+        """Take in a measurement. A pass is slow by accident, never fast: one far above what was known counts as a quarter above
+        it, and one far below tells that what was known was wrong."""
+        old = self.known.get(length, math.inf)
+        self.known[length] = seconds if seconds < 0.8 * old else 0.8 * old + 0.2 * min(seconds, 1.25 * old)
 
     def seconds(self, length: int) -> float:
-        """What an iteration is expected to take; not a number where nothing is known."""
-        if length == 0:
-            return self.plain
-        count, first, second, seconds, mixed = self.sums
-        if count == 0:
-            return math.nan
-        spread = count * second - first * first
-        slope = max(0.0, (count * mixed - first * seconds) / spread) if spread > 1e-6 * second else 0.0
-        return max(1e-9, seconds / count + slope * (length - first / count))
+        """What an iteration is expected to take: as measured, or on the line through the two nearest lengths that were.
+
+        Infinity where nothing is known.
+        """
+        if length in self.known:
+            return self.known[length]
+        nearest = sorted((key for key in self.known if key), key=lambda key: abs(key - length))
+        if not length or not nearest:
+            return math.inf
+        plain = self.known.get(0, 0.0)  # a draft makes no iteration faster
+        first, *others = nearest
+        if not others:
+            return max(plain, self.known[first])
+        slope = max(0.0, (self.known[others[0]] - self.known[first]) / (others[0] - first))
+        return max(plain, self.known[first] + slope * (length - first))
 
 
 class Adaptive:
