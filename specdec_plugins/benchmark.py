@@ -225,7 +225,7 @@ def serve(connection: Connection, system: System, options: argparse.Namespace, s
                 built[threads] = (CTranslate2 if system.strategy == "ctranslate2" else Engine)(system, options, pair, threads)
             connection.send(built[threads].decode(sources[:count], batch_size))
         connection.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-    except (EOFError, KeyboardInterrupt):  # nobody asks any more
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):  # nobody asks any more
         pass
     except (ValueError, ImportError, RuntimeError) as error:
         connection.send(error)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from .values import Step
 
+SMALL = 8  # 4 log2 of the most rows that make a small batch: 4
+
 
 @dataclass(frozen=True)
 class FixedLength:
@@ -28,7 +30,8 @@ class FixedLength:
 class Costs:
     """Seconds that an iteration takes at one number of rows, by the length of the draft."""
 
-    trials: int = 0  # the visit at which some of each are tried, so that costs are known
+    trials: int = 0  # the visit from which some of each are tried, so that costs are known
+    tried: int = 0  # how many of those there were
     visits: int = 0
     known: dict[int, float] = field(default_factory=dict)
     wait: int = 32  # visits until something else is tried
@@ -76,10 +79,13 @@ class Adaptive:
         self.reached = [0.0] * self.most
         self.passed = [0.0] * self.most
         self.key = self.length = 0
+        self.total = self.spent = 0.0  # seconds in all, and for trying in large batches
+        self.trying = False
         self.began = 0.0
 
     def next_length(self, rows: int) -> int:
         self.key = round(4 * math.log2(max(1, rows)))  # about a fifth more rows is another case
+        self.trying = False
         if self.key not in self.costs:
             self.costs[self.key] = Costs(trials=16 if self.choices else 0)  # later on, what is known of similar batches will do
         costs = self.costs[self.key]
@@ -90,6 +96,8 @@ class Adaptive:
     def update(self, steps: Sequence[Step]) -> None:
         seconds, costs = self.clock() - self.began, self.costs[self.key]
         costs.visits += 1
+        self.total += seconds
+        self.spent += seconds if self.trying else 0.0
         if self.length and not any(step.drafted for step in steps):
             return  # nobody had room for a draft, so this was another kind of pass
         if costs.visits > 1:  # the first pass of its kind makes room for itself
@@ -113,23 +121,33 @@ class Adaptive:
         return tokens
 
     def _choose(self, costs: Costs) -> int:
-        if costs.visits < costs.trials:
-            return self.choices[min(self.choices, key=lambda key: abs(key - self.key))]
-        if costs.visits < costs.trials + 6:
+        affordable = self._small() or self.spent + 3 * costs.seconds(0) < 0.05 * self.total
+        if self.key not in self.choices and (costs.visits < costs.trials or not affordable):
+            alike = [key for key in self.choices if (key <= SMALL) == self._small()]
+            return self.choices[min(alike, key=lambda key: abs(key - self.key))] if alike else 0
+        if costs.tried < 6 and affordable:
             long, short = self._lengths()
-            return (long, long, 0, 0, short, long)[costs.visits - costs.trials]
+            costs.tried += 1
+            self.trying = True
+            return (long, long, 0, 0, short, long)[costs.tried - 1]
         if self.key not in self.choices or costs.visits % 8 == 0:  # thinking takes time, too
             self._decide(costs)
-        if costs.visits >= costs.until:
+        if costs.visits >= costs.until and affordable:
             costs.wait = min(512, 2 * costs.wait)
             costs.until = costs.visits + costs.wait
+            self.trying = True
             return self._other(costs, self.choices[self.key])
         return self.choices[self.key]
+
+    def _small(self) -> bool:
+        """Whether few rows are in flight, so that drafts are likely to pay. In large batches a draft can take as long as many
+        plain passes, and what is spent on trying is limited."""
+        return self.key <= SMALL
 
     def _lengths(self) -> tuple[int, int]:
         """A long and a short draft to try; both short for a large batch, which drafts are likely to slow down much."""
         third = max(1, self.start // 3)
-        return (self.start, third) if self.key <= 8 else (third, max(1, third // 2))
+        return (self.start, third) if self._small() else (third, max(1, third // 2))
 
     def _decide(self, costs: Costs) -> None:
         rates = [tokens / costs.seconds(length) for length, tokens in enumerate(self.expected())]
