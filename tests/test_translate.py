@@ -187,6 +187,7 @@ def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status):
     process = subprocess.Popen(
         [sys.executable, "-m", "specdec_plugins.translate", *map(str, options)], stderr=subprocess.PIPE, text=True, cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not (output.exists() and output.stat().st_size) and time.monotonic() < deadline:
