@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from specdec_plugins.benchmark import cpu_name  # noqa: E402
 from specdec_plugins.model_folder import load_folder  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text import read_lines  # noqa: E402
@@ -47,7 +48,7 @@ def main() -> int:
 def signature(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     return {
         "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "device": "cpu",
-        "cpu": next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), ""),
+        "cpu": cpu_name(),
         "threads": options.threads, "dtype": options.dtype, "model": options.model, "sentences": len(lines),
     }  # fmt: skip
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec_plugins.decoding.values import Hypothesis
     from specdec_plugins.model_folder import Pair
 
 SYSTEMS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar", "specdec", "specdec-tolerant", "drafter")
@@ -120,7 +121,7 @@ class Engine:
         if system.strategy == "specdec-tolerant":
             settings.update(beta=options.beta, tau=options.tau)
         if system.block:
-            settings["block_size"] = system.block if system.block in (None, "auto") else int(system.block)
+            settings["block_size"] = system.block if system.block == "auto" else int(system.block)
         self.translator = Translator(pair, Settings(**settings))
 
     def decode(self, sources: Sequence[list[int]], batch_size: int) -> Run:
@@ -129,17 +130,18 @@ class Engine:
         stats = self.translator.stats
         before, passes, lengths = dict(stats.seconds), (stats.committed, stats.iterations), Counter(stats.lengths)
         encoded = [Encoded(source, False) for source in sources]
-        found, latencies = [], []
+        hypotheses: list[Hypothesis] = []
+        latencies = []
         began = time.perf_counter()
         if batch_size == 1:
-            for index, source in enumerate(encoded):
+            for source in encoded:
                 start = time.perf_counter()
-                found += [(index, hypothesis) for hypothesis in self.translator._decode([source], 1, None)]
+                hypotheses += self.translator._decode([source], 1, None)
                 latencies.append(time.perf_counter() - start)
         else:
-            found = [(hypothesis.index, hypothesis) for hypothesis in self.translator._decode(encoded, batch_size, None)]
+            hypotheses += self.translator._decode(encoded, batch_size, None)
         seconds = time.perf_counter() - began
-        hypotheses = [hypothesis for _, hypothesis in sorted(found, key=lambda each: each[0])]
+        hypotheses.sort(key=lambda hypothesis: hypothesis.index)  # decoded one by one they are in order, each with index 0
         offered, passed = [0] * 64, [0] * 64
         for step in (step for hypothesis in hypotheses for step in hypothesis.steps):
             for position in range(min(64, len(step.drafted))):
@@ -400,12 +402,16 @@ def table(rows: list[dict[str, Any]], batch_sizes: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
+def cpu_name() -> str:
+    """What the processor calls itself; nothing where Linux does not tell."""
+    if not os.path.exists("/proc/cpuinfo"):
+        return ""
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
 def machine(options: argparse.Namespace, pair: "Pair", sentences: int) -> dict[str, Any]:
     """What the figures depend on."""
-    cpu = ""
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
     versions = {}
     for package in ("torch", "fairseq-fixed", "fairseq", "ctranslate2"):
         try:
@@ -413,7 +419,8 @@ def machine(options: argparse.Namespace, pair: "Pair", sentences: int) -> dict[s
         except PackageNotFoundError:
             continue
     return {
-        "date": time.strftime("%Y-%m-%d"), "cpu": cpu, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"), "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
         **versions, "model": options.model, "input": options.input, "sentences": sentences,
         "block_size": pair.block_size, "beta": options.beta, "tau": options.tau,
     }  # fmt: skip

@@ -94,7 +94,6 @@ class Engine(Handle):
 
     def __init__(self, threads: int):
         super().__init__("engine", threads)
-        self.threads = threads
 
 
 class NativeLinear(Handle):
