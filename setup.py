@@ -45,13 +45,18 @@ setup(
         "torch>=2.6",
         "tqdm>=4.60",
     ],
-    extras_require={"bench": ["ctranslate2>=4.5", "matplotlib>=3.8"], "dev": ["mypy", "pytest", "ruff"]},
+    extras_require={
+        "bench": ["ctranslate2>=4.5", "matplotlib>=3.8"],
+        "comet": ["unbabel-comet>=2.2"],
+        "dev": ["mypy", "pytest", "ruff"],
+    },
     entry_points={
         "console_scripts": [
             "specdec-average = specdec_plugins.average:main",
             "specdec-benchmark = specdec_plugins.benchmark:main",
             "specdec-pack = specdec_plugins.pack:main",
             "specdec-prepare = specdec_plugins.prepare:main",
+            "specdec-score = specdec_plugins.score:main",
             "specdec-translate = specdec_plugins.translate:main",
         ]
     },
