@@ -12,6 +12,7 @@ FAIRSEQ_FREE = [
     "settings",
     "model_folder",
     "pack",
+    "score",
     "translate",
     "translator",
 ]
@@ -31,10 +32,13 @@ def test_no_fairseq_outside_its_side(module):
 
 @pytest.mark.parametrize(
     "command",
-    [*(["-m", f"specdec_plugins.{name}"] for name in ("prepare", "average", "translate", "pack")), ["encoder_initial.py"]],
+    [
+        *(["-m", f"specdec_plugins.{name}"] for name in ("prepare", "average", "translate", "pack", "score")),
+        ["encoder_initial.py"],
+    ],
 )
-def test_help_imports_neither_fairseq_nor_torch(command):
+def test_help_imports_nothing_heavy(command):
     loaded = run_python("-X", "importtime", *command, "--help")
     assert "usage:" in loaded.stdout
     modules = {line.rpartition("|")[2].strip() for line in loaded.stderr.splitlines()}
-    assert not modules & {"fairseq", "torch"}
+    assert not modules & {"fairseq", "torch", "sacrebleu", "sacremoses"}
