@@ -83,7 +83,8 @@ def task_settings(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 # Families whose forward the engine computes, by the first part of their --arch.
-ENGINE_ARCHITECTURES = ("transformer", "bart", "mbart", "block")
+DRAFTERS = {"block": "block_nat", "block_causal": "block_causal"}  # by architecture, the engine's drafter
+ENGINE_ARCHITECTURES = ("transformer", "bart", "mbart", *DRAFTERS)
 # Settings that change the function in a way that the engine does not compute, with the values that do not.
 ENGINE_SETTINGS: dict[str, tuple[Any, ...]] = {
     "adaptive_input": (False,),
@@ -130,10 +131,10 @@ def engine_model(checkpoint: Checkpoint, name: str) -> tuple[dict[str, torch.Ten
     if absent:
         raise CheckpointError(f"{name}: its settings announce weights that it has not: {', '.join(absent)}")
     form = int(weights["block_format"]) if "block_format" in weights else 1
-    block = arch == "block"
-    if block and form not in (1, 2):
+    drafter = DRAFTERS.get(arch)
+    if drafter and form not in (1, 2):
         raise CheckpointError(f"{name}: block drafter of format {form}; this version reads formats 1 and 2")
-    unscaled = bool(args.get("no_scale_embedding")) or (block and form == 1)
+    unscaled = bool(args.get("no_scale_embedding")) or (drafter is not None and form == 1)
     return weights, Config(
         encoder_heads=int(args["encoder_attention_heads"]),
         decoder_heads=int(args["decoder_attention_heads"]),
@@ -144,7 +145,7 @@ def engine_model(checkpoint: Checkpoint, name: str) -> tuple[dict[str, torch.Ten
         decoder_scale=1.0 if unscaled else math.sqrt(args["decoder_embed_dim"]),
         max_source_positions=int(args.get("max_source_positions") or 1024),
         max_target_positions=int(args.get("max_target_positions") or 1024),
-        block=block,
+        drafter=drafter,
     )
 
 

@@ -26,7 +26,7 @@ MAX_JSON_BYTES = 1_000_000
 # What of fairseq's settings says how a model computes; the rest tells of its training.
 MODEL_SETTINGS = (
     "arch", "activation_fn", "max_source_positions", "max_target_positions", "no_scale_embedding",
-    "layernorm_embedding", "src_embedding_copy", "share_all_embeddings", "share_decoder_input_output_embed",
+    "layernorm_embedding", "src_embedding_copy", "successor_width", "share_all_embeddings", "share_decoder_input_output_embed",
     "no_token_positional_embeddings", "no_decoder_final_norm", "adaptive_input", "adaptive_softmax_cutoff",
     "cross_self_attention", "no_cross_attention", "quant_noise_pq", "scale_attn", "scale_fc", "scale_heads",
     "scale_resids", "full_context_alignment", "pooler_activation_fn",
@@ -188,7 +188,7 @@ def _checked(pair: Pair) -> Pair:
         if model is None:
             continue
         args = checkpoint.model_args(model)
-        block = (getattr(args, "arch", None) or getattr(args, "_name", None)) == "block"
+        block = (getattr(args, "arch", None) or getattr(args, "_name", None)) in checkpoint.DRAFTERS
         if block != (role == "drafter"):
             faults.append(f"the {role} is {'a' if block else 'no'} block drafter")
         for side, half in (("source", "encoder"), ("target", "decoder")):

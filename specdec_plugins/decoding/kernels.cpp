@@ -428,6 +428,7 @@ struct Stack {
     std::vector<Layer> layers;
     Norm last;                 // empty if there is none
     const Linear* projection;  // NULL for an encoder
+    const Linear* gate;        // of the successor network; NULL if there is none
 };
 
 // What a pass reads and writes beside its rows. Strides count numbers.
@@ -440,12 +441,14 @@ struct Pass {
     Entries memory;             // the same of the source; no data for an encoder
     const int64_t* lengths;     // of the sources, by sentence
     const float* copied;        // the source copy's entries, by sentence as in `memory`, for a drafter that has it
-    bool block;                 // positions are added before every layer; the last one goes on with masks alone
-    float* output;              // where row n's result begins: output + target[n]
+    bool block;                 // positions are added before every layer
+    bool narrowed;              // some rows are not kept: the last layer goes on without them
+    float* output;              // (results, O); row n's is number target[n]
+    float* gates;               // (results, R), where the stack has a gate
 };
 struct Row {
     int64_t token, sentence, place, visible, target;
-    bool mask;
+    bool mask, kept;
 };
 
 // What passes need room for, kept from one to the next.
@@ -453,6 +456,7 @@ struct Scratch {
     std::vector<Row> rows;
     std::vector<float> x, queries;
     Input input, hidden;
+    std::vector<int64_t> candidates;
 };
 
 class Forward {
@@ -564,8 +568,8 @@ class Forward {
             std::memcpy(to, result, TILE * sizeof(float));
         });
         team.sync();
-        if (pass.block && index + 1 == int(stack.layers.size())) {
-            if (member == 0) keep_masks();
+        if (pass.narrowed && index + 1 == int(stack.layers.size())) {
+            if (member == 0) narrow();
             team.sync();
         }
         look(*layer.out, pass.cache, index, false, member);
@@ -599,10 +603,10 @@ class Forward {
         residual(*layer.fc2, hidden, layer.final_norm, member);
     }
 
-    void keep_masks() {
+    void narrow() {
         int kept = 0;
         for (int row = 0; row < count; ++row)
-            if (rows[row].mask) {
+            if (rows[row].kept) {
                 std::copy(x(row), x(row) + stack.width, x(kept));
                 const float* query = &queries[size_t(row) * stack.width];
                 std::copy(query, query + stack.width, &queries[size_t(kept) * stack.width]);
@@ -614,7 +618,7 @@ class Forward {
     void finish(int member) {
         if (!stack.projection) {
             each_row(member, [&](int row) {
-                float* to = pass.output + rows[row].target;
+                float* to = pass.output + rows[row].target * stack.width;
                 if (stack.last.weight.empty())
                     std::copy(x(row), x(row) + stack.width, to);
                 else
@@ -623,9 +627,14 @@ class Forward {
             return;
         }
         prepare(*stack.projection, &stack.last, member);
-        const Linear& linear = *stack.projection;
+        project(*stack.projection, pass.output, member);
+        if (stack.gate) project(*stack.gate, pass.gates, member);
+    }
+
+    void project(const Linear& linear, float* output, int member) {
         multiply(linear, input, count, share(linear.panels, member, team.size), [&](int row, int column, const float* result) {
-            std::memcpy(pass.output + rows[row].target + column, result, std::min(TILE, linear.outputs - column) * sizeof(float));
+            float* to = output + rows[row].target * linear.outputs + column;
+            std::memcpy(to, result, std::min(TILE, linear.outputs - column) * sizeof(float));
         });
     }
 
@@ -665,6 +674,38 @@ int64_t best_of(const float* values, int64_t count) {
     }
     const float *end = values + std::min(part + PART, count), *found = std::find(values + part, end, top);
     return found == end ? 0 : found - values;
+}
+
+// The `few` largest values' places, those of equal ones in order.
+void best_few(const float* values, int64_t count, int64_t few, int64_t* to) {
+    int64_t found = 0;
+    float least = -INFINITY;  // of those found, once they are enough
+    for (int64_t start = 0; start < count; start += W) {
+        const int64_t end = std::min(start + W, count);
+        if (found == few && largest(values + start, end - start) <= least) continue;
+        for (int64_t i = start; i < end; ++i) {
+            if (found == few && values[i] <= least) continue;
+            int64_t place = found < few ? found++ : few - 1;
+            for (; place && values[to[place - 1]] < values[i]; --place) to[place] = to[place - 1];
+            to[place] = i;
+            if (found == few) least = values[to[few - 1]];
+        }
+    }
+}
+
+// The candidate that is best behind a token, by the logits and what the successor network adds to them.
+int64_t follow(const float* logits, const int64_t* candidates, int64_t count, const float* gate, const float* token,
+               const float* outs, int64_t width) {
+    float most = -INFINITY;
+    int64_t best = candidates[0];
+    for (int64_t number = 0; number < count; ++number) {
+        const float* out = outs + candidates[number] * width;
+        Floats total{};
+        for (int64_t i = 0; i < width; i += W) total += larger(load(gate + i) + load(token + i), Floats{}) * load(out + i);
+        const float score = logits[candidates[number]] + sum(total);
+        if (score > most) most = score, best = candidates[number];
+    }
+    return best;
 }
 
 float log_of_sum(const float* values, int64_t count, float most) {
@@ -764,9 +805,9 @@ void specdec_multiply(Engine* engine, const Linear* linear, const float* x, int 
 
 // `norms`: weight and bias of the norm after the embedding and of the one after the last layer; NULL where there is none.
 Stack* specdec_stack(int width, int heads, int activation, int prenorm, const float* tokens, float scale, const float* places,
-                     int first, int last, const float* const* norms, const Linear* projection) {
+                     int first, int last, const float* const* norms, const Linear* projection, const Linear* gate) {
     Embedding embedding{tokens, places, scale, first, last, norm_of(norms, width)};
-    return new Stack{width, heads, activation, bool(prenorm), embedding, {}, norm_of(norms + 2, width), projection};
+    return new Stack{width, heads, activation, bool(prenorm), embedding, {}, norm_of(norms + 2, width), projection, gate};
 }
 void specdec_stack_free(Stack* stack) { delete stack; }
 
@@ -783,25 +824,29 @@ void specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t l
     rows.clear();
     for (int64_t b = 0; b < batch; ++b)
         for (int64_t s = 0; s < lengths[b]; ++s)
-            rows.push_back({tokens[b * longest + s], b, s, lengths[b], (b * longest + s) * stack->width, false});
-    Pass pass{{cache, 0, longest * 2 * stack->width}, {}, nullptr, nullptr, false, output};
+            rows.push_back({tokens[b * longest + s], b, s, lengths[b], b * longest + s, false, true});
+    Pass pass{{cache, 0, longest * 2 * stack->width}, {}, nullptr, nullptr, false, false, output, nullptr};
     Forward(*stack, pass, engine->team, engine->scratch)();
 }
 
-// The verifier: each sentence's last committed token and its draft, behind what the cache holds -> output (B, width, V).
-// Sentence b's draft begins at starts[b] and ends before starts[b + 1]; behind its results the output is left alone.
-void specdec_score(Engine* engine, const Stack* stack, int64_t batch, const int64_t* prefix, int64_t prefix_stride,
-                   const int64_t* lengths, const int64_t* draft, const int64_t* starts, int64_t width, float* cache, int64_t cache_layer,
-                   int64_t cache_sentence, float* memory, int64_t memory_layer, int64_t memory_sentence,
-                   const int64_t* source_lengths, float* output) {
+// Each sentence's tokens, behind what the cache holds -> output (B, width, V) at the last of them. Sentence b's tokens begin at
+// starts[b] and end before starts[b + 1], the first stands at places[b] of its output, and results are wanted from its
+// firsts[b]-th on; behind a sentence's results the output is left alone. `gates` (B, width, R) is NULL if the stack has no gate.
+void specdec_read(Engine* engine, const Stack* stack, int64_t batch, const int64_t* tokens, const int64_t* starts,
+                  const int64_t* places, const int64_t* firsts, int64_t width, float* cache, int64_t cache_layer,
+                  int64_t cache_sentence, float* memory, int64_t memory_layer, int64_t memory_sentence,
+                  const int64_t* source_lengths, float* output, float* gates) {
     auto& rows = engine->scratch.rows;
     rows.clear();
+    bool narrowed = false;
     for (int64_t b = 0; b < batch; ++b)
-        for (int64_t k = 0; k <= starts[b + 1] - starts[b]; ++k) {
-            const int64_t token = k ? draft[starts[b] + k - 1] : prefix[b * prefix_stride + lengths[b]], place = lengths[b] + k;
-            rows.push_back({token, b, place, place + 1, (b * width + k) * stack->projection->outputs, false});
+        for (int64_t k = 0; k < starts[b + 1] - starts[b]; ++k) {
+            const int64_t place = places[b] + k, target = b * width + k - firsts[b];
+            rows.push_back({tokens[starts[b] + k], b, place, place + 1, target, false, k >= firsts[b]});
+            narrowed |= k < firsts[b];
         }
-    Pass pass{{cache, cache_layer, cache_sentence}, {memory, memory_layer, memory_sentence}, source_lengths, nullptr, false, output};
+    Pass pass{{cache, cache_layer, cache_sentence}, {memory, memory_layer, memory_sentence}, source_lengths, nullptr, false, narrowed,
+              output, gates};
     Forward(*stack, pass, engine->team, engine->scratch)();
 }
 
@@ -815,25 +860,40 @@ void specdec_draft(Engine* engine, const Stack* stack, int64_t batch, const int6
     for (int64_t b = 0; b < batch; ++b)
         for (int64_t t = 0; t < lengths[b] + drafted; ++t) {
             const bool masked = t >= lengths[b];
-            const int64_t target = (b * drafted + t - lengths[b]) * stack->projection->outputs;
-            rows.push_back({masked ? mask : prefix[b * prefix_stride + t + 1], b, t, lengths[b] + drafted, target, masked});
+            const int64_t target = b * drafted + t - lengths[b];
+            rows.push_back({masked ? mask : prefix[b * prefix_stride + t + 1], b, t, lengths[b] + drafted, target, masked, masked});
         }
-    Pass pass{{cache, 0, cache_sentence}, {memory, memory_layer, memory_sentence}, source_lengths, copied, true, output};
+    Pass pass{{cache, 0, cache_sentence}, {memory, memory_layer, memory_sentence}, source_lengths, copied, true, true, output, nullptr};
     Forward(*stack, pass, engine->team, engine->scratch)();
 }
 
-// The best token of each of logits (B, K, V) -> to (B, K): not pad, and no eos where an output would be empty. Writes the logits.
-void specdec_best(Engine* engine, float* logits, int64_t batch, int64_t drafted, int64_t vocabulary, int64_t pad, int64_t eos,
-                  const int64_t* lengths, int64_t* to) {
+// A token for each of logits (B, K, V) -> to (B, K): not pad, and no eos where an output would be empty. Writes the logits.
+// Without `gates` (B, K, R) the best one; with them, among the `candidates` best, the best behind the token chosen before it, by the
+// successor network's tables (V, R): `tokens` for the one before, `outs` for the one after.
+void specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t drafted, int64_t vocabulary, int64_t pad, int64_t eos,
+                    const int64_t* lengths, const float* gates, int64_t width, const float* tokens, const float* outs,
+                    int64_t candidates, int64_t* to) {
     Team& team = engine->team;
+    std::vector<int64_t>& best = engine->scratch.candidates;
+    if (gates && int64_t(best.size()) < batch * drafted * candidates) best.resize(batch * drafted * candidates);
     team.run([&](int member) {
-        const Range mine = share(int(batch * drafted), member, team.size);
+        Range mine = share(int(batch * drafted), member, team.size);
         for (int row = mine.from; row < mine.to; ++row) {
             float* values = logits + row * vocabulary;
             values[pad] = -INFINITY;
             if (row % drafted == 0 && lengths[row / drafted] == 0) values[eos] = -INFINITY;
-            to[row] = best_of(values, vocabulary);
+            if (gates && row % drafted)
+                best_few(values, vocabulary, candidates, &best[row * candidates]);
+            else
+                to[row] = best_of(values, vocabulary);
         }
+        if (!gates) return;
+        team.sync();
+        mine = share(int(batch), member, team.size);
+        for (int64_t row = mine.from * drafted; row < mine.to * drafted; ++row)
+            if (row % drafted)
+                to[row] = follow(logits + row * vocabulary, &best[row * candidates], candidates, gates + row * width,
+                                 tokens + to[row - 1] * width, outs, width);
     });
 }
 

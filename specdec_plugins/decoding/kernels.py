@@ -15,16 +15,19 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .acceptance import TopBetaTau
-from .drafters.block_nat import BlockDrafter
+from .drafters.block_causal import CausalBlockDrafter
+from .drafters.block_nat import CANDIDATES, BlockDrafter
 from .kv_cache import SourceMemory
+from .reader import Reader, ReaderState, widest
 from .transformer import Decoder, Embedding, Encoder, Layer, Linear, Norm, Transformer
 from .values import Bounds, Draft, Prefix, Verdict
-from .verifier import TransformerVerifier, VerifierState
+from .verifier import TransformerVerifier
 
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2}
@@ -38,15 +41,14 @@ SIGNATURES = {
     "linear": (c_void_p, [c_void_p, c_void_p, c_int, c_int, c_int]),
     "linear_free": (None, [c_void_p]),
     "multiply": (None, [c_void_p, c_void_p, c_void_p, c_int, c_void_p]),
-    "stack": (c_void_p, [*[c_int] * 4, c_void_p, c_float, c_void_p, c_int, c_int, c_void_p, c_void_p]),
+    "stack": (c_void_p, [*[c_int] * 4, c_void_p, c_float, c_void_p, c_int, c_int, *[c_void_p] * 3]),
     "stack_free": (None, [c_void_p]),
     "layer": (None, [c_void_p] * 3),
     "encode": (None, [c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 4]),
-    "score": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64,
-                     c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+    "read": (None, [c_void_p, c_void_p, c_int64, *[c_void_p] * 4, c_int64, *[c_void_p, c_int64, c_int64] * 2, *[c_void_p] * 3]),
     "draft": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p,
                      c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
-    "best": (None, [c_void_p, c_void_p, *[c_int64] * 5, c_void_p, c_void_p]),
+    "choose": (None, [c_void_p, c_void_p, *[c_int64] * 5, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p]),
     "judge": (None, [c_void_p, c_void_p, *[c_int64] * 3, *[c_void_p] * 4, *[c_int64] * 3, c_double, *[c_void_p] * 4]),
 }  # fmt: skip
 
@@ -73,6 +75,7 @@ def obstacles(model: Transformer) -> list[str]:
         found.append("there is a side without layers")
     widths = {model.encoder.embedding.tokens.size(1), decoder.width}
     widths |= {layer.fc1.weight.size(0) for layer in (*model.encoder.layers, *decoder.layers)}
+    widths |= {decoder.successor.tokens.size(1)} if decoder.successor else set()
     if any(width % TILE for width in widths):
         found.append(f"widths {', '.join(map(str, sorted(widths)))}, and they compute multiples of {TILE}")
     return found
@@ -118,15 +121,16 @@ class Stack(Handle):
 
     def __init__(
         self, engine: Engine, embedding: Embedding, layers: Sequence[Layer], last: Norm | None, heads: int, activation: str,
-        projection: "NativeLinear | None", dtype: str,
+        projection: "NativeLinear | None", dtype: str, gate: "NativeLinear | None" = None,
     ):  # fmt: skip
-        self.engine, self.projection = engine, projection
+        self.engine, self.projection, self.gate = engine, projection, gate
         self.tables = floats(embedding.tokens), floats(embedding.positions)  # the library reads them
         self.vocabulary = projection.outputs if projection else 0
         super().__init__(
             "stack", embedding.tokens.size(1), heads, ACTIVATIONS[activation], layers[0].prenorm, address(self.tables[0]),
             embedding.scale, address(self.tables[1]), embedding.pad + 1, embedding.positions.size(0) - 1,
             addresses(*parts(embedding.norm), *parts(last)), self.projection and self.projection.pointer,
+            gate and gate.pointer,
         )  # fmt: skip
         self.linears = []
         for layer in layers:
@@ -164,7 +168,11 @@ class NativeDecoder:
         projection = projection or NativeLinear(engine, decoder.projection, None, dtype)
         self.embedding, self.width, self.copy = decoder.embedding, decoder.width, decoder.copy
         self.memory = NativeLinear(engine, decoder.memory.weight, decoder.memory.bias, dtype)
-        self.stack = Stack(engine, decoder.embedding, decoder.layers, decoder.norm, decoder.heads, activation, projection, dtype)
+        self.successor = successor = decoder.successor
+        gate = NativeLinear(engine, successor.gate.weight, successor.gate.bias, dtype) if successor else None
+        self.stack = Stack(
+            engine, decoder.embedding, decoder.layers, decoder.norm, decoder.heads, activation, projection, dtype, gate
+        )
         self.layers = self.stack.linears
 
     def remember(self, encoded: Tensor) -> Tensor:
@@ -197,35 +205,65 @@ class Buffer:
         return self.memory[:size].view(shape)
 
 
-class NativeVerifier(TransformerVerifier):
-    """Scores a draft; the logits stand until the next call."""
+class NativeReader(Reader):
+    """Reads tokens; the logits stand until the next call."""
 
     def __init__(self, model: NativeTransformer):
         super().__init__(model)  # type: ignore[arg-type]
-        self.stack, self.buffer = model.decoder.stack, Buffer()
+        self.stack, self.buffer, self.gates = model.decoder.stack, Buffer(), Buffer()
 
-    def score(self, state: VerifierState, prefix: Prefix, draft: Draft) -> Tensor:
+    def read(
+        self, state: ReaderState, tokens: Sequence[Sequence[int]], places: Sequence[int], firsts: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         stack, cache, memory = self.stack, state.cache, state.memory
-        rows, width = len(prefix), draft.width + 1
-        cache.reserve(prefix.longest + width)
+        rows, width = len(tokens), widest(tokens, firsts)
+        cache.reserve(max(place + len(row) for place, row in zip(places, tokens)))
+        entries = memory.data
         logits = self.buffer.view(rows, width, stack.vocabulary)
-        tokens, starts = flat(draft)
-        stack.library.specdec_score(
-            stack.engine.pointer, stack.pointer, rows, address(prefix.tokens), prefix.tokens.stride(0), address(prefix.lengths),
-            tokens, starts, width, address(cache.data), *cache.data.stride()[:2], address(memory.data),
-            *memory.data.stride()[:2], address(memory.lengths), address(logits),
+        gates = self.gates.view(rows, width, stack.gate.outputs) if stack.gate else None
+        stack.library.specdec_read(
+            stack.engine.pointer, stack.pointer, rows, *flat(tokens), (c_int64 * rows)(*places), (c_int64 * rows)(*firsts), width,
+            address(cache.data), *cache.data.stride()[:2], address(entries), *entries.stride()[:2], address(memory.lengths),
+            address(logits), address(gates),
         )  # fmt: skip
-        return logits
+        return logits, gates
 
 
-class NativeBlockDrafter(BlockDrafter):
+class NativeVerifier(NativeReader, TransformerVerifier):
+    """Scores a draft; the logits stand until the next call."""
+
+
+class NativeChoice:
+    """The choice of tokens, for a drafter on an ``engine``."""
+
+    engine: Engine
+    model: Any
+
+    def choose(self, prefix: Prefix, logits: Tensor, gates: Tensor | None) -> list[list[int]]:
+        rows, width, vocabulary = logits.shape
+        tokens, successor = (c_int64 * (rows * width))(), self.model.decoder.successor
+        self.engine.library.specdec_choose(
+            self.engine.pointer, address(logits), rows, width, vocabulary, prefix.symbols.pad, prefix.symbols.eos,
+            address(prefix.lengths), address(gates), 0 if gates is None else gates.size(-1),
+            successor and address(successor.tokens), successor and address(successor.out), min(CANDIDATES, vocabulary), tokens,
+        )  # fmt: skip
+        return [tokens[start : start + width] for start in range(0, rows * width, width)]
+
+
+class NativeCausalBlockDrafter(NativeChoice, CausalBlockDrafter):
+    def __init__(self, reader: NativeReader):
+        super().__init__(reader)
+        self.engine = reader.stack.engine
+
+
+class NativeBlockDrafter(NativeChoice, BlockDrafter):
     """Drafts; the logits stand until the next call."""
 
     def __init__(self, model: NativeTransformer):
         super().__init__(model)  # type: ignore[arg-type]
-        self.decoder, self.buffer, self.room = model.decoder, Buffer(), Buffer()
+        self.decoder, self.buffer, self.room, self.engine = model.decoder, Buffer(), Buffer(), model.engine
 
-    def logits(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Tensor:
+    def guess(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> tuple[Tensor, None]:
         decoder, memory, rows = self.decoder, state.data, len(prefix)
         stack = decoder.stack
         room = self.room.view(rows, prefix.longest + num_tokens, 2 * decoder.width)
@@ -236,16 +274,7 @@ class NativeBlockDrafter(BlockDrafter):
             num_tokens, prefix.symbols.mask, address(room), room.stride(0), address(memory), *memory.stride()[:2],
             address(state.lengths), address(copied), address(logits),
         )  # fmt: skip
-        return logits
-
-    def best(self, logits: Tensor, prefix: Prefix) -> list[list[int]]:
-        stack, (rows, width, vocabulary) = self.decoder.stack, logits.shape
-        tokens = (c_int64 * (rows * width))()
-        stack.library.specdec_best(
-            stack.engine.pointer, address(logits), rows, width, vocabulary, prefix.symbols.pad, prefix.symbols.eos,
-            address(prefix.lengths), tokens,
-        )  # fmt: skip
-        return [tokens[start : start + width] for start in range(0, rows * width, width)]
+        return logits, None
 
 
 @dataclass(frozen=True)
@@ -256,7 +285,7 @@ class NativeTopBetaTau(TopBetaTau):
 
     def __call__(self, logits: Tensor, draft: Draft, bounds: Bounds) -> Verdict:
         rows, width, vocabulary = logits.shape
-        tokens, starts = flat(draft)
+        tokens, starts = flat(draft.tokens)
         accepted, corrections, cut = (c_int64 * rows)(), (c_int64 * rows)(), (c_int64 * rows)()
         scores = (c_float * (rows * width))()
         empty, room = (c_int64 * rows)(*bounds.empty), (c_int64 * rows)(*bounds.room)
@@ -269,10 +298,10 @@ class NativeTopBetaTau(TopBetaTau):
         return Verdict(counts, list(corrections), parts, list(map(bool, cut)))
 
 
-def flat(draft: Draft):
+def flat(rows: Sequence[Sequence[int]]):
     """The tokens of all rows one after the other, and where each row's begin and end, as arrays of int64."""
-    tokens = list(chain.from_iterable(draft.tokens))
-    starts = list(accumulate(map(len, draft.tokens), initial=0))
+    tokens = list(chain.from_iterable(rows))
+    starts = list(accumulate(map(len, rows), initial=0))
     return (c_int64 * len(tokens))(*tokens), (c_int64 * len(starts))(*starts)
 
 
@@ -287,6 +316,11 @@ def on_kernels(
     encoder = first.encoder if drafter.encoder is verifier.encoder else None
     projection = first.decoder.stack.projection if drafter.decoder.projection is verifier.decoder.projection else None
     return first, NativeTransformer(drafter, engine, dtype, encoder, projection)
+
+
+def drafter(model: NativeTransformer) -> BlockDrafter:
+    """The drafter that decodes with a model."""
+    return NativeCausalBlockDrafter(NativeReader(model)) if model.config.drafter == "block_causal" else NativeBlockDrafter(model)
 
 
 def floats(tensor: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def load_roles(
         torch.set_num_threads(1)
         verifying, drafting = kernels.on_kernels(*models, dtype, threads or THREADS)
         return (
-            kernels.NativeBlockDrafter(drafting) if drafting else drafters.build("none", None),
+            kernels.drafter(drafting) if drafting else drafters.build("none", None),
             kernels.NativeVerifier(verifying),
             kernels.NativeTopBetaTau(beta, tau, verifying.engine),
         )
@@ -44,7 +44,7 @@ def load_roles(
     torch.set_num_threads(threads or THREADS)
     drafting_model = models[1]
     return (
-        drafters.build("block_nat" if drafting_model else "none", drafting_model),
+        drafters.build(drafting_model.config.drafter or "none" if drafting_model else "none", drafting_model),
         TransformerVerifier(models[0]),
         TopBetaTau(beta, tau),
     )

@@ -44,7 +44,7 @@ class Config:
     decoder_scale: float
     max_source_positions: int
     max_target_positions: int
-    block: bool = False  # a block drafter: full attention, positions added before every layer
+    drafter: str | None = None  # the file in `drafters/` that decodes with it; None for an autoregressive model
     pad: int = 1
 
 
@@ -211,6 +211,20 @@ class Encoder:
         return x if self.norm is None else self.norm(x)
 
 
+class Successor:
+    """What a token says about the one after it: adds P[c] . relu(G x + T[t]) to the logit of token c behind token t.
+
+    x is the feature that the logits are made of. From the drafter's weights, with the embeddings E: T = E W_token, P = E W_out.
+    """
+
+    def __init__(self, weights: Weights, embeddings: Tensor, projection: Tensor):
+        name = "decoder.successor"
+        self.gate = weights.linear(f"{name}.from_feature")  # G, (R, D), and its bias
+        token, out = weights(f"{name}.from_token.weight"), weights(f"{name}.out.weight")  # (R, D), (D, R)
+        if not weights.missing:
+            self.tokens, self.out = embeddings @ token.T, projection @ out  # T and P, (V, R)
+
+
 class Decoder:
     """The parts of a decoder; `verifier.py` and `drafters/block_nat.py` say what attends to what."""
 
@@ -223,7 +237,13 @@ class Decoder:
         self.heads = config.decoder_heads
         projection = "decoder.output_projection.weight"
         self.projection = weights(projection) if projection in weights else self.embedding.tokens  # (V, D)
-        self.copy = weights("decoder.copy_attn.weight") if config.block and "decoder.copy_attn.weight" in weights else None
+        successor = config.drafter == "block_causal" and "decoder.successor.out.weight" in weights
+        self.successor = Successor(weights, self.embedding.tokens, self.projection) if successor else None
+        self.copy = (
+            weights("decoder.copy_attn.weight")
+            if config.drafter == "block_nat" and "decoder.copy_attn.weight" in weights
+            else None
+        )
 
     @property
     def width(self) -> int:
@@ -233,9 +253,13 @@ class Decoder:
         """(L, B, S, 2 D) cross-attention keys and values for an encoder output (B, S, D), of all layers in one product."""
         return self.memory(encoded).unflatten(-1, (len(self.layers), -1)).permute(2, 0, 1, 3)
 
+    def features(self, x: Tensor) -> Tensor:
+        """(..., D): what the logits are made of, for the last layer's output (..., D)."""
+        return x if self.norm is None else self.norm(x)
+
     def logits(self, x: Tensor) -> Tensor:
-        """(..., V) for features (..., D)."""
-        return F.linear(x if self.norm is None else self.norm(x), self.projection)
+        """(..., V) for the last layer's output (..., D)."""
+        return F.linear(self.features(x), self.projection)
 
 
 def final_norm(weights: Weights, side: str, prenorm: bool) -> Norm | None:

@@ -53,7 +53,7 @@ class SpeculativeGenerator:
         self.device = weight.device
         verifier = engine_model({"model": models[0].state_dict(), "args": settings(models[0])}, "--path")
         drafting_model = engine_model(drafter, drafter_path)
-        if not drafting_model[1].block:
+        if not drafting_model[1].drafter:
             raise CheckpointError(f"--drafter-path {drafter_path}: it is no block drafter")
         dtype = str(weight.dtype).removeprefix("torch.")
         drafting, verifying, rule = load_roles(verifier, drafting_model, weight.device, dtype, None, beta, tau)

@@ -16,6 +16,8 @@ from ..kv_cache import SourceMemory, hide
 from ..transformer import Transformer, attention
 from ..values import Draft, Prefix, Source
 
+CANDIDATES = 16  # tokens a position among which a successor network chooses
+
 
 class BlockDrafter:
     def __init__(self, model: Transformer):
@@ -44,19 +46,32 @@ class BlockDrafter:
         return torch.cat([entries, torch.cat([keys, embedded], -1)[None]])
 
     def propose(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Draft:
-        """The K = ``num_tokens`` most likely tokens after each row's prefix, chosen independently of each other."""
+        """The K = ``num_tokens`` most likely tokens after each row's prefix."""
         most = self.model.config.max_target_positions
-        best = self.best(self.logits(state, prefix, num_tokens), prefix)
+        best = self.choose(prefix, *self.guess(state, prefix, num_tokens))
         return Draft([tokens[: max(0, most - len(output))] for tokens, output in zip(best, prefix.outputs)])
 
-    def best(self, logits: Tensor, prefix: Prefix) -> list[list[int]]:
-        """The best token of each of logits (B, K, V): not pad, and no eos where the output would be empty."""
+    def choose(self, prefix: Prefix, logits: Tensor, gates: Tensor | None) -> list[list[int]]:
+        """A token for each of logits (B, K, V): not pad, and no eos where the output would be empty. Overwrites the logits.
+
+        Without ``gates`` (B, K, R) the best one. With them what a token says about the next one counts, too: each is the best
+        behind the one chosen before it, among the `CANDIDATES` that are best without.
+        """
         logits[..., prefix.symbols.pad] = -math.inf
         logits[:, 0, prefix.symbols.eos].masked_fill_(prefix.lengths == 0, -math.inf)
-        return logits.argmax(-1).tolist()
+        successor = self.model.decoder.successor
+        if gates is None or successor is None:
+            return logits.argmax(-1).tolist()
+        scores, tokens = logits.topk(min(CANDIDATES, logits.size(-1)))  # (B, K, C)
+        chosen = [tokens[:, 0, 0]]  # (B,) each
+        for place in range(1, logits.size(1)):
+            relation = torch.relu(gates[:, place] + successor.tokens[chosen[-1]])  # (B, R)
+            total = scores[:, place] + (successor.out[tokens[:, place]] @ relation[..., None])[..., 0]  # (B, C)
+            chosen.append(tokens[:, place].gather(1, total.argmax(1, keepdim=True))[:, 0])
+        return torch.stack(chosen, 1).tolist()
 
-    def logits(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Tensor:
-        """(B, K, V) logits of the mask positions."""
+    def guess(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor | None]:
+        """(B, K, V) logits of the mask positions; a drafter that relates its guesses to each other has (B, K, R) gates, too."""
         decoder, lengths = self.model.decoder, prefix.lengths
         longest = prefix.longest + num_tokens
         place = torch.arange(longest, device=lengths.device)
@@ -86,7 +101,7 @@ class BlockDrafter:
                 return attention(queries, state.read(index), decoder.heads, state.mask)
 
             x = layer(x, attend, cross_attend, keep=(row, masks) if layer is decoder.layers[-1] else None)
-        return decoder.logits(x)  # the last layer went on with the masks alone
+        return decoder.logits(x), None  # the last layer went on with the masks alone
 
 
 def build(model: Transformer) -> BlockDrafter:

@@ -1,0 +1,89 @@
+"""The pass that everything causal shares: read tokens behind those already read, and say what follows each.
+
+B rows, Q tokens read in a pass, W of them with a prediction, S source positions, T positions in the cache, D width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .kv_cache import KVCache, SourceMemory, hide
+from .transformer import Transformer, attention
+from .values import Source
+
+
+@dataclass
+class ReaderState:
+    """Of each row: the keys and values of the tokens already read, and of the source."""
+
+    cache: KVCache
+    memory: SourceMemory
+
+    def select(self, order: list[int]) -> None:
+        """Row i is from now on what row ``order[i]`` was; the others have left."""
+        self.cache.select(order)
+        self.memory.select(order)
+
+
+class Reader:
+    """A Transformer decoder with its cache; its encoder runs when rows are admitted."""
+
+    def __init__(self, model: Transformer):
+        self.model = model
+
+    def start(self, rows: int) -> ReaderState:
+        """A state with room for so many rows, none in use."""
+        decoder = self.model.decoder
+        layers, width, like = len(decoder.layers), 2 * decoder.width, decoder.embedding.tokens
+        return ReaderState(KVCache(layers, rows, width, like), SourceMemory(layers, rows, width, like))
+
+    def admit(self, state: ReaderState, source: Source) -> None:
+        """Append the sentences of ``source`` as rows. Their entries are made when first read."""
+        state.memory.admit(lambda: self.model.decoder.remember(source.encoded_by(self.model.encoder)), source.lengths)
+
+    def read(
+        self, state: ReaderState, tokens: Sequence[Sequence[int]], places: Sequence[int], firsts: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """(B, W, V) logits after row b's tokens from number ``firsts[b]`` on, and (B, W, R) `Successor` gates if the model has
+        any; behind a row's results stands anything.
+
+        Row b's tokens take the positions ``places[b]`` and following, and overwrite there what an earlier pass left.
+        """
+        decoder, cache, memory = self.model.decoder, state.cache, state.memory
+        device = cache.data.device
+        rows, width, wanted = len(tokens), max(map(len, tokens)), widest(tokens, firsts)
+        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=device)  # (B, Q)
+        start = torch.tensor(places, device=device)[:, None]
+        positions = start + torch.arange(width, device=device)  # (B, Q)
+        seen = max(places) + width
+        cache.reserve(seen)
+        mask = None
+        if rows * width > 1:  # else the only query is at the last position, and sees everything
+            later = torch.arange(seen, device=device) > positions[..., None]  # (B, Q, T)
+            mask = hide(later, cache.data.dtype)[:, None]
+        keep = None
+        if max(firsts):
+            chosen = torch.tensor(firsts, device=device)[:, None] + torch.arange(wanted, device=device)  # (B, W)
+            keep = torch.arange(rows, device=device)[:, None], chosen.clamp_(max=width - 1)
+
+        x = decoder.embedding(padded, positions)
+        for index, layer in enumerate(decoder.layers):
+            kept = keep if layer is decoder.layers[-1] else None
+            visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (B, 1, W, T)
+
+            def attend(queries: Tensor, entries: Tensor, index: int = index, visible: Tensor | None = visible) -> Tensor:
+                cache.write(index, positions, entries, places[0] if rows == 1 else None)
+                return attention(queries, cache.read(index, rows, seen), decoder.heads, visible)
+
+            def cross_attend(queries: Tensor, index: int = index) -> Tensor:
+                return attention(queries, memory.read(index), decoder.heads, memory.mask)
+
+            x = layer(x, attend, cross_attend, kept)
+        return decoder.logits(x), decoder.successor and decoder.successor.gate(decoder.features(x))
+
+
+def widest(tokens: Sequence[Sequence[int]], firsts: Sequence[int]) -> int:
+    """W, the most results that a row wants."""
+    return max(len(row) - first for row, first in zip(tokens, firsts))
