@@ -10,7 +10,7 @@ import copy
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +66,6 @@ def run(options: Options) -> tuple[Origins, dict[str, int]]:
     import torch
 
     from specdec_plugins import checkpoint
-    from specdec_plugins.models.block import BlockDrafterModel
 
     verifier = checkpoint.load(options.verifier)
     verifier_args = checkpoint.model_args(verifier)
@@ -78,25 +77,36 @@ def run(options: Options) -> tuple[Origins, dict[str, int]]:
         raise ValueError(f"{options.verifier} cannot start this drafter: " + "; ".join(faults + dictionary_faults))
 
     torch.manual_seed(options.seed)
-    drafter = BlockDrafterModel.build_model(args, dictionaries)
+    drafter = architectures()[args.arch][0].build_model(args, dictionaries)
     origins = copy_weights(drafter, weights, verifier_args, options.init_decoder)
     state = drafter.state_dict()
     checkpoint.save(complete_checkpoint(verifier, args, state), options.output)
     return origins, {name: tensor.numel() for name, tensor in drafter.named_parameters()}
 
 
+def architectures() -> dict[str, tuple[Any, Callable[[argparse.Namespace], None]]]:
+    """The drafters that ``--arch`` can name: model and defaults."""
+    from specdec_plugins.models.block import BlockDrafterModel, block_architecture
+    from specdec_plugins.models.block_causal import CausalBlockDrafterModel, block_causal_architecture
+
+    return {
+        "block": (BlockDrafterModel, block_architecture),
+        "block_causal": (CausalBlockDrafterModel, block_causal_architecture),
+    }
+
+
 def drafter_args(verifier_args: argparse.Namespace, overrides: list[str]) -> argparse.Namespace:
     """The drafter's model settings: the verifier's, with ``overrides`` from the command line on top."""
-    from specdec_plugins.models.block import BlockDrafterModel, block_architecture
-
     parser = argparse.ArgumentParser(prog="encoder_initial.py", add_help=False, allow_abbrev=False)
-    parser.add_argument("--arch", default="block", choices=["block"])
-    BlockDrafterModel.add_args(parser)
+    parser.add_argument("--arch", default="block", choices=list(architectures()))
+    arch = parser.parse_known_args(overrides)[0].arch
+    model, complete = architectures()[arch]
+    model.add_args(parser)
     for action in parser._actions:
         action.default = argparse.SUPPRESS  # only what was given overrides
     given = vars(parser.parse_args(overrides))
-    args = argparse.Namespace(**{**vars(verifier_args), **given, "arch": "block", "_name": "block"})
-    block_architecture(args)
+    args = argparse.Namespace(**{**vars(verifier_args), **given, "arch": arch, "_name": arch})
+    complete(args)
     return args
 
 
@@ -231,7 +241,7 @@ def sinusoidal_table(learned):
 def complete_checkpoint(verifier: dict[str, Any], args: argparse.Namespace, state: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint of a model that has not been trained: what fairseq restores, and nothing of the verifier's run."""
     task = {"_name": "translation_lev_modified", "noise": "block_mask"}
-    criterion = {"_name": "glat_loss", "label_smoothing": 0.1}
+    criterion = {"_name": "glat_loss" if args.arch == "block" else "block_loss", "label_smoothing": 0.0}
     settings: dict[str, Any] = {"args": None, "cfg": None}
     if verifier.get("args") is not None:
         old = {**vars(verifier["args"]), **vars(args), "task": task["_name"], "noise": task["noise"]}

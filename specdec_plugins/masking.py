@@ -2,7 +2,7 @@
 
 Pure, vectorised functions over integer tensors; nothing here knows fairseq or a model.
 
-B sentences, T positions of the laid-out decoder input, K block size, N predicted positions (over the batch).
+B sentences, S target tokens, T positions of the laid-out decoder input, A blocks a sentence, K block size.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,25 @@ class MaskedBlock:
     masked: Tensor  # (B, T) bool: where there is something to predict
     starts: Tensor  # (B,) int64: prefix lengths, so the first mask position of each row
     block_size: int
+
+
+@dataclass(frozen=True)
+class ManyBlocks:
+    """A blocks a sentence, each to be predicted from the part of the sentence before it.
+
+    ``masked`` marks what there is to predict: a block may reach past the end, and a short sentence has fewer blocks.
+    """
+
+    prev_target: Tensor  # (B, S) int64: eos, then all target tokens but the last
+    target: Tensor  # (B, A, K) int64: the blocks' tokens, padding after the end of sentence
+    masked: Tensor  # (B, A, K) bool
+    starts: Tensor  # (B, A) int64: prefix lengths; 0 where there is no block
+    block_size: int
+
+    @property
+    def offsets(self) -> Tensor:
+        """(B, A, K) int64, the place of a prediction in its block."""
+        return torch.arange(self.block_size, device=self.starts.device).expand_as(self.masked)
 
 
 def lengths(target: Tensor, pad: int) -> Tensor:
@@ -55,6 +74,25 @@ def mask_blocks(target: Tensor, starts: Tensor, block_size: int, pad: int, mask:
     in_block = ~in_prefix & (position < starts[:, None] + block_size)  # (B, T)
     prev_target = laid_out.masked_fill(in_block, mask).masked_fill(~(in_prefix | in_block), pad)
     return MaskedBlock(prev_target, laid_out, in_block & laid_out.ne(pad), starts, block_size)
+
+
+def many_starts(target_lengths: Tensor, blocks: int) -> Tensor:
+    """(B, A) different prefix lengths 0 .. length - 1, at random; -1 where a sentence has too few for A = ``blocks``."""
+    longest = int(target_lengths.max())
+    scores = torch.rand(len(target_lengths), longest, device=target_lengths.device)
+    place = torch.arange(longest, device=target_lengths.device)
+    chosen = scores.masked_fill(place >= target_lengths[:, None], 2.0).argsort(1)[:, :blocks]
+    return chosen.masked_fill(chosen >= target_lengths[:, None], -1)
+
+
+def many_blocks(target: Tensor, starts: Tensor, block_size: int, pad: int, eos: int) -> ManyBlocks:
+    """Blocks of right-padded ``target`` (B, S) behind the prefix lengths ``starts`` (B, A); none where a start is negative."""
+    first = target.new_full((target.size(0), 1), eos)
+    place = starts.clamp(min=0)[..., None] + torch.arange(block_size, device=target.device)  # (B, A, K)
+    padded = torch.nn.functional.pad(target, (0, block_size), value=pad)
+    tokens = padded.gather(1, place.flatten(1)).view(place.shape)
+    tokens = tokens.masked_fill((starts < 0)[..., None], pad)
+    return ManyBlocks(torch.cat([first, target[:, :-1]], 1), tokens, tokens.ne(pad), starts.clamp(min=0), block_size)
 
 
 def reveal(wrong: Tensor, masked: Tensor, ratio: float, scores: Tensor) -> Tensor:

@@ -47,13 +47,14 @@ def model_settings(**changes) -> argparse.Namespace:
 
 
 def make_drafter(seed: int = 0, dtype=torch.float64, words: int = 20, **changes):
-    from specdec_plugins.models.block import BlockDrafterModel, block_architecture
+    from specdec_plugins.initialise import architectures
 
     torch.manual_seed(seed)
     dictionary = make_dictionary(words)
     args = model_settings(**changes)
-    block_architecture(args)
-    model = BlockDrafterModel.build_model(args, SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary))
+    model_class, complete = architectures()[args.arch]
+    complete(args)
+    model = model_class.build_model(args, SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary))
     return model.to(dtype).eval()
 
 

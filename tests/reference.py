@@ -3,6 +3,9 @@
 import math
 
 import torch
+from fairseq.models.transformer import TransformerDecoder
+
+from specdec_plugins.models.block_causal import CausalBlockDrafterModel
 
 PAD, EOS, MASK = 1, 2, 3
 
@@ -80,23 +83,47 @@ def log_probabilities(model, source: list[int], output: list[int], tilt=None) ->
 
 
 @torch.no_grad()
-def drafted(model, source: list[int], prefix: list[int], num_tokens: int, mask: int = MASK) -> torch.Tensor:
-    """(K, V) logits of the plugin's block drafter at the mask symbols after a prefix."""
-    tokens = torch.tensor([prefix + [mask] * num_tokens])
-    return model(torch.tensor([source]), torch.tensor([len(source)]), tokens)[0, len(prefix) :]
+def drafted(model, source: list[int], prefix: list[int], num_tokens: int, mask: int = MASK, project: bool = True) -> torch.Tensor:
+    """(K, V) logits of the tokens that the plugin's drafter guesses after a prefix; or the (K, D) features they are made of.
+
+    A causal drafter is, decoder and all, a fairseq Transformer that reads mask symbols.
+    """
+    lengths = torch.tensor([len(source)])
+    if isinstance(model, CausalBlockDrafterModel):
+        tokens = torch.tensor([[EOS, *prefix, *[mask] * (num_tokens - 1)]])
+        features = TransformerDecoder.extract_features(model.decoder, tokens, model.encoder(torch.tensor([source]), lengths))[0]
+    else:
+        tokens = torch.tensor([prefix + [mask] * num_tokens])
+        features = model.decoder.extract_features(tokens, model.encoder(torch.tensor([source]), lengths))[0]
+    features = features[0, len(prefix) :]
+    return model.decoder.output_layer(features) if project else features
+
+
+@torch.no_grad()
+def chosen(model, source: list[int], prefix: list[int], num_tokens: int, tilt=None) -> list[int]:
+    """The tokens that the plugin's drafter guesses after a prefix; each behind the one before, if it has a successor network."""
+    features = drafted(model, source, prefix, num_tokens, project=False)
+    said: list[int] = []
+    for place, feature in enumerate(features):
+        successor = getattr(model.decoder, "successor", None) if place else None
+        extra = 0 if successor is None else successor(feature, model.decoder.embed_tokens.weight[said[-1]])
+        plain, logits = (model.decoder.output_layer(each) for each in (feature, feature + extra))
+        for each in (plain, logits):
+            if tilt is not None:
+                each += tilt[len(prefix) + place]
+            each[PAD] = -math.inf
+            if not prefix and not place:
+                each[EOS] = -math.inf
+        few = plain.argsort(descending=True)[:16]  # a successor network chooses among these
+        said.append(int(few[logits[few].argmax()]))
+    return said
 
 
 def draft_alone(model, source: list[int], limit: int, block: int, tilt=None) -> list[int]:
     """The tokens, without eos, that a block drafter says with nobody to check it: block after block, up to eos or the limit."""
     output: list[int] = []
     while len(output) < limit:
-        logits = drafted(model, source, output, block)
-        if tilt is not None:
-            logits += tilt[len(output) : len(output) + block]
-        logits[:, PAD] = -math.inf
-        if not output:
-            logits[0, EOS] = -math.inf
-        output += logits.argmax(-1).tolist()
+        output += chosen(model, source, output, block, tilt)
         if EOS in output:
             output = output[: output.index(EOS)]
             break

@@ -12,7 +12,6 @@ from specdec_plugins import checkpoint
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all, restrict
 from specdec_plugins.decoding.control import Adaptive, FixedLength
-from specdec_plugins.decoding.drafters.block_nat import BlockDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.transformer import load_pair
 from specdec_plugins.decoding.values import DecodeStats, Draft, Prefix, Request, Symbols, compacted
@@ -50,16 +49,17 @@ class Tilted:
         return logits + self.tilt[prefix.lengths[:, None] + torch.arange(logits.size(1))]
 
 
-class TiltedDrafter(BlockDrafter):
+def tilted(drafter, tilt):
     """A block drafter that knows of the tilt, and so often drafts what the verifier says."""
+    guess = drafter.guess
 
-    def __init__(self, model, tilt):
-        super().__init__(model)
-        self.tilt = tilt
-
-    def logits(self, state, prefix, num_tokens):
+    def more(state, prefix, num_tokens):
         positions = prefix.lengths[:, None] + torch.arange(num_tokens)
-        return super().logits(state, prefix, num_tokens) + self.tilt[positions]
+        logits, gates = guess(state, prefix, num_tokens)
+        return logits + tilt[positions], gates
+
+    drafter.guess = more
+    return drafter
 
 
 def make_tilt(seed, eos_bias, positions=64):
@@ -188,24 +188,37 @@ def test_output_is_the_verifiers_greedy_output(shape):
     assert cases >= 1000
 
 
-def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, **changes):
-    """A verifier and a block drafter, both tilted alike, in fairseq's form and in the engine's; and the tilt."""
+def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, shake=0.0, **changes):
+    """A verifier and a block drafter, both tilted alike, in fairseq's form and in the engine's; and the tilt.
+
+    ``shake`` moves the drafter's weights: a fresh successor network adds nothing.
+    """
     verifier, args = make_verifier(seed=seed, words=WORDS, **changes)
     changes = {**changes, **(drafter or {})}
     plugin = make_drafter(seed=seed + 1, words=WORDS, **changes)
+    with torch.no_grad():
+        for parameter in plugin.parameters() if shake else ():
+            parameter.add_(shake * torch.randn(parameter.shape))
     if same_encoder:
         plugin.encoder.load_state_dict(verifier.double().encoder.state_dict())
     models = load((verifier.double(), args), (plugin, model_settings(**{"activation_fn": "relu", **changes})))
     assert (models[0].encoder is models[1].encoder) == same_encoder
     tilt = make_tilt(seed, bias)
-    return (verifier, plugin), (Tilted(TransformerVerifier(models[0]), tilt), TiltedDrafter(models[1], tilt)), tilt
+    role = drafters.build(models[1].config.drafter, models[1])
+    return (verifier, plugin), (Tilted(TransformerVerifier(models[0]), tilt), tilted(role, tilt)), tilt
 
 
+ARCHITECTURES = pytest.mark.parametrize("arch", ["block", "block_causal"])
+
+
+@ARCHITECTURES
 @pytest.mark.parametrize("same_encoder", [False, True])
 @pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
-def test_block_drafter_leaves_the_verifiers_output(shape, same_encoder):
+def test_block_drafter_leaves_the_verifiers_output(shape, same_encoder, arch):
     for seed, bias in enumerate((-9.0, 1.0)):
-        (fairseq_model, _), (verifier, drafter), tilt = make_pair(seed, same_encoder, bias, **SHAPES[shape])
+        (fairseq_model, _), (verifier, drafter), tilt = make_pair(
+            seed, same_encoder, bias, drafter={"arch": arch}, **SHAPES[shape]
+        )
         sources = sentences(8, seed=seed)
         limits = [4 + 2 * index for index in range(8)]
         expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
@@ -215,9 +228,10 @@ def test_block_drafter_leaves_the_verifiers_output(shape, same_encoder):
             assert 0 < stats.accepted < stats.drafted or block == 1
 
 
-def test_adaptive_lengths_leave_the_verifiers_output():
+@ARCHITECTURES
+def test_adaptive_lengths_leave_the_verifiers_output(arch):
     """Drafts of any length, none, and sources that the drafter reads only when it is asked, after rows have moved."""
-    (fairseq_model, _), (verifier, drafter), tilt = make_pair(bias=-1.0, src_embedding_copy=True)
+    (fairseq_model, _), (verifier, drafter), tilt = make_pair(bias=-1.0, drafter={"arch": arch})
     sources, limits = sentences(40, seed=3), [5 + index % 20 for index in range(40)]
     expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
     for rows in (1, 3, 8):
@@ -232,11 +246,19 @@ def test_adaptive_lengths_leave_the_verifiers_output():
         assert sum(stats.lengths.values()) == stats.passes and stats.lengths[0] and len(stats.lengths) > 1
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_strategy_drafter_is_the_plugins_model_alone(copy):
+DRAFTERS = {
+    "block": {"src_embedding_copy": False},
+    "source copy": {"src_embedding_copy": True},
+    "causal": {"arch": "block_causal"},
+    "successor": {"arch": "block_causal", "successor_width": 7},
+}
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_strategy_drafter_is_the_plugins_model_alone(kind):
     """Whole blocks up to the limit, with eos in some of them."""
     for seed, bias in enumerate((-9.0, 0.0, 1.0)):
-        (_, plugin), (_, drafter), tilt = make_pair(seed, bias=bias, src_embedding_copy=copy)
+        (_, plugin), (_, drafter), tilt = make_pair(seed, bias=bias, drafter=DRAFTERS[kind], shake=0.3)
         sources = sentences(9, seed=seed)
         for block in (1, 4, 6):
             expected = [draft_alone(plugin, source, 12, block, tilt) for source in sources]
@@ -259,11 +281,12 @@ def test_a_drafters_output_does_not_depend_on_its_neighbours():
         assert [hypothesis.tokens for hypothesis in hypotheses] == expected
 
 
-def test_a_drafter_with_fewer_positions_than_the_verifier():
+@ARCHITECTURES
+def test_a_drafter_with_fewer_positions_than_the_verifier(arch):
     """It drafts where it can; from there on the verifier goes alone, and nothing more is offered."""
     for learned in (False, True):
         (fairseq_model, _), (verifier, drafter), tilt = make_pair(
-            bias=-9.0, drafter={"max_target_positions": 9}, decoder_learned_pos=learned
+            bias=-9.0, drafter={"max_target_positions": 9, "arch": arch}, decoder_learned_pos=learned
         )
         sources = sentences(6, seed=1)
         expected = [greedy(fairseq_model, source, 20, tilt) for source in sources]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import make_batch, make_drafter
 
-from specdec_plugins.masking import MaskedBlock, mask_blocks
+from specdec_plugins.masking import MaskedBlock, block_view, mask_blocks
 
 PAD, MASK = 1, 3
 
@@ -82,7 +82,7 @@ def test_acceptance_counts_equal_a_loop(glat_loss):
     block: MaskedBlock = sample["block"]
     right = torch.rand(block.masked.shape, generator=torch.Generator().manual_seed(4)) < 0.7
     right &= block.masked
-    counts = glat_loss.acceptance_counts(right, block, by_position=True)
+    counts = glat_loss.acceptance_counts(block_view(right, block), block_view(block.masked, block))
     leading, present, rights = 0, [0] * 4, [0] * 4
     for row, start in enumerate(block.starts.tolist()):
         streak = True

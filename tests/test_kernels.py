@@ -150,9 +150,32 @@ def test_drafters_logits_are_pytorchs(shape, copy, variant):
         found = []
         for role in (eager, native):
             state, prefix = standing(role, sources, targets)
-            found.append((role.logits(state, prefix, block).clone(), role.propose(state, prefix, block)))
+            found.append((role.guess(state, prefix, block)[0].clone(), role.propose(state, prefix, block)))
         torch.testing.assert_close(found[1][0].double(), found[0][0], rtol=2e-4, atol=2e-4)
         assert found[1][1] == found[0][1]
+
+
+@pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned", "unscaled"])
+@torch.inference_mode()
+def test_causal_drafts_are_pytorchs(shape, variant):
+    """Pass after pass, with pauses, rows at different lengths."""
+    weights, config = engine_model(*wide_drafter(arch="block_causal", successor_width=32, **KERNEL_SHAPES[shape]))
+    eager = drafters.build("block_causal", Transformer.load(transformer.place(weights, "cpu", torch.float64), config))
+    model = Transformer.load(transformer.place(weights, "cpu", torch.float32), config)
+    native = kernels.drafter(kernels.NativeTransformer(model, kernels.Engine(2), "float32"))
+    found = []
+    for role in (eager, native):
+        rng, sources = random.Random(7), sentences(6, seed=4)
+        state, prefix = standing(role, sources, [[] for _ in sources])
+        found.append([])
+        for _ in range(6):
+            block = rng.randrange(1, 9)
+            found[-1] += [each.double().clone() for each in role.guess(state, prefix, block)]
+            for _ in range(rng.randrange(1, 3)):
+                commit(prefix, [[rng.randrange(4, WORDS + 4) for _ in range(rng.randrange(1, 4))] for _ in sources])
+        found[-1].append(torch.tensor(role.propose(state, prefix, 9).tokens))
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -202,17 +225,18 @@ def test_float32_output_is_the_verifiers_greedy_output(shape):
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
 
 
+@pytest.mark.parametrize("arch", ["block", "block_causal"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
-def test_speculation_is_exact_in_every_dtype(shape, dtype, variant):
+def test_speculation_is_exact_in_every_dtype(shape, dtype, variant, arch):
     """Tokens and scores, bit for bit, are those of plain decoding in the same data type, whatever the drafter says."""
-    verifier, drafter = wide_verifier(**KERNEL_SHAPES[shape]), wide_drafter(**KERNEL_SHAPES[shape])
+    verifier, drafter = wide_verifier(**KERNEL_SHAPES[shape]), wide_drafter(arch=arch, **KERNEL_SHAPES[shape])
     sources, limits = sentences(12, seed=6), [3 + 2 * index for index in range(12)]
     tilt = make_tilt(1, 0.0).float() / 4
     expected = None
     for other, block, rows in ((None, 0, 1), (None, 0, 5), (drafter, 1, 1), (drafter, 7, 4), (drafter, 20, 12)):
         model, drafting = on_kernels(verifier, other, dtype)
-        role = kernels.NativeBlockDrafter(drafting) if drafting else drafters.build("none", None)
+        role = kernels.drafter(drafting) if drafting else drafters.build("none", None)
         rule = kernels.NativeTopBetaTau(1, float("inf"), model.engine)
         hypotheses, _ = decode(Tilted(kernels.NativeVerifier(model), tilt), role, sources, limits, block, rows, rule)
         found = [(hypothesis.tokens, hypothesis.token_scores) for hypothesis in hypotheses]

@@ -30,6 +30,13 @@ PUBLISHED = [
 ]  # fmt: skip
 
 
+CAUSAL = [
+    *PUBLISHED[: PUBLISHED.index("--arch")], "--arch", "block_causal", "--criterion", "block_loss", "--block-size", "6",
+    "--blocks", "3", "--position-decay", "0.9", "--successor-width", "32", "--freeze-encoder",
+    *PUBLISHED[PUBLISHED.index("--share-all-embeddings") :],
+]  # fmt: skip
+
+
 def train(data, folder, *options, updates=6, recipe=PUBLISHED, check=True, **environment):
     """fairseq-train a tiny model; returns its log lines by kind (train_inner, valid) and the finished process."""
     result = run_python(
@@ -48,9 +55,10 @@ def weights(folder):
     return checkpoint.load(folder / "checkpoint_last.pt")["model"]
 
 
-def test_published_recipe_repeats_and_resumes(toy_data, tmp_path):
-    first, _ = train(toy_data, tmp_path / "a")
-    again, _ = train(toy_data, tmp_path / "b")
+@pytest.mark.parametrize("recipe", [PUBLISHED, CAUSAL], ids=["published", "causal"])
+def test_recipes_repeat_and_resume(toy_data, tmp_path, recipe):
+    first, _ = train(toy_data, tmp_path / "a", recipe=recipe)
+    again, _ = train(toy_data, tmp_path / "b", recipe=recipe)
     losses = [line["loss"] for line in first["train_inner"]]
     assert len(losses) == 6
     assert losses == [line["loss"] for line in again["train_inner"]]
@@ -58,9 +66,9 @@ def test_published_recipe_repeats_and_resumes(toy_data, tmp_path):
     assert float(first["valid"][-1]["valid_accept_len"]) >= 1
     assert len(first["valid"][-1]["valid_block_acc"]) == 6
     # cut off after three updates, in the middle of an epoch, and resumed
-    train(toy_data, tmp_path / "c", updates=3)
+    train(toy_data, tmp_path / "c", updates=3, recipe=recipe)
     part = weights(tmp_path / "c")
-    train(toy_data, tmp_path / "c")
+    train(toy_data, tmp_path / "c", recipe=recipe)
     unbroken, resumed = weights(tmp_path / "a"), weights(tmp_path / "c")
     assert unbroken.keys() == resumed.keys()
     for name, tensor in unbroken.items():
@@ -68,8 +76,9 @@ def test_published_recipe_repeats_and_resumes(toy_data, tmp_path):
     assert not part["decoder.layers.0.fc1.weight"].equal(resumed["decoder.layers.0.fc1.weight"])
 
 
-def test_training_learns(toy_data, tmp_path):
-    logs, _ = train(toy_data, tmp_path, "--lr", "0.005", "--warmup-updates", 40, updates=150)
+@pytest.mark.parametrize("recipe", [PUBLISHED, CAUSAL], ids=["published", "causal"])
+def test_training_learns(toy_data, tmp_path, recipe):
+    logs, _ = train(toy_data, tmp_path, "--lr", "0.005", "--warmup-updates", 40, updates=150, recipe=recipe)
     losses = [float(line["loss"]) for line in logs["train_inner"]]
     assert sum(losses[-20:]) / 20 < losses[0] - 0.5
     assert float(logs["valid"][-1]["valid_accept_len"]) > 1
@@ -156,19 +165,36 @@ def test_update_freq_and_bf16_products(toy_data, tmp_path):
     assert "SPECDEC_MATMUL='int4' is unknown. Available: bf16, float32." in result.stderr
 
 
-def test_two_processes_train_one_model(toy_data, tmp_path):
+@pytest.mark.parametrize("recipe", [PUBLISHED, CAUSAL], ids=["published", "causal"])
+def test_two_processes_train_one_model(toy_data, tmp_path, recipe):
     """fairseq's data parallel training, on CPUs: both workers see the summed figures, and one checkpoint comes out."""
     from concurrent.futures import ThreadPoolExecutor
 
     parallel = ["--distributed-world-size", 2, "--distributed-no-spawn", "--distributed-init-method", f"file://{tmp_path}/store",
                 "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--no-save"]  # fmt: skip
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(train, toy_data, tmp_path, *parallel, "--distributed-rank", rank, updates=2) for rank in (0, 1)]
+        runs = [
+            pool.submit(train, toy_data, tmp_path, *parallel, "--distributed-rank", rank, updates=2, recipe=recipe)
+            for rank in (0, 1)
+        ]
         logs, _ = runs[0].result()
         runs[1].result()
-    single, _ = train(toy_data, tmp_path, "--no-save", updates=2)
+    single, _ = train(toy_data, tmp_path, "--no-save", updates=2, recipe=recipe)
     assert float(logs["train_inner"][0]["wpb"]) > 1.5 * float(single["train_inner"][0]["wpb"])
     assert 1 <= float(logs["valid"][-1]["valid_accept_len"]) <= 7
+
+
+def test_loss_and_model_must_fit(toy_data, tmp_path):
+    """One line of error that says what goes with what."""
+    for recipe, wrong, message in (
+        (PUBLISHED, "block_loss", "--criterion block_loss trains --arch block_causal"),
+        (CAUSAL, "glat_loss", "--criterion glat_loss trains --arch block; --arch block_causal has --criterion block_loss"),
+    ):
+        options = [*recipe[: recipe.index("--criterion")], *recipe[recipe.index("--block-size") :], "--criterion", wrong]
+        without = [option for option in options if option not in ("--position-decay", "0.9")]
+        _, result = train(toy_data, tmp_path, "--no-save", recipe=without, updates=1, check=False)
+        assert result.returncode != 0
+        assert message in result.stderr.splitlines()[-1]
 
 
 def test_malicious_checkpoint_is_not_run_by_fairseq(toy_data, tmp_path):

@@ -12,7 +12,7 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 
-from specdec_plugins.masking import MaskedBlock, block_view, leading_right, reveal
+from specdec_plugins.masking import ManyBlocks, MaskedBlock, block_view, leading_right, reveal
 
 
 @dataclass
@@ -37,6 +37,8 @@ class GlatLoss(FairseqCriterion):
         if "block" not in sample:
             raise ValueError("--criterion glat_loss needs --task translation_lev_modified --noise block_mask")
         block: MaskedBlock = sample["block"]
+        if not isinstance(block, MaskedBlock):
+            raise ValueError("--criterion glat_loss trains --arch block; --arch block_causal has --criterion block_loss")
         ratio = sample.get("glancing_ratio", 0.0)
         log = {"ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
         masked = block.masked  # (B, T): rebound by glance, to what is still masked in the pass with gradient
@@ -44,7 +46,7 @@ class GlatLoss(FairseqCriterion):
         def glance(logits):  # (N, V)
             nonlocal masked
             right = right_positions(logits, block)
-            log.update(acceptance_counts(right, block), block_targets=logits.size(0))
+            log.update(acceptance_counts(block_view(right, block)), block_targets=logits.size(0))
             revealed = reveal(~right, block.masked, ratio, sample["reveal_scores"])
             masked = block.masked & ~revealed
             return torch.where(revealed, block.target, block.prev_target), masked
@@ -58,37 +60,40 @@ class GlatLoss(FairseqCriterion):
         )
         loss, nll_loss = self.compute_loss(logits, block.target[masked])
         if ratio <= 0:
-            log.update(acceptance_counts(right_positions(logits, block), block, by_position=not model.training))
+            rows = (block_view(mask, block) for mask in (right_positions(logits, block), block.masked))
+            log.update(acceptance_counts(*rows) if not model.training else acceptance_counts(next(rows)))
         sample_size = logits.size(0)
         log.update(loss=loss.data, nll_loss=nll_loss.data, sample_size=sample_size)
         return loss, sample_size, log
 
-    def compute_loss(self, logits, targets):
-        """Smoothed and plain negative log-likelihood in nats, summed; logits (N, V), targets (N,)."""
+    def compute_loss(self, logits, targets, weights=None):
+        """Smoothed and plain negative log-likelihood in nats, summed; logits (N, V), targets (N,), weights (N,) or None for 1."""
         log_probabilities = F.log_softmax(logits, -1, dtype=torch.float32)
-        nll_loss = F.nll_loss(log_probabilities, targets, reduction="sum")
+        weights = torch.ones_like(log_probabilities[:, 0]) if weights is None else weights
+        nll_loss = (F.nll_loss(log_probabilities, targets, reduction="none") * weights).sum()
         if self.label_smoothing == 0:
             return nll_loss, nll_loss
-        uniform_loss = -log_probabilities.sum() / logits.size(-1)
+        uniform_loss = -(log_probabilities.sum(1) * weights).sum() / logits.size(-1)
         return (1 - self.label_smoothing) * nll_loss + self.label_smoothing * uniform_loss, nll_loss
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
-        """Log per-token losses (base 2), ``accept_len`` per sentence and, when validating, ``block_acc`` by position."""
+        """Log per-token losses (base 2), ``accept_len`` per block and, when validating, ``block_acc`` by position."""
 
         def total(key):
             value = sum(log.get(key, 0) for log in logging_outputs)
             return value.item() if torch.is_tensor(value) else value
 
-        predicted, targets, sentences = total("sample_size"), total("block_targets"), total("nsentences")
+        predicted, targets = total("sample_size"), total("block_targets")
+        blocks = total("nblocks") or total("nsentences")
         if predicted > 0:
             metrics.log_scalar("loss", total("loss") / predicted / math.log(2), predicted, round=3)
             metrics.log_scalar("nll_loss", total("nll_loss") / predicted / math.log(2), predicted, round=3)
             metrics.log_derived("ppl", lambda meters: round(2 ** min(meters["nll_loss"].avg, 100), 2))
         if targets > 0:
             metrics.log_scalar("revealed", 1 - predicted / targets, targets, round=3)
-        if sentences > 0 and any("leading" in log for log in logging_outputs):
-            metrics.log_scalar("accept_len", total("leading") / sentences + 1, sentences, round=3)
+        if blocks > 0 and any("leading" in log for log in logging_outputs):
+            metrics.log_scalar("accept_len", total("leading") / blocks + 1, blocks, round=3)
         positions = sorted({key for log in logging_outputs for key in log if key.startswith("present_")})
         for key in positions:
             if present := total(key):
@@ -105,20 +110,18 @@ class GlatLoss(FairseqCriterion):
         return True
 
 
-def right_positions(logits, block: MaskedBlock):
-    """(B, T) bool: masked positions whose best token is the target; ``logits`` (N, V) as the model returns them."""
+def right_positions(logits, block: MaskedBlock | ManyBlocks):
+    """Bool, in the shape of ``block.masked``: masked positions whose best token is the target; ``logits`` (N, V)."""
     right = torch.zeros_like(block.masked)
     right[block.masked] = logits.argmax(-1).eq(block.target[block.masked])
     return right
 
 
-def acceptance_counts(right, block: MaskedBlock, by_position: bool = False) -> dict[str, torch.Tensor]:
-    """Sums over the batch for ``accept_len`` and, if asked for, the accuracy of each block position (from 1)."""
-    right = block_view(right, block)  # (B, K)
+def acceptance_counts(right, present=None) -> dict[str, torch.Tensor]:
+    """Sums for ``accept_len`` over blocks, from ``right`` (B, K) bool: which of their positions were predicted right; with
+    ``present`` (B, K), where there was something to predict, also for the accuracy of each block position (from 1)."""
     counts = {"leading": leading_right(right).sum()}
-    if by_position:
-        present = block_view(block.masked, block)  # (B, K)
-        for index in range(block.block_size):
-            counts[f"present_{index + 1:03d}"] = present[:, index].sum()
-            counts[f"right_{index + 1:03d}"] = right[:, index].sum()
+    for index in range(0 if present is None else right.size(1)):
+        counts[f"present_{index + 1:03d}"] = present[:, index].sum()
+        counts[f"right_{index + 1:03d}"] = right[:, index].sum()
     return counts

@@ -25,20 +25,16 @@ Glance = Callable[[Tensor], tuple[Tensor, Tensor]]
 class BlockDrafterModel(TransformerModel):
     """fairseq's Transformer with a block decoder; parameters have fairseq's names, plus ``decoder.copy_attn``."""
 
+    causal = False  # whether it trains on `masking.ManyBlocks`; False: on a `masking.MaskedBlock`
+
     @classmethod
     def add_args(cls, parser):
-        """Everything of ``--arch transformer``, and two options of the published recipe."""
-        TransformerModel.add_args(parser)
-        parser.add_argument("--apply-bert-init", action="store_true", help="initialise weights as BERT does")
+        """Everything of ``--arch transformer``, and what a block drafter has beside it."""
+        add_common_args(parser)
         parser.add_argument(
             "--src-embedding-copy",
             action="store_true",
             help="a mask position's input is an attention-weighted mean of the source embeddings",
-        )
-        parser.add_argument(
-            "--freeze-encoder",
-            action="store_true",
-            help="keep the encoder, and the embeddings shared with it, as they are initialised: decoding then runs one for both",
         )
 
     @classmethod
@@ -51,11 +47,11 @@ class BlockDrafterModel(TransformerModel):
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):
-        return _initialised(BlockEncoder(args, src_dict, embed_tokens), args)
+        return initialised(BlockEncoder(args, src_dict, embed_tokens), args)
 
     @classmethod
     def build_decoder(cls, args, tgt_dict, embed_tokens):
-        return _initialised(BlockDecoder(args, tgt_dict, embed_tokens), args)
+        return initialised(BlockDecoder(args, tgt_dict, embed_tokens), args)
 
     def __init__(self, args, encoder, decoder):
         super().__init__(args, encoder, decoder)
@@ -168,6 +164,17 @@ class BlockDecoder(TransformerDecoder):
         return weights.to(embeddings) @ embeddings
 
 
+def add_common_args(parser) -> None:
+    """The options of every drafter."""
+    TransformerModel.add_args(parser)
+    parser.add_argument("--apply-bert-init", action="store_true", help="initialise weights as BERT does")
+    parser.add_argument(
+        "--freeze-encoder",
+        action="store_true",
+        help="keep the encoder, and the embeddings shared with it, as they are initialised: decoding then runs one for both",
+    )
+
+
 def refuse_unsupported(args) -> None:
     """Raise ValueError that names every setting of fairseq's Transformer that a block drafter cannot have."""
     wanted = {
@@ -184,7 +191,7 @@ def refuse_unsupported(args) -> None:
         raise ValueError("--arch block does not support " + "; ".join(faults))
 
 
-def _initialised(module, args):
+def initialised(module, args):
     if getattr(args, "apply_bert_init", False):
         module.apply(init_bert_params)
     return module

@@ -11,8 +11,8 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import NOISE_CHOICES, TranslationLevenshteinConfig, TranslationLevenshteinTask
 
 # fairseq's --user-dir imports tasks and models, but not criterions.
-from specdec_plugins.criterions import glat_loss  # noqa: F401
-from specdec_plugins.masking import fixed_starts, lengths, mask_blocks, random_starts
+from specdec_plugins.criterions import block_loss, glat_loss  # noqa: F401
+from specdec_plugins.masking import fixed_starts, lengths, many_blocks, many_starts, mask_blocks, random_starts
 from specdec_plugins.models.block import BlockDrafterModel
 from specdec_plugins.tasks.generator import SpeculativeGenerator
 
@@ -30,6 +30,7 @@ class BlockTranslationConfig(TranslationLevenshteinConfig):
         default=None,
         metadata={"help": "mask positions in a block, K (default: 25 in training, in generation what the drafter had)"},
     )
+    blocks: int = field(default=4, metadata={"help": "blocks of a sentence that train in one pass of --arch block_causal"})
     start_p: float = field(default=0.5, metadata={"help": "glancing ratio at the first update"})
     minus_p: float = field(default=0.2, metadata={"help": "how far the glancing ratio falls over --total-up updates"})
     total_up: int = field(default=300000, metadata={"help": "updates over which the glancing ratio falls linearly"})
@@ -99,17 +100,27 @@ class BlockTranslationTask(TranslationLevenshteinTask):
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         if not self.masks_blocks:
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
-        block = self.mask(sample, random_starts(lengths(sample["target"], self.tgt_dict.pad())))
-        # Drawn before the model's dropout, so that no two choices in an update share their random numbers.
-        scores = torch.rand(block.masked.shape, device=block.masked.device)
-        sample = {**sample, "block": block, "reveal_scores": scores, "glancing_ratio": self.glancing_ratio(update_num)}
+        target_lengths = lengths(sample["target"], self.tgt_dict.pad())
+        if getattr(model, "causal", False):
+            sample = {**sample, "block": self.cut(sample, many_starts(target_lengths, self.cfg.blocks))}
+        else:
+            block = self.mask(sample, random_starts(target_lengths))
+            # Drawn before the model's dropout, so that no two choices in an update share their random numbers.
+            scores = torch.rand(block.masked.shape, device=block.masked.device)
+            sample = {**sample, "block": block, "reveal_scores": scores, "glancing_ratio": self.glancing_ratio(update_num)}
         return TranslationTask.train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample, model, criterion):
         if not self.masks_blocks:
             return super().valid_step(sample, model, criterion)
         starts = fixed_starts(lengths(sample["target"], self.tgt_dict.pad()), sample["id"])
-        return TranslationTask.valid_step(self, {**sample, "block": self.mask(sample, starts)}, model, criterion)
+        block = self.cut(sample, starts[:, None]) if getattr(model, "causal", False) else self.mask(sample, starts)
+        return TranslationTask.valid_step(self, {**sample, "block": block}, model, criterion)
+
+    def cut(self, sample, starts):
+        """The batch's ManyBlocks behind the given prefix lengths (B, A)."""
+        assert self.cfg.block_size is not None, "set when the task was made for training"
+        return many_blocks(sample["target"], starts, self.cfg.block_size, self.tgt_dict.pad(), self.tgt_dict.eos())
 
     def mask(self, sample, starts):
         """The batch's MaskedBlock with the given prefix lengths; the mask symbol is <unk>, as published."""
@@ -127,6 +138,8 @@ def check_options(cfg: BlockTranslationConfig) -> None:
     faults = []
     if cfg.block_size is not None and cfg.block_size < 1:
         faults.append(f"--block-size {cfg.block_size} is less than 1")
+    if cfg.blocks < 1:
+        faults.append(f"--blocks {cfg.blocks} is less than 1")
     if cfg.total_up < 1:
         faults.append(f"--total-up {cfg.total_up} is less than 1")
     if not (0 <= cfg.start_p <= 1 and 0 <= cfg.start_p - cfg.minus_p <= 1):

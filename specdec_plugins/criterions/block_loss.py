@@ -1,0 +1,45 @@
+"""The causal block drafter's loss: cross-entropy on many blocks a sentence, each token of them behind the verifier's own.
+
+B sentences, A blocks a sentence, K block size, N predicted positions (over the batch), V vocabulary.
+"""
+
+from dataclasses import dataclass, field
+
+from fairseq.criterions import register_criterion
+
+from specdec_plugins.criterions.glat_loss import GlatLoss, GlatLossConfig, acceptance_counts, right_positions
+from specdec_plugins.masking import ManyBlocks
+
+
+@dataclass
+class BlockLossConfig(GlatLossConfig):
+    position_decay: float = field(
+        default=1.0,
+        metadata={"help": "weight of a block position relative to the one before it: the later, the less often it counts"},
+    )
+
+
+@register_criterion("block_loss", dataclass=BlockLossConfig)
+class BlockLoss(GlatLoss):
+    """Weighted sum of the losses of the predicted tokens; fairseq divides it by the sum of the weights over the update."""
+
+    def __init__(self, task, label_smoothing, position_decay):
+        super().__init__(task, label_smoothing)
+        if not 0 < position_decay <= 1:
+            raise ValueError(f"--position-decay {position_decay} is not over 0 and at most 1")
+        self.position_decay = position_decay
+
+    def forward(self, model, sample, reduce=True):
+        """Returns (loss, sum of weights, logging output); ``sample["block"]`` holds ManyBlocks."""
+        block: ManyBlocks = sample.get("block")
+        if not isinstance(block, ManyBlocks):
+            raise ValueError("--criterion block_loss trains --arch block_causal with --noise block_mask")
+        net_input = sample["net_input"]
+        logits = model(net_input["src_tokens"], net_input["src_lengths"], block.prev_target, block)  # (N, V)
+        weights = self.position_decay ** block.offsets[block.masked].float()  # (N,)
+        loss, nll_loss = self.compute_loss(logits, block.target[block.masked], weights)
+        right, present = right_positions(logits, block).flatten(0, 1), block.masked.flatten(0, 1)  # (B A, K)
+        counts = acceptance_counts(right) if model.training else acceptance_counts(right, present)
+        sample_size = weights.sum()
+        log = {"loss": loss.data, "nll_loss": nll_loss.data, "sample_size": sample_size, "ntokens": sample["ntokens"]}
+        return loss, sample_size, {**log, **counts, "nsentences": sample["target"].size(0), "nblocks": present[:, 0].sum()}

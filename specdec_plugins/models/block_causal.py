@@ -1,0 +1,138 @@
+"""The causal block drafter: a Transformer decoder that reads the prefix once and guesses the next K tokens in one pass.
+
+Its input is the verifier's: eos, the committed tokens, then K - 1 mask symbols. A prefix position sees the prefix up to itself,
+so its keys and values can be cached; the last one predicts the first token of the block, each mask symbol the next one, seeing
+the prefix and the masks before it. Many blocks of a sentence train in one pass, each behind its own part of the prefix.
+
+B sentences, A blocks a sentence, K block size, S prefix positions, T = S + A (K - 1) positions, N predicted positions, D width,
+V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerDecoder
+from torch import Tensor, nn
+
+from specdec_plugins.masking import ManyBlocks
+from specdec_plugins.models.block import BlockDrafterModel, add_common_args, block_architecture, initialised
+
+# Share of the predictions that train without the successor network: decoding lets the logits without it choose its candidates.
+ALONE = 0.2
+
+
+@register_model("block_causal")
+class CausalBlockDrafterModel(BlockDrafterModel):
+    """fairseq's Transformer; ``decoder.successor`` is what it has beside the verifier's parameters."""
+
+    causal = True
+
+    @classmethod
+    def add_args(cls, parser):
+        add_common_args(parser)
+        parser.add_argument(
+            "--successor-width",
+            type=int,
+            metavar="R",
+            help="hidden units of the network that relates a guess to the one before it (default: 0, none); "
+            "the engine's kernels compute multiples of 32",
+        )
+
+    @classmethod
+    def build_decoder(cls, args, tgt_dict, embed_tokens):
+        return initialised(CausalBlockDecoder(args, tgt_dict, embed_tokens), args)
+
+    def forward(self, src_tokens, src_lengths, prev_output_tokens, block: ManyBlocks):  # type: ignore[override]
+        """Logits (N, V) of the blocks' predictions, in row-major order of ``block.masked`` (B, A, K).
+
+        Args:
+            src_tokens: (B, S') int64, padded on either side. src_lengths: unused, fairseq's convention.
+            prev_output_tokens: (B, S) int64, eos and the prefix, right padding.
+        """
+        return self.decoder(prev_output_tokens, self.encoder(src_tokens, src_lengths=src_lengths), block)
+
+
+class Successor(nn.Module):
+    """What a token says about the one after it: adds W_out relu(W_feature x + b + W_token e) to the feature x of a prediction.
+
+    e is the embedding of the token before it. Fresh, it adds nothing.
+    """
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.from_feature = nn.Linear(width, hidden)
+        self.from_token = nn.Linear(width, hidden, bias=False)
+        self.out = nn.Linear(hidden, width, bias=False)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """(..., D) what is added to features (..., D), for embeddings (..., D) of the tokens before."""
+        return self.out(F.relu(self.from_feature(features) + self.from_token(tokens)))
+
+
+class CausalBlockDecoder(TransformerDecoder):
+    """See the module's docstring."""
+
+    def __init__(self, args, dictionary, embed_tokens, no_encoder_attn=False, output_projection=None):
+        super().__init__(args, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        self.mask_idx = dictionary.unk()
+        hidden = getattr(args, "successor_width", 0)
+        self.successor = Successor(self.embed_dim, hidden) if hidden else None
+
+    def forward(self, prev_output_tokens, encoder_out, block: ManyBlocks):
+        """(N, V) logits; see `CausalBlockDrafterModel.forward`."""
+        features = self.extract_features(prev_output_tokens, encoder_out, block)[block.masked]  # (N, D)
+        if self.successor is not None:
+            # The token before is the verifier's, as it will be where a guess counts: behind a wrong one nothing is accepted.
+            before = F.pad(block.target, (1, 0), value=self.padding_idx)[..., :-1][block.masked]  # (N,)
+            related = block.offsets[block.masked] > 0  # the first token's predecessor is read by the decoder
+            if self.training:
+                related &= torch.rand(related.shape, device=related.device) >= ALONE
+            features = features + self.successor(features, self.embed_tokens(before)) * related[:, None]
+        return self.output_layer(features)
+
+    def extract_features(self, prev_output_tokens, encoder_out, block: ManyBlocks):
+        """(B, A, K, D) features of the blocks' predictions."""
+        tokens, positions, seen = layout(prev_output_tokens, block, self.mask_idx)
+        every = prev_output_tokens.new_full((1, int(positions.max()) + 1), self.mask_idx)
+        x = self.embed_scale * self.embed_tokens(tokens) + self.embed_positions(every)[0][positions]  # (B, T, D)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        x = self.dropout_module(x).transpose(0, 1)  # (T, B, D), as fairseq's layers want it
+        mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, float("-inf"))
+        for layer in self.layers:
+            x = layer(
+                x,
+                encoder_out["encoder_out"][0],
+                encoder_out["encoder_padding_mask"][0],
+                self_attn_mask=mask.repeat_interleave(layer.self_attn.num_heads, 0),  # (B H, T, T)
+            )[0]
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        x = x.transpose(0, 1)
+        sentence = torch.arange(x.size(0), device=x.device)[:, None]
+        width = prev_output_tokens.size(1)
+        first = x[sentence, block.starts][:, :, None]  # (B, A, 1, D)
+        return torch.cat([first, x[:, width:].unflatten(1, (first.size(1), block.block_size - 1))], 2)
+
+
+def layout(prefix: Tensor, block: ManyBlocks, mask: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (B, T), positions (B, T), and which positions each one sees (B, T, T): the prefix, then the blocks' masks."""
+    rows, width = prefix.shape
+    blocks, masks = block.starts.size(1), block.block_size - 1
+    offset = torch.arange(1, masks + 1, device=prefix.device)
+    place = torch.arange(width, device=prefix.device)
+    positions = torch.cat([place.expand(rows, -1), (block.starts[..., None] + offset).flatten(1)], 1)  # (B, T)
+    reach = torch.cat([place.expand(rows, -1), block.starts.repeat_interleave(masks, 1)], 1)  # (B, T) of the prefix
+    number = torch.arange(blocks * masks, device=prefix.device)
+    earlier = (number[:, None] >= number) & (number[:, None] // max(1, masks) == number // max(1, masks))  # of one block
+    earlier = F.pad(earlier, (0, 0, width, 0)).expand(rows, -1, -1)  # (B, T, A (K - 1))
+    tokens = torch.cat([prefix, prefix.new_full((rows, blocks * masks), mask)], 1)
+    return tokens, positions, torch.cat([place <= reach[..., None], earlier], 2)
+
+
+@register_model_architecture("block_causal", "block_causal")
+def block_causal_architecture(args):
+    """Transformer base, as for ``block``."""
+    args.successor_width = getattr(args, "successor_width", None) or 0
+    block_architecture(args)
