@@ -1,6 +1,6 @@
 """How to decode. Imports neither torch nor fairseq, so that a command can check its options at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64")
@@ -56,3 +56,22 @@ class Settings:
             faults.append("tau has a use only with beta over 1")
         if faults:
             raise ValueError("; ".join(faults))
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether drafts are as long as pays."""
+        return self.block_size == "auto" or (self.block_size is None and self.strategy == "specdec" and self.beta == 1)
+
+    def share(self, number: int, workers: int) -> "Settings":
+        """The settings of worker ``number``, from 0, of so many: its part of the threads, or a GPU of its own."""
+        if workers == 1:
+            return self
+        device = f"cuda:{number}" if self.device == "cuda" else self.device
+        return replace(self, device=device, threads=max(1, (self.threads or usual_threads()) // workers))
+
+
+def usual_threads() -> int:
+    """As many as torch would take."""
+    import torch
+
+    return torch.get_num_threads()

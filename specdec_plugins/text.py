@@ -70,6 +70,8 @@ class Moses:
 class Bpe:
     """Apply the BPE codes of a file written by subword-nmt. Raises ValueError when the file holds no codes."""
 
+    CACHED = 50_000  # words
+
     def __init__(self, codes: Path):
         from subword_nmt.apply_bpe import BPE
 
@@ -81,6 +83,8 @@ class Bpe:
 
     def apply(self, line: str) -> str:
         """Split the tokens of a line into subwords, all but the last of a word ending in ``@@``."""
+        if len(self.bpe.cache) > self.CACHED:  # it never forgets by itself, and a large file has no end of words
+            self.bpe.cache.clear()
         return self.bpe.segment(line)
 
 

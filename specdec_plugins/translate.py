@@ -13,15 +13,22 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
-from typing import TYPE_CHECKING, BinaryIO, cast
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, cast
 
 from specdec_plugins.settings import DTYPES, STRATEGIES, Settings
+from specdec_plugins.trace import HtmlTrace, TracedSentence, TracedStep, legend
+from specdec_plugins.trace import terminal as terminal_lines
+from specdec_plugins.workers import Workers
 
-if TYPE_CHECKING:  # torch is loaded when the options are found right
-    from specdec_plugins.translator import Translation, Translator
+if TYPE_CHECKING:  # torch is loaded when the options are found right, and with workers only there
+    from specdec_plugins.decoding.stats import DecodeStats
+    from specdec_plugins.model_folder import Pair
+    from specdec_plugins.translator import Translation
 
 MAX_LINE_BYTES = 1_000_000  # a longer "line" is no sentence
 
@@ -74,10 +81,12 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--batch-size", type=int, metavar="N", help="sentences at a time (default: 32; with --max-tokens, any)")
     how.add_argument("--max-tokens", type=int, metavar="N", help="source tokens at a time, padding included")
     how.add_argument("--buffer-size", type=int, metavar="N",
-                     help="lines read before they are translated (default: 1024; 1 from a terminal)")  # fmt: skip
+                     help="lines read before they are translated (default: 512; 1 from a terminal)")  # fmt: skip
     how.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
     how.add_argument("--dtype", choices=DTYPES, default="float32")
     how.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")
+    how.add_argument("--workers", type=int, default=1, metavar="N",
+                     help="processes that share the threads; with --device cuda, each has a GPU of its own")  # fmt: skip
 
     show = p.add_argument_group("what is shown")
     show.add_argument("--trace", nargs="?", const="", metavar="FILE.html",
@@ -154,7 +163,9 @@ def check(options: argparse.Namespace) -> None:
     files = [path for path in (options.input, options.reference) if path and os.path.exists(path)]
     if options.output and any(os.path.exists(options.output) and os.path.samefile(path, options.output) for path in files):
         faults.append(f"--output {options.output} is also an input")
-    for name in ("batch_size", "max_tokens", "buffer_size"):
+    if options.workers > 1 and re.fullmatch(r"cuda:\d+", options.device):
+        faults.append(f"--device {options.device} is one GPU: with --workers say --device cuda, for the first ones")
+    for name in ("batch_size", "max_tokens", "buffer_size", "workers"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             faults.append(f"{_option(name)} {getattr(options, name)} is less than 1")
     if faults:
@@ -168,63 +179,110 @@ def run(options: argparse.Namespace, settings: Settings, written: Written) -> No
         stream = stack.enter_context(open_input(options.input))
         terminal = not options.input and sys.stdin.isatty()
         references = stack.enter_context(open_input(options.reference)) if options.reference else None
-        translator = load(options, settings)  # before an output that may exist is touched
+        work: Callable[[Iterable[Buffer]], Iterator[Answers]]  # loads the model before an output that may exist is touched
+        if options.workers > 1 and not terminal:
+            work = stack.enter_context(Workers(options.workers, partial(Desk, options, settings))).map
+        else:
+            work = partial(map, Desk(options, settings))
         output = stack.enter_context(Output(options))
         written.lines = done = output.done
         for skipped, where in ((stream, name), (references, options.reference)):
             if skipped and sum(bool(skipped.readline()) for _ in range(done)) < done:
                 raise ValueError(f"{options.output} has more lines than {where}: it was made from something else")
 
-        expected = reference_lines(references, options.reference, done)
-        writer, trace = Writer(options, output, translator), stack.enter_context(Trace(options, translator))
+        trace = stack.enter_context(Trace(options))
         bar = stack.enter_context(progress(options, done))
-        began = time.perf_counter()
-        choices = {
+        began, stats = time.perf_counter(), None
+        size = options.buffer_size or (1 if terminal else 512)
+        for answers in work(buffers(stream, name, references, options.reference, done, size)):
+            for answer in answers.lines:
+                output.write(answer.text)
+                trace.write(answer.traced)
+                written.lines += 1
+                bar.update()
+                if answer.shortened:
+                    what = f"{name}, line {written.lines}: too long for the models, {answer.shortened}"
+                    bar.write(f"specdec-translate: {what}", file=sys.stderr)
+            output.flush()
+            if answers.fault:
+                raise answers.fault
+            stats = answers.stats if stats is None else stats + answers.stats
+        bar.close()
+        if not written.lines:
+            print(f"specdec-translate: {name} is empty", file=sys.stderr)
+        elif stats and not options.quiet:
+            print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Some lines of the input, the first of which is number ``first``, counted from 0, and what ended the reading behind them."""
+
+    first: int
+    lines: list[str]
+    references: list[str | None]
+    fault: ValueError | None = None
+
+
+class Answer(NamedTuple):
+    """What to write for a line, what ``--trace`` shows of it, and what was done to a source that is too long."""
+
+    text: str
+    traced: TracedSentence | None
+    shortened: Literal["", "cut", "skipped"]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """To a buffer: a line each, up to the ``fault`` if there is one; ``stats`` are of these lines alone."""
+
+    lines: list[Answer]
+    fault: ValueError | None
+    stats: "DecodeStats"
+
+
+class Desk:
+    """Where buffers are answered: a loaded translator, and the form of its answers. Worker ``number`` has one of its own."""
+
+    def __init__(self, options: argparse.Namespace, settings: Settings, number: int = 0):
+        from specdec_plugins.translator import Translator
+
+        self.options, self.form = options, Form(options, settings)
+        self.translator = Translator(load(options), settings.share(number, options.workers))
+        self.choices: dict[str, Any] = {
             "batch_size": options.batch_size or (None if options.max_tokens else 32), "max_tokens": options.max_tokens,
             "bpe": options.bpe, "remove_bpe": options.remove_bpe,
             "too_long": "truncate" if options.truncate_source else "skip" if options.skip_long else "error",
         }  # fmt: skip
-        for lines, fault in buffers(stream, name, done, options.buffer_size or (1 if terminal else 1024)):
-            results, fault = translate_buffer(translator, lines, choices, name, written.lines, fault)
-            for result in results:
-                writer.write(written.lines, result, next(expected))
-                trace.write(result)
-                written.lines += 1
-                bar.update()
-                if result.shortened:
-                    what = f"{name}, line {written.lines}: too long for the models, "
-                    bar.write(f"specdec-translate: {what}{'cut' if result.source_tokens else 'skipped'}", file=sys.stderr)
-            output.flush()
-            if fault:
-                raise fault
-        bar.close()
-        if not written.lines:
-            print(f"specdec-translate: {name} is empty", file=sys.stderr)
-        elif not options.quiet:
-            print("\n".join(summary(translator, time.perf_counter() - began)), file=sys.stderr)
+
+    def __call__(self, buffer: Buffer) -> Answers:
+        """The answers up to the first source that is too long, and that as a fault; else the buffer's own fault."""
+        from specdec_plugins.translator import SourceTooLong
+
+        lines, fault = buffer.lines, buffer.fault
+        try:
+            results = self.translator.translate(lines, **self.choices)
+        except SourceTooLong as error:
+            where = f"{self.options.input or 'stdin'}, line {buffer.first + error.index + 1}"
+            fault = ValueError(f"{where}: {error} (--truncate-source and --skip-long go on)")
+            results = self.translator.translate(lines[: error.index], **self.choices)
+        answers = [
+            Answer(
+                self.form(number, result, reference),
+                None if self.options.trace is None else traced(result, self.translator.words),
+                ("cut" if result.source_tokens else "skipped") if result.shortened else "",
+            )
+            for number, (result, reference) in enumerate(zip(results, buffer.references), buffer.first)
+        ]
+        return Answers(answers, fault, self.translator.take_stats())
 
 
-def translate_buffer(
-    translator: "Translator", lines: Sequence[str], choices: dict, name: str, before: int, fault: ValueError | None
-) -> tuple[list["Translation"], ValueError | None]:
-    """The translations up to the first source that is too long, and that as a fault; else the fault that was given."""
-    from specdec_plugins.translator import SourceTooLong
-
-    try:
-        return translator.translate(lines, **choices), fault
-    except SourceTooLong as error:
-        fault = ValueError(f"{name}, line {before + error.index + 1}: {error} (--truncate-source and --skip-long go on)")
-        return translator.translate(lines[: error.index], **choices), fault
-
-
-def load(options: argparse.Namespace, settings: Settings) -> "Translator":
+def load(options: argparse.Namespace) -> "Pair":
     from specdec_plugins.model_folder import load_folder, load_parts
-    from specdec_plugins.translator import Translator
 
     if options.model:
-        return Translator(load_folder(options.model), settings)
-    paths = options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes
-    return Translator(load_parts(*paths), settings)
+        return load_folder(options.model)
+    return load_parts(options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes)
 
 
 # ---- in
@@ -239,18 +297,21 @@ def open_input(path: str | None) -> BinaryIO:
 def read_lines(stream: BinaryIO, name: str, number: int) -> Iterator[str]:
     """Yield the lines of a stream, which starts after line ``number`` of ``name``.
 
-    Raises ValueError naming the line when it is not UTF-8, holds a NUL byte or is longer than `MAX_LINE_BYTES`.
+    Raises ValueError naming the line when it is not UTF-8, holds a NUL byte or is longer than `MAX_LINE_BYTES`, or naming the
+    file when it cannot be read.
     """
-    while data := stream.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if len(data) > MAX_LINE_BYTES:
-            raise ValueError(f"{name}, line {number}: longer than {MAX_LINE_BYTES:,} bytes")
-        if b"\0" in data:
-            raise ValueError(f"{name}, line {number}: holds a NUL byte, so this is no text")
-        try:
+    try:
+        while data := stream.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(data) > MAX_LINE_BYTES:
+                raise ValueError(f"{name}, line {number}: longer than {MAX_LINE_BYTES:,} bytes")
+            if b"\0" in data:
+                raise ValueError(f"{name}, line {number}: holds a NUL byte, so this is no text")
             yield data.decode("utf-8").removesuffix("\n").rstrip("\r")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{name}, line {number}: not UTF-8 (byte {error.start + 1} of the line)") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}, line {number}: not UTF-8 (byte {error.start + 1} of the line)") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def reference_lines(stream: BinaryIO | None, name: str, done: int) -> Iterator[str | None]:
@@ -263,22 +324,24 @@ def reference_lines(stream: BinaryIO | None, name: str, done: int) -> Iterator[s
     raise ValueError(f"{name} has only {done:,} lines")
 
 
-def buffers(stream: BinaryIO, name: str, done: int, size: int) -> Iterator[tuple[list[str], ValueError | None]]:
-    """Yield up to ``size`` lines at a time, the last ones with the fault that ended the reading, if one did."""
-    lines, buffer = read_lines(stream, name, done), []
-    try:
-        for line in lines:
-            buffer.append(line)
-            if len(buffer) == size:
-                yield buffer, None
-                buffer = []
-    except ValueError as error:
-        yield buffer, error
-    except (OSError, EOFError, zlib.error) as error:
-        yield buffer, ValueError(f"{name}: {getattr(error, 'strerror', None) or error}")
-    else:
-        if buffer:
-            yield buffer, None
+def buffers(
+    stream: BinaryIO, name: str, references: BinaryIO | None, references_name: str, done: int, size: int
+) -> Iterator[Buffer]:
+    """Yield up to ``size`` lines at a time with their references, and the last ones with the fault that ended the reading."""
+    lines, expected = read_lines(stream, name, done), reference_lines(references, references_name, done)
+    while True:
+        buffer = Buffer(done, [], [])
+        try:
+            for line in islice(lines, size):
+                buffer.references.append(next(expected))
+                buffer.lines.append(line)
+        except ValueError as error:
+            yield replace(buffer, fault=error)
+            return
+        if not buffer.lines:
+            return
+        yield buffer
+        done += len(buffer.lines)
 
 
 # ---- out
@@ -320,80 +383,73 @@ class Output:
         self.stream.close()
 
 
-class Writer:
+class Form:
     """Puts a translation in the form of ``--format``."""
 
-    def __init__(self, options: argparse.Namespace, output: Output, translator: "Translator"):
-        self.form, self.output, self.translator = options.format, output, translator
-        self.remove_bpe, self.bpe = options.remove_bpe, options.bpe
+    def __init__(self, options: argparse.Namespace, settings: Settings):
+        self.form, self.remove_bpe = options.format, options.remove_bpe
+        self.verified = settings.strategy != "drafter"
 
-    def write(self, number: int, result: "Translation", reference: str | None) -> None:
-        """Write result ``number``, counted from 0 as fairseq does."""
+    def __call__(self, number: int, result: "Translation", reference: str | None) -> str:
+        """Result ``number``, counted from 0 as fairseq does, as a line or more, without the end of the last."""
         if self.form == "text":
-            self.output.write(result.text)
-        elif self.form == "json":
-            scored = bool(result.token_scores) and self.translator.settings.strategy != "drafter"
-            self.output.write(
-                json.dumps(
-                    {
-                        "id": number, "text": result.text, "tokens": result.tokens, "score": result.score if scored else None,
-                        "iterations": result.iterations, "accepted_lengths": result.accepted_lengths,
-                    },
-                    ensure_ascii=False,
-                )
-            )  # fmt: skip
-        else:
-            score = result.score / math.log(2)  # fairseq prints base 2
-            self.output.write(f"S-{number}\t{self._join(result.source_tokens)}")
-            if reference is not None:
-                self.output.write(f"T-{number}\t{reference}")
-            self.output.write(f"H-{number}\t{score}\t{self._join(result.tokens)}")
-            self.output.write(f"D-{number}\t{score}\t{result.text}")
-            scores = " ".join(f"{token / math.log(2):.4f}" for token in result.token_scores)
-            self.output.write(f"P-{number}\t{scores}")
+            return result.text
+        if self.form == "json":
+            scored = bool(result.token_scores) and self.verified
+            record = {
+                "id": number, "text": result.text, "tokens": result.tokens, "score": result.score if scored else None,
+                "iterations": result.iterations, "accepted_lengths": result.accepted_lengths,
+            }  # fmt: skip
+            return json.dumps(record, ensure_ascii=False)
+        score = result.score / math.log(2)  # fairseq prints base 2
+        lines = [
+            f"S-{number}\t{self._join(result.source_tokens)}",
+            *([] if reference is None else [f"T-{number}\t{reference}"]),
+            f"H-{number}\t{score}\t{self._join(result.tokens)}",
+            f"D-{number}\t{score}\t{result.text}",
+            f"P-{number}\t{' '.join(f'{token / math.log(2):.4f}' for token in result.token_scores)}",
+        ]
+        return "\n".join(lines)
 
     def _join(self, tokens: Sequence[str]) -> str:
         line = " ".join(tokens)
         return line.replace("@@ ", "") if self.remove_bpe else line
 
 
-class Trace:
-    """What ``--trace`` shows: on stderr, or in an HTML file."""
+def traced(result: "Translation", words: Callable[[Iterable[int]], list[str]]) -> TracedSentence:
+    """What ``--trace`` shows of a translation; ``words`` names tokens."""
+    steps = [
+        TracedStep(
+            words(step.drafted[: step.accepted]),
+            words(step.drafted[step.accepted :]),
+            None if step.correction is None else words([step.correction])[0],
+        )
+        for step in result.steps
+    ]
+    return TracedSentence(" ".join(result.source_tokens), " ".join(result.tokens), steps)
 
-    def __init__(self, options: argparse.Namespace, translator: "Translator"):
-        self.options, self.translator = options, translator
+
+class Trace:
+    """Where ``--trace`` is shown: on stderr, or in an HTML file."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
 
     def __enter__(self) -> "Trace":
-        if self.options.trace is None:
-            return self
-        from specdec_plugins import trace
-
         if self.options.trace:
             self.stream = open(self.options.trace, "w", encoding="utf-8")
-            self.page = trace.HtmlTrace(self.stream, f"{self.translator.pair.name}: drafts and verdicts")
-        else:
-            print(trace.legend(sys.stderr.isatty()), file=sys.stderr)
+            self.page = HtmlTrace(self.stream, f"{self.options.model or self.options.verifier}: drafts and verdicts")
+        elif self.options.trace is not None:
+            print(legend(sys.stderr.isatty()), file=sys.stderr)
         return self
 
-    def write(self, result: "Translation") -> None:
-        if self.options.trace is None:
+    def write(self, sentence: TracedSentence | None) -> None:
+        if sentence is None:
             return
-        from specdec_plugins import trace
-
-        words = self.translator.words
-        steps = [
-            trace.TracedStep(
-                words(step.drafted[: step.accepted]),
-                words(step.drafted[step.accepted :]),
-                None if step.correction is None else words([step.correction])[0],
-            )
-            for step in result.steps
-        ]
-        sentence = trace.TracedSentence(" ".join(result.source_tokens), " ".join(result.tokens), steps)
         if self.options.trace:
             self.page.write(sentence)
         else:
-            print(trace.terminal(sentence, sys.stderr.isatty()), file=sys.stderr)
+            print(terminal_lines(sentence, sys.stderr.isatty()), file=sys.stderr)
 
     def __exit__(self, *error) -> None:
         if self.options.trace:
@@ -405,26 +461,25 @@ def progress(options: argparse.Namespace, done: int):
     """A bar on stderr, if that is a terminal."""
     from tqdm import tqdm
 
+    hidden = options.quiet or not sys.stderr.isatty() or options.trace == "" or (not options.input and sys.stdin.isatty())
     total = None
-    if options.input and not options.quiet:
+    if not hidden and options.input and os.path.isfile(options.input):  # what a pipe holds can be read only once
         with open_input(options.input) as stream:
             total = sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))
-    hidden = options.quiet or not sys.stderr.isatty() or options.trace == "" or (not options.input and sys.stdin.isatty())
     return tqdm(total=total, initial=done, unit=" lines", disable=hidden, file=sys.stderr, dynamic_ncols=True)
 
 
-def summary(translator: "Translator", seconds: float) -> list[str]:
+def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[str]:
     """What a run came to, for people."""
-    stats, settings = translator.stats, translator.settings
     lines = [
         f"{stats.sentences:,} sentences, {stats.committed:,} tokens in {seconds:.1f} s: "
         f"{stats.sentences / seconds:,.1f} sentences/s, {stats.committed / seconds:,.0f} tokens/s"
     ]
     if settings.strategy == "specdec":
-        lengths = str(translator.block_size)
-        if lengths == "auto":
+        lengths = str(settings.block_size or max(stats.lengths, default="the model's"))
+        if settings.adaptive:
             common = ", ".join(f"{length} in {times / stats.passes:.0%}" for length, times in stats.lengths.most_common(3))
-            lengths = f"auto (most often {common} of passes)" if stats.passes else lengths
+            lengths = f"auto (most often {common} of passes)" if stats.passes else "auto"
         rule = "exact" if settings.beta == 1 else f"beta {settings.beta}, tau {settings.tau}"
         lines.append(
             f"specdec, {rule}, block size {lengths}: {stats.mean_accepted_length:.2f} tokens per verifier pass "

@@ -22,7 +22,8 @@ from specdec_plugins.decoding.control import Adaptive, FixedLength
 from specdec_plugins.decoding.loop import Acceptance, Controller, Drafter, Verifier, speculative_decode
 from specdec_plugins.decoding.roles import THREADS, load_roles
 from specdec_plugins.decoding.schedule import schedule
-from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Step
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
 from specdec_plugins.model_folder import Pair, load_folder
 from specdec_plugins.settings import Settings
@@ -74,8 +75,7 @@ class Translator:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs")
         self.pair, self.settings = pair, settings
         self.stats = DecodeStats()
-        exact = settings.strategy == "specdec" and settings.beta == 1
-        self.block_size = settings.block_size or ("auto" if exact else pair.block_size)
+        self.block_size = "auto" if settings.adaptive else settings.block_size or pair.block_size
         device = usable_device(settings.device)
         wants_drafter = pair.drafter is not None and settings.strategy in ("specdec", "drafter")
         verifier = engine_model(pair.verifier, f"{pair.name}: verifier")
@@ -138,6 +138,11 @@ class Translator:
         lines = iter(sentences)
         while buffer := list(islice(lines, buffer_size)):
             yield from self.translate(buffer, **options)
+
+    def take_stats(self) -> DecodeStats:
+        """What ``stats`` summed up since the last time; they begin again."""
+        taken, self.stats = self.stats, DecodeStats()
+        return taken
 
     def _encode(self, index: int, line: str, bpe: bool, too_long: str) -> "Encoded":
         """The tokens of a sentence with eos."""

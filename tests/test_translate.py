@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +18,8 @@ from conftest import ROOT, make_drafter, make_verifier, run_python
 
 from specdec_plugins import checkpoint, pack, translate
 from specdec_plugins.model_folder import load_folder
-from specdec_plugins.text import Vocabulary
+from specdec_plugins.settings import Settings
+from specdec_plugins.text import Bpe, Vocabulary
 from specdec_plugins.translator import SourceTooLong, Translator
 
 
@@ -178,21 +181,32 @@ def test_resume_gives_the_file_of_an_unbroken_run(folder, source, tmp_path, capf
     assert "made from something else" in run(capfd, *options, "--output", cut, "--resume", status=1)[1]
 
 
-@pytest.mark.parametrize("signum, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status):
-    many = tmp_path / "many"
-    many.write_text(source.read_text(encoding="utf-8") * 400, encoding="utf-8")
-    output = tmp_path / "output"
-    options = ["--model", folder, "--input", many, "--output", output, "--buffer-size", "16", "--max-len-b", "15"]
+def started(options, output):
+    """The command, in a process group of its own, when it has written something."""
     process = subprocess.Popen(
         [sys.executable, "-m", "specdec_plugins.translate", *map(str, options)], stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not (output.exists() and output.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signum)
+    return process
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("signum, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, workers):
+    many = tmp_path / "many"
+    many.write_text(source.read_text(encoding="utf-8") * 400, encoding="utf-8")
+    output = tmp_path / "output"
+    options = ["--model", folder, "--input", many, "--output", output, "--buffer-size", "16", "--max-len-b", "15",
+               "--workers", workers]  # fmt: skip
+    process = started(options, output)
+    if signum == signal.SIGINT:  # from a terminal it comes to all
+        os.killpg(process.pid, signum)
+    else:
+        process.send_signal(signum)
     _, err = process.communicate(timeout=60)
     assert process.returncode == status, err
     assert err.count("\n") == 2 and "stopped (lines written: " in err and "--resume goes on" in err
@@ -202,6 +216,87 @@ def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status):
     many.write_text("".join(head), encoding="utf-8")
     assert translate.main([*map(str, options), "--resume", "--quiet"]) == 0
     assert output.read_bytes().count(b"\n") == len(head)
+
+
+def test_a_worker_that_dies_takes_nothing_with_it(folder, source, tmp_path, capfd):
+    many = tmp_path / "many"
+    many.write_text(source.read_text(encoding="utf-8") * 200, encoding="utf-8")
+    output, whole = tmp_path / "output", tmp_path / "whole"
+    options = ["--model", folder, "--input", many, "--buffer-size", 16, "--max-len-b", 15]
+    process = started([*options, "--output", output, "--workers", 2], output)
+    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    named = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    os.kill(next(pid for pid in children if b"spawn_main" in named[pid]), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and err.count("\n") == 1, err
+    assert "error: a worker process died" in err and "--resume goes on" in err
+    done = output.read_bytes()
+    lines = done.count(b"\n")
+    assert f"(lines written: {lines:,}" in err
+    run(capfd, *options, "--output", whole, "--quiet")
+    assert whole.read_bytes().startswith(done) and done != whole.read_bytes()
+    run(capfd, *options, "--output", output, "--resume", "--workers", 2, "--quiet")
+    assert output.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("form", ["text", "fairseq"])
+def test_workers_write_what_one_process_writes(folder, source, tmp_path, capfd, form):
+    options = ["--model", folder, "--input", source, "--format", form, "--buffer-size", 2, "--block-size", 3, "--max-len-b", 9]
+    options += ["--reference", source] if form == "fairseq" else []
+    single, one = run(capfd, *options, "--trace", tmp_path / "one.html")
+    several, two = run(capfd, *options, "--trace", tmp_path / "two.html", "--workers", 2)
+    assert several == single
+    assert (tmp_path / "two.html").read_bytes() == (tmp_path / "one.html").read_bytes()
+    timeless = [re.sub(r"time: .*|in [\d.]+ s: .*", "", err) for err in (one, two)]
+    assert timeless[0] == timeless[1] and "9 outputs were cut" in one
+
+
+def test_workers_report_faults_as_one_process_does(folder, parts, lines, tmp_path, capfd):
+    bad = tmp_path / "bad"
+    text = "\n".join(lines[1:5]).encode()
+    for line in list(BAD_LINES)[1:3]:  # a fault of the reading, and one that a worker finds
+        bad.write_bytes(text + b"\n" + line + b"more\n")
+        options = ("--model", folder, "--input", bad, "--buffer-size", 3, "--max-len-b", 9)
+        assert run(capfd, *options, "--workers", 2, status=1) == run(capfd, *options, status=1)
+    out = tmp_path / "out"
+    out.write_text("kept")
+    options = flat({**parts, "--drafter": parts["--verifier"], "--input": bad, "--output": out})
+    alone = run(capfd, *options, status=1)
+    assert run(capfd, *options, "--workers", 2, status=1) == alone and "no block drafter" in alone[1]
+    if torch.cuda.device_count() < 3:
+        err = run(capfd, "--model", folder, "--input", bad, "--output", out, "--device", "cuda", "--workers", 3, status=1)[1]
+        assert err.startswith("specdec-translate: error: device cuda:") and err.count("\n") == 1
+    assert out.read_text() == "kept"  # nothing was begun
+
+
+def test_shares_of_workers():
+    four = [Settings(threads=6).share(number, 4) for number in range(4)]
+    assert four == [Settings(threads=1)] * 4
+    assert Settings(threads=8, beta=2).share(1, 3) == Settings(threads=2, beta=2)
+    assert [Settings(device="cuda").share(number, 2).device for number in range(2)] == ["cuda:0", "cuda:1"]
+    assert Settings().share(1, 2).threads == max(1, torch.get_num_threads() // 2)
+    alone = Settings(device="cuda")
+    assert alone.share(0, 1) is alone
+
+
+def test_memory_does_not_grow_with_the_file(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(Bpe, "CACHED", 50)
+    path = tmp_path / "many"
+    options = ["--model", folder, "--input", path, "--output", tmp_path / "out", "--strategy", "ar", "--max-len-b", 1]
+    options = [*map(str, options), "--buffer-size", "16", "--quiet"]
+
+    def peak(count):
+        path.write_text("".join(f"w{number:09}\n" for number in range(count)))
+        tracemalloc.start()
+        try:
+            assert translate.main(options) == 0
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(64)  # what is loaded once is loaded
+    few, many = peak(128), peak(2048)
+    assert many < few + 50_000  # bytes, with 1,920 lines more
 
 
 def test_a_reader_that_leaves(folder, source):
@@ -259,6 +354,8 @@ MISUSE = {
     "--strategy ar --beta 2 --block-size 3": "--strategy ar has no use for --block-size; --strategy ar has no use for --beta",
     "--beam 5": "--strategy specdec has no use for --beam",
     "--strategy ar --trace": "--strategy ar drafts nothing that --trace could show",
+    "--workers 0": "--workers 0 is less than 1",
+    "--workers 2 --device cuda:1": "--device cuda:1 is one GPU: with --workers say --device cuda, for the first ones",
     "--batch-size 0": "--batch-size 0 is less than 1",
     "--max-len-b 0": "--max-len-a 0.0 and --max-len-b 0 leave no room for an output",
     "--resume": "--resume needs --output",

@@ -1,17 +1,17 @@
-"""What the roles hand to each other: sources, prefixes, drafts, verdicts; and what the loop reports.
+"""What the roles hand to each other: sources, prefixes, drafts, verdicts.
 
 Knows nothing about models. B rows of the batch (sentences in flight), S source positions, K drafted tokens,
 V vocabulary, T target positions that the buffers hold.
 """
 
-import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .stats import DecodeStats as DecodeStats
 
 
 @dataclass(frozen=True)
@@ -252,58 +252,3 @@ def move_rows(tensor: Tensor, order: list[int], dim: int = 0) -> None:
     moved = {new: tensor.select(dim, old).clone() for new, old in enumerate(order) if new != old}
     for row, values in moved.items():
         tensor.select(dim, row).copy_(values)
-
-
-@dataclass
-class DecodeStats:
-    """Running sums over sentences and iterations. committed = accepted + corrections, always."""
-
-    sentences: int = 0
-    passes: int = 0  # of the verifier, over a whole batch
-    iterations: int = 0  # passes counted once per row in the batch
-    drafted: int = 0  # tokens offered for verification
-    accepted: int = 0
-    corrections: int = 0
-    cut: int = 0  # outputs that the length limit ended
-    lengths: Counter[int] = field(default_factory=Counter)  # passes by the draft length that the controller chose
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("text", "encoding", "drafting", "verifying", "elsewhere"), 0.0)
-    )
-    _since: float = 0.0
-
-    @property
-    def committed(self) -> int:
-        """Tokens of all outputs, the closing eos included."""
-        return self.accepted + self.corrections
-
-    @property
-    def mean_accepted_length(self) -> float:
-        """Tokens committed per verifier pass and row, correction included: 1.0 is plain autoregressive decoding."""
-        return self.committed / max(1, self.iterations)
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted tokens per drafted token that was offered."""
-        return self.accepted / max(1, self.drafted)
-
-    def record(self, steps: Sequence[Step], length: int) -> None:
-        """Count one pass over the batch, for which drafts of ``length`` were asked."""
-        self.passes += 1
-        self.lengths[length] += 1
-        self.iterations += len(steps)
-        self.drafted += sum(len(step.drafted) for step in steps)
-        self.accepted += sum(step.accepted for step in steps)
-        self.corrections += sum(step.correction is not None for step in steps)
-
-    def finish(self, hypothesis: Hypothesis) -> None:
-        self.sentences += 1
-        self.cut += hypothesis.cut
-
-    def lap(self, what: str | None, device: torch.device) -> None:
-        """Book the time since the last lap under ``what``; None books it nowhere."""
-        if device.type == "cuda":  # else its work would be booked where somebody first waits for it
-            torch.cuda.synchronize(device)
-        now = time.perf_counter()
-        if what is not None:
-            self.seconds[what] += now - self._since
-        self._since = now

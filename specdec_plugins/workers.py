@@ -1,0 +1,119 @@
+"""Processes that work beside one another and answer in order. Knows nothing about what they do.
+
+Each holds one end of a pipe, and a thread here the other: so whoever dies, the other side is told. (The standard library's
+``ProcessPoolExecutor`` does not number its processes, leaves them behind when this one is killed, and before Python 3.11.5 can
+wait for ever on one that died.)
+"""
+
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+LOOKAHEAD = 2  # tasks for each process that are under way, waiting, or answered before their turn
+
+
+class Workers(Generic[Task, Answer]):
+    """``count`` processes, each with the function that ``build(number)`` gave it, number 0, 1, ..; a context manager.
+
+    ``build``, tasks and answers are pickled. Raises the ValueError or OSError of any ``build`` before it takes up a task. A
+    process in which anything else is raised prints that and is gone.
+    """
+
+    def __init__(self, count: int, build: Callable[[int], Callable[[Task], Answer]]):
+        self.workers: list[Worker] = []
+        self.threads = ThreadPoolExecutor(count)
+        try:
+            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process to answer
+            try:
+                self.workers += (Worker(number, build) for number in range(count))
+            finally:
+                signal.signal(signal.SIGINT, interrupt)
+            for worker in self.workers:
+                worker.receive()
+        except BaseException:
+            self.stop()
+            raise
+        self.idle: SimpleQueue[Worker] = SimpleQueue()
+        for worker in self.workers:
+            self.idle.put(worker)
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Answer]:
+        """Yield the answers in the order of the tasks, which are taken up a few at a time.
+
+        Raises the ValueError or OSError that an answer is; ValueError when a process has died.
+        """
+        waiting: deque[Future[Answer]] = deque()
+        for task in tasks:
+            waiting.append(self.threads.submit(self._ask, task))
+            if len(waiting) == LOOKAHEAD * len(self.workers):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def _ask(self, task: Task) -> Answer:
+        worker = self.idle.get()  # at once: there are as many threads as processes
+        try:
+            return worker.ask(task)
+        finally:
+            self.idle.put(worker)
+
+    def stop(self) -> None:
+        """End the processes, whatever they are doing."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self.workers:
+            worker.process.terminate()
+        for worker in self.workers:
+            worker.process.join()
+        self.threads.shutdown()
+
+    def __enter__(self) -> "Workers[Task, Answer]":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stop()
+
+
+class Worker:
+    """One process, as seen from here."""
+
+    def __init__(self, number: int, build: Callable[[int], Callable]):
+        context = get_context("spawn")  # started afresh: a copy of this process would lack its threads, and could not use a GPU
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, number, build), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, task: Any) -> Any:
+        with suppress(OSError):  # if it has died, perhaps with a word about why
+            self.connection.send(task)
+        return self.receive()
+
+    def receive(self) -> Any:
+        try:
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            raise ValueError("a worker process died (killed, perhaps for want of memory)") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def serve(connection: Connection, number: int, build: Callable[[int], Callable]) -> None:
+    """What a process does: tells that it has built its function, or why not, and answers until nobody asks."""
+    try:
+        function = build(number)
+        connection.send(None)
+        while True:
+            connection.send(function(connection.recv()))
+    except (EOFError, BrokenPipeError):
+        pass
+    except (ValueError, OSError) as error:
+        connection.send(error)
