@@ -133,7 +133,7 @@ class Translator:
         self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
         return results
 
-    def stream(self, sentences: Iterable[str], buffer_size: int = 1024, **options) -> Iterator[Translation]:
+    def stream(self, sentences: Iterable[str], buffer_size: int = 512, **options) -> Iterator[Translation]:
         """Yield the translations in order, reading ``buffer_size`` sentences at a time. Options as for `translate`."""
         lines = iter(sentences)
         while buffer := list(islice(lines, buffer_size)):

@@ -240,15 +240,25 @@ def test_a_worker_that_dies_takes_nothing_with_it(folder, source, tmp_path, capf
 
 
 @pytest.mark.parametrize("form", ["text", "fairseq"])
-def test_workers_write_what_one_process_writes(folder, source, tmp_path, capfd, form):
+def test_workers_write_what_one_process_writes(folder, source, lines, tmp_path, capfd, form):
     options = ["--model", folder, "--input", source, "--format", form, "--buffer-size", 2, "--block-size", 3, "--max-len-b", 9]
     options += ["--reference", source] if form == "fairseq" else []
     single, one = run(capfd, *options, "--trace", tmp_path / "one.html")
     several, two = run(capfd, *options, "--trace", tmp_path / "two.html", "--workers", 2)
     assert several == single
+    if form == "fairseq":
+        assert [line.split("\t")[0] for line in several.splitlines()] == [f"{k}-{n}" for n in range(len(lines)) for k in "STHDP"]
     assert (tmp_path / "two.html").read_bytes() == (tmp_path / "one.html").read_bytes()
     timeless = [re.sub(r"time: .*|in [\d.]+ s: .*", "", err) for err in (one, two)]
     assert timeless[0] == timeless[1] and "9 outputs were cut" in one
+
+
+def test_with_workers_only_they_load_torch(folder, source):
+    code = f"""import sys
+from specdec_plugins import translate
+print(translate.main(["--model", "{folder}", "--input", "{source}", "--max-len-b", "9", "--workers", "2"]))
+print("torch" in sys.modules)"""
+    assert run_python("-c", code).stdout.splitlines()[-2:] == ["0", "False"]
 
 
 def test_workers_report_faults_as_one_process_does(folder, parts, lines, tmp_path, capfd):
