@@ -77,7 +77,7 @@ class Bpe:
 
         lines = list(read_lines(codes))
         merges = [line for line in lines if not line.startswith("#version:")]
-        if not merges or any(merge.count(" ") != 1 for merge in merges):  # subword-nmt would end the process
+        if not merges or any(len(merge.split(" ")) != 2 for merge in merges):  # subword-nmt would end the process
             raise ValueError(f"{codes}: not a BPE codes file (two symbols a line)")
         self.bpe = BPE(io.StringIO("\n".join(lines)))
 
