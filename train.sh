@@ -6,7 +6,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 usage() {
     cat <<'TEXT'
 usage: ./train.sh PRESET [STAGE ...] [--local DIR] [--output DIR] [--device cpu|cuda] [--precision P]
-                  [--beam N] [--mono FILE] [--updates N] [--seed N]
+                  [--beam N] [--mono FILE] [--updates N] [--seed N] [-- OPTION ...]
 
 presets: toy (CPU, minutes), multi30k, wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en
 stages, in this order (all of them by default); each skips what is done and resumes what was cut off:
@@ -26,6 +26,7 @@ stages, in this order (all of them by default); each skips what is done and resu
   --mono FILE      more source text (raw, a sentence a line, .gz allowed) to distil
   --updates N      train both models for N updates instead of the preset's
   --seed N         random seed (default: 1)
+  -- OPTION ...    options of fairseq-train for both models, in place of the preset's (several machines: docs/reproduce.md)
 TEXT
 }
 
@@ -33,7 +34,7 @@ die() { echo "train.sh: $*" >&2; exit 1; }
 say() { echo "== $*"; }
 
 # ---- arguments
-preset= stages=() local_dir= out= device= precision= beam=1 mono= updates= seed=1
+preset= stages=() local_dir= out= device= precision= beam=1 mono= updates= seed=1 fairseq_options=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h|--help) usage; exit 0 ;;
@@ -44,6 +45,7 @@ while [ $# -gt 0 ]; do
                 --beam) beam=$2 ;; --mono) mono=$2 ;; --updates) updates=$2 ;; --seed) seed=$2 ;;
             esac
             shift 2 ;;
+        --) shift; fairseq_options=("$@"); break ;;
         -*) die "unknown option $1 (see --help)" ;;
         *) if [ -z "$preset" ]; then preset=$1; else stages+=("$1"); fi; shift ;;
     esac
@@ -151,9 +153,11 @@ up_to_date() { # up_to_date FILE SOURCE: whether FILE is there and newer than wh
 }
 
 train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from checkpoint_last.pt if there is one
-    local folder=$1 binarised=$2 updates=$3; shift 3
+    local folder=$1 binarised=$2 updates=$3; shift 3; set -- "$@" "${fairseq_options[@]}"
     if up_to_date "$folder/done.$updates" "$binarised"; then return; fi  # resumed, fairseq would make one update more
-    local update_freq=$((tokens / (device_tokens * gpus)))
+    local processes=$gpus  # of all machines: torchrun's, or those of Slurm with one task a machine
+    [ $device = cpu ] || processes=${WORLD_SIZE:-$((gpus * ${SLURM_NNODES:-1}))}
+    local update_freq=$((tokens / (device_tokens * processes)))
     # With fairseq's default multiple of 8, a last batch of another size is dropped (facebookresearch/fairseq#5036).
     # Checkpoints and validation by updates only: an epoch may be seconds or hours.
     logged "$python" -m fairseq_cli.train "$binarised" -s $src -t $tgt "${plugin[@]}" "${device_options[@]}" \
@@ -167,6 +171,7 @@ train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from ch
 }
 
 average() { # average FOLDER OUTPUT: the mean of the last checkpoints of a training
+    [ "${RANK:-${SLURM_PROCID:-0}}" -eq 0 ] || return 0  # of the processes that trained together the first does it
     if up_to_date "$2" "$1/checkpoint_last.pt"; then return; fi
     mapfile -t last < <(ls "$1"/checkpoint_*_*.pt 2>/dev/null | sort -V | tail -n $keep)
     [ ${#last[@]} -gt 0 ] || last=("$1/checkpoint_last.pt")  # every interval fell on the end of an epoch

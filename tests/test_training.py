@@ -208,9 +208,15 @@ def test_malicious_checkpoint_is_not_run_by_fairseq(toy_data, tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def run_train_sh(*arguments, check=True):
+def run_train_sh(*arguments, check=True, **environment):
     result = subprocess.run(
-        ["bash", ROOT / "train.sh", *map(str, arguments)], cwd="/", capture_output=True, text=True, timeout=600, check=False
+        ["bash", ROOT / "train.sh", *map(str, arguments)],
+        cwd="/",
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     if check:
         assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
@@ -238,6 +244,28 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     again = run_train_sh(*command)
     assert written == {name: (tmp_path / name).stat().st_mtime_ns for name in kept}
     assert result.stdout[result.stdout.index("verifier, greedy") :] == again.stdout[again.stdout.index("verifier, greedy") :]
+
+
+def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path):
+    """Two processes train one verifier through it, as docs/reproduce.md has it; the preset's own options give way."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    parallel = ["--distributed-world-size", 2, "--distributed-no-spawn", "--distributed-init-method", f"file://{tmp_path}/store",
+                "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp",
+                "--max-tokens", 600, "--log-interval", 1]  # fmt: skip
+    shutil.copytree(toy_data, tmp_path / "data")
+    command = ["toy", "verifier", "--output", tmp_path, "--device", "cpu", "--precision", "float32", "--updates", 2]
+    with ThreadPoolExecutor(2) as pool:
+        runs = [
+            pool.submit(run_train_sh, *command, "--", *parallel, "--distributed-rank", rank, RANK=str(rank), OMP_NUM_THREADS="1")
+            for rank in (0, 1)
+        ]
+        first, second = (run.result().stdout for run in runs)
+    assert "average of 1 checkpoints" in first and "average of" not in second
+    reports = re.findall(r"train_inner \| (.*)", (tmp_path / "logs/verifier.log").read_text())
+    wpb = [float(json.loads(report)["wpb"]) for report in reports]
+    assert len(wpb) == 2 and 600 < wpb[0] <= 1200  # target tokens of both; the preset alone would put 2,048 in one
+    assert len(checkpoint.load(tmp_path / "verifier.pt")["model"]) > 10
 
 
 @pytest.mark.parametrize(
