@@ -10,7 +10,7 @@ Knows the engine and the model folder; fairseq only where its own generator is t
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
 
@@ -29,6 +29,8 @@ from specdec_plugins.model_folder import Pair, load_folder
 from specdec_plugins.settings import Settings
 from specdec_plugins.text import Bpe, Moses
 from specdec_plugins.text import remove_bpe as join_subwords
+
+USUAL_BLOCK_SIZE = 8  # of a drafter that no model folder speaks of
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,15 @@ class SourceTooLong(ValueError):
 
 
 class Translator:
-    """A loaded pair and its settings; ``stats`` sums over everything translated. Not for use by several threads at once."""
+    """A loaded pair and its settings; ``stats`` sums over everything translated. Not for use by several threads at once.
 
-    def __init__(self, pair: Pair, settings: Settings):
-        if pair.drafter is None and settings.strategy in ("specdec", "drafter"):
+    ``drafter`` is one of your own in place of the pair's.
+    """
+
+    def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
+        if drafter is not None:
+            pair = replace(pair, drafter=None, block_size=pair.block_size or USUAL_BLOCK_SIZE)
+        elif pair.drafter is None and settings.strategy in ("specdec", "drafter"):
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs")
         self.pair, self.settings = pair, settings
         self.stats = DecodeStats()
@@ -79,8 +86,8 @@ class Translator:
         device = usable_device(settings.device)
         wants_drafter = pair.drafter is not None and settings.strategy in ("specdec", "drafter")
         verifier = engine_model(pair.verifier, f"{pair.name}: verifier")
-        drafter = engine_model(pair.drafter, f"{pair.name}: drafter") if pair.drafter and wants_drafter else None
-        configs = [model[1] for model in (verifier, drafter) if model]
+        drafting = engine_model(pair.drafter, f"{pair.name}: drafter") if pair.drafter and wants_drafter else None
+        configs = [model[1] for model in (verifier, drafting) if model]
         self.max_source = min(config.max_source_positions for config in configs)
         self.max_target = verifier[1].max_target_positions - 1  # as in fairseq, which counts the closing eos
         if settings.strategy == "drafter":
@@ -93,19 +100,20 @@ class Translator:
                 pair.verifier, len(pair.source), len(pair.target), settings.beam, device, getattr(torch, settings.dtype)
             )
         else:
-            self._roles = self._assign(verifier, drafter, device)
+            self._roles = self._assign(verifier, drafting, device, drafter)
         self._codes = Bpe(pair.codes) if pair.codes else None
         self._moses: tuple[Moses, Moses] | None = None
 
     @classmethod
-    def from_pretrained(cls, folder: str, **settings) -> "Translator":
+    def from_pretrained(cls, folder: str, drafter: Drafter | None = None, **settings) -> "Translator":
         """Load a model folder; keywords are the fields of `Settings`. Raises ValueError with what is wrong."""
-        return cls(load_folder(folder), Settings(**settings))
+        return cls(load_folder(folder), Settings(**settings), drafter)
 
-    def _assign(self, verifier, drafter, device) -> tuple[Drafter, Verifier, Acceptance, Controller]:
-        """The loop's roles under the strategy."""
+    def _assign(self, verifier, drafter, device, own: Drafter | None) -> tuple[Drafter, Verifier, Acceptance, Controller]:
+        """The loop's roles under the strategy; the drafter is ``own``, if there is one."""
         how = self.settings
         drafting, verifying, rule = load_roles(verifier, drafter, device, how.dtype, how.threads, how.beta, how.tau)
+        drafting = own or drafting
         length: Controller = FixedLength(0)
         if how.strategy != "ar":
             length = Adaptive(self.pair.block_size) if self.block_size == "auto" else FixedLength(int(self.block_size))
