@@ -433,7 +433,7 @@ def test_compacted_moves_only_into_gaps():
 
 
 def make_prefix(lengths, limits):
-    prefix = Prefix(Symbols(), len(lengths))
+    prefix = Prefix(Symbols())
     prefix.admit([Request(index, [EOS], limit) for index, limit in enumerate(limits)])
     draft = Draft([list(range(4, 4 + length)) for length in lengths])
     prefix.commit(draft, accept_all(None, draft, prefix.bounds))
@@ -462,7 +462,7 @@ def test_what_is_offered():
 
 def test_what_the_models_see_is_what_was_committed():
     """The tensors follow the outputs: through admissions, moves, and growth beyond what was reserved."""
-    rng, prefix, outputs, index = random.Random(0), Prefix(Symbols(), 5), [], 0
+    rng, prefix, outputs, index = random.Random(0), Prefix(Symbols()), [], 0
     for _ in range(80):
         if len(prefix) < 5 and rng.random() < 0.5:
             prefix.admit([Request(index, [EOS], 500)])
@@ -473,7 +473,6 @@ def test_what_the_models_see_is_what_was_committed():
             prefix.commit(draft, accept_all(None, draft, prefix.bounds))
             outputs = [output + new for output, new in zip(outputs, draft.tokens)]
         assert prefix.lengths.tolist() == list(map(len, outputs))
-        assert prefix.last.tolist() == [[EOS, *output][-1] for output in outputs]
         for row, output in zip(prefix.tokens, outputs):
             assert row[: len(output) + 1].tolist() == [EOS, *output]
         if rng.random() < 0.2:

@@ -98,7 +98,7 @@ def fairseq_logits(model, source, target):
 def engine_logits(model, source, target):
     """(B, K+1, V) by the verifier, which gets the target as a draft."""
     rows = [[token for token in row if token != SYMBOLS.pad] for row in source.tolist()]
-    verifier, prefix = TransformerVerifier(model), Prefix(SYMBOLS, len(rows))
+    verifier, prefix = TransformerVerifier(model), Prefix(SYMBOLS)
     state = verifier.start(len(rows))
     verifier.admit(state, Source(rows, SYMBOLS))
     prefix.admit([Request(index, row, 50) for index, row in enumerate(rows)])
@@ -188,7 +188,7 @@ def test_drafters_logits_are_the_plugins(form, copy, shape):
 
 def standing(role, sources, targets, limit=60):
     """A role's state and a prefix in which each row has committed some tokens."""
-    state, prefix = role.start(len(sources)), Prefix(SYMBOLS, len(sources))
+    state, prefix = role.start(len(sources)), Prefix(SYMBOLS)
     role.admit(state, Source(sources, SYMBOLS))
     prefix.admit([Request(index, source, limit) for index, source in enumerate(sources)])
     commit(prefix, targets)
@@ -209,7 +209,7 @@ def test_cached_logits_are_uncached_logits(shape):
     verifier = TransformerVerifier(load((fairseq_model, args))[0])
     rng = random.Random(shape)
     capacity, admitted = 6, 0
-    state, prefix, committed = verifier.start(capacity), Prefix(SYMBOLS, capacity), []
+    state, prefix, committed = verifier.start(capacity), Prefix(SYMBOLS), []
     for turn in range(60):
         if len(prefix) < capacity and (not committed or rng.random() < 0.5):
             new = sentences(rng.randrange(1, capacity - len(prefix) + 1), seed=rng.random(), longest=1 + turn // 2)

@@ -62,6 +62,15 @@ inline float sum(Floats value) {
     return value[0];
 }
 
+inline float largest(Floats value) {
+    for (int step = W / 2; step; step /= 2) {
+        Ints other;
+        for (int lane = 0; lane < W; ++lane) other[lane] = lane ^ step;
+        value = larger(value, __builtin_shuffle(value, other));
+    }
+    return value[0];
+}
+
 inline Floats exponential(Floats x) {  // relative error below 2e-7; 0 for what is far below 0
     const float magic = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer
     Floats clipped = larger(x, all(-87.0f));
@@ -251,15 +260,12 @@ struct Input {
     void quantise(int row, int inputs) {
         const float* x = values.data() + size_t(row) * inputs;
         Floats most{};
-        int i = 0;
-        for (; i + W <= inputs; i += W) most = larger(most, larger(load(x + i), -load(x + i)));
-        float bound = 0;
-        for (int lane = 0; lane < W; ++lane) bound = std::max(bound, most[lane]);
-        for (; i < inputs; ++i) bound = std::max(bound, std::fabs(x[i]));
+        for (int i = 0; i < inputs; i += W) most = larger(most, larger(load(x + i), -load(x + i)));
+        const float bound = largest(most);
         scale[row] = bound / 127;
         const float factor = bound > 0 ? 127 / bound : 0;
         uint8_t* to = bytes.data() + size_t(row) * inputs;
-        for (i = 0; i < inputs; ++i) to[i] = uint8_t(int(x[i] * factor + 128.5f));
+        for (int i = 0; i < inputs; ++i) to[i] = uint8_t(int(x[i] * factor + 128.5f));
     }
 };
 
@@ -657,15 +663,15 @@ float largest(const float* values, int64_t count) {
     Floats most = all(-INFINITY);
     int64_t i = 0;
     for (; i + W <= count; i += W) most = larger(most, load(values + i));
-    float top = -INFINITY;
-    for (int lane = 0; lane < W; ++lane) top = std::max(top, most[lane]);
+    float top = largest(most);
     for (; i < count; ++i) top = std::max(top, values[i]);
     return top;
 }
 
+constexpr int64_t PART = 16 * W;  // values that are skipped together when none of them is large enough
+
 // The first of the largest of `count` values; 0 if there is none. Looks for it only in the first part that has it.
 int64_t best_of(const float* values, int64_t count) {
-    constexpr int64_t PART = 16 * W;
     int64_t part = 0;
     float top = -INFINITY;
     for (int64_t i = 0; i < count; i += PART) {
@@ -680,9 +686,9 @@ int64_t best_of(const float* values, int64_t count) {
 void best_few(const float* values, int64_t count, int64_t few, int64_t* to) {
     int64_t found = 0;
     float least = -INFINITY;  // of those found, once they are enough
-    for (int64_t start = 0; start < count; start += W) {
-        const int64_t end = std::min(start + W, count);
-        if (found == few && largest(values + start, end - start) <= least) continue;
+    for (int64_t start = 0; start < count; start += PART) {
+        const int64_t end = std::min(start + PART, count);
+        if (found == few && largest(values + start, end - start) <= least) continue;  // soon true of most parts
         for (int64_t i = start; i < end; ++i) {
             if (found == few && values[i] <= least) continue;
             int64_t place = found < few ? found++ : few - 1;

@@ -244,7 +244,7 @@ class NativeChoice:
         tokens, successor = (c_int64 * (rows * width))(), self.model.decoder.successor
         self.engine.library.specdec_choose(
             self.engine.pointer, address(logits), rows, width, vocabulary, prefix.symbols.pad, prefix.symbols.eos,
-            address(prefix.lengths), address(gates), 0 if gates is None else gates.size(-1),
+            (c_int64 * rows)(*map(len, prefix.outputs)), address(gates), 0 if gates is None else gates.size(-1),
             successor and address(successor.tokens), successor and address(successor.out), min(CANDIDATES, vocabulary), tokens,
         )  # fmt: skip
         return [tokens[start : start + width] for start in range(0, rows * width, width)]

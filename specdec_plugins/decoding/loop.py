@@ -58,7 +58,7 @@ def speculative_decode(
 ) -> Iterator[Hypothesis]:  # fmt: skip
     """Yield the outputs of ``requests`` as they finish, with up to ``rows`` sentences in flight; adds to ``stats``."""
     waiting, capacity, device = deque(requests), min(rows, len(requests)), torch.device(device)
-    prefix = Prefix(symbols, capacity, device)
+    prefix = Prefix(symbols, device)
     states = drafting, verifying = drafter.start(capacity), verifier.start(capacity)
     stats.lap(None, device)
     while waiting or len(prefix):

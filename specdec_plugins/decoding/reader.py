@@ -81,7 +81,7 @@ class Reader:
                 return attention(queries, memory.read(index), decoder.heads, memory.mask)
 
             x = layer(x, attend, cross_attend, kept)
-        return decoder.logits(x), decoder.successor and decoder.successor.gate(decoder.features(x))
+        return decoder.logits(x), decoder.successor.gate(decoder.features(x)) if decoder.successor else None
 
 
 def widest(tokens: Sequence[Sequence[int]], firsts: Sequence[int]) -> int:

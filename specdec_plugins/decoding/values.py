@@ -7,7 +7,6 @@ V vocabulary, T target positions that the buffers hold.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,11 +119,11 @@ class Verdict:
 class Prefix:
     """The committed tokens of the sentences in flight, one row each. Rows leave by `select` and join by `admit`.
 
-    ``outputs[b]`` is row b's y1 .. yn. For the models the same as tensors: ``tokens`` (B, T) starts with eos, as the
-    verifier's input does, and holds anything behind row b's n = ``lengths[b]`` tokens.
+    ``outputs[b]`` is row b's y1 .. yn. For a model that reads it all each time the same as tensors: ``tokens`` (B, T) starts with
+    eos, as the verifier's input does, and holds anything behind row b's n = ``lengths[b]`` tokens.
     """
 
-    def __init__(self, symbols: Symbols, rows: int, device: torch.device | str = "cpu"):
+    def __init__(self, symbols: Symbols, device: torch.device | str = "cpu"):
         self.symbols = symbols
         self.device = torch.device(device)
         self.requests: list[Request] = []
@@ -132,8 +131,6 @@ class Prefix:
         self.scores: list[list[float]] = []
         self.steps: list[list[Step]] = []
         self.cut: list[bool] = []
-        self._tokens = np.full((rows, 64), symbols.eos, dtype=np.int64)
-        self._lengths = np.zeros(rows, dtype=np.int64)
         self._placed: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -147,11 +144,6 @@ class Prefix:
     def lengths(self) -> Tensor:
         """(B,) int64"""
         return self._tensors()[1]
-
-    @property
-    def last(self) -> Tensor:
-        """(B,) the last committed token of each row; eos where there is none yet."""
-        return self.tokens.gather(1, self.lengths[:, None])[:, 0]
 
     @property
     def longest(self) -> int:
@@ -168,18 +160,17 @@ class Prefix:
         return Bounds(self.symbols, [not output for output in self.outputs], self.room)
 
     def _tensors(self) -> tuple[Tensor, Tensor]:
-        """On a CPU the arrays themselves; elsewhere a copy, renewed when they have changed."""
+        """Made when asked for, and again when something has changed."""
         if self._placed is None:
-            rows, longest = len(self), self.longest
-            arrays = self._tokens[:rows, : longest + 1], self._lengths[:rows]
-            tokens, lengths = (torch.from_numpy(array).to(self.device) for array in arrays)
-            self._placed = tokens, lengths
+            eos, longest = self.symbols.eos, self.longest
+            rows = [[eos, *output, *[eos] * (longest - len(output))] for output in self.outputs]
+            lengths = torch.tensor(list(map(len, self.outputs)), dtype=torch.int64, device=self.device)
+            self._placed = torch.tensor(rows, dtype=torch.int64, device=self.device), lengths
         return self._placed
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Append rows with nothing committed."""
         assert all(request.limit > 0 for request in requests), "an output has at least one token"
-        self._lengths[len(self) : len(self) + len(requests)] = 0
         self.requests.extend(requests)
         for histories in (self.outputs, self.scores, self.steps):
             histories.extend([] for _ in requests)
@@ -191,9 +182,6 @@ class Prefix:
         for name in ("requests", "outputs", "scores", "steps", "cut"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in order])
-        moved = [new for new, old in enumerate(order) if new != old]
-        for array in (self._tokens, self._lengths):
-            array[moved] = array[[order[new] for new in moved]]
         self._placed = None
 
     def clip(self, draft: Draft) -> Draft:
@@ -206,19 +194,14 @@ class Prefix:
     def commit(self, draft: Draft, verdict: Verdict) -> tuple[list[Step], list[bool]]:
         """Append each row's accepted tokens and correction, up to eos. Returns each row's step and whether it is finished."""
         steps, finished = [], []
-        self._reserve(self.longest + draft.width + 2)
         for row, (drafted, accepted) in enumerate(zip(draft.tokens, verdict.accepted)):
             new, output = drafted[:accepted], self.outputs[row]
             correction = None
             if verdict.corrections is not None and new[-1:] != [self.symbols.eos]:
                 correction = verdict.corrections[row]
                 new.append(correction)
-            start = len(output)
             output += new
             self.scores[row] += verdict.scores[row][: len(new)]
-            self._tokens[row, start + 1 : len(output) + 1] = new
-            self._lengths[row] = len(output)
-
             ended = output[-1:] == [self.symbols.eos]
             full = verdict.corrections is None and (len(output) >= self.requests[row].limit or not new)  # or no more positions
             self.cut[row] = (verdict.cut[row] and correction is not None) or (full and not ended)
@@ -233,11 +216,6 @@ class Prefix:
         output = self.outputs[row]
         tokens = output[:-1] if output[-1:] == [self.symbols.eos] else output
         return Hypothesis(self.requests[row].index, tokens, self.scores[row], self.steps[row], self.cut[row])
-
-    def _reserve(self, width: int) -> None:
-        if width > self._tokens.shape[1]:
-            more = max(width, 2 * self._tokens.shape[1]) - self._tokens.shape[1]
-            self._tokens = np.pad(self._tokens, ((0, 0), (0, more)), constant_values=self.symbols.eos)
 
 
 def compacted(finished: Sequence[bool]) -> list[int]:
