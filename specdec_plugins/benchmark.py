@@ -16,20 +16,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.values import Hypothesis
     from specdec_plugins.model_folder import Pair
+    from specdec_plugins.translator import Translator
 
 SYSTEMS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar", "specdec", "specdec-tolerant", "drafter")
 DTYPES = ("float32", "bfloat16", "int8")
+DRAFTERLESS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar")
 PILOT = 48  # sentences to warm up with, and to find the best number of threads
 
 
@@ -87,12 +90,15 @@ class System:
     strategy: str
     dtype: str
     block: str | None = None  # None: the model's, or of no use
+    beta: int = 1
+    tau: float | None = None  # nats; None: exact, or of no use
 
     @property
     def name(self) -> str:
         if self.strategy.startswith("fairseq"):
             return self.strategy
-        return f"{self.strategy} {self.dtype}" + (f" K={self.block}" if self.block else "")
+        tolerance = "" if self.tau is None else f" beta={self.beta} tau={self.tau:g}"
+        return f"{self.strategy} {self.dtype}" + (f" K={self.block}" if self.block else "") + tolerance
 
 
 @dataclass(frozen=True)
@@ -106,23 +112,25 @@ class Run:
     mean_accepted_length: float
     acceptance_by_position: list[float]
     lengths: dict[int, int]  # passes by draft length
+    accepted_lengths: dict[int, int]  # passes, counted once per row in the batch, by the tokens that they committed
 
 
 class Engine:
     """Our strategies, and fairseq's generator."""
 
-    def __init__(self, system: System, options: argparse.Namespace, pair: "Pair", threads: int):
+    def __init__(self, system: System, pair: "Pair", threads: int):
         from specdec_plugins.settings import Settings
         from specdec_plugins.translator import Translator
 
         settings: dict[str, Any] = {"strategy": system.strategy.split("-")[0], "dtype": system.dtype, "threads": threads}
         if system.strategy == "fairseq-beam5":
             settings["beam"] = 5
-        if system.strategy == "specdec-tolerant":
-            settings.update(beta=options.beta, tau=options.tau)
+        if system.tau is not None:
+            settings.update(beta=system.beta, tau=system.tau)
         if system.block:
             settings["block_size"] = system.block if system.block == "auto" else int(system.block)
         self.translator = Translator(pair, Settings(**settings))
+        self.weights = tensor_bytes(vars(self.translator).get("_roles"))  # before there are buffers
 
     def decode(self, sources: Sequence[list[int]], batch_size: int) -> Run:
         from specdec_plugins.translator import Encoded
@@ -143,7 +151,9 @@ class Engine:
         seconds = time.perf_counter() - began
         hypotheses.sort(key=lambda hypothesis: hypothesis.index)  # decoded one by one they are in order, each with index 0
         offered, passed = [0] * 64, [0] * 64
+        committed: Counter[int] = Counter()
         for step in (step for hypothesis in hypotheses for step in hypothesis.steps):
+            committed[step.accepted + (step.correction is not None)] += 1
             for position in range(min(64, len(step.drafted))):
                 offered[position] += 1
                 passed[position] += step.accepted > position
@@ -152,14 +162,39 @@ class Engine:
             {name: stats.seconds[name] - before[name] for name in before if name != "text"},
             (stats.committed - passes[0]) / max(1, stats.iterations - passes[1]),
             [passes / offers for passes, offers in zip(passed, offered) if offers],
-            dict(sorted((stats.lengths - lengths).items())),
+            dict(sorted((stats.lengths - lengths).items())), dict(sorted(committed.items())),
         )  # fmt: skip
+
+    def memory(self, sources: Sequence[list[int]], batch_size: int) -> dict[str, int]:
+        """Bytes of the weights, and of keys and values when the longest sources have been decoded together."""
+        if self.translator.settings.strategy == "fairseq":
+            return {}
+        from specdec_plugins.decoding.loop import speculative_decode
+        from specdec_plugins.decoding.values import DecodeStats, Request
+
+        states = []
+
+        def watched(role: Any) -> Any:
+            def start(rows: int) -> Any:
+                states.append(role.start(rows))
+                return states[-1]
+
+            methods = {name: getattr(role, name) for name in ("admit", "propose", "score") if hasattr(role, name)}
+            return SimpleNamespace(start=start, **methods)
+
+        longest = sorted(sources, key=len)[-batch_size:]
+        requests = [Request(index, source, self.translator.limit(len(source))) for index, source in enumerate(longest)]
+        drafter, verifier, rule, length = self.translator._roles
+        roles = watched(drafter), watched(verifier), rule, length
+        for _ in speculative_decode(*roles, requests, len(requests), DecodeStats()):
+            pass
+        return {"weights": self.weights, "caches": tensor_bytes(states)}
 
 
 class CTranslate2:
     """The same verifier, converted; greedy, with fairseq's limit on the length."""
 
-    def __init__(self, system: System, options: argparse.Namespace, pair: "Pair", threads: int):
+    def __init__(self, system: System, pair: "Pair", threads: int):
         import ctranslate2
 
         self.pair = pair
@@ -182,7 +217,11 @@ class CTranslate2:
         else:
             found = self.translator.translate_batch(tokens, max_batch_size=batch_size, **choices)
         seconds = time.perf_counter() - began
-        return Run(seconds, latencies, [each.hypotheses[0] for each in found], {}, 1.0, [], {})
+        return Run(seconds, latencies, [each.hypotheses[0] for each in found], {}, 1.0, [], {}, {})
+
+    def memory(self, sources: Sequence[list[int]], batch_size: int) -> dict[str, int]:
+        """It does not tell."""
+        return {}
 
 
 def convert(pair: "Pair", folder: Path) -> None:
@@ -207,8 +246,40 @@ def convert(pair: "Pair", folder: Path) -> None:
     FairseqConverter(str(folder / "model.pt"), str(folder)).convert(str(folder / "converted"))
 
 
-def serve(connection: Connection, system: System, options: argparse.Namespace, sources: list[list[int]]) -> None:
-    """A worker: answers (threads, batch size, number of sentences) with a `Run` or an error, until there is None."""
+def tensor_bytes(*things: Any) -> int:
+    """Bytes of all the tensors, and weights on the kernels, that some objects hold, each counted once."""
+    import torch
+
+    total, seen, waiting = 0, set(), list(things)
+    while waiting:
+        thing = waiting.pop()
+        storage = thing.untyped_storage() if isinstance(thing, torch.Tensor) else None
+        key = storage.data_ptr() if storage else id(thing)
+        if key in seen or isinstance(thing, type):
+            continue
+        seen.add(key)
+        if storage:
+            total += storage.nbytes()
+        elif isinstance(thing, list | tuple):
+            waiting += thing
+        elif isinstance(thing, dict):
+            waiting += thing.values()
+        elif hasattr(thing, "__dict__"):
+            waiting.append(vars(thing))
+            total += getattr(thing, "weight_bytes", 0)  # of a product on the kernels
+    return total
+
+
+def peak_memory() -> int:
+    """The most bytes that this process had in memory. On Linux ru_maxrss is at least what its parent had, so it comes last."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+
+
+def serve(connection: Connection, system: System, model: str, sources: list[list[int]]) -> None:
+    """A worker: answers (decode or memory, threads, batch size, number of sentences), or sends an error, until there is None."""
     import logging
 
     import torch
@@ -217,16 +288,16 @@ def serve(connection: Connection, system: System, options: argparse.Namespace, s
 
     logging.disable(logging.WARNING)  # fairseq tells of packages that nobody asked for
     try:
-        pair = load_folder(options.model)
+        pair = load_folder(model)
         built: dict[int, Engine | CTranslate2] = {}
         while (order := connection.recv()) is not None:
-            threads, batch_size, count = order
+            task, threads, batch_size, count = order
             if threads not in built:
                 built.clear()
                 torch.set_num_threads(threads)
-                built[threads] = (CTranslate2 if system.strategy == "ctranslate2" else Engine)(system, options, pair, threads)
-            connection.send(built[threads].decode(sources[:count], batch_size))
-        connection.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+                built[threads] = (CTranslate2 if system.strategy == "ctranslate2" else Engine)(system, pair, threads)
+            connection.send(getattr(built[threads], task)(sources[:count], batch_size))
+        connection.send(peak_memory())
     except (EOFError, BrokenPipeError, KeyboardInterrupt):  # nobody asks any more
         pass
     except (ValueError, ImportError, RuntimeError) as error:
@@ -234,20 +305,25 @@ def serve(connection: Connection, system: System, options: argparse.Namespace, s
 
 
 class Worker:
-    def __init__(self, system: System, options: argparse.Namespace, sources: list[list[int]]):
+    def __init__(self, system: System, model: str, sources: list[list[int]]):
         context = get_context("spawn")
         self.system = system
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, system, options, sources), daemon=True)
+        self.process = context.Process(target=serve, args=(theirs, system, model, sources), daemon=True)
         self.process.start()
         theirs.close()
 
     def decode(self, threads: int, batch_size: int, count: int) -> Run:
-        return self._ask((threads, batch_size, count))
+        return self._ask(("decode", threads, batch_size, count))
+
+    def memory(self, threads: int, batch_size: int, count: int) -> dict[str, int]:
+        return self._ask(("memory", threads, batch_size, count))
 
     def end(self) -> int:
         """Stop it. Returns its peak memory in bytes."""
-        return self._ask(None)
+        peak = self._ask(None)
+        self.process.join()
+        return peak
 
     def _ask(self, order):
         try:
@@ -267,75 +343,130 @@ def run(options: argparse.Namespace) -> None:
     """Measure, and print the tables and the JSON line."""
     from specdec_plugins.model_folder import load_folder
     from specdec_plugins.settings import Settings
-    from specdec_plugins.text import read_lines
     from specdec_plugins.translator import Translator
 
-    lines = list(read_lines(Path(options.input)))[: options.sentences]
-    references = list(read_lines(Path(options.reference)))[: len(lines)] if options.reference else None
     pair = load_folder(options.model)
     if pair.drafter is None:
-        options.systems = [name for name in options.systems if name in ("fairseq", "fairseq-beam5", "ctranslate2", "ar")]
+        options.systems = [name for name in options.systems if name in DRAFTERLESS]
     reader = Translator(pair, Settings(strategy="ar", threads=1))
-    sources = [reader._encode(index, line, False, "error").tokens for index, line in enumerate(lines)]
-    kept = [index for index, source in enumerate(sources) if len(source) > 1]
-    if not kept:
-        raise ValueError(f"{options.input}: nothing to translate")
-    sources = [sources[index] for index in kept]
+    text = read(reader, options.input, options.reference, options.sentences)
     systems = [
-        System(name, dtype, block)
+        System(name, dtype, block, *((options.beta, options.tau) if name == "specdec-tolerant" else ()))
         for name in options.systems
         for dtype in (options.dtypes if not name.startswith("fairseq") else ["float32"])
         for block in (options.block_sizes if name == "specdec" else [None])
     ]
-    cores = len(os.sched_getaffinity(0))
-    choices = options.threads or sorted({*(1 << n for n in range(cores.bit_length()) if 1 << n <= cores), cores})
-
-    say(f"loading {len(systems)} systems, and finding the best number of threads for each")
-    workers: dict[System, Worker] = {}
-    threads: dict[tuple[System, int], int] = {}
-    for system in systems:
-        worker = Worker(system, options, sources)
-        try:
-            pairs = itertools.product(choices, options.batch_sizes)
-            trials = {(number, batch_size): best_of_three(worker, number, batch_size) for number, batch_size in pairs}
-        except ValueError as error:
-            say("")
-            print(f"specdec-benchmark: left out: {error}", file=sys.stderr)
-            continue
-        workers[system] = worker
-        for batch_size in options.batch_sizes:
-            threads[system, batch_size] = min((trials[number, batch_size], number) for number in choices)[1]
-    if not workers:
-        raise ValueError("no system is left")
-
-    runs: dict[tuple[System, int], list[Run]] = {key: [] for key in threads}
-    for batch_size in options.batch_sizes:
-        for number in range(options.rounds):
-            say(f"batch size {batch_size}, round {number + 1} of {options.rounds}")
-            for system, worker in workers.items():
-                worker.decode(threads[system, batch_size], batch_size, PILOT)  # warm
-                runs[system, batch_size].append(worker.decode(threads[system, batch_size], batch_size, len(sources)))
-    memory = {system: worker.end() for system, worker in workers.items()}
+    plan = Plan(options.model, systems, options.batch_sizes, options.threads or thread_choices(), options.rounds)
+    measured, _ = measure(plan, text.sources, lambda what, share: say(what))
     say("")
 
-    baseline = runs.get((System("ar", "float32"), options.batch_sizes[0])) or next(iter(runs.values()))
+    baseline = next((each for each in measured if each.system == System("ar", "float32")), measured[0])
     rows = []
-    for batch_size, system in itertools.product(options.batch_sizes, workers):
-        found = runs[system, batch_size]
-        row = summarise(system, batch_size, found, baseline[0].outputs)
-        row.update(threads=threads[system, batch_size], peak_memory_mib=round(memory[system] / 2**20))
-        if references:
-            chosen = [references[index] for index in kept]
-            row["bleu"], signature = bleu([reader.text(tokens) for tokens in found[0].outputs], chosen)
+    for each in measured:
+        row = summarise(each, baseline.runs[0].outputs)
+        if text.references:
+            row["bleu"], signature = bleu([reader.text(tokens) for tokens in each.runs[0].outputs], text.references)
         rows.append(row)
     print(table(rows, options.batch_sizes))
-    signed = machine(options, pair, len(sources))
+    signed = {**machine(pair), "model": options.model, "input": options.input, "sentences": len(text.sources)}
     result = {"benchmark": "specdec-benchmark", "rows": rows, "rounds": options.rounds, "signature": signed}
-    if references:
+    if text.references:
         result["bleu_signature"] = signature
     if options.plot:
         plot(rows, options.plot)
     print(json.dumps(result))
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is translated, in tokens with eos; lines with nothing in them are left out."""
+
+    sources: list[list[int]]
+    references: list[str] | None
+
+
+def read(reader: "Translator", source: str, reference: str | None, count: int | None) -> Text:
+    """The first ``count`` lines. Raises ValueError if there is not a reference for each."""
+    from specdec_plugins.text import read_lines
+
+    lines = list(read_lines(Path(source)))[:count]
+    references = list(read_lines(Path(reference)))[:count] if reference else None
+    if references is not None and len(references) != len(lines):
+        raise ValueError(f"{source} has {len(lines):,} lines and {reference} has {len(references):,}")
+    sources = [reader._encode(index, line, False, "error").tokens for index, line in enumerate(lines)]
+    kept = [index for index, tokens in enumerate(sources) if len(tokens) > 1]
+    if not kept:
+        raise ValueError(f"{source}: nothing to translate")
+    return Text([sources[index] for index in kept], [references[index] for index in kept] if references else None)
+
+
+def thread_choices() -> list[int]:
+    cores = len(os.sched_getaffinity(0))
+    return sorted({*(1 << n for n in range(cores.bit_length()) if 1 << n <= cores), cores})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured in one interleaved run."""
+
+    model: str
+    systems: Sequence[System]
+    batch_sizes: Sequence[int]
+    threads: Sequence[int]  # to choose from
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one system did at one batch size."""
+
+    system: System
+    batch_size: int
+    threads: int
+    runs: list[Run]
+    memory: dict[str, int]  # bytes: weights and caches of our own strategies, and the process's peak
+
+
+def measure(plan: Plan, sources: list[list[int]], progress: Callable[[str, float], None]) -> tuple[list[Measured], list[str]]:
+    """Run the systems by turns, by batch size. Returns also why some were left out; raises ValueError if none is left.
+
+    ``progress`` is told what is being done, and what share of everything is.
+    """
+    steps = itertools.count()
+    total = len(plan.systems) * (1 + len(plan.batch_sizes) * plan.rounds)
+    workers: dict[System, Worker] = {}
+    threads: dict[tuple[System, int], int] = {}
+    left_out = []
+    for system in plan.systems:
+        progress(f"loading {system.name}, and finding its best number of threads", next(steps) / total)
+        worker = Worker(system, plan.model, sources)
+        try:
+            pairs = itertools.product(plan.threads, plan.batch_sizes)
+            trials = {(number, batch_size): best_of_three(worker, number, batch_size) for number, batch_size in pairs}
+        except ValueError as error:
+            say("")
+            print(f"left out: {error}", file=sys.stderr)
+            left_out.append(str(error))
+            continue
+        workers[system] = worker
+        for batch_size in plan.batch_sizes:
+            threads[system, batch_size] = min((trials[number, batch_size], number) for number in plan.threads)[1]
+    if not workers:
+        raise ValueError("no system is left")
+
+    runs: dict[tuple[System, int], list[Run]] = {key: [] for key in threads}
+    for batch_size in plan.batch_sizes:
+        for number in range(plan.rounds):
+            for system, worker in workers.items():
+                progress(f"batch size {batch_size}, round {number + 1} of {plan.rounds}: {system.name}", next(steps) / total)
+                worker.decode(threads[system, batch_size], batch_size, PILOT)  # warm
+                runs[system, batch_size].append(worker.decode(threads[system, batch_size], batch_size, len(sources)))
+    memory = {key: workers[key[0]].memory(threads[key], key[1], len(sources)) for key in runs}
+    peaks = {system: worker.end() for system, worker in workers.items()}
+    return [
+        Measured(system, size, threads[system, size], runs[system, size], {**memory[system, size], "peak": peaks[system]})
+        for size, system in itertools.product(plan.batch_sizes, workers)
+    ], left_out
 
 
 def best_of_three(worker: Worker, threads: int, batch_size: int) -> float:
@@ -351,21 +482,25 @@ def say(what: str) -> None:
         print(what, file=sys.stderr, flush=True)
 
 
-def summarise(system: System, batch_size: int, found: list[Run], expected: list[list[str]]) -> dict[str, Any]:
+def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:
     """One line of the table: medians over the rounds."""
+    system, batch_size, found = measured.system, measured.batch_size, measured.runs
     seconds = statistics.median(run.seconds for run in found)
     first = found[0]
     tokens = sum(len(output) + 1 for output in first.outputs)  # with eos, as each system must say it
     spent = sum(first.shares.values()) or 1.0
     row: dict[str, Any] = {
         "system": system.name, "strategy": system.strategy, "dtype": system.dtype, "block_size": system.block,
-        "batch_size": batch_size, "lengths": first.lengths,
+        "beta": system.beta, "tau": system.tau, "batch_size": batch_size, "threads": measured.threads,
+        "lengths": first.lengths, "accepted_lengths": first.accepted_lengths,
         "tokens_per_second": round(tokens / seconds), "sentences_per_second": round(len(first.outputs) / seconds, 1),
         "seconds": [round(run.seconds, 4) for run in found], "tokens": tokens,
         "mean_accepted_length": round(first.mean_accepted_length, 3),
         "acceptance_by_position": [round(rate, 3) for rate in first.acceptance_by_position],
         "time_shares": {name: round(value / spent, 3) for name, value in first.shares.items()},
         "identical": sum(ours == theirs for ours, theirs in zip(first.outputs, expected)), "of": len(expected),
+        "peak_memory_mib": round(measured.memory["peak"] / 2**20),
+        **{f"{name}_mib": round(measured.memory[name] / 2**20, 2) for name in ("weights", "caches") if name in measured.memory},
     }  # fmt: skip
     if batch_size == 1:
         ordered = sorted(statistics.median(times) for times in zip(*(run.latencies for run in found)))
@@ -384,10 +519,11 @@ def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
 def table(rows: list[dict[str, Any]], batch_sizes: Sequence[int]) -> str:
     """For people: a block a batch size, the fastest first."""
     lines = []
+    width = max(25, *(len(row["system"]) for row in rows))
     for batch_size in batch_sizes:
         titles = ["tokens/s", "spread", "threads", "tokens/pass", "identical", *["BLEU"] * ("bleu" in rows[0]), "peak MiB"]
         titles += ["p50", "p95", "p99 ms"] * (batch_size == 1)
-        lines.append(f"batch size {batch_size:<14}" + "".join(f"{title:>12}" for title in titles))
+        lines.append(f"batch size {batch_size:<{width - 11}}" + "".join(f"{title:>12}" for title in titles))
         chosen = [row for row in rows if row["batch_size"] == batch_size]
         for row in sorted(chosen, key=lambda row: -row["tokens_per_second"]):
             spread = (max(row["seconds"]) - min(row["seconds"])) / statistics.median(row["seconds"])
@@ -397,7 +533,7 @@ def table(rows: list[dict[str, Any]], batch_sizes: Sequence[int]) -> str:
                 f"{row['peak_memory_mib']:,}",
             ]  # fmt: skip
             values += [f"{row[f'latency_p{percent}_ms']:.2f}" for percent in (50, 95, 99) if batch_size == 1]
-            lines.append(f"{row['system']:25}" + "".join(f"{value:>12}" for value in values))
+            lines.append(f"{row['system']:{width}}" + "".join(f"{value:>12}" for value in values))
         lines.append("")
     return "\n".join(lines)
 
@@ -410,7 +546,7 @@ def cpu_name() -> str:
         return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def machine(options: argparse.Namespace, pair: "Pair", sentences: int) -> dict[str, Any]:
+def machine(pair: "Pair") -> dict[str, Any]:
     """What the figures depend on."""
     versions = {}
     for package in ("torch", "fairseq-fixed", "fairseq", "ctranslate2"):
@@ -421,8 +557,7 @@ def machine(options: argparse.Namespace, pair: "Pair", sentences: int) -> dict[s
     return {
         "date": time.strftime("%Y-%m-%d"), "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
-        **versions, "model": options.model, "input": options.input, "sentences": sentences,
-        "block_size": pair.block_size, "beta": options.beta, "tau": options.tau,
+        **versions, "block_size": pair.block_size,
     }  # fmt: skip
 
 

@@ -37,6 +37,10 @@ def test_what_it_counts(text):
     for (name, batch_size), row in rows.items():
         assert row["of"] == 3 and row["tokens_per_second"] > 0 and row["peak_memory_mib"] > 50
         assert ("latency_p99_ms" in row) == (batch_size == 1)
+        assert row["peak_memory_mib"] > row["weights_mib"] + row["caches_mib"] and row["caches_mib"] > 0
+        counts = {int(length): passes for length, passes in row["accepted_lengths"].items()}
+        assert sum(length * passes for length, passes in counts.items()) == row["tokens"]
+        assert row["mean_accepted_length"] == round(row["tokens"] / sum(counts.values()), 3)
         if "float32" in name:
             assert row["identical"] == 3 and row["bleu"] == 100.0
             assert row["tokens"] == sum(len(translation.token_scores) for translation in found)
@@ -44,6 +48,11 @@ def test_what_it_counts(text):
             assert sum(row["lengths"].values()) > 0 and set(row["lengths"]) == {"4"}
         else:
             assert row["mean_accepted_length"] == 1.0 and row["acceptance_by_position"] == []
+    ours, theirs = (rows[f"ar {dtype}", 1] for dtype in ("int8", "float32"))
+    sizes = {tensor.data_ptr(): tensor.numel() for tensor in exact.pair.verifier["model"].values()}
+    numbers = sum(sizes.values())  # embeddings stay in float32, and the output projection has its own copy
+    assert numbers < ours["weights_mib"] * 2**20 < 3 * numbers and 4 * numbers < theirs["weights_mib"] * 2**20 < 6 * numbers
+    assert rows["ar float32", 3]["caches_mib"] == pytest.approx(3 * theirs["caches_mib"], abs=0.02)
     row = rows["specdec float32 K=4", 1]
     assert row["mean_accepted_length"] == round(exact.stats.mean_accepted_length, 3)
     steps = [step for translation in found for step in translation.steps if step.drafted]
@@ -79,3 +88,9 @@ def test_systems_that_cannot_run_are_left_out(text, capsys, monkeypatch):
     assert benchmark.main(["--model", PAIR, "--input", str(text), "--systems", "ar", "--dtypes", "int8"]) == 1
     error = capsys.readouterr().err
     assert "left out: ar int8: no such data type here" in error and error.endswith("error: no system is left\n")
+
+
+def test_peak_memory_is_not_the_parent_s():
+    code = "from specdec_plugins.benchmark import peak_memory; print(peak_memory())"
+    parent = f"import subprocess, sys; held = b'x' * 2**29; subprocess.run([sys.executable, '-c', {code!r}])"
+    assert 2**22 < int(run_python("-c", parent).stdout) < 2**28

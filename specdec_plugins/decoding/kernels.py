@@ -105,6 +105,8 @@ class NativeLinear(Handle):
         self.engine, self.outputs = engine, weight.size(0)
         self.sources = floats(weight), None if bias is None else floats(bias)
         super().__init__("linear", *map(address, self.sources), *weight.shape, DTYPES[dtype])
+        size = {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
+        self.weight_bytes = -(-weight.size(0) // TILE) * TILE * (weight.size(1) * size + 12)  # 12: bias, scale and offset
         del self.sources  # the library has its own copy
 
     def __call__(self, x: Tensor) -> Tensor:
