@@ -56,6 +56,7 @@ setup(
             "specdec-benchmark = specdec_plugins.benchmark:main",
             "specdec-pack = specdec_plugins.pack:main",
             "specdec-prepare = specdec_plugins.prepare:main",
+            "specdec-report = specdec_plugins.report:main",
             "specdec-score = specdec_plugins.score:main",
             "specdec-translate = specdec_plugins.translate:main",
         ]

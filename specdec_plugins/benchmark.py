@@ -61,15 +61,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
-        for name in ("sentences", "rounds"):
-            if getattr(options, name) is not None and getattr(options, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} is less than 1")
-        for block in options.block_sizes:
-            if block != "auto" and not (block.isdecimal() and int(block)):
-                raise ValueError(f"--block-sizes: '{block}' is neither a number over 0 nor auto")
-        for name in ("batch_sizes", "threads"):
-            if min(getattr(options, name) or [1]) < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: {min(getattr(options, name))} is less than 1")
+        check(options)
         run(options)
     except (ValueError, OSError, ImportError) as error:
         print(f"specdec-benchmark: error: {error}", file=sys.stderr)
@@ -78,6 +70,19 @@ def main(argv: list[str] | None = None) -> int:
         print("\nspecdec-benchmark: stopped", file=sys.stderr)
         return 130
     return 0
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise ValueError for a number that cannot be."""
+    for name in ("sentences", "rounds"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} is less than 1")
+    for block in options.block_sizes or []:
+        if block != "auto" and not (block.isdecimal() and int(block)):
+            raise ValueError(f"--block-sizes: '{block}' is neither a number over 0 nor auto")
+    for name in ("batch_sizes", "threads"):
+        if min(getattr(options, name) or [1]) < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: {min(getattr(options, name))} is less than 1")
 
 
 # ---- the systems, each in its process

@@ -33,7 +33,10 @@ def test_no_fairseq_outside_its_side(module):
 @pytest.mark.parametrize(
     "command",
     [
-        *(["-m", f"specdec_plugins.{name}"] for name in ("prepare", "average", "translate", "pack", "score")),
+        *(
+            ["-m", f"specdec_plugins.{name}"]
+            for name in ("prepare", "average", "translate", "pack", "score", "benchmark", "report")
+        ),
         ["encoder_initial.py"],
     ],
 )
@@ -41,4 +44,4 @@ def test_help_imports_nothing_heavy(command):
     loaded = run_python("-X", "importtime", *command, "--help")
     assert "usage:" in loaded.stdout
     modules = {line.rpartition("|")[2].strip() for line in loaded.stderr.splitlines()}
-    assert not modules & {"fairseq", "torch", "sacrebleu", "sacremoses"}
+    assert not modules & {"fairseq", "torch", "matplotlib", "ctranslate2", "sacrebleu", "sacremoses"}

@@ -1,0 +1,13 @@
+"""Make the marked tables of Markdown files again from their JSON: benchmarks/tables.py README.md benchmarks/README.md"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from specdec_plugins.report import filled  # noqa: E402
+
+for name in sys.argv[1:]:
+    path = Path(name)
+    path.write_text(filled(path.read_text(encoding="utf-8"), path.parent), encoding="utf-8")
