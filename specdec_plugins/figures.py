@@ -5,6 +5,7 @@ colour alone.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ Row = dict[str, Any]
 WIDTH = 6  # inches
 MARKERS = {"fairseq": "s", "fairseq-beam5": "D", "ctranslate2": "^", "ar": "o", "specdec": "P", "specdec-tolerant": "v",
            "drafter": "X"}  # fmt: skip
-FILLS = {"float32": "full", "bfloat16": "left", "int8": "none"}
+FILLS: dict[str, Any] = {"float32": "full", "bfloat16": "left", "int8": "none"}
 STYLES = [("#1f4e9c", "-", "o", ""), ("#c4500a", "--", "s", "///"), ("#3a7d2c", ":", "^", "..."), ("#6b2d8c", "-.", "D", "xxx")]
 DEPTH = 5  # BLEU below the best that the frontier's figure still shows
 
@@ -24,7 +25,7 @@ def draw(rows: Sequence[Row], folder: Path, name: str) -> list[tuple[str, str]]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.6,
+    style: dict[Any, Any] = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.6,
              "legend.frameon": False, "legend.handlelength": 3}  # fmt: skip
     sizes = sorted({row["batch_size"] for row in rows})
     at = {size: [row for row in rows if row["batch_size"] == size] for size in sizes}
@@ -37,7 +38,7 @@ def draw(rows: Sequence[Row], folder: Path, name: str) -> list[tuple[str, str]]:
     one = f"{first}, {where}"
     plans: list[tuple[bool, str, str, Callable[[], Any]]] = [
         (True, f"frontier.batch{size}", f"Speed against BLEU, batch size {size}. Numbered: what nothing beats in both."
-         + beyond(at[size]), lambda size=size: frontier(at[size])) for size in dict.fromkeys((sizes[0], sizes[-1]))
+         + beyond(at[size]), partial(frontier, at[size])) for size in dict.fromkeys((sizes[0], sizes[-1]))
     ]  # fmt: skip
     plans += [
         (speculative, "speedup", "Speed against `ar` of the same data type in the same run.", lambda: speedup(rows, sizes)),
@@ -117,10 +118,10 @@ def frontier(rows: Sequence[Row]) -> Any:
     axes.grid(alpha=0.25)
     axes.set(xlabel="tokens a second", ylabel="BLEU")
     strategies, dtypes = {row["strategy"] for row in shown}, {row["dtype"] for row in shown}
-    look = {"linestyle": "", "color": "black", "markersize": 8}
+    look: dict[str, Any] = {"linestyle": "", "color": "black", "markersize": 8}
     handles = [Line2D([], [], marker=MARKERS[name], label=name, **look) for name in MARKERS if name in strategies]
     for name in FILLS:
-        if name in dtypes:
+        if name in dtypes and len(dtypes) > 1:
             handles.append(Line2D([], [], marker="o", fillstyle=FILLS[name], markerfacecoloralt="white", label=name, **look))
     numbered = [f"{number}  {short(row)}, {row['dtype']}" for number, row in enumerate(line, 1)]
     handles += [Line2D([], [], linestyle="", label=" ")] * (len(numbered) - len(handles))  # a column each

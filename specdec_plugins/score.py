@@ -298,7 +298,7 @@ def difference(metric: Any, ours: Sequence[str], theirs: Sequence[str], referenc
         stats = np.array(metric._extract_corpus_statistics(lines, [reference]), dtype="float32")
         whole.append(metric._compute_score_from_stats(stats.sum(0)).score)
         sampled.append([metric._compute_score_from_stats(stats[pick].sum(0)).score for pick in picks])
-    found = np.sort(np.subtract(*sampled))
+    found = np.sort(np.array(sampled[0]) - np.array(sampled[1]))
     low, high = found[count // 40], found[-count // 40 - 1]
     return {"difference": whole[0] - whole[1], "mean": float(found.mean()), "low": float(low), "high": float(high)}
 
