@@ -33,6 +33,7 @@ def draw(rows: Sequence[Row], folder: Path, name: str) -> list[tuple[str, str]]:
     grid = [row for row in small if row["strategy"] == "specdec-tolerant"]
     ours = [row for row in rows if row["strategy"] in ("ar", "specdec") and row["dtype"] == first]
     drafts = [row for row in chosen(small) if row["dtype"] == first]
+    drafts = [row for row in drafts if row["block_size"] != "auto"] or drafts  # auto may draft a few times only, as a trial
     speculative = len(sizes) > 1 and bool(chosen(rows))
     where = f"batch size {sizes[0]}"
     one = f"{first}, {where}"

@@ -324,7 +324,7 @@ ABOUT = {
     "speedup": "In the same run.",
     "quality": "At the smallest batch size. The interval is that of sacreBLEU's paired bootstrap, 1,000 samples, seed 12345.",
     "acceptance": "At the smallest batch size. Tokens a pass: the verifier's own included, so 1.00 is plain decoding. A "
-    "position's share is of the drafts that were so long.",
+    "position's share is of the drafts that were so long; without a fixed length these can be a few trials.",
     "memory": "Model states: weights as they are held, and keys and values while the longest sources are decoded. In all: the "
     "most that the process held, interpreter, libraries and loading included.",
 }
