@@ -1,7 +1,8 @@
-"""Check decoding on a real pair and a real test set: what stays identical, and what tolerance costs. specdec-benchmark has times.
+"""Check decoding on a real pair and a real test set: what stays identical, what tolerance costs, what is accepted.
 
     benchmarks/decoding.py identity  --model DIR --source FILE
     benchmarks/decoding.py tolerance --model DIR --source FILE --reference FILE
+    benchmarks/decoding.py acceptance --model DIR --source FILE
 
 Prints a table for people and, as the last line, one line of JSON with the machine's signature.
 """
@@ -11,6 +12,9 @@ import json
 import os
 import platform
 import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +34,7 @@ BETAS, TAUS = (2, 3, 5), (0.5, 1.0, 2.0, 3.0)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("identity", "tolerance"))
+    parser.add_argument("what", choices=("identity", "tolerance", "acceptance"))
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--source", required=True, type=Path, metavar="FILE")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="for tolerance")
@@ -40,7 +44,7 @@ def main() -> int:
     parser.add_argument("--block-size", type=int, metavar="K", help="(default: the model's)")
     options = parser.parse_args()
     lines = list(read_lines(options.source))[: options.sentences]
-    result = {"identity": identity, "tolerance": tolerance}[options.what](options, lines)
+    result = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance}[options.what](options, lines)
     print(json.dumps({"benchmark": f"decoding {options.what}", **result, "signature": signature(options, lines)}))
     return 0
 
@@ -53,8 +57,12 @@ def signature(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def build(options: argparse.Namespace, **settings) -> Translator:
+def build(options: argparse.Namespace, successor: bool = True, **settings) -> Translator:
+    """A translator of the model; without ``successor``, its drafter chooses each token of a block by itself."""
     pair = load_folder(options.model)
+    if not successor and pair.drafter:
+        kept = {name: tensor for name, tensor in pair.drafter["model"].items() if ".successor." not in name}
+        pair = replace(pair, drafter={**pair.drafter, "model": kept})
     if settings["strategy"] == "specdec":
         settings["block_size"] = options.block_size or pair.block_size
     dtype = "float32" if settings["strategy"] == "fairseq" else options.dtype
@@ -118,6 +126,35 @@ def tolerance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
         )
     print(f"BLEU: {metric.get_signature()}")
     return {"rows": rows, "bleu_signature": str(metric.get_signature())}
+
+
+def acceptance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
+    """What is accepted, by block size, position in the block and length of the source, with and without successor network."""
+    rows = []
+    print("    K  successor  tokens/pass  accepted by position, if all before it were")
+    for block_size, successor in product((4, 6, 8, 12), (True, False)):
+        options.block_size = block_size
+        found = build(options, successor, strategy="specdec").translate(lines)
+        reached, passed = Counter[int](), Counter[int]()
+        for step in (step for translation in found for step in translation.steps):
+            for place in range(min(len(step.drafted), step.accepted + 1)):
+                reached[place] += 1
+                passed[place] += step.accepted > place
+        shares = [round(passed[place] / reached[place], 3) for place in sorted(reached)]
+        by_length = {}
+        for low, high in ((1, 9), (10, 14), (15, 19), (20, 999)):
+            group = [each for each in found if low <= len(each.source_tokens) <= high]
+            by_length[f"{low}-{high}"] = round(tokens_a_pass(group), 3) if group else None
+        rows.append(
+            {"block_size": block_size, "successor": successor, "mean_accepted_length": round(tokens_a_pass(found), 3),
+             "by_position": shares, "by_source_length": by_length}
+        )  # fmt: skip
+        print(f"{block_size:5}  {'yes' if successor else 'no':9} {tokens_a_pass(found):12.2f}  {shares}  {by_length}", flush=True)
+    return {"rows": rows}
+
+
+def tokens_a_pass(found: list[Translation]) -> float:
+    return sum(len(each.token_scores) for each in found) / sum(len(each.steps) for each in found)
 
 
 if __name__ == "__main__":

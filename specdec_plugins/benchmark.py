@@ -585,6 +585,9 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
     axes.set(xscale="log", yscale="log", xlabel="batch size (sentences)", ylabel="tokens a second")
     sizes = sorted({row["batch_size"] for row in rows})
     axes.set_xticks(sizes, [str(size) for size in sizes])
+    low, high = axes.get_ylim()
+    ticks = [step * 10**power for power in range(7) for step in (1, 2, 5) if low <= step * 10**power <= high]
+    axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

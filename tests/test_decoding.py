@@ -251,6 +251,12 @@ DRAFTERS = {
     "source copy": {"src_embedding_copy": True},
     "causal": {"arch": "block_causal"},
     "successor": {"arch": "block_causal", "successor_width": 7},
+    "untied successor": {
+        "arch": "block_causal",
+        "successor_width": 7,
+        "share_all_embeddings": False,
+        "share_decoder_input_output_embed": False,
+    },
 }
 
 

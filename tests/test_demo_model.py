@@ -17,7 +17,7 @@ CORPUS = ROOT.parent / "shared" / "corpora" / "multi30k" / "test2016.en"
 @pytest.fixture(scope="module")
 def translators():
     pair = load_folder(FOLDER)
-    blocks = {"fairseq": None, "ar": None, "specdec": 6}
+    blocks = {"fairseq": None, "ar": None, "specdec": 8}
     return {strategy: Translator(pair, Settings(strategy=strategy, block_size=block)) for strategy, block in blocks.items()}
 
 
@@ -30,7 +30,7 @@ def test_real_models_agree(translators):
         for batch_size in (1, 16):
             found = translators[strategy].translate(lines, batch_size=batch_size)
             assert [result.tokens for result in found] == expected
-    assert translators["specdec"].stats.mean_accepted_length > 2  # the drafter is of use
+    assert translators["specdec"].stats.mean_accepted_length > 3.3  # the drafter is of use
 
 
 def test_demo_shows_translations_and_compares(capsys):
@@ -40,11 +40,3 @@ def test_demo_shows_translations_and_compares(capsys):
     assert all(f"source    {line}" in out for line in lines)
     assert out.count("exact     the same") == len(lines)
     assert re.search(rf"specdec, exact .*{len(lines)} of {len(lines)} as ar", out)
-
-
-def test_the_readmes_example(monkeypatch, capsys):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code, expected = re.search(r"```python\n(.*?)```\s+```text\n(.*?)```", readme, re.DOTALL).groups()
-    monkeypatch.chdir(ROOT)
-    exec(code, {})
-    assert capsys.readouterr().out == expected
