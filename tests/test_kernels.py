@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -176,6 +177,29 @@ def test_causal_drafts_are_pytorchs(shape, variant):
         found[-1].append(torch.tensor(role.propose(state, prefix, 9).tokens))
     for one, other in zip(*found):
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("vocabulary", [10, 300, 1000, 4001])
+def test_choice_is_pytorchs(vocabulary, variant):
+    """With a successor network whose say is large, and without; sizes around those of the parts that are skipped together."""
+
+    class Native(kernels.NativeChoice, BlockDrafter):
+        engine = kernels.Engine(2)
+
+    generator = torch.Generator().manual_seed(vocabulary)
+    successor = SimpleNamespace(**{name: torch.randn(vocabulary, 32, generator=generator) for name in ("tokens", "out")})
+    model = SimpleNamespace(decoder=SimpleNamespace(successor=successor))
+    prefix = SimpleNamespace(symbols=SYMBOLS, outputs=[[], [5], [6, 7]], lengths=torch.tensor([0, 1, 2]))
+    changed = 0
+    for seed in range(20):
+        generator.manual_seed(seed)
+        logits, gates = (torch.randn(3, 6, size, generator=generator) for size in (vocabulary, 32))
+        logits[0, 0, SYMBOLS.eos] = logits[1, 1, SYMBOLS.pad] = 99.0
+        for gate in (gates, None):
+            found = [role(model).choose(prefix, logits.clone(), gate) for role in (BlockDrafter, Native)]
+            assert found[0] == found[1]
+        changed += BlockDrafter(model).choose(prefix, logits.clone(), gates) != found[0]
+    assert changed == 20
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
