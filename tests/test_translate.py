@@ -239,8 +239,17 @@ def test_a_worker_that_dies_takes_nothing_with_it(folder, source, tmp_path, capf
     assert output.read_bytes() == whole.read_bytes()
 
 
+@pytest.fixture
+def fresh_attention():
+    """PyTorch's attention as a process begins: the training plugin, which other tests load, switches a kernel of it off."""
+    before = torch.backends.cuda.flash_sdp_enabled()
+    torch.backends.cuda.enable_flash_sdp(True)
+    yield
+    torch.backends.cuda.enable_flash_sdp(before)
+
+
 @pytest.mark.parametrize("form", ["text", "fairseq"])
-def test_workers_write_what_one_process_writes(folder, source, lines, tmp_path, capfd, form):
+def test_workers_write_what_one_process_writes(folder, source, lines, tmp_path, capfd, form, fresh_attention):
     options = ["--model", folder, "--input", source, "--format", form, "--buffer-size", 2, "--block-size", 3, "--max-len-b", 9]
     options += ["--reference", source] if form == "fairseq" else []
     # One thread for each process either way: these models are PyTorch's, which rounds otherwise with more of them.
