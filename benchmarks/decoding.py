@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--sentences", type=int, metavar="N", help="only the first N")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--block-size", type=int, metavar="K", help="(default: the model's)")
+    parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 6, 8, 12], metavar="K", help="for acceptance")
     options = parser.parse_args()
     lines = list(read_lines(options.source))[: options.sentences]
     result = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance}[options.what](options, lines)
@@ -64,7 +64,7 @@ def build(options: argparse.Namespace, successor: bool = True, **settings) -> Tr
         kept = {name: tensor for name, tensor in pair.drafter["model"].items() if ".successor." not in name}
         pair = replace(pair, drafter={**pair.drafter, "model": kept})
     if settings["strategy"] == "specdec":
-        settings["block_size"] = options.block_size or pair.block_size
+        settings = {"block_size": pair.block_size, **settings}
     dtype = "float32" if settings["strategy"] == "fairseq" else options.dtype
     return Translator(pair, Settings(**settings, dtype=dtype, threads=options.threads))
 
@@ -131,10 +131,11 @@ def tolerance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
 def acceptance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     """What is accepted, by block size, position in the block and length of the source, with and without successor network."""
     rows = []
+    drafter = load_folder(options.model).drafter or {"model": {}}
+    related = (True, False) if any(".successor." in name for name in drafter["model"]) else (False,)
     print("    K  successor  tokens/pass  accepted by position, if all before it were")
-    for block_size, successor in product((4, 6, 8, 12), (True, False)):
-        options.block_size = block_size
-        found = build(options, successor, strategy="specdec").translate(lines)
+    for block_size, successor in product(options.block_sizes, related):
+        found = build(options, successor, strategy="specdec", block_size=block_size).translate(lines)
         reached, passed = Counter[int](), Counter[int]()
         for step in (step for translation in found for step in translation.steps):
             for place in range(min(len(step.drafted), step.accepted + 1)):

@@ -9,22 +9,24 @@ from specdec_plugins.decoding.values import Step
 
 
 class Machine:
-    """A clock, and drafts whose tokens pass with a given probability each."""
+    """A clock, and drafts whose tokens pass with a given probability each. A drafter that paused must catch up first."""
 
-    def __init__(self, plain, draft, token, passing, noise=0.1, seed=0):
-        self.plain, self.draft, self.token, self.passing = plain, draft, token, passing
+    def __init__(self, plain, draft, token, passing, noise=0.1, seed=0, catch_up=0.0):
+        self.plain, self.draft, self.token, self.passing, self.catch_up = plain, draft, token, passing, catch_up
         self.now, self.noise, self.random = 0.0, noise, random.Random(seed)
-        self.tokens = 0
+        self.tokens, self.fair = 0, 0.0  # seconds without noise
 
     def seconds(self, length, rows):
         """Of an iteration: what a pass costs, what a draft costs, and what each of its tokens costs a row."""
         return self.plain + (self.draft + self.token * length * rows if length else 0.0)
 
     def run(self, controller, rows, times):
-        chosen = []
+        chosen = [0]
         for _ in range(times):
             length = controller.next_length(rows)
-            seconds = self.seconds(length, rows) * (1 + self.noise * self.random.random())
+            seconds = self.seconds(length, rows) + (self.catch_up if length and not chosen[-1] else 0.0)
+            self.fair += seconds
+            seconds *= 1 + self.noise * self.random.random()
             if self.random.random() < 0.02:
                 seconds *= 30  # the process was not running
             self.now += seconds
@@ -32,7 +34,7 @@ class Machine:
             self.tokens += sum(step.accepted + 1 for step in steps)
             controller.update(steps)
             chosen.append(length)
-        return chosen
+        return chosen[1:]
 
     def step(self, length):
         accepted = 0
@@ -59,6 +61,32 @@ def test_the_length_chosen_is_nearly_the_best(draft, token, passing, rows):
     assert reached > 0.9 * best
     assert reached > 0.97 * machine.rate(0, rows)
     assert all(0 <= length <= 12 for length in chosen)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("rows", [8, 32, 128])
+def test_speculation_costs_next_to_nothing_where_it_does_not_pay(rows, seed):
+    """A pass is bound by arithmetic, so a draft of K costs as much as K steps; batches end in ever fewer rows; much noise."""
+    machine = Machine(rows / 8, rows / 16, 0.2, 0.85, noise=0.8, seed=seed, catch_up=rows)
+    controller = Adaptive(8, clock=lambda: machine.now)
+    plain = 0.0
+    for _ in range(40):
+        for count, times in ((rows, 50), (rows // 2, 3), (rows // 4, 3)):
+            machine.plain, machine.draft, machine.catch_up = count / 8, count / 16, count
+            before = machine.tokens
+            machine.run(controller, count, times)
+            plain += (machine.tokens - before) / count * machine.plain
+    assert machine.fair < 1.04 * plain
+
+
+def test_a_guess_from_a_slow_measurement_is_soon_corrected():
+    """By accident the shorter draft took longer, so that much longer ones seem to cost no more."""
+    machine = Machine(1.0, 0.5, 0.1, 0.9, noise=0.0)
+    controller = Adaptive(8, clock=lambda: machine.now)
+    machine.run(controller, 8, 3000)
+    assert controller.choices[controller.key] == 0
+    controller.costs[controller.key].known[1] = 3.4
+    assert 0 < sum(length > 2 for length in machine.run(controller, 8, 100)) < 10
 
 
 def test_it_follows_a_change():

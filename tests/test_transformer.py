@@ -443,7 +443,7 @@ def test_memory_of_sources_grows_and_shrinks_with_its_rows():
     calls = []
 
     def made(shape, value):
-        return lambda: calls.append(value) or torch.full(shape, value)
+        return lambda rows: calls.append(value) or torch.full(shape, value)[:, rows]
 
     memory = SourceMemory(layers=2, rows=3, width=2, like=torch.zeros(1))
     memory.admit(made((2, 2, 3, 2), 1.0), torch.tensor([3, 3]))
@@ -471,7 +471,7 @@ def test_memory_of_sources_is_made_when_it_is_read():
 
     def numbered(first, count):
         entries = torch.arange(first, first + count).float()[None, :, None, None].expand(1, count, 2, 1)
-        return lambda: calls.append(first) or entries
+        return lambda rows: calls.append(first) or entries[:, rows]
 
     memory.admit(numbered(10, 3), torch.tensor([2, 2, 2]))
     memory.admit(numbered(20, 1), torch.tensor([2]))

@@ -34,14 +34,21 @@ class Costs:
     tried: int = 0  # how many of those there were
     visits: int = 0
     known: dict[int, float] = field(default_factory=dict)
+    price: float = 0.0  # seconds that the last trial took
     wait: int = 32  # visits until something else is tried
     until: int = 32
 
-    def add(self, length: int, seconds: float) -> None:
-        """Take in a measurement. A pass is slow by accident, never fast: one far above what was known counts as a quarter above
-        it, and one far below tells that what was known was wrong."""
-        old = self.known.get(length, math.inf)
+    def add(self, length: int, seconds: float) -> bool:
+        """Take in a measurement; returns whether it is a surprise. A pass is slow by accident, never fast: one far above what was
+        known counts as a quarter above it, and one far below tells that what was known was wrong."""
+        old, guessed = self.known.get(length, math.inf), self.seconds(length)
         self.known[length] = seconds if seconds < 0.8 * old else 0.8 * old + 0.2 * min(seconds, 1.25 * old)
+        return not 0.8 * guessed <= self.known[length] <= 1.2 * guessed
+
+    @property
+    def longest(self) -> int:
+        """The longest draft worth a thought: twice what was measured. Beyond it the line of `seconds` is a guess."""
+        return 2 * max(self.known, default=0)
 
     def seconds(self, length: int) -> float:
         """What an iteration is expected to take: as measured, or on the line through the two nearest lengths that were.
@@ -80,16 +87,19 @@ class Adaptive:
         self.passed = [0.0] * self.most
         self.key = self.length = 0
         self.total = self.spent = 0.0  # seconds in all, and for trying in large batches
-        self.trying = False
+        self.trying = 0  # passes of what is being tried that are still to come
+        self.surprised = self.paused = False
         self.began = 0.0
 
     def next_length(self, rows: int) -> int:
-        self.key = round(4 * math.log2(max(1, rows)))  # about a fifth more rows is another case
-        self.trying = False
-        if self.key not in self.costs:
-            self.costs[self.key] = Costs(trials=16 if self.choices else 0)  # later on, what is known of similar batches will do
-        costs = self.costs[self.key]
-        self.length = self._choose(costs)
+        key, before = round(4 * math.log2(max(1, rows))), self.length  # about a fifth more rows is another case
+        if key != self.key:
+            self.key, self.trying = key, 0
+        if key not in self.costs:
+            self.costs[key] = Costs(trials=16 if self.choices else 0)  # later on, what is known of similar batches will do
+        self.length = self._choose(self.costs[key])
+        # A drafter that paused has to catch up: what that takes says nothing about drafts that follow each other.
+        self.paused = before == 0 < self.length
         self.began = self.clock()
         return self.length
 
@@ -97,11 +107,14 @@ class Adaptive:
         seconds, costs = self.clock() - self.began, self.costs[self.key]
         costs.visits += 1
         self.total += seconds
-        self.spent += seconds if self.trying else 0.0
+        if self.trying:
+            self.trying -= 1
+            self.spent += seconds
+            costs.price += seconds
         if self.length and not any(step.drafted for step in steps):
             return  # nobody had room for a draft, so this was another kind of pass
-        if costs.visits > 1:  # the first pass of its kind makes room for itself
-            costs.add(self.length, seconds)
+        if costs.visits > 1 and not self.paused:  # the first pass of its kind makes room for itself
+            self.surprised |= costs.add(self.length, seconds)
         if self.length:
             for step in steps:
                 for position in range(min(len(step.drafted), step.accepted + 1)):
@@ -121,23 +134,28 @@ class Adaptive:
         return tokens
 
     def _choose(self, costs: Costs) -> int:
-        affordable = self._small() or self.spent + 3 * costs.seconds(0) < 0.05 * self.total
-        if self.key not in self.choices and (costs.visits < costs.trials or not affordable):
+        if self.trying:
+            return self.length
+        affordable = self._small() or self.spent + max(costs.price, 10 * costs.seconds(0)) < 0.02 * self.total
+        first = (*self._lengths(), 0)
+        if costs.tried < len(first):
+            if affordable and costs.visits >= costs.trials:
+                costs.tried += 1
+                return self._try(costs, first[costs.tried - 1])
             alike = [key for key in self.choices if (key <= SMALL) == self._small()]
             return self.choices[min(alike, key=lambda key: abs(key - self.key))] if alike else 0
-        if costs.tried < 6 and affordable:
-            long, short = self._lengths()
-            costs.tried += 1
-            self.trying = True
-            return (long, long, 0, 0, short, long)[costs.tried - 1]
-        if self.key not in self.choices or costs.visits % 8 == 0:  # thinking takes time, too
+        if self.key not in self.choices or self.surprised or costs.visits % 8 == 0:  # thinking takes time, too
             self._decide(costs)
         if costs.visits >= costs.until and affordable:
             costs.wait = min(512, 2 * costs.wait)
             costs.until = costs.visits + costs.wait
-            self.trying = True
-            return self._other(costs, self.choices[self.key])
+            return self._try(costs, self._other(costs, self.choices[self.key]))
         return self.choices[self.key]
+
+    def _try(self, costs: Costs, length: int) -> int:
+        """Begin a trial: two passes, as the first draft after a pause says nothing."""
+        self.trying, costs.price = 2, 0.0
+        return length
 
     def _small(self) -> bool:
         """Whether few rows are in flight, so that drafts are likely to pay. In large batches a draft can take as long as many
@@ -150,16 +168,18 @@ class Adaptive:
         return (self.start, third) if self._small() else (third, max(1, third // 2))
 
     def _decide(self, costs: Costs) -> None:
-        rates = [tokens / costs.seconds(length) for length, tokens in enumerate(self.expected())]
+        self.surprised = False
+        tokens = self.expected()[: costs.longest + 1]
+        rates = [count / costs.seconds(length) for length, count in enumerate(tokens)]
         best = max(range(len(rates)), key=lambda length: rates[length])
         current = self.choices.get(self.key)
-        if current is None or rates[best] > 1.03 * rates[current]:
+        if current is None or current >= len(rates) or rates[best] > 1.03 * rates[current]:
             self.choices[self.key] = best
             costs.wait = 32
 
     def _other(self, costs: Costs, chosen: int) -> int:
-        """Something else than the best known, in turn: no draft, a short one, a longer one."""
+        """Something else than what is chosen, in turn: no draft or a draft of another length."""
         turn = costs.wait.bit_length() % 2
         if chosen == 0:
             return self._lengths()[turn]
-        return (0, max(1, chosen - 2) if chosen > 3 else chosen + 2)[turn]
+        return (0, chosen - 2 if chosen > 3 else min(chosen + 2, self.most))[turn]

@@ -199,12 +199,17 @@ class Buffer:
 
     def __init__(self):
         self.memory = torch.empty(0)
+        self.known: dict[tuple[int, ...], tuple[Tensor, int]] = {}
 
-    def view(self, *shape: int) -> Tensor:
-        size = math.prod(shape)
-        if self.memory.numel() < size:
-            self.memory = torch.empty(2 * size)
-        return self.memory[:size].view(shape)
+    def view(self, *shape: int) -> tuple[Tensor, int]:
+        """The first numbers as a tensor, and their address."""
+        if shape not in self.known:
+            size = math.prod(shape)
+            if self.memory.numel() < size:
+                self.memory = torch.empty(2 * size)
+                self.known.clear()
+            self.known[shape] = self.memory[:size].view(shape), self.memory.data_ptr()
+        return self.known[shape]
 
 
 class NativeReader(Reader):
@@ -220,13 +225,11 @@ class NativeReader(Reader):
         stack, cache, memory = self.stack, state.cache, state.memory
         rows, width = len(tokens), widest(tokens, firsts)
         cache.reserve(max(place + len(row) for place, row in zip(places, tokens)))
-        entries = memory.data
-        logits = self.buffer.view(rows, width, stack.vocabulary)
-        gates = self.gates.view(rows, width, stack.gate.outputs) if stack.gate else None
+        logits, output = self.buffer.view(rows, width, stack.vocabulary)
+        gates, gate_output = self.gates.view(rows, width, stack.gate.outputs) if stack.gate else (None, None)
         stack.library.specdec_read(
             stack.engine.pointer, stack.pointer, rows, *flat(tokens), (c_int64 * rows)(*places), (c_int64 * rows)(*firsts), width,
-            address(cache.data), *cache.data.stride()[:2], address(entries), *entries.stride()[:2], address(memory.lengths),
-            address(logits), address(gates),
+            *cache.layout, *memory.entries.layout, (c_int64 * rows)(*memory.lengths), output, gate_output,
         )  # fmt: skip
         return logits, gates
 
@@ -266,15 +269,15 @@ class NativeBlockDrafter(NativeChoice, BlockDrafter):
         self.decoder, self.buffer, self.room, self.engine = model.decoder, Buffer(), Buffer(), model.engine
 
     def guess(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> tuple[Tensor, None]:
-        decoder, memory, rows = self.decoder, state.data, len(prefix)
+        decoder, rows, entries = self.decoder, len(prefix), state.entries
         stack = decoder.stack
-        room = self.room.view(rows, prefix.longest + num_tokens, 2 * decoder.width)
-        logits = self.buffer.view(rows, num_tokens, stack.vocabulary)
-        copied = None if decoder.copy is None else memory[len(decoder.layers)]
+        room, _ = self.room.view(rows, prefix.longest + num_tokens, 2 * decoder.width)
+        logits, output = self.buffer.view(rows, num_tokens, stack.vocabulary)
+        copied = None if decoder.copy is None else entries.data[len(decoder.layers)]
         stack.library.specdec_draft(
             stack.engine.pointer, stack.pointer, rows, address(prefix.tokens), prefix.tokens.stride(0), address(prefix.lengths),
-            num_tokens, prefix.symbols.mask, address(room), room.stride(0), address(memory), *memory.stride()[:2],
-            address(state.lengths), address(copied), address(logits),
+            num_tokens, prefix.symbols.mask, address(room), room.stride(0), *entries.layout, (c_int64 * rows)(*state.lengths),
+            address(copied), output,
         )  # fmt: skip
         return logits, None
 

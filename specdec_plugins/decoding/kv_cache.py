@@ -7,11 +7,16 @@ L layers, R rows of capacity, B rows in use, T positions of capacity, Q position
 """
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from .values import move_rows
+
+
+# What makes the entries (L, N, S, W) of some of the sentences that were admitted together.
+Remember = Callable[["list[int] | slice"], Tensor]
 
 
 class KVCache:
@@ -21,15 +26,28 @@ class KVCache:
         # Zeros, not whatever memory held: an entry that a mask hides is still multiplied by its weight 0.
         self.data = like.new_zeros(layers, rows, 0, width)
         self.used = 0  # positions that anybody asked for
-        self.row = torch.arange(rows, device=like.device)[:, None]  # (R, 1)
+        self._locate()
+
+    def _locate(self) -> None:
+        """Note where the data is: to ask PyTorch in every pass takes the CPU kernels as long as a tenth of a pass."""
+        self.capacity = self.data.size(2)
+        self.layout = (self.data.data_ptr(), *self.data.stride()[:2])  # address; numbers from layer to layer, row to row
+
+    @cached_property
+    def _row(self) -> Tensor:
+        """(R, 1) row numbers."""
+        return torch.arange(self.data.size(1), device=self.data.device)[:, None]
 
     def reserve(self, positions: int) -> None:
         """Make room for positions 0 .. positions-1."""
         self.used = max(self.used, positions)
-        missing = positions - self.data.size(2)
-        if missing > 0:
-            more = max(missing, self.data.size(2), 32)  # at least doubling, so that growth costs little in all
-            self.data = torch.nn.functional.pad(self.data, (0, 0, 0, more))
+        if positions > self.capacity:
+            layers, rows, capacity, width = self.data.shape
+            grown = self.data.new_zeros(layers, rows, max(positions, 2 * capacity, 32), width)  # so growth costs little in all
+            if capacity:
+                grown[:, :, :capacity] = self.data
+            self.data = grown
+            self._locate()
 
     def write(self, layer: int, positions: Tensor, entries: Tensor, start: int | None = None) -> None:
         """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of rows 0 .. B-1; ``start``, where all rows begin, if one place."""
@@ -37,7 +55,7 @@ class KVCache:
         if start is not None:  # a plain copy, several times as fast
             self.data[layer, :rows, start : start + width] = entries
         else:
-            self.data[layer][self.row[:rows], positions] = entries
+            self.data[layer][self._row[:rows], positions] = entries
 
     def read(self, layer: int, rows: int, positions: int) -> Tensor:
         """Entries (B, T, W) of the first ``rows`` and ``positions``; a view."""
@@ -57,57 +75,61 @@ class SourceMemory:
 
     def __init__(self, layers: int, rows: int, width: int, like: Tensor):
         self.cache = KVCache(layers, rows, width, like)
-        self.lengths = torch.zeros(rows, dtype=torch.int64, device=like.device)
-        self._counts: list[int] = []  # the lengths of the rows in use
-        self._due: dict[int, tuple[Callable[[], Tensor], int]] = {}  # by row: what makes its entries, and its row in them
+        self.lengths: list[int] = []  # of the rows in use
+        self._due: dict[int, tuple[Remember, int]] = {}  # by row: what makes its entries, and its number there
         self._mask: tuple[Tensor | None] | None = None
 
-    def admit(self, entries: Callable[[], Tensor], lengths: Tensor) -> None:
-        """Append rows with the entries (L, B, S, W) that the function makes, of which ``lengths`` (B,) count."""
-        start, counts = self.rows, lengths.tolist()
-        self._due |= {start + row: (entries, row) for row in range(len(counts))}
-        self.lengths[start : start + len(counts)] = lengths
-        self._counts += counts
+    def admit(self, entries: Remember, lengths: Tensor) -> None:
+        """Append rows with the entries that the function will make, of which ``lengths`` (B,) count."""
+        start, more = self.rows, lengths.tolist()
+        self._due |= {start + row: (entries, row) for row in range(len(more))}
+        self.lengths += more
         self._mask = None
 
     @property
     def rows(self) -> int:
-        return len(self._counts)
+        return len(self.lengths)
 
     @property
     def longest(self) -> int:
-        return max(self._counts, default=0)
+        return max(self.lengths, default=0)
 
     @property
-    def data(self) -> Tensor:
-        """(L, R, T, W): the entries of the rows in use, and whatever stands elsewhere."""
+    def entries(self) -> KVCache:
+        """The entries of the rows in use, and whatever stands elsewhere."""
         while self._due:
             entries = next(iter(self._due.values()))[0]
             rows = [row for row, (other, _) in self._due.items() if other is entries]
-            made, sources = entries(), [self._due.pop(row)[1] for row in rows]
+            made = entries(span([self._due.pop(row)[1] for row in rows]))
             self.cache.reserve(made.size(2))
-            self.cache.data[:, rows, : made.size(2)] = made[:, sources]
-        return self.cache.data
+            self.cache.data[:, span(rows), : made.size(2)] = made
+        return self.cache
 
     def read(self, layer: int) -> Tensor:
         """Entries (B, S, W) of all rows in use; a view."""
-        return self.data[layer, : self.rows, : self.longest]
+        return self.entries.read(layer, self.rows, self.longest)
 
     @property
     def mask(self) -> Tensor | None:
         """(B, 1, 1, S) added to attention scores; None where nothing is padded."""
         if self._mask is None:
-            padding = torch.arange(self.longest, device=self.lengths.device) >= self.lengths[: self.rows, None]  # (B, S)
+            lengths = torch.tensor(self.lengths, device=self.cache.data.device)
+            padding = torch.arange(self.longest, device=lengths.device) >= lengths[:, None]  # (B, S)
             self._mask = (hide(padding, self.cache.data.dtype)[:, None, None] if padding.any() else None,)
         return self._mask[0]
 
     def select(self, order: list[int]) -> None:
         """The new row i is the old row ``order[i]``."""
         self.cache.select(order)
-        move_rows(self.lengths, order)
-        self._counts = [self._counts[row] for row in order]
+        self.lengths = [self.lengths[row] for row in order]
         self._due = {new: self._due[old] for new, old in enumerate(order) if old in self._due}
         self._mask = None
+
+
+def span(numbers: list[int]) -> list[int] | slice:
+    """The same as an index; a slice, which copies several times as fast, where they follow each other."""
+    first, last = numbers[0], numbers[-1]
+    return slice(first, last + 1) if numbers == list(range(first, last + 1)) else numbers
 
 
 def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:

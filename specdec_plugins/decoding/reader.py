@@ -41,7 +41,7 @@ class Reader:
 
     def admit(self, state: ReaderState, source: Source) -> None:
         """Append the sentences of ``source`` as rows. Their entries are made when first read."""
-        state.memory.admit(lambda: self.model.decoder.remember(source.encoded_by(self.model.encoder)), source.lengths)
+        state.memory.admit(lambda rows: self.model.decoder.remember(source.encoded_by(self.model.encoder)[rows]), source.lengths)
 
     def read(
         self, state: ReaderState, tokens: Sequence[Sequence[int]], places: Sequence[int], firsts: Sequence[int]

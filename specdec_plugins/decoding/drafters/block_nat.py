@@ -33,15 +33,15 @@ class BlockDrafter:
         """Append the sentences of ``source`` as rows."""
         state.admit(partial(self.remember, source), source.lengths)
 
-    def remember(self, source: Source) -> Tensor:
-        """(L, B, S, 2 D) what belongs to a source: cross-attention entries, and the keys and values of the source copy."""
-        decoder = self.model.decoder
-        entries = decoder.remember(source.encoded_by(self.model.encoder))  # (L, B, S, 2 D)
+    def remember(self, source: Source, rows: list[int] | slice) -> Tensor:
+        """(L, N, S, 2 D) what belongs to some sentences of a source: cross-attention entries, and keys and values of the copy."""
+        decoder, tokens = self.model.decoder, source.tokens[rows]
+        entries = decoder.remember(source.encoded_by(self.model.encoder)[rows])  # (L, N, S, 2 D)
         if decoder.copy is None:
             return entries
         embedding = self.model.encoder.embedding
-        place = torch.arange(source.tokens.size(1), device=source.tokens.device).expand_as(source.tokens)
-        embedded = embedding.embed(source.tokens)  # (B, S, D)
+        place = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
+        embedded = embedding.embed(tokens)  # (N, S, D)
         keys = (embedded + embedding.place(place)) @ decoder.copy  # W p . k = p . (k W)
         return torch.cat([entries, torch.cat([keys, embedded], -1)[None]])
 
