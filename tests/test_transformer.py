@@ -415,17 +415,17 @@ def test_bfloat16_runs():
 
 
 def test_cache_is_addressed_by_row_and_position():
-    cache = KVCache(layers=2, rows=3, width=4, like=torch.zeros(1, dtype=torch.float64))
-    cache.reserve(2)
+    cache = KVCache(layers=2, width=4, like=torch.zeros(1, dtype=torch.float64))
+    cache.reserve(3, 2)
     entries = torch.arange(16.0, dtype=torch.float64).view(2, 2, 4)
     cache.write(1, torch.tensor([[0, 1], [1, 0]]), entries)
     found = cache.read(1, 2, 2)
     assert torch.equal(found[0], entries[0]) and torch.equal(found[1], entries[1, [1, 0]])
     assert not cache.read(0, 3, 2).any() and not cache.data[1, 2].any()
 
-    cache.reserve(1)  # growing keeps what is there, and asking for less takes nothing away
-    cache.reserve(7)
-    assert cache.data.size(2) >= 7 and torch.equal(cache.read(1, 2, 2)[0], entries[0])
+    cache.reserve(1, 1)  # growing keeps what is there, and asking for less takes nothing away
+    cache.reserve(5, 7)
+    assert cache.data.size(1) >= 5 and cache.data.size(2) >= 7 and torch.equal(cache.read(1, 2, 2)[0], entries[0])
     assert not cache.data[:, :, 2:].any()
 
     cache.write(1, torch.tensor([[5], [5], [5]]), torch.tensor([[[1.0] * 4], [[2.0] * 4], [[3.0] * 4]], dtype=torch.float64))
@@ -445,7 +445,7 @@ def test_memory_of_sources_grows_and_shrinks_with_its_rows():
     def made(shape, value):
         return lambda rows: calls.append(value) or torch.full(shape, value)[:, rows]
 
-    memory = SourceMemory(layers=2, rows=3, width=2, like=torch.zeros(1))
+    memory = SourceMemory(layers=2, width=2, like=torch.zeros(1))
     memory.admit(made((2, 2, 3, 2), 1.0), torch.tensor([3, 3]))
     assert memory.mask is None and memory.read(0).shape == (2, 3, 2)
     memory.admit(made((2, 1, 5, 2), 2.0), torch.tensor([5]))
@@ -467,7 +467,7 @@ def test_memory_of_sources_grows_and_shrinks_with_its_rows():
 
 def test_memory_of_sources_is_made_when_it_is_read():
     """Rows come, move and leave before anybody reads; what is made then stands where its row is."""
-    calls, memory = [], SourceMemory(layers=1, rows=4, width=1, like=torch.zeros(1))
+    calls, memory = [], SourceMemory(layers=1, width=1, like=torch.zeros(1))
 
     def numbered(first, count):
         entries = torch.arange(first, first + count).float()[None, :, None, None].expand(1, count, 2, 1)

@@ -445,7 +445,6 @@ struct Entries {
 struct Pass {
     Entries cache;
     Entries memory;             // the same of the source; no data for an encoder
-    const int64_t* lengths;     // of the sources, by sentence
     const float* copied;        // the source copy's entries, by sentence as in `memory`, for a drafter that has it
     bool block;                 // positions are added before every layer
     bool narrowed;              // some rows are not kept: the last layer goes on without them
@@ -453,7 +452,7 @@ struct Pass {
     float* gates;               // (results, R), where the stack has a gate
 };
 struct Row {
-    int64_t token, sentence, place, visible, target;
+    int64_t token, sentence, place, visible, source, target;  // `sentence` says where its entries are, `source` how long it is
     bool mask, kept;
 };
 
@@ -509,7 +508,7 @@ class Forward {
         const int width = stack.width;
         const float* place = position(row);
         if (what.mask && pass.copied) {
-            attend(place, pass.copied + what.sentence * pass.memory.sentence, 2 * width, int(pass.lengths[what.sentence]), width, 1,
+            attend(place, pass.copied + what.sentence * pass.memory.sentence, 2 * width, int(what.source), width, 1,
                    1.0f, x(row));
             for (int i = 0; i < width; i += W) store(x(row) + i, load(x(row) + i) + load(place + i));
         } else {
@@ -551,7 +550,7 @@ class Forward {
         const float scale = 1 / std::sqrt(float(stack.width / stack.heads));
         each_row(member, [&](int row) {
             const Row& what = rows[row];
-            const int64_t seen = source ? pass.lengths[what.sentence] : what.visible;
+            const int64_t seen = source ? what.source : what.visible;
             attend(&queries[size_t(row) * stack.width], data + what.sentence * entries.sentence, 2 * stack.width, int(seen),
                    stack.width, stack.heads, scale, &input.values[size_t(row) * stack.width]);
             quantise(input, next, row);
@@ -830,46 +829,47 @@ void specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t l
     rows.clear();
     for (int64_t b = 0; b < batch; ++b)
         for (int64_t s = 0; s < lengths[b]; ++s)
-            rows.push_back({tokens[b * longest + s], b, s, lengths[b], b * longest + s, false, true});
-    Pass pass{{cache, 0, longest * 2 * stack->width}, {}, nullptr, nullptr, false, false, output, nullptr};
+            rows.push_back({tokens[b * longest + s], b, s, lengths[b], 0, b * longest + s, false, true});
+    Pass pass{{cache, 0, longest * 2 * stack->width}, {}, nullptr, false, false, output, nullptr};
     Forward(*stack, pass, engine->team, engine->scratch)();
 }
 
 // Each sentence's tokens, behind what the cache holds -> output (B, width, V) at the last of them. Sentence b's tokens begin at
 // starts[b] and end before starts[b + 1], the first stands at places[b] of its output, and results are wanted from its
-// firsts[b]-th on; behind a sentence's results the output is left alone. `gates` (B, width, R) is NULL if the stack has no gate.
+// firsts[b]-th on; behind a sentence's results the output is left alone. Its entries are those of number slots[b]. `gates` (B, width, R) is NULL if the stack has no gate.
 void specdec_read(Engine* engine, const Stack* stack, int64_t batch, const int64_t* tokens, const int64_t* starts,
                   const int64_t* places, const int64_t* firsts, int64_t width, float* cache, int64_t cache_layer,
                   int64_t cache_sentence, float* memory, int64_t memory_layer, int64_t memory_sentence,
-                  const int64_t* source_lengths, float* output, float* gates) {
+                  const int64_t* slots, const int64_t* source_lengths, float* output, float* gates) {
     auto& rows = engine->scratch.rows;
     rows.clear();
     bool narrowed = false;
     for (int64_t b = 0; b < batch; ++b)
         for (int64_t k = 0; k < starts[b + 1] - starts[b]; ++k) {
             const int64_t place = places[b] + k, target = b * width + k - firsts[b];
-            rows.push_back({tokens[starts[b] + k], b, place, place + 1, target, false, k >= firsts[b]});
+            rows.push_back({tokens[starts[b] + k], slots[b], place, place + 1, source_lengths[b], target, false, k >= firsts[b]});
             narrowed |= k < firsts[b];
         }
-    Pass pass{{cache, cache_layer, cache_sentence}, {memory, memory_layer, memory_sentence}, source_lengths, nullptr, false, narrowed,
-              output, gates};
+    Pass pass{{cache, cache_layer, cache_sentence}, {memory, memory_layer, memory_sentence}, nullptr, false, narrowed, output, gates};
     Forward(*stack, pass, engine->team, engine->scratch)();
 }
 
 // The block drafter: each sentence's prefix and K masks, all of which see each other -> output (B, K, V) at the masks.
-// `copied` is NULL, or the source copy's entries; `cache` (B, T + K, 2 D) is room to work in.
+// `copied` is NULL, or the source copy's entries; `cache` (.., T + K, 2 D) is room to work in, sentence b's at slots[b].
 void specdec_draft(Engine* engine, const Stack* stack, int64_t batch, const int64_t* prefix, int64_t prefix_stride,
                    const int64_t* lengths, int64_t drafted, int64_t mask, float* cache, int64_t cache_sentence, float* memory,
-                   int64_t memory_layer, int64_t memory_sentence, const int64_t* source_lengths, const float* copied, float* output) {
+                   int64_t memory_layer, int64_t memory_sentence, const int64_t* slots, const int64_t* source_lengths,
+                   const float* copied, float* output) {
     auto& rows = engine->scratch.rows;
     rows.clear();
     for (int64_t b = 0; b < batch; ++b)
         for (int64_t t = 0; t < lengths[b] + drafted; ++t) {
             const bool masked = t >= lengths[b];
             const int64_t target = b * drafted + t - lengths[b];
-            rows.push_back({masked ? mask : prefix[b * prefix_stride + t + 1], b, t, lengths[b] + drafted, target, masked, masked});
+            const int64_t token = masked ? mask : prefix[b * prefix_stride + t + 1];
+            rows.push_back({token, slots[b], t, lengths[b] + drafted, source_lengths[b], target, masked, masked});
         }
-    Pass pass{{cache, 0, cache_sentence}, {memory, memory_layer, memory_sentence}, source_lengths, copied, true, true, output, nullptr};
+    Pass pass{{cache, 0, cache_sentence}, {memory, memory_layer, memory_sentence}, copied, true, true, output, nullptr};
     Forward(*stack, pass, engine->team, engine->scratch)();
 }
 

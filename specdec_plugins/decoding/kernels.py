@@ -45,9 +45,9 @@ SIGNATURES = {
     "stack_free": (None, [c_void_p]),
     "layer": (None, [c_void_p] * 3),
     "encode": (None, [c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 4]),
-    "read": (None, [c_void_p, c_void_p, c_int64, *[c_void_p] * 4, c_int64, *[c_void_p, c_int64, c_int64] * 2, *[c_void_p] * 3]),
+    "read": (None, [c_void_p, c_void_p, c_int64, *[c_void_p] * 4, c_int64, *[c_void_p, c_int64, c_int64] * 2, *[c_void_p] * 4]),
     "draft": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p,
-                     c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
+                     c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]),
     "choose": (None, [c_void_p, c_void_p, *[c_int64] * 5, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p]),
     "judge": (None, [c_void_p, c_void_p, *[c_int64] * 3, *[c_void_p] * 4, *[c_int64] * 3, c_double, *[c_void_p] * 4]),
 }  # fmt: skip
@@ -215,6 +215,8 @@ class Buffer:
 class NativeReader(Reader):
     """Reads tokens; the logits stand until the next call."""
 
+    scattered = True
+
     def __init__(self, model: NativeTransformer):
         super().__init__(model)  # type: ignore[arg-type]
         self.stack, self.buffer, self.gates = model.decoder.stack, Buffer(), Buffer()
@@ -224,12 +226,13 @@ class NativeReader(Reader):
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         stack, cache, memory = self.stack, state.cache, state.memory
         rows, width = len(tokens), widest(tokens, firsts)
-        cache.reserve(max(place + len(row) for place, row in zip(places, tokens)))
+        sources = memory.entries.layout
+        cache.reserve(max(memory.slots) + 1, max(place + len(row) for place, row in zip(places, tokens)))
         logits, output = self.buffer.view(rows, width, stack.vocabulary)
         gates, gate_output = self.gates.view(rows, width, stack.gate.outputs) if stack.gate else (None, None)
         stack.library.specdec_read(
             stack.engine.pointer, stack.pointer, rows, *flat(tokens), (c_int64 * rows)(*places), (c_int64 * rows)(*firsts), width,
-            *cache.layout, *memory.entries.layout, (c_int64 * rows)(*memory.lengths), output, gate_output,
+            *cache.layout, *sources, (c_int64 * rows)(*memory.slots), (c_int64 * rows)(*memory.lengths), output, gate_output,
         )  # fmt: skip
         return logits, gates
 
@@ -264,6 +267,8 @@ class NativeCausalBlockDrafter(NativeChoice, CausalBlockDrafter):
 class NativeBlockDrafter(NativeChoice, BlockDrafter):
     """Drafts; the logits stand until the next call."""
 
+    scattered = True
+
     def __init__(self, model: NativeTransformer):
         super().__init__(model)  # type: ignore[arg-type]
         self.decoder, self.buffer, self.room, self.engine = model.decoder, Buffer(), Buffer(), model.engine
@@ -271,13 +276,13 @@ class NativeBlockDrafter(NativeChoice, BlockDrafter):
     def guess(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> tuple[Tensor, None]:
         decoder, rows, entries = self.decoder, len(prefix), state.entries
         stack = decoder.stack
-        room, _ = self.room.view(rows, prefix.longest + num_tokens, 2 * decoder.width)
+        room, _ = self.room.view(max(state.slots) + 1, prefix.longest + num_tokens, 2 * decoder.width)
         logits, output = self.buffer.view(rows, num_tokens, stack.vocabulary)
         copied = None if decoder.copy is None else entries.data[len(decoder.layers)]
         stack.library.specdec_draft(
             stack.engine.pointer, stack.pointer, rows, address(prefix.tokens), prefix.tokens.stride(0), address(prefix.lengths),
-            num_tokens, prefix.symbols.mask, address(room), room.stride(0), *entries.layout, (c_int64 * rows)(*state.lengths),
-            address(copied), output,
+            num_tokens, prefix.symbols.mask, address(room), room.stride(0), *entries.layout, (c_int64 * rows)(*state.slots),
+            (c_int64 * rows)(*state.lengths), address(copied), output,
         )  # fmt: skip
         return logits, None
 

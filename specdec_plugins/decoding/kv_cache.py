@@ -7,7 +7,7 @@ L layers, R rows of capacity, B rows in use, T positions of capacity, Q position
 """
 
 from collections.abc import Callable
-from functools import cached_property
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -20,32 +20,33 @@ Remember = Callable[["list[int] | slice"], Tensor]
 
 
 class KVCache:
-    """(L, R, T, W) numbers; the first rows are in use, in the order of the batch. Grows along T as positions are written."""
+    """(L, R, T, W) numbers. Grows along R and T as rows and positions are asked for.
 
-    def __init__(self, layers: int, rows: int, width: int, like: Tensor):
-        # Zeros, not whatever memory held: an entry that a mask hides is still multiplied by its weight 0.
-        self.data = like.new_zeros(layers, rows, 0, width)
+    With ``scattered`` a row stays where it is, and whoever reads keeps account of that; else the first B rows are those in use.
+    """
+
+    def __init__(self, layers: int, width: int, like: Tensor, scattered: bool = False):
+        self.data = like.new_zeros(layers, 0, 0, width)
+        self.scattered = scattered
         self.used = 0  # positions that anybody asked for
         self._locate()
 
     def _locate(self) -> None:
-        """Note where the data is: to ask PyTorch in every pass takes the CPU kernels as long as a tenth of a pass."""
-        self.capacity = self.data.size(2)
+        """Note what changes only when the cache grows: to ask PyTorch in every pass takes as long as a tenth of a pass."""
+        self.rows, self.capacity = self.data.shape[1:3]
+        self.row = torch.arange(self.rows, device=self.data.device)[:, None]  # (R, 1)
         self.layout = (self.data.data_ptr(), *self.data.stride()[:2])  # address; numbers from layer to layer, row to row
 
-    @cached_property
-    def _row(self) -> Tensor:
-        """(R, 1) row numbers."""
-        return torch.arange(self.data.size(1), device=self.data.device)[:, None]
-
-    def reserve(self, positions: int) -> None:
-        """Make room for positions 0 .. positions-1."""
+    def reserve(self, rows: int, positions: int) -> None:
+        """Make room for positions 0 .. positions-1 of so many rows."""
         self.used = max(self.used, positions)
-        if positions > self.capacity:
-            layers, rows, capacity, width = self.data.shape
-            grown = self.data.new_zeros(layers, rows, max(positions, 2 * capacity, 32), width)  # so growth costs little in all
-            if capacity:
-                grown[:, :, :capacity] = self.data
+        if rows > self.rows or positions > self.capacity:
+            # At least doubling, so that growth costs little in all; rows are as many as a batch has from the beginning.
+            longer = max(positions, 2 * self.capacity, 32) if positions > self.capacity else self.capacity
+            # Zeros, not whatever memory held: an entry that a mask hides is still multiplied by its weight 0. Kernels skip it.
+            make = self.data.new_empty if self.scattered else self.data.new_zeros
+            grown = make(self.data.size(0), max(rows, self.rows), longer, self.data.size(3))
+            grown[:, : self.rows, : self.capacity] = self.data
             self.data = grown
             self._locate()
 
@@ -55,7 +56,7 @@ class KVCache:
         if start is not None:  # a plain copy, several times as fast
             self.data[layer, :rows, start : start + width] = entries
         else:
-            self.data[layer][self._row[:rows], positions] = entries
+            self.data[layer][self.row[:rows], positions] = entries
 
     def read(self, layer: int, rows: int, positions: int) -> Tensor:
         """Entries (B, T, W) of the first ``rows`` and ``positions``; a view."""
@@ -63,19 +64,21 @@ class KVCache:
 
     def select(self, order: list[int]) -> None:
         """The new row i is the old row ``order[i]``."""
-        if self.used:
+        if self.used and not self.scattered:
             move_rows(self.data[:, :, : self.used], order, dim=1)
 
 
 class SourceMemory:
     """Cross-attention keys and values, made once a sentence: (L, R, S, W) numbers, and which positions are no padding.
 
-    They are made when first read: a drafter that is not asked for drafts costs nothing.
+    They are made when first read: a drafter that is not asked for drafts costs nothing. If the cache is scattered, sentence b of
+    the batch has its row ``slots[b]`` from then on, and the keys and values of the target side go there, too.
     """
 
-    def __init__(self, layers: int, rows: int, width: int, like: Tensor):
-        self.cache = KVCache(layers, rows, width, like)
+    def __init__(self, layers: int, width: int, like: Tensor, scattered: bool = False):
+        self.cache = KVCache(layers, width, like, scattered)
         self.lengths: list[int] = []  # of the rows in use
+        self.slots: list[int] = []
         self._due: dict[int, tuple[Remember, int]] = {}  # by row: what makes its entries, and its number there
         self._mask: tuple[Tensor | None] | None = None
 
@@ -83,6 +86,7 @@ class SourceMemory:
         """Append rows with the entries that the function will make, of which ``lengths`` (B,) count."""
         start, more = self.rows, lengths.tolist()
         self._due |= {start + row: (entries, row) for row in range(len(more))}
+        self.slots += [-1] * len(more)
         self.lengths += more
         self._mask = None
 
@@ -101,12 +105,22 @@ class SourceMemory:
             entries = next(iter(self._due.values()))[0]
             rows = [row for row, (other, _) in self._due.items() if other is entries]
             made = entries(span([self._due.pop(row)[1] for row in rows]))
-            self.cache.reserve(made.size(2))
-            self.cache.data[:, span(rows), : made.size(2)] = made
+            places = self._places(rows)
+            self.cache.reserve(max(places) + 1, made.size(2))
+            self.cache.data[:, span(places), : made.size(2)] = made
         return self.cache
 
+    def _places(self, rows: list[int]) -> list[int]:
+        """Where in the cache the entries of some sentences go."""
+        if self.cache.scattered:
+            taken = set(self.slots)
+            for row, slot in zip(rows, (slot for slot in count() if slot not in taken)):
+                self.slots[row] = slot
+            return [self.slots[row] for row in rows]
+        return rows
+
     def read(self, layer: int) -> Tensor:
-        """Entries (B, S, W) of all rows in use; a view."""
+        """Entries (B, S, W) of all rows in use; a view. Not for scattered ones."""
         return self.entries.read(layer, self.rows, self.longest)
 
     @property
@@ -121,6 +135,7 @@ class SourceMemory:
     def select(self, order: list[int]) -> None:
         """The new row i is the old row ``order[i]``."""
         self.cache.select(order)
+        self.slots = [self.slots[row] for row in order]
         self.lengths = [self.lengths[row] for row in order]
         self._due = {new: self._due[old] for new, old in enumerate(order) if old in self._due}
         self._mask = None

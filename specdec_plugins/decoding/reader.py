@@ -28,16 +28,18 @@ class ReaderState:
 
 
 class Reader:
-    """A Transformer decoder with its cache; its encoder runs when rows are admitted."""
+    """A Transformer decoder with its cache; its encoder runs when rows are first read."""
+
+    scattered = False  # rows of a batch lie side by side, as PyTorch wants them
 
     def __init__(self, model: Transformer):
         self.model = model
 
     def start(self, rows: int) -> ReaderState:
-        """A state with room for so many rows, none in use."""
+        """A state without rows."""
         decoder = self.model.decoder
-        layers, width, like = len(decoder.layers), 2 * decoder.width, decoder.embedding.tokens
-        return ReaderState(KVCache(layers, rows, width, like), SourceMemory(layers, rows, width, like))
+        shape = len(decoder.layers), 2 * decoder.width, decoder.embedding.tokens, self.scattered
+        return ReaderState(KVCache(*shape), SourceMemory(*shape))
 
     def admit(self, state: ReaderState, source: Source) -> None:
         """Append the sentences of ``source`` as rows. Their entries are made when first read."""
@@ -58,7 +60,7 @@ class Reader:
         start = torch.tensor(places, device=device)[:, None]
         positions = start + torch.arange(width, device=device)  # (B, Q)
         seen = max(places) + width
-        cache.reserve(seen)
+        cache.reserve(rows, seen)
         mask = None
         if rows * width > 1:  # else the only query is at the last position, and sees everything
             later = torch.arange(seen, device=device) > positions[..., None]  # (B, Q, T)

@@ -20,14 +20,16 @@ CANDIDATES = 16  # tokens a position among which a successor network chooses
 
 
 class BlockDrafter:
+    scattered = False  # as for a `Reader`
+
     def __init__(self, model: Transformer):
         self.model = model
 
     def start(self, rows: int) -> SourceMemory:
-        """A state with room for so many rows: cross-attention entries and, as a last layer, those of the source copy."""
+        """A state without rows: cross-attention entries and, as a last layer, those of the source copy."""
         decoder = self.model.decoder
         layers = len(decoder.layers) + (decoder.copy is not None)
-        return SourceMemory(layers, rows, 2 * decoder.width, decoder.embedding.tokens)
+        return SourceMemory(layers, 2 * decoder.width, decoder.embedding.tokens, self.scattered)
 
     def admit(self, state: SourceMemory, source: Source) -> None:
         """Append the sentences of ``source`` as rows."""
