@@ -39,10 +39,10 @@ class Costs:
     until: int = 32
 
     def add(self, length: int, seconds: float) -> bool:
-        """Take in a measurement; returns whether it is a surprise. A pass is slow by accident, never fast: one far above what was
-        known counts as a quarter above it, and one far below tells that what was known was wrong."""
+        """Take in a measurement; returns whether it is a surprise. One pass says little, as others use the machine, too; but one
+        that took less than half of what was known tells that what was known had been an accident."""
         old, guessed = self.known.get(length, math.inf), self.seconds(length)
-        self.known[length] = seconds if seconds < 0.8 * old else 0.8 * old + 0.2 * min(seconds, 1.25 * old)
+        self.known[length] = seconds if seconds < 0.5 * old else old + 0.2 * (min(max(seconds, 0.8 * old), 1.25 * old) - old)
         return not 0.8 * guessed <= self.known[length] <= 1.2 * guessed
 
     @property
@@ -57,14 +57,14 @@ class Costs:
         """
         if length in self.known:
             return self.known[length]
-        nearest = sorted((key for key in self.known if key), key=lambda key: abs(key - length))
-        if not length or not nearest:
+        first, *others = sorted((key for key in self.known if key), key=lambda key: abs(key - length)) or [0]
+        if not length or not first:
             return math.inf
         plain = self.known.get(0, 0.0)  # a draft makes no iteration faster
-        first, *others = nearest
-        if not others:
-            return max(plain, self.known[first])
-        slope = max(0.0, (self.known[others[0]] - self.known[first]) / (others[0] - first))
+        if others:
+            slope = max(0.0, (self.known[others[0]] - self.known[first]) / (others[0] - first))
+        else:  # half of what a draft adds is taken to be for its being made at all
+            slope = (self.known[first] - plain) / (2 * first) if 0 in self.known else 0.0
         return max(plain, self.known[first] + slope * (length - first))
 
 
@@ -87,6 +87,7 @@ class Adaptive:
         self.passed = [0.0] * self.most
         self.key = self.length = 0
         self.total = self.spent = 0.0  # seconds in all, and for trying in large batches
+        self.pace = 1.0  # how slow the machine is at present: others use it, too, and what counts are ratios
         self.trying = 0  # passes of what is being tried that are still to come
         self.surprised = self.paused = False
         self.began = 0.0
@@ -114,7 +115,11 @@ class Adaptive:
         if self.length and not any(step.drafted for step in steps):
             return  # nobody had room for a draft, so this was another kind of pass
         if costs.visits > 1 and not self.paused:  # the first pass of its kind makes room for itself
-            self.surprised |= costs.add(self.length, seconds)
+            usual = costs.known.get(self.length)
+            self.surprised |= costs.add(self.length, seconds / self.pace)
+            if usual:
+                self.pace += 0.05 * (min(max(seconds / usual, 0.8 * self.pace), 1.25 * self.pace) - self.pace)
+                self.pace **= 0.995
         if self.length:
             for step in steps:
                 for position in range(min(len(step.drafted), step.accepted + 1)):
@@ -136,8 +141,8 @@ class Adaptive:
     def _choose(self, costs: Costs) -> int:
         if self.trying:
             return self.length
-        affordable = self._small() or self.spent + max(costs.price, 10 * costs.seconds(0)) < 0.02 * self.total
-        first = (*self._lengths(), 0)
+        affordable = self._small() or self.spent + max(costs.price, 5 * costs.seconds(0)) < 0.02 * self.total
+        first = (*self._lengths(), 0) if self._small() else self._lengths()[:1]
         if costs.tried < len(first):
             if affordable and costs.visits >= costs.trials:
                 costs.tried += 1
@@ -146,11 +151,12 @@ class Adaptive:
             return self.choices[min(alike, key=lambda key: abs(key - self.key))] if alike else 0
         if self.key not in self.choices or self.surprised or costs.visits % 8 == 0:  # thinking takes time, too
             self._decide(costs)
-        if costs.visits >= costs.until and affordable:
+        chosen = self.choices[self.key]
+        if costs.visits >= costs.until and (affordable or chosen):
             costs.wait = min(512, 2 * costs.wait)
             costs.until = costs.visits + costs.wait
-            return self._try(costs, self._other(costs, self.choices[self.key]))
-        return self.choices[self.key]
+            return self._try(costs, self._other(costs, chosen) if affordable else 0)
+        return chosen
 
     def _try(self, costs: Costs, length: int) -> int:
         """Begin a trial: two passes, as the first draft after a pause says nothing."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from .values import move_rows
 
-
 # What makes the entries (L, N, S, W) of some of the sentences that were admitted together.
 Remember = Callable[["list[int] | slice"], Tensor]
 
