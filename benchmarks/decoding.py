@@ -3,6 +3,7 @@
     benchmarks/decoding.py identity  --model DIR --source FILE
     benchmarks/decoding.py tolerance --model DIR --source FILE --reference FILE
     benchmarks/decoding.py acceptance --model DIR --source FILE
+    benchmarks/decoding.py failures   --model DIR --source FILE
 
 Prints a table for people and, as the last line, one line of JSON with the machine's signature.
 """
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -34,7 +36,7 @@ BETAS, TAUS = (2, 3, 5), (0.5, 1.0, 2.0, 3.0)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("identity", "tolerance", "acceptance"))
+    parser.add_argument("what", choices=("identity", "tolerance", "acceptance", "failures"))
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--source", required=True, type=Path, metavar="FILE")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="for tolerance")
@@ -44,7 +46,8 @@ def main() -> int:
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 6, 8, 12], metavar="K", help="for acceptance")
     options = parser.parse_args()
     lines = list(read_lines(options.source))[: options.sentences]
-    result = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance}[options.what](options, lines)
+    modes = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance, "failures": failures}
+    result = modes[options.what](options, lines)
     print(json.dumps({"benchmark": f"decoding {options.what}", **result, "signature": signature(options, lines)}))
     return 0
 
@@ -152,6 +155,52 @@ def acceptance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
         )  # fmt: skip
         print(f"{block_size:5}  {'yes' if successor else 'no':9} {tokens_a_pass(found):12.2f}  {shares}  {by_length}", flush=True)
     return {"rows": rows}
+
+
+def failures(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
+    """How sure the verifier is where drafts pass and where they fail, and examples of refused tokens."""
+    translator = build(options, strategy="specdec")
+    drafter, verifier, rule, controller = translator._roles
+    seen: list[list[tuple[float, float]]] = []  # of each pass, by position: entropy in nats, and the best token's probability
+
+    def judged(logits: torch.Tensor, draft: Any, bounds: Any) -> Any:
+        chances = logits[0, : draft.width + 1].softmax(-1)  # (K + 1, V), before the rule writes there
+        entropy = torch.special.entr(chances).sum(-1)
+        seen.append(list(zip(entropy.tolist(), chances.max(-1)[0].tolist())))
+        return rule(logits, draft, bounds)
+
+    translator._roles = drafter, verifier, judged, controller
+    judgements, refused = [], []
+    for line in lines:
+        seen.clear()
+        (found,) = translator.translate([line], batch_size=1)
+        done: list[int] = []
+        for step, sure in zip(found.steps, seen):
+            for place in range(min(len(step.drafted), step.accepted + 1)):
+                judgements.append((sure[place][0], step.accepted > place))
+            if step.accepted < len(step.drafted):
+                before = " ".join(translator.words([*done, *step.drafted[: step.accepted]][-8:]))
+                drafted, own = translator.words([step.drafted[step.accepted], step.correction or 0])
+                refused.append({
+                    "source": line, "before": before, "drafted": drafted, "verifier": own, "place": step.accepted + 1,
+                    "entropy": round(sure[step.accepted][0], 2), "probability": round(sure[step.accepted][1], 2),
+                })  # fmt: skip
+            done += [*step.drafted[: step.accepted], *([step.correction] if step.correction is not None else [])]
+    rows = []
+    print("entropy of the verifier, nats   tokens judged  accepted  of all refusals")
+    for low, high in ((0, 0.1), (0.1, 0.5), (0.5, 1), (1, 2), (2, 99)):
+        group = [passed for entropy, passed in judgements if low <= entropy < high]
+        share, part = sum(group) / len(group), (len(group) - sum(group)) / len(refused)
+        rows.append({"from": low, "to": high, "judged": len(group), "accepted": round(share, 3), "of_refusals": round(part, 3)})
+        print(f"{f'{low} to {high}':30} {len(group):14,} {share:9.1%} {part:16.1%}")
+    examples = random.Random(1).sample(refused, 10)
+    for example in examples:
+        print(
+            "{source}\n    .. {before} [{drafted}] -> {verifier}   place {place}, {entropy} nats, p {probability}".format(
+                **example
+            )
+        )
+    return {"rows": rows, "refusals": len(refused), "examples": examples}
 
 
 def tokens_a_pass(found: list[Translation]) -> float:
