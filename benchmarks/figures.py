@@ -62,11 +62,11 @@ def trace(path: Path) -> None:
         y = 0.34 * (number + 0.9)
         figure.text(0.02, 1 - y / height, f"pass {number}", size=SIZE, color="0.45", va="center")
         x = 0.85
-        for word, look in line:
-            x = put(x, y, word, look)
+        for token, look in line:
+            x = put(x, y, token, look)
     x, y = 0.85, 0.34 * (len(lines) + 2.1)
-    for word, look in (("drafted and accepted", "accepted"), ("the verifier's own", "own"), ("drafted and refused", "refused")):
-        x = put(x, y, word, look)
+    for token, look in (("drafted and accepted", "accepted"), ("the verifier's own", "own"), ("drafted and refused", "refused")):
+        x = put(x, y, token, look)
     figure.savefig(path, dpi=DPI)
 
 
@@ -86,7 +86,7 @@ def variants(run: Path) -> Iterator[dict[str, Any]]:
 
 def ablation(run: Path, path: Path) -> None:
     """A table of what every variant came to, and a figure of how far drafts pass with the final recipe and the published one."""
-    rows = sorted(variants(run), key=lambda row: (row["variant"], row["seed"]))
+    rows = sorted(variants(run), key=lambda each: (each["variant"], each["seed"]))
     path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in sorted(rows, key=lambda row: -row["tokens_a_pass"]):
         shares = ", ".join(f"{share:.2f}" for share in row["by_position"])
@@ -98,10 +98,10 @@ def ablation(run: Path, path: Path) -> None:
         "published-small": "published, small",
         "published": "published",
     }
-    for (colour, line, marker, _), (name, label) in zip(STYLES, names.items()):
+    for (colour, style, marker, _), (name, label) in zip(STYLES, names.items()):
         for row in (row for row in rows if row["variant"] == name and row["seed"] == 1):
-            shares = [100 * share for share in row["by_position"]]
-            axes.plot(range(1, len(shares) + 1), shares, line, marker=marker, color=colour, label=label)
+            heights = [100 * share for share in row["by_position"]]
+            axes.plot(range(1, len(heights) + 1), heights, style, marker=marker, color=colour, label=label)
     axes.set(xlabel="position in the draft", ylabel="accepted of those that all before passed, %", ylim=(0, 100))
     axes.grid(alpha=0.25)
     axes.legend()

@@ -1,0 +1,227 @@
+"""What speculation brings at another shape of model than the one that ships, before a pair of that shape is trained.
+
+    benchmarks/shapes.py [--dtypes float32 int8] [--layers 6 --width 512 --inner 2048 --heads 8 --vocabulary 32000]
+
+Models with random weights do the work of a trained pair: every pass, the choice of the drafted tokens and the rule are
+computed as ever, but how many tokens pass is drawn from the acceptance by position of the pair that ships (decoding.jsonl), and
+outputs have a fixed length. So speeds are what a pair of this shape would have if its drafts passed as often. CTranslate2 decodes
+the same sources, and as many tokens, with the same verifier. Systems run by turns, each in a process of its own. The last line
+is JSON.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from specdec_plugins import benchmark  # noqa: E402
+
+SOURCE, OUTPUT = 25, 28  # tokens of a sentence, eos included
+EOS, OTHER = 2, 5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "int8"], choices=benchmark.DTYPES)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--drafter-layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--inner", type=int, default=2048)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--vocabulary", type=int, default=32000)
+    parser.add_argument("--block-sizes", nargs="+", default=["4", "8", "12", "auto"], metavar="K")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--sentences", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        make_pair(options, Path(folder))
+        rows = measure(options, folder)
+    trained: Any = SimpleNamespace(block_size=8)
+    signature = {**benchmark.machine(trained), **vars(options)}
+    print(json.dumps({"benchmark": "shapes", "rows": rows, "signature": signature}))
+    return 0
+
+
+def make_pair(options: argparse.Namespace, folder: Path) -> None:
+    """Checkpoints of a verifier and a causal block drafter with fairseq's initial weights, and a dictionary."""
+    import torch
+    from fairseq.data import Dictionary
+    from fairseq.models.transformer import TransformerModel, base_architecture
+
+    from specdec_plugins import checkpoint
+    from specdec_plugins.initialise import architectures
+
+    dictionary = Dictionary()
+    for number in range(options.vocabulary - len(dictionary)):
+        dictionary.add_symbol(f"w{number}")
+    for language in ("xa", "xb"):
+        dictionary.save(str(folder / f"dict.{language}.txt"))
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    shape: dict[str, Any] = {"share_all_embeddings": True, "source_lang": "xa", "target_lang": "xb", "block_size": 8}
+    for side in ("encoder", "decoder"):
+        shape |= {
+            f"{side}_embed_dim": options.width, f"{side}_ffn_embed_dim": options.inner, f"{side}_layers": options.layers,
+            f"{side}_attention_heads": options.heads,
+        }  # fmt: skip
+    drafter_class, complete = architectures()["block_causal"]
+    changes = {"arch": "block_causal", "decoder_layers": options.drafter_layers, "successor_width": 128}
+    torch.manual_seed(1)
+    encoder: dict[str, torch.Tensor] = {}
+    for name, args, model_class, fill in (
+        ("verifier", argparse.Namespace(**shape, arch="transformer"), TransformerModel, base_architecture),
+        ("drafter", argparse.Namespace(**{**shape, **changes}), drafter_class, complete),
+    ):
+        fill(args)
+        weights = model_class.build_model(args, task).state_dict()
+        encoder = encoder or {
+            key: tensor for key, tensor in weights.items() if key.startswith("encoder.") or "embed_tokens" in key
+        }
+        shared = {key: tensor for key, tensor in encoder.items() if key in weights}
+        projection = {"decoder.output_projection.weight": encoder["encoder.embed_tokens.weight"]}
+        checkpoint.save({"args": args, "model": {**weights, **shared, **projection}}, folder / f"{name}.pt")
+
+
+class Replayed:
+    """A rule that does its work, and then lets as many tokens pass as those of a trained pair would."""
+
+    def __init__(self, rule: Any, shares: list[float]):
+        self.rule, self.shares, self.random = rule, shares, random.Random(1)
+
+    def __call__(self, logits: Any, draft: Any, bounds: Any) -> Any:
+        verdict = self.rule(logits, draft, bounds)
+        counts = []
+        for tokens in draft.tokens:
+            count = 0
+            while count < len(tokens) and self.random.random() < self.shares[min(count, len(self.shares) - 1)]:
+                count += 1
+            counts.append(count)
+        corrections = [OTHER if room - count > 0 else EOS for room, count in zip(bounds.room, counts)]
+        scores = [[0.0] * (count + 1) for count in counts]
+        return replace(verdict, accepted=counts, corrections=corrections, scores=scores, cut=[False] * len(counts))
+
+
+def serve(connection: Connection, folder: str, system: str, dtype: str, block: str, threads: int) -> None:
+    """Answer (sources, batch size) with seconds, tokens and tokens a pass."""
+    import logging
+
+    import torch
+
+    logging.disable(logging.WARNING)
+    from specdec_plugins.model_folder import load_parts
+
+    torch.set_num_threads(threads)
+    pair = load_parts(f"{folder}/verifier.pt", f"{folder}/drafter.pt", folder, "xa", "xb", None)
+    decode = (ctranslate2 if system == "ctranslate2" else ours)(pair, dtype, block, threads)
+    while (order := connection.recv()) is not None:
+        connection.send(decode(*order))
+
+
+def ctranslate2(pair: Any, dtype: str, block: str, threads: int) -> Any:
+    import ctranslate2
+
+    with tempfile.TemporaryDirectory() as place:
+        benchmark.convert(pair, Path(place))
+        translator = ctranslate2.Translator(
+            f"{place}/converted", device="cpu", compute_type=dtype, inter_threads=1, intra_threads=threads
+        )
+
+    def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
+        tokens = [pair.source.decode(source[:-1]).split() for source in sources]
+        began = time.perf_counter()
+        # An output's eos is no token here, and makes its last pass.
+        found = translator.translate_batch(
+            tokens, max_batch_size=batch_size, beam_size=1, min_decoding_length=OUTPUT - 1, max_decoding_length=OUTPUT - 1
+        )
+        return time.perf_counter() - began, sum(len(each.hypotheses[0]) + 1 for each in found), 1.0
+
+    return decode
+
+
+def ours(pair: Any, dtype: str, block: str, threads: int) -> Any:
+    from specdec_plugins.checkpoint import engine_model
+    from specdec_plugins.decoding.control import Adaptive, FixedLength
+    from specdec_plugins.decoding.loop import speculative_decode
+    from specdec_plugins.decoding.roles import load_roles
+    from specdec_plugins.decoding.values import DecodeStats, Request
+
+    drafting = engine_model(pair.drafter, "drafter") if block != "0" else None
+    drafter, verifier, rule = load_roles(engine_model(pair.verifier, "verifier"), drafting, "cpu", dtype, threads)
+    controller: Any = Adaptive(8) if block == "auto" else FixedLength(int(block))
+    replayed = Replayed(rule, acceptance())
+
+    def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
+        stats, requests = DecodeStats(), [Request(number, source, OUTPUT - 1) for number, source in enumerate(sources)]
+        began = time.perf_counter()
+        groups = [[request] for request in requests] if batch_size == 1 else [requests]
+        for group in groups:
+            list(speculative_decode(drafter, verifier, replayed, controller, group, batch_size, stats))
+        return time.perf_counter() - began, stats.committed, stats.mean_accepted_length
+
+    return decode
+
+
+def acceptance() -> list[float]:
+    """By position, of the pair that ships, for the longest block on record."""
+    for line in (ROOT / "benchmarks" / "decoding.jsonl").read_text().splitlines():
+        found = json.loads(line)
+        if found["benchmark"] == "decoding acceptance":
+            return max((row for row in found["rows"] if row["successor"]), key=lambda row: row["block_size"])["by_position"]
+    raise ValueError("no acceptance in benchmarks/decoding.jsonl")
+
+
+def measure(options: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
+    chance = random.Random(2)
+    sources = [[*(chance.randrange(4, options.vocabulary) for _ in range(SOURCE - 1)), EOS] for _ in range(options.sentences)]
+    rows = []
+    for dtype in options.dtypes:
+        systems = [("ctranslate2", ""), ("ar", "0"), *(("specdec", block) for block in options.block_sizes)]
+        context, workers = get_context("spawn"), []
+        for system, block in systems:
+            connection, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, folder, system, dtype, block, options.threads), daemon=True)
+            process.start()
+            connection.send((sources[:4], 1))
+            connection.recv()
+            workers.append((connection, process))
+        for size in options.batch_sizes:
+            found: list[list[tuple[float, int, float]]] = [[] for _ in systems]
+            for number in range(options.rounds + 1):
+                for worker, results in zip(workers, found):
+                    worker[0].send((sources, size))
+                    results += [worker[0].recv()][: number > 0]  # the first round warms up
+            for (system, block), results in zip(systems, found):
+                speed = statistics.median(tokens / seconds for seconds, tokens, _ in results)
+                ratio = statistics.median(mine[1] / mine[0] / (plain[1] / plain[0]) for mine, plain in zip(results, found[1]))
+                row = {
+                    "system": system, "block_size": block, "dtype": dtype, "batch_size": size,
+                    "tokens_per_second": round(speed, 1),
+                    "times_ar": round(ratio, 2), "tokens_a_pass": round(results[-1][2], 2),
+                }  # fmt: skip
+                rows.append(row)
+                print(
+                    f"{dtype:8} batch {size:3} {system:12}{block:5} {speed:8.0f} tokens/s {ratio:6.2f} x ar  "
+                    f"{results[-1][2]:5.2f} tokens a pass", flush=True,
+                )  # fmt: skip
+        for connection, process in workers:
+            connection.send(None)
+            process.join()
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
