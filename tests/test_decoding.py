@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import make_drafter, make_verifier, model_settings
 from reference import draft_alone, greedy, log_probabilities, tolerant
+from torch.overrides import TorchFunctionMode
 
 from specdec_plugins import checkpoint
 from specdec_plugins.decoding import drafters
@@ -244,6 +245,38 @@ def test_adaptive_lengths_leave_the_verifiers_output(arch):
         assert [hypothesis.tokens for hypothesis in found] == expected
         check_balance(stats, found)
         assert sum(stats.lengths.values()) == stats.passes and stats.lengths[0] and len(stats.lengths) > 1
+
+
+class Transfers(TorchFunctionMode):
+    """Counts what makes the host wait for a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+        names = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__")
+        self.waiting = {getattr(torch.Tensor, name) for name in names}
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        self.count += function in self.waiting
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize(("block", "beta", "transfers"), [(0, 1, 1), (5, 1, 2), (5, 3, 2)])
+def test_an_iteration_waits_for_the_device_once_a_model(block, beta, transfers):
+    """For the draft, and for the verdict. Rows leave on the way; admitting them is left out."""
+    _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter={"arch": "block_causal"})
+    requests = [Request(index, source, 6 + index % 3) for index, source in enumerate(sentences(5, seed=3))]
+    stats, controller, mode = DecodeStats(), Lengths([block]), Transfers()
+    counts = []
+
+    def next_length(rows, original=controller.next_length):
+        counts.append(mode.count)
+        return original(rows)
+
+    controller.next_length = next_length
+    with mode:
+        list(speculative_decode(drafter, verifier, TopBetaTau(beta, 2.0), controller, requests, 5, stats))
+    assert stats.passes > 3 and {after - before for before, after in itertools.pairwise(counts[1:])} == {transfers}
 
 
 DRAFTERS = {

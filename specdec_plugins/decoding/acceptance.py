@@ -45,29 +45,26 @@ class TopBetaTau:
 
         # Scores are of all that the model would say, as in fairseq: of the logits before anything was forbidden.
         chosen = torch.cat([tokens, corrections], 1).scatter(1, accepted[:, None], corrections)  # (B, K+1)
-        row, place = (torch.arange(width + 1, device=accepted.device) <= accepted[:, None]).nonzero(as_tuple=True)  # (N,)
-        said = logits[row, place].float()  # (N, V)
-        scores = said.gather(1, chosen[row, place][:, None])[:, 0] - said.logsumexp(1)
-        counts = accepted.tolist()
+        said = logits[:, : width + 1].float()
+        scores = said.gather(2, chosen[..., None])[..., 0] - said.logsumexp(-1)  # (B, K+1)
+        cut = forced.gather(1, accepted[:, None])
+        # All of it goes to the host at once, in numbers that hold token numbers exactly: each transfer waits for the GPU.
+        result = torch.cat([accepted[:, None].double(), corrections.double(), cut.double(), scores.double()], 1).tolist()
+        counts = [int(row[0]) for row in result]
         return Verdict(
             counts,
-            corrections[:, 0].tolist(),
-            [part.tolist() for part in scores.cpu().split([count + 1 for count in counts])],
-            forced.gather(1, accepted[:, None])[:, 0].tolist(),
+            [int(row[1]) for row in result],
+            [row[3 : 4 + count] for row, count in zip(result, counts)],
+            [row[2] > 0 for row in result],
         )
 
     def _tolerates(self, logits: Tensor, best: Tensor, tokens: Tensor) -> Tensor:
-        """(B, K) whether a token ranks below ``beta`` and lies within ``tau``; ranks are counted only where tau allows it."""
-        top = logits.gather(2, best[..., None])[..., 0].float()
-        drafted = logits.gather(2, tokens[..., None])[..., 0].float()
-        near = (top - drafted <= self.tau) & (drafted > -math.inf) & (tokens != best)
-        rivals = logits[near]  # (N, V)
-        token = tokens[near][:, None]
-        own = rivals.gather(1, token)
-        earlier = torch.arange(rivals.size(1), device=rivals.device) < token
-        rank = ((rivals > own) | ((rivals == own) & earlier)).sum(1)
-        near[near.clone()] = rank < self.beta
-        return near
+        """(B, K) whether a token ranks below ``beta`` and lies within ``tau``."""
+        top, own = (logits.gather(2, each[..., None]) for each in (best, tokens))  # (B, K, 1)
+        near = (top.float() - own.float() <= self.tau) & (own > -math.inf)
+        earlier = torch.arange(logits.size(-1), device=logits.device) < tokens[..., None]  # (B, K, V)
+        rank = ((logits > own) | ((logits == own) & earlier)).sum(-1)
+        return near[..., 0] & (rank < self.beta)
 
 
 def restrict(logits: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:

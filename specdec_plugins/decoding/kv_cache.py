@@ -128,7 +128,8 @@ class SourceMemory:
         if self._mask is None:
             lengths = torch.tensor(self.lengths, device=self.cache.data.device)
             padding = torch.arange(self.longest, device=lengths.device) >= lengths[:, None]  # (B, S)
-            self._mask = (hide(padding, self.cache.data.dtype)[:, None, None] if padding.any() else None,)
+            padded = min(self.lengths, default=0) < self.longest
+            self._mask = (hide(padding, self.cache.data.dtype)[:, None, None] if padded else None,)
         return self._mask[0]
 
     def select(self, order: list[int]) -> None:

@@ -56,8 +56,9 @@ class Reader:
         decoder, cache, memory = self.model.decoder, state.cache, state.memory
         device = cache.data.device
         rows, width, wanted = len(tokens), max(map(len, tokens)), widest(tokens, firsts)
-        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=device)  # (B, Q)
-        start = torch.tensor(places, device=device)[:, None]
+        # One transfer to the device, not three.
+        table = [[place, first, *row, *[0] * (width - len(row))] for place, first, row in zip(places, firsts, tokens)]
+        start, first, padded = torch.tensor(table, device=device).split([1, 1, width], 1)  # (B, 1), (B, 1), (B, Q)
         positions = start + torch.arange(width, device=device)  # (B, Q)
         seen = max(places) + width
         cache.reserve(rows, seen)
@@ -67,7 +68,7 @@ class Reader:
             mask = hide(later, cache.data.dtype)[:, None]
         keep = None
         if max(firsts):
-            chosen = torch.tensor(firsts, device=device)[:, None] + torch.arange(wanted, device=device)  # (B, W)
+            chosen = first + torch.arange(wanted, device=device)  # (B, W)
             keep = torch.arange(rows, device=device)[:, None], chosen.clamp_(max=width - 1)
 
         x = decoder.embedding(padded, positions)
