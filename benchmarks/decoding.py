@@ -10,6 +10,7 @@ Prints a table for people and, as the last line, one line of JSON with the machi
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -26,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from specdec_plugins.benchmark import cpu_name  # noqa: E402
+from specdec_plugins.decoding.drafters.block_nat import CANDIDATES  # noqa: E402
 from specdec_plugins.model_folder import load_folder  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text import read_lines  # noqa: E402
@@ -160,6 +162,7 @@ def acceptance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
 def failures(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     """How sure the verifier is where drafts pass and where they fail, and examples of refused tokens."""
     translator = build(options, strategy="specdec")
+    drafter: Any
     drafter, verifier, rule, controller = translator._roles
     seen: list[list[tuple[float, float]]] = []  # of each pass, by position: entropy in nats, and the best token's probability
 
@@ -169,16 +172,34 @@ def failures(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
         seen.append(list(zip(entropy.tolist(), chances.max(-1)[0].tolist())))
         return rule(logits, draft, bounds)
 
+    second: list[list[int]] = []  # of each draft, by position: the drafter's second choice
+
+    def choose(prefix: Any, logits: torch.Tensor, gates: torch.Tensor | None, original: Any = drafter.choose) -> list[list[int]]:
+        scores, candidates = logits[0].clone().topk(CANDIDATES)  # (K, C)
+        chosen = original(prefix, logits, gates)
+        successor = drafter.model.decoder.successor
+        if gates is not None:
+            relation = torch.relu(gates[0, 1:] + successor.tokens[chosen[0][:-1]])  # (K - 1, R)
+            scores[1:] += (successor.out[candidates[1:]] @ relation[..., None])[..., 0]
+        scores[candidates == torch.tensor(chosen[0])[:, None]] = -math.inf
+        second.append(candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0].tolist())
+        return chosen
+
+    drafter.choose = choose
     translator._roles = drafter, verifier, judged, controller
-    judgements, refused = [], []
+    judgements, refused, near = [], [], 0
     for line in lines:
         seen.clear()
+        second.clear()
         (found,) = translator.translate([line], batch_size=1)
         done: list[int] = []
+        drafts = iter(second)
         for step, sure in zip(found.steps, seen):
+            others = next(drafts) if step.drafted else []
             for place in range(min(len(step.drafted), step.accepted + 1)):
                 judgements.append((sure[place][0], step.accepted > place))
             if step.accepted < len(step.drafted):
+                near += others[step.accepted] == step.correction
                 before = " ".join(translator.words([*done, *step.drafted[: step.accepted]][-8:]))
                 drafted, own = translator.words([step.drafted[step.accepted], step.correction or 0])
                 refused.append({
@@ -193,6 +214,7 @@ def failures(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
         share, part = sum(group) / len(group), (len(group) - sum(group)) / len(refused)
         rows.append({"from": low, "to": high, "judged": len(group), "accepted": round(share, 3), "of_refusals": round(part, 3)})
         print(f"{f'{low} to {high}':30} {len(group):14,} {share:9.1%} {part:16.1%}")
+    print(f"refused where the verifier's token was the drafter's second choice: {near / len(refused):.1%}")
     examples = random.Random(1).sample(refused, 10)
     for example in examples:
         print(
@@ -200,7 +222,7 @@ def failures(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
                 **example
             )
         )
-    return {"rows": rows, "refusals": len(refused), "examples": examples}
+    return {"rows": rows, "refusals": len(refused), "second_choice": round(near / len(refused), 3), "examples": examples}
 
 
 def tokens_a_pass(found: list[Translation]) -> float:
