@@ -4,6 +4,7 @@
     benchmarks/decoding.py tolerance --model DIR --source FILE --reference FILE
     benchmarks/decoding.py acceptance --model DIR --source FILE
     benchmarks/decoding.py failures   --model DIR --source FILE
+    benchmarks/decoding.py drafters   --model DIR --against DIR --source FILE
 
 Prints a table for people and, as the last line, one line of JSON with the machine's signature.
 """
@@ -14,6 +15,7 @@ import math
 import os
 import platform
 import random
+import statistics
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -38,17 +40,18 @@ BETAS, TAUS = (2, 3, 5), (0.5, 1.0, 2.0, 3.0)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("identity", "tolerance", "acceptance", "failures"))
+    parser.add_argument("what", choices=("identity", "tolerance", "acceptance", "failures", "drafters"))
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--source", required=True, type=Path, metavar="FILE")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="for tolerance")
+    parser.add_argument("--against", metavar="DIR", help="for drafters: the same verifier with another drafter")
     parser.add_argument("--sentences", type=int, metavar="N", help="only the first N")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 6, 8, 12], metavar="K", help="for acceptance")
     options = parser.parse_args()
     lines = list(read_lines(options.source))[: options.sentences]
-    modes = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance, "failures": failures}
+    modes = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance, "failures": failures, "drafters": drafters}
     result = modes[options.what](options, lines)
     print(json.dumps({"benchmark": f"decoding {options.what}", **result, "signature": signature(options, lines)}))
     return 0
@@ -156,6 +159,37 @@ def acceptance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
              "by_position": shares, "by_source_length": by_length}
         )  # fmt: skip
         print(f"{block_size:5}  {'yes' if successor else 'no':9} {tokens_a_pass(found):12.2f}  {shares}  {by_length}", flush=True)
+    return {"rows": rows}
+
+
+def drafters(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
+    """Two drafters of one verifier by turns, at batch size 1: speed, and what a draft costs."""
+    cells: list[dict[str, Any]] = []
+    for model, block_size in product((options.model, options.against), options.block_sizes):
+        translator = build(argparse.Namespace(**{**vars(options), "model": model}), strategy="specdec", block_size=block_size)
+        cells.append({"model": model, "block_size": block_size, "translator": translator, "rates": [], "drafting": []})
+    for number in range(8):  # the first round warms up
+        for cell in cells:
+            translator = cell["translator"]
+            translator.take_stats()
+            translator.translate(lines, batch_size=1)
+            stats = translator.stats
+            seconds = sum(stats.seconds.values()) - stats.seconds["text"]
+            cell["rates"] += [stats.committed / seconds] * (number > 0)
+            cell["drafting"] += [1e6 * stats.seconds["drafting"] / stats.passes] * (number > 0)
+            cell["tokens_a_pass"] = stats.mean_accepted_length
+    rows = []
+    print("    K  tokens/s  tokens/pass  drafting, us a pass")
+    for cell in cells:
+        row = {
+            "model": cell["model"],
+            "block_size": cell["block_size"],
+            "tokens_per_second": round(statistics.median(cell["rates"])),
+        }
+        row |= {"tokens_a_pass": round(cell["tokens_a_pass"], 3), "drafting_us": round(statistics.median(cell["drafting"]))}
+        rows.append(row)
+        speed, tokens, cost = row["tokens_per_second"], row["tokens_a_pass"], row["drafting_us"]
+        print(f"{row['block_size']:5} {speed:9,} {tokens:12.2f} {cost:20}  {row['model']}")
     return {"rows": rows}
 
 
