@@ -35,7 +35,7 @@ from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text import read_lines  # noqa: E402
 from specdec_plugins.translator import Translation, Translator  # noqa: E402
 
-BETAS, TAUS = (2, 3, 5), (0.5, 1.0, 2.0, 3.0)
+BETAS, TAUS = (2, 3, 5), (0.3, 0.5, 1.0, 2.0, 3.0)
 
 
 def main() -> int:

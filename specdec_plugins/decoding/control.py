@@ -37,13 +37,14 @@ class Costs:
     price: float = 0.0  # seconds that the last trial took
     wait: int = 32  # visits until something else is tried
     until: int = 32
+    surprise: bool = False  # something was measured that had been expected otherwise
 
-    def add(self, length: int, seconds: float) -> bool:
-        """Take in a measurement; returns whether it is a surprise. One pass says little, as others use the machine, too; but one
-        that took less than half of what was known tells that what was known had been an accident."""
+    def add(self, length: int, seconds: float) -> None:
+        """Take in a measurement. One pass says little, as others use the machine, too; but one that took less than half of what
+        was known tells that what was known had been an accident."""
         old, guessed = self.known.get(length, math.inf), self.seconds(length)
         self.known[length] = seconds if seconds < 0.5 * old else old + 0.2 * (min(max(seconds, 0.8 * old), 1.25 * old) - old)
-        return not 0.8 * guessed <= self.known[length] <= 1.2 * guessed
+        self.surprise |= not 0.8 * guessed <= self.known[length] <= 1.2 * guessed
 
     @property
     def longest(self) -> int:
@@ -72,8 +73,9 @@ class Adaptive:
     """The length that gives most tokens a second, down to 0: speculation shall never be a loss.
 
     The expected tokens of a draft of K are 1 + the sum over j <= K of the probability that its first j tokens pass. What an
-    iteration costs is measured, for each number of rows by itself. Another length is taken only if it promises 3 % more, and
-    now and then something else is tried, less and less often while the answer stays the same.
+    iteration costs is measured, for each number of rows by itself, at the machine's pace of the moment. Another length is taken
+    only if it promises 3 % more, and now and then something else is tried, less and less often while the answer stays the same;
+    in large batches trials may take 2 % of the time in all.
     """
 
     def __init__(self, block_size: int, clock=time.perf_counter):
@@ -89,7 +91,7 @@ class Adaptive:
         self.total = self.spent = 0.0  # seconds in all, and for trying in large batches
         self.pace = 1.0  # how slow the machine is at present: others use it, too, and what counts are ratios
         self.trying = 0  # passes of what is being tried that are still to come
-        self.surprised = self.paused = False
+        self.paused = False
         self.began = 0.0
 
     def next_length(self, rows: int) -> int:
@@ -116,7 +118,7 @@ class Adaptive:
             return  # nobody had room for a draft, so this was another kind of pass
         if costs.visits > 1 and not self.paused:  # the first pass of its kind makes room for itself
             usual = costs.known.get(self.length)
-            self.surprised |= costs.add(self.length, seconds / self.pace)
+            costs.add(self.length, seconds / self.pace)
             if usual:
                 self.pace += 0.05 * (min(max(seconds / usual, 0.8 * self.pace), 1.25 * self.pace) - self.pace)
                 self.pace **= 0.995
@@ -149,7 +151,7 @@ class Adaptive:
                 return self._try(costs, first[costs.tried - 1])
             alike = [key for key in self.choices if (key <= SMALL) == self._small()]
             return self.choices[min(alike, key=lambda key: abs(key - self.key))] if alike else 0
-        if self.key not in self.choices or self.surprised or costs.visits % 8 == 0:  # thinking takes time, too
+        if self.key not in self.choices or costs.surprise or costs.visits % 8 == 0:  # thinking takes time, too
             self._decide(costs)
         chosen = self.choices[self.key]
         if costs.visits >= costs.until and (affordable or chosen):
@@ -174,7 +176,7 @@ class Adaptive:
         return (self.start, third) if self._small() else (third, max(1, third // 2))
 
     def _decide(self, costs: Costs) -> None:
-        self.surprised = False
+        costs.surprise = False
         tokens = self.expected()[: costs.longest + 1]
         rates = [count / costs.seconds(length) for length, count in enumerate(tokens)]
         best = max(range(len(rates)), key=lambda length: rates[length])
