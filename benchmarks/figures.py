@@ -10,6 +10,8 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +78,7 @@ def variants(run: Path) -> Iterator[dict[str, Any]]:
         if (folder / "acceptance.log").exists() and "{" in (folder / "acceptance.log").read_text():
             found = json.loads((folder / "acceptance.log").read_text().splitlines()[-1])["rows"][0]
             log = (folder / "train.log").read_text()
-            updates = max(int(number) for number in re.findall(r'"train_num_updates": "(\d+)"', log))
+            updates = max(int(number) for number in re.findall(r"@ (\d+) updates", log))
             name, seed = folder.name.rsplit(".", 1)
             yield {
                 "variant": name, "seed": int(seed), "updates": updates, "tokens_a_pass": found["mean_accepted_length"],
@@ -100,9 +102,9 @@ def ablation(run: Path, path: Path) -> None:
     }
     for (colour, style, marker, _), (name, label) in zip(STYLES, names.items()):
         for row in (row for row in rows if row["variant"] == name and row["seed"] == 1):
-            heights = [100 * share for share in row["by_position"]]
+            heights = [100 * share for share in accumulate(row["by_position"], mul)]
             axes.plot(range(1, len(heights) + 1), heights, style, marker=marker, color=colour, label=label)
-    axes.set(xlabel="position in the draft", ylabel="accepted of those that all before passed, %", ylim=(0, 100))
+    axes.set(xlabel="position in the draft", ylabel="drafts that pass this far, %", ylim=(0, 100))
     axes.grid(alpha=0.25)
     axes.legend()
     figure.savefig(path, dpi=DPI)
