@@ -145,7 +145,8 @@ logged() {
     "$@" 2>&1 | tee -a "$logs/$stage.log" | "$python" -m specdec_plugins.watch "$stage" || die "$stage failed: $(last_error)"
 }
 last_error() {
-    echo "$(grep -E '^[A-Za-z_.]*(Error|Exception|Interrupt)|error:' "$logs/$stage.log" | tail -n 1 | cut -c1-500) (log: $logs/$stage.log)"
+    local line; line=$(grep -E '^[A-Za-z_.]*(Error|Exception|Interrupt)|error:' "$logs/$stage.log" | tail -n 1 | cut -c1-500) || true
+    echo "${line:-ended without saying why, perhaps killed; the same command goes on} (log: $logs/$stage.log)"
 }
 
 up_to_date() { # up_to_date FILE SOURCE: whether FILE is there and newer than what it was made from; says so

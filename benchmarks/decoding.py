@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Check decoding on a real pair and a real test set: what stays identical, what tolerance costs, what is accepted.
 
     benchmarks/decoding.py identity  --model DIR --source FILE

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Draw what the READMEs show: how a sentence comes about, and what drafters that differ in one thing are accepted.
 
     benchmarks/figures.py trace docs/trace.png

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What a glancing step costs beside a plain masked step, and where the time goes: ``make bench-step``.
 
 Steps of both kinds alternate in one run on the same random batches, so that a machine whose speed drifts slows both; the

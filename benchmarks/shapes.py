@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What speculation brings at another shape of model than the one that ships, before a pair of that shape is trained.
 
     benchmarks/shapes.py [--dtypes float32 int8] [--layers 6 --width 512 --inner 2048 --heads 8 --vocabulary 32000]
@@ -137,7 +138,7 @@ def ctranslate2(pair: Any, dtype: str, block: str, threads: int) -> Any:
     with tempfile.TemporaryDirectory() as place:
         benchmark.convert(pair, Path(place))
         translator = ctranslate2.Translator(
-            f"{place}/converted", device="cpu", compute_type=dtype, inter_threads=1, intra_threads=threads
+            f"{place}/converted", device="cpu", compute_type=dtype, inter_threads=1, intra_threads=int(block)
         )
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
@@ -189,7 +190,8 @@ def measure(options: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
     sources = [[*(chance.randrange(4, options.vocabulary) for _ in range(SOURCE - 1)), EOS] for _ in range(options.sentences)]
     rows = []
     for dtype in options.dtypes:
-        systems = [("ctranslate2", ""), ("ar", "0"), *(("specdec", block) for block in options.block_sizes)]
+        systems = [("ar", "0"), *(("specdec", block) for block in options.block_sizes)]
+        systems += [("ctranslate2", str(threads)) for threads in sorted({1, options.threads})]  # it is faster with one here
         context, workers = get_context("spawn"), []
         for system, block in systems:
             connection, theirs = context.Pipe()
@@ -206,10 +208,10 @@ def measure(options: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
                     results += [worker[0].recv()][: number > 0]  # the first round warms up
             for (system, block), results in zip(systems, found):
                 speed = statistics.median(tokens / seconds for seconds, tokens, _ in results)
-                ratio = statistics.median(mine[1] / mine[0] / (plain[1] / plain[0]) for mine, plain in zip(results, found[1]))
+                ratio = statistics.median(mine[1] / mine[0] / (plain[1] / plain[0]) for mine, plain in zip(results, found[0]))
+                kind = "threads" if system == "ctranslate2" else "block_size"
                 row = {
-                    "system": system, "block_size": block, "dtype": dtype, "batch_size": size,
-                    "tokens_per_second": round(speed, 1),
+                    "system": system, kind: block, "dtype": dtype, "batch_size": size, "tokens_per_second": round(speed, 1),
                     "times_ar": round(ratio, 2), "tokens_a_pass": round(results[-1][2], 2),
                 }  # fmt: skip
                 rows.append(row)

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Make the marked tables of Markdown files again from their JSON: benchmarks/tables.py README.md benchmarks/README.md"""
 
 import sys

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,7 +39,7 @@ PILOT = 48  # sentences to warm up with, and to find the best number of threads
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        prog="specdec-benchmark", allow_abbrev=False,
+        prog="specdec-benchmark", usage="%(prog)s --model DIR --input FILE [option ...]", allow_abbrev=False,
         description="Measure the ways to decode: tokens a second, latency, acceptance, memory, and whether outputs differ.",
         epilog="The last line on stdout is JSON with everything measured. ctranslate2 and plots need: pip install specdec[bench]",
     )  # fmt: skip
@@ -83,6 +84,8 @@ def check(options: argparse.Namespace) -> None:
     for name in ("batch_sizes", "threads"):
         if min(getattr(options, name) or [1]) < 1:
             raise ValueError(f"--{name.replace('_', '-')}: {min(getattr(options, name))} is less than 1")
+    if getattr(options, "plot", None) and not find_spec("matplotlib"):
+        raise ValueError("--plot needs matplotlib, which is not installed: pip install 'specdec[bench]'")
 
 
 # ---- the systems, each in its process
@@ -200,6 +203,8 @@ class CTranslate2:
     """The same verifier, converted; greedy, with fairseq's limit on the length."""
 
     def __init__(self, system: System, pair: "Pair", threads: int):
+        if not find_spec("ctranslate2"):
+            raise ValueError("ctranslate2 is not installed: pip install 'specdec[bench]'")
         import ctranslate2
 
         self.pair = pair
@@ -377,9 +382,9 @@ def run(options: argparse.Namespace) -> None:
     result = {"benchmark": "specdec-benchmark", "rows": rows, "rounds": options.rounds, "signature": signed}
     if text.references:
         result["bleu_signature"] = signature
+    print(json.dumps(result), flush=True)
     if options.plot:
         plot(rows, options.plot)
-    print(json.dumps(result))
 
 
 @dataclass(frozen=True)
@@ -567,30 +572,35 @@ def machine(pair: "Pair") -> dict[str, Any]:
 
 
 def plot(rows: list[dict[str, Any]], path: str) -> None:
-    """Tokens a second against batch size, a line a system; told apart without colour, too."""
+    """Tokens a second against batch size, a panel a data type, a line a system; told apart without colour, too."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 5.5), constrained_layout=True)
-    markers, styles = "osD^v<>PX*", {"float32": "-", "bfloat16": "--", "int8": ":"}
-    for number, kind in enumerate(dict.fromkeys((row["strategy"], row["block_size"]) for row in rows)):
-        for dtype in DTYPES:
+    dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)]
+    kinds = list(dict.fromkeys((row["strategy"], row["block_size"]) for row in rows))
+    sizes = sorted({row["batch_size"] for row in rows})
+    figure, panels = pyplot.subplots(
+        len(dtypes), figsize=(6, 0.8 + 3.2 * len(dtypes)), layout="constrained", squeeze=False, sharey=True
+    )
+    lines: dict[str, Any] = {}
+    for dtype, axes in zip(dtypes, panels[:, 0]):
+        for number, (kind, marker, style) in enumerate(zip(kinds, "osD^v<>PX*", itertools.cycle(("-", "--", "-.", ":")))):
             chosen = [row for row in rows if (row["strategy"], row["block_size"]) == kind and row["dtype"] == dtype]
             if chosen:
                 points = zip(*((row["batch_size"], row["tokens_per_second"]) for row in chosen))
-                marker = markers[number % len(markers)]
-                axes.plot(*points, styles[dtype], marker=marker, color=f"C{number}", label=chosen[0]["system"])
-    axes.set(xscale="log", yscale="log", xlabel="batch size (sentences)", ylabel="tokens a second")
-    sizes = sorted({row["batch_size"] for row in rows})
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    low, high = axes.get_ylim()
-    ticks = [step * 10**power for power in range(7) for step in (1, 2, 5) if low <= step * 10**power <= high]
-    axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+                name = kind[0] + (f" K={kind[1]}" if kind[1] and kind[1] != "auto" else "")
+                (lines[name],) = axes.plot(*points, style, marker=marker, color=f"C{number}", label=name)
+        axes.set(xscale="log", yscale="log", ylabel="tokens a second (log)", title=dtype)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        low, high = axes.get_ylim()
+        ticks = [step * 10**power for power in range(7) for step in (1, 2, 5) if low <= step * 10**power <= high]
+        axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    panels[-1, 0].set_xlabel("batch size (sentences)")
+    figure.legend(lines.values(), lines, loc="outside lower left", ncols=3, fontsize=9)
     figure.savefig(path, dpi=120)
 
 

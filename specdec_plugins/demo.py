@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROUNDS = 5
-BETA, TAU = 3, 1.0
+BETA, TAU = 2, 0.3
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -36,8 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="encoder_initial.py",
         description="Make a block drafter's initial checkpoint from a verifier.",
-        epilog="Any other option is one of fairseq's --arch block, such as --src-embedding-copy, --apply-bert-init, "
-        "--decoder-layers N or --encoder-learned-pos; what is not given is as in the verifier.",
+        epilog="Any other option is one of the drafter's, as for fairseq-train: --arch block_causal or block (the default), "
+        "--freeze-encoder, --decoder-layers N, --successor-width R (block_causal), --src-embedding-copy and --apply-bert-init "
+        "(block), or fairseq's own, such as --encoder-learned-pos; what is not given is as in the verifier.",
         allow_abbrev=False,
     )
     parser.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the verifier")

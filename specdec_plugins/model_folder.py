@@ -6,6 +6,7 @@ model has twice (``aliases``) or that the drafter has in common with the verifie
 """
 
 import argparse
+import errno
 import json
 import os
 import shutil
@@ -162,6 +163,8 @@ def _load_model(folder: Path, entry: Mapping[str, Any], others: Mapping[str, Ten
     from safetensors.torch import load_file
 
     path = _inside(folder, entry["weights"])
+    if not path.exists():  # safetensors' own error does not say which file
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     try:
         weights: dict[str, Tensor] = load_file(path)
     except SafetensorError as error:

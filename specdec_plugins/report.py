@@ -30,6 +30,7 @@ BASELINE = System("ar", "float32")
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="specdec-report", allow_abbrev=False,
+        usage="%(prog)s --model DIR --test-set SOURCE REFERENCE --output DIR [option ...]",
         description="Measure a matrix of ways to decode, and write tables, figures and JSON. Run again, it goes on where it was.",
         epilog="Writes report.md, report.json, figures, and in cells/ what is measured. While a group is measured, each of "
         "its systems is a process that holds a model. Needs: pip install 'specdec[bench]'. Exit status: 0 done; 1 bad input; "

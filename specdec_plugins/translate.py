@@ -40,6 +40,7 @@ class Stopped(Exception):
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="specdec-translate",
+        usage="%(prog)s (--model DIR | --verifier PT --drafter PT --data DIR) [option ...]",
         description="Translate lines of text. One line out for each line in, in order.",
         epilog="Exit status: 0 done; 1 stopped by bad input or a file, while what was written stays; 2 wrong options.",
         allow_abbrev=False,
@@ -59,7 +60,12 @@ def parser() -> argparse.ArgumentParser:
     text.add_argument("--resume", action="store_true", help="keep the complete lines of --output, and go on after them")
     text.add_argument("--bpe", action="store_true", help="the input is tokens in BPE already, and so is the output")
     text.add_argument("--remove-bpe", action="store_true", help="join the subwords of --bpe's output, and of S and H lines")
-    text.add_argument("--format", choices=("text", "fairseq", "json"), default="text", help="fairseq: S, T, H, D and P lines")
+    text.add_argument(
+        "--format",
+        choices=("text", "fairseq", "json"),
+        default="text",
+        help="fairseq: S, T, H, D and P lines, scores to base 2; json: scores in nats",
+    )
     text.add_argument("--reference", metavar="FILE", help="reference translations, for the T lines of --format fairseq")
     long = text.add_mutually_exclusive_group()
     long.add_argument("--truncate-source", action="store_true", help="cut sources that are too long for the models, and say so")
@@ -475,11 +481,11 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
         f"{stats.sentences:,} sentences, {stats.committed:,} tokens in {seconds:.1f} s: "
         f"{stats.sentences / seconds:,.1f} sentences/s, {stats.committed / seconds:,.0f} tokens/s"
     ]
-    if settings.strategy == "specdec":
+    if settings.strategy == "specdec" and stats.passes:
         lengths = str(settings.block_size or max(stats.lengths, default="the model's"))
         if settings.adaptive:
-            common = ", ".join(f"{length} in {times / stats.passes:.0%}" for length, times in stats.lengths.most_common(3))
-            lengths = f"auto (most often {common} of passes)" if stats.passes else "auto"
+            kinds = [(f"{length} tokens" if length else "no draft", times) for length, times in stats.lengths.most_common(3)]
+            lengths = f"auto ({', '.join(f'{kind} in {times / stats.passes:.0%}' for kind, times in kinds)} of the passes)"
         rule = "exact" if settings.beta == 1 else f"beta {settings.beta}, tau {settings.tau}"
         lines.append(
             f"specdec, {rule}, block size {lengths}: {stats.mean_accepted_length:.2f} tokens per verifier pass "

@@ -134,6 +134,8 @@ class Translator:
         With ``bpe`` the sentences are tokens in BPE already, and so are the texts, joined to words under ``remove_bpe``.
         ``too_long``: what to do with a source beyond the models' positions. Raises SourceTooLong before anything is decoded.
         """
+        if isinstance(sentences, str):
+            raise TypeError("translate takes a list of sentences, not one string")
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
         sources = [self._encode(index, line, bpe, too_long) for index, line in enumerate(sentences)]
         found = {hypothesis.index: hypothesis for hypothesis in self._decode(sources, batch_size, max_tokens)}
@@ -143,6 +145,8 @@ class Translator:
 
     def stream(self, sentences: Iterable[str], buffer_size: int = 512, **options) -> Iterator[Translation]:
         """Yield the translations in order, reading ``buffer_size`` sentences at a time. Options as for `translate`."""
+        if isinstance(sentences, str):
+            raise TypeError("stream takes a list of sentences, or another iterable, not one string")
         lines = iter(sentences)
         while buffer := list(islice(lines, buffer_size)):
             yield from self.translate(buffer, **options)

@@ -1,6 +1,7 @@
 """The pair that ships: real models in float32 say the same by every exact strategy, and the README's example runs."""
 
 import re
+import shutil
 
 import pytest
 from conftest import ROOT
@@ -40,3 +41,18 @@ def test_demo_shows_translations_and_compares(capsys):
     assert all(f"source    {line}" in out for line in lines)
     assert out.count("exact     the same") == len(lines)
     assert re.search(rf"specdec, exact .*{len(lines)} of {len(lines)} as ar", out)
+
+
+def test_a_folder_without_its_weights_is_named(tmp_path):
+    for name in ("verifier.safetensors", "drafter.safetensors"):
+        folder = tmp_path / name
+        shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns(name))
+        with pytest.raises(ValueError, match=f"not a model folder .no {name} in it."):
+            load_folder(folder)
+
+
+def test_one_string_is_no_list_of_sentences():
+    translator = Translator.from_pretrained(str(FOLDER), strategy="ar", threads=1)
+    for method in (translator.translate, lambda text: next(translator.stream(text))):
+        with pytest.raises(TypeError, match="not one string"):
+            method("A dog runs.")

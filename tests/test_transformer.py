@@ -465,6 +465,28 @@ def test_memory_of_sources_grows_and_shrinks_with_its_rows():
     assert calls == [1.0, 2.0, 3.0, 4.0]  # once each
 
 
+def test_scattered_rows_stay_where_they_are():
+    """A row gets a place when it is first read, that of one who left if there is one, and keeps it."""
+    memory = SourceMemory(layers=1, width=1, like=torch.zeros(1), scattered=True)
+
+    def numbered(first, count):
+        entries = torch.arange(first, first + count).float()[None, :, None, None].expand(1, count, 2, 1)
+        return lambda rows: entries[:, rows]
+
+    def values():
+        return memory.entries.data[0, :, 0, 0][memory.slots].tolist()
+
+    memory.admit(numbered(10, 4), torch.tensor([2, 2, 2, 2]))
+    memory.select([3, 1])  # nobody had read: the two that stay are the first in memory
+    assert values() == [13, 11] and memory.slots == [0, 1] and memory.cache.rows == 2
+    memory.admit(numbered(20, 2), torch.tensor([1, 2]))
+    assert values() == [13, 11, 20, 21] and memory.slots == [0, 1, 2, 3]
+    memory.select([3, 2])
+    assert values() == [21, 20] and memory.slots == [3, 2]
+    memory.admit(numbered(30, 3), torch.tensor([2, 2, 2]))
+    assert values() == [21, 20, 30, 31, 32] and memory.slots == [3, 2, 0, 1, 4] and memory.lengths == [2, 1, 2, 2, 2]
+
+
 def test_memory_of_sources_is_made_when_it_is_read():
     """Rows come, move and leave before anybody reads; what is made then stands where its row is."""
     calls, memory = [], SourceMemory(layers=1, width=1, like=torch.zeros(1))
