@@ -24,7 +24,7 @@ toy: .venv/installed
 	./train.sh toy
 
 test: .venv/installed
-	.venv/bin/python -m pytest -q
+	.venv/bin/python -m pytest -q -n 2 --dist loadfile
 
 check: .venv/installed
 	.venv/bin/ruff format --check .

@@ -48,7 +48,7 @@ setup(
     extras_require={
         "bench": ["ctranslate2>=4.5", "matplotlib>=3.8"],
         "comet": ["unbabel-comet>=2.2"],
-        "dev": ["mypy", "pytest", "ruff"],
+        "dev": ["mypy", "pytest", "pytest-xdist", "ruff"],
     },
     entry_points={
         "console_scripts": [
