@@ -126,10 +126,11 @@ class SourceMemory:
     def mask(self) -> Tensor | None:
         """(B, 1, 1, S) added to attention scores; None where nothing is padded."""
         if self._mask is None:
-            lengths = torch.tensor(self.lengths, device=self.cache.data.device)
-            padding = torch.arange(self.longest, device=lengths.device) >= lengths[:, None]  # (B, S)
-            padded = min(self.lengths, default=0) < self.longest
-            self._mask = (hide(padding, self.cache.data.dtype)[:, None, None] if padded else None,)
+            self._mask = (None,)
+            if min(self.lengths, default=0) < self.longest:
+                lengths = torch.tensor(self.lengths, device=self.cache.data.device)
+                padding = torch.arange(self.longest, device=lengths.device) >= lengths[:, None]  # (B, S)
+                self._mask = (hide(padding, self.cache.data.dtype)[:, None, None],)
         return self._mask[0]
 
     def select(self, order: list[int]) -> None:
