@@ -586,7 +586,8 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
     )
     lines: dict[str, Any] = {}
     for dtype, axes in zip(dtypes, panels[:, 0]):
-        for number, (kind, marker, style) in enumerate(zip(kinds, "osD^v<>PX*", itertools.cycle(("-", "--", "-.", ":")))):
+        looks = zip(kinds, itertools.cycle("osD^v<>PX*"), itertools.cycle(("-", "--", "-.", ":")))
+        for number, (kind, marker, style) in enumerate(looks):
             chosen = [row for row in rows if (row["strategy"], row["block_size"]) == kind and row["dtype"] == dtype]
             if chosen:
                 points = zip(*((row["batch_size"], row["tokens_per_second"]) for row in chosen))
