@@ -8,7 +8,8 @@ usage() {
 usage: ./train.sh PRESET [STAGE ...] [--local DIR] [--output DIR] [--device cpu|cuda] [--precision P]
                   [--beam N] [--mono FILE] [--updates N] [--seed N] [-- OPTION ...]
 
-presets: toy (CPU, minutes), multi30k, wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en
+presets: toy (CPU, minutes), multi30k, wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en, and for a corpus of your own
+         small.SRC-TGT, as large as multi30k: train, valid and test .SRC and .TGT (.gz allowed) in the folder of --local
 stages, in this order (all of them by default); each skips what is done and resumes what was cut off:
   data      fetch and prepare the corpus
   verifier  train the autoregressive model
@@ -66,43 +67,49 @@ out=$(realpath -m "${out:-$root/runs/$preset}")
 
 # ---- presets: corpus, languages, shape, and for both models tokens an update, tokens a batch on a device, updates
 inverse_sqrt="--lr-scheduler inverse_sqrt --warmup-init-lr 1e-7"
+linear_decay() { echo "--lr-scheduler polynomial_decay --total-num-update ${updates:-$1}"; }
 # The drafter as published (Xia et al. 2023): a whole second model, trained with glancing. --init-decoder starts its decoder from
 # the verifier's, too, which is the better start for a short training: benchmarks/README.md.
 init_options=(--src-embedding-copy --apply-bert-init)
-recipe="--arch block --criterion glat_loss --src-embedding-copy --apply-bert-init --start-p 0.5 --minus-p 0.2 --label-smoothing 0.1 $inverse_sqrt"
+recipe="--arch block --criterion glat_loss --src-embedding-copy --apply-bert-init --start-p 0.5 --minus-p 0.2 --label-smoothing 0.1"
 case $preset in
     toy)
         src=xa tgt=xb corpus=toy
         shape="--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 64 --decoder-embed-dim 64
             --encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256 --encoder-attention-heads 4 --decoder-attention-heads 4"
-        verifier="--dropout 0.1 --lr 5e-3 --warmup-updates 200"
-        drafter="--dropout 0.1 --lr 5e-3 --warmup-updates 200"
+        verifier="$inverse_sqrt --dropout 0.1 --lr 5e-3 --warmup-updates 200"
+        drafter="$inverse_sqrt --dropout 0.1 --lr 5e-3 --warmup-updates 200"
         init_options+=(--init-decoder)
         tokens=2048 device_tokens=2048 verifier_updates=800 drafter_updates=800 block=8 save_every=100 keep=3 ;;
-    multi30k)
+    multi30k|small.??-??)
         src=en tgt=de corpus=multi30k
         shape="--encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 256 --decoder-embed-dim 256
             --encoder-ffn-embed-dim 1024 --decoder-ffn-embed-dim 1024 --encoder-attention-heads 4 --decoder-attention-heads 4"
-        verifier="--dropout 0.3 --lr 2e-3 --warmup-updates 1000"
+        verifier="$inverse_sqrt --dropout 0.3 --lr 2e-3 --warmup-updates 1000"
         # One encoder for both models, held once and run once; a shallow decoder that keeps what it has read; guesses tied to each other.
         init_options=(--arch block_causal --freeze-encoder --decoder-layers 2 --successor-width 128 --init-decoder)
         recipe="--arch block_causal --criterion block_loss --freeze-encoder --decoder-layers 2 --successor-width 128 --blocks 4
-            --position-decay 0.85 --max-tokens 2048 --lr-scheduler polynomial_decay --total-num-update ${updates:-3200}"
-        drafter="--dropout 0.1 --lr 2e-3 --warmup-updates 200"
-        tokens=4096 device_tokens=4096 verifier_updates=2000 drafter_updates=3200 block=8 save_every=100 keep=5 ;;
+            --position-decay 0.85 --max-tokens 2048"
+        tokens=4096 device_tokens=4096 verifier_updates=2000 drafter_updates=3200 block=8 save_every=100 keep=5
+        if [ $preset != multi30k ]; then
+            src=${preset:6:2} tgt=${preset:9:2} corpus=prepare tokens=2048 device_tokens=2048 verifier_updates=8000 save_every=200
+            shape+=" --encoder-normalize-before --decoder-normalize-before"  # learns in half as many updates
+            verifier="$(linear_decay $verifier_updates) --dropout 0.1 --lr 2e-3 --warmup-updates 400"
+        fi
+        drafter="$(linear_decay $drafter_updates) --dropout 0.1 --lr 2e-3 --warmup-updates 200" ;;
     wmt14.en-de|wmt14.de-en)
         corpus=wmt14.en-de src=${preset:6:2} tgt=${preset:9:2}
         shape="--activation-fn gelu --encoder-learned-pos --decoder-learned-pos"
-        verifier="--dropout 0.1 --lr 7e-4 --warmup-updates 4000"
-        drafter="--dropout 0.1 --lr 5e-4 --warmup-updates 10000"
+        verifier="$inverse_sqrt --dropout 0.1 --lr 7e-4 --warmup-updates 4000"
+        drafter="$inverse_sqrt --dropout 0.1 --lr 5e-4 --warmup-updates 10000"
         tokens=131072 device_tokens=8192 verifier_updates=100000 drafter_updates=300000 block=25 save_every=2000 keep=10 ;;
     wmt16.en-ro|wmt16.ro-en)
         corpus=wmt16.en-ro src=${preset:6:2} tgt=${preset:9:2}
         shape="--activation-fn gelu --encoder-learned-pos --decoder-learned-pos"
-        verifier="--dropout 0.3 --lr 7e-4 --warmup-updates 4000"
-        drafter="--dropout 0.2 --lr 1e-3 --warmup-updates 4000"
+        verifier="$inverse_sqrt --dropout 0.3 --lr 7e-4 --warmup-updates 4000"
+        drafter="$inverse_sqrt --dropout 0.2 --lr 1e-3 --warmup-updates 4000"
         tokens=65536 device_tokens=8192 verifier_updates=50000 drafter_updates=50000 block=25 save_every=1000 keep=10 ;;
-    *) die "no preset named '$preset'. Available: multi30k, toy, wmt14.de-en, wmt14.en-de, wmt16.en-ro, wmt16.ro-en" ;;
+    *) die "no preset named '$preset'. Available: multi30k, small.SRC-TGT, toy, wmt14.de-en, wmt14.en-de, wmt16.en-ro, wmt16.ro-en" ;;
 esac
 
 verifier_updates=${updates:-$verifier_updates} drafter_updates=${updates:-$drafter_updates}
@@ -184,37 +191,34 @@ need() { # need STAGE FILE...: every file, or say which stage makes it
     for file in "$@"; do [ -e "$file" ] || die "$stage needs $file: run stage '$maker' first"; done
 }
 
-translate() { # translate SOURCE OUTPUT BEAM: the verifier's translations of subword text, shard by shard, so a kill costs one
-    local shards=$2.shards
+translate() { # translate SOURCE OUTPUT BEAM: the verifier's translations of subword text; goes on where it was cut off
     if up_to_date "$2" "$out/verifier.pt"; then return; fi
-    mkdir -p "$shards"
-    [ -e "$shards/ready" ] || { split -l 5000 -d -a 5 "$1" "$shards/src." && touch "$shards/ready"; }
-    local count; count=$(ls "$shards"/src.????? | wc -l)
-    for shard in "$shards"/src.?????; do
-        local hyp=${shard/src./hyp.}
-        [ -e "$hyp" ] && continue
-        "$python" -m fairseq_cli.interactive "$bin" -s $src -t $tgt "${plugin[@]}" "${device_options[@]}" \
-            --path "$out/verifier.pt" --input "$shard" --beam "$3" --max-len-a 1.2 --max-len-b 10 --num-workers 0 \
-            --buffer-size 5000 --max-tokens $((2 * device_tokens)) --required-batch-size-multiple 1 \
-            2>>"$logs/$stage.log" >"$hyp.out" || die "$stage failed: $(last_error)"
-        sed -nE 's/^H-[0-9]+\t[^\t]*\t//p' "$hyp.out" >"$hyp.part"
-        [ "$(wc -l <"$hyp.part")" -eq "$(wc -l <"$shard")" ] || die "$stage: $hyp.part and $shard differ in length"
-        mv "$hyp.part" "$hyp"; rm "$hyp.out"
-        echo "$stage $(basename "$2"): shard $(ls "$shards"/hyp.????? | wc -l) of $count"
-    done
-    cat "$shards"/hyp.????? >"$2.part" && mv "$2.part" "$2" && rm -r "$shards"
+    [ "$2.part" -nt "$out/verifier.pt" ] || rm -f "$2.part"
+    local strategy=(ar)
+    [ "$3" -le 1 ] || strategy=(fairseq --beam "$3")
+    "$python" -m specdec_plugins.translate --verifier "$out/verifier.pt" --data "$bin" -s $src -t $tgt --bpe --input "$1" \
+        --output "$2.part" --resume --strategy "${strategy[@]}" --max-len-a 1.2 --max-len-b 10 --truncate-source \
+        --device "$device" --workers "$gpus" --max-tokens $((2 * device_tokens)) --buffer-size 5000 ||
+        die "$stage: $1 was not translated"
+    mv "$2.part" "$2"
 }
 
 # ---- stages
 stage_data() {
-    sh "$root/data/$corpus.sh" --output "$data" ${local_dir:+--local "$local_dir"}
+    if [ $corpus != prepare ]; then
+        sh "$root/data/$corpus.sh" --output "$data" ${local_dir:+--local "$local_dir"}
+        return
+    fi
+    [ -n "$local_dir" ] || die "$preset needs --local DIR, the folder with train, valid and test .$src and .$tgt"
+    sh "$root/data/prepare.sh" --source-lang $src --target-lang $tgt --train "$local_dir/train" --valid "$local_dir/valid" \
+        --test "$local_dir/test" --bpe-operations 8000 --max-length 100 --output "$data"
 }
 
 stage_verifier() {
     need data "$bin/dict.$src.txt"
     train "$out/verifier" "$bin" $verifier_updates --task translation --arch transformer \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --adam-betas '(0.9, 0.98)' \
-        --weight-decay 0.0001 $inverse_sqrt $verifier
+        --weight-decay 0.0001 $verifier
     average "$out/verifier" "$out/verifier.pt"
 }
 

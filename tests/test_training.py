@@ -246,6 +246,19 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     assert result.stdout[result.stdout.index("verifier, greedy") :] == again.stdout[again.stdout.index("verifier, greedy") :]
 
 
+def test_a_corpus_of_ones_own(toy_data, tmp_path):
+    """The preset ``small`` prepares any text; its models are stock fairseq's and ours, of its shape."""
+    run_train_sh("small.xb-xa", "data", "--local", toy_data / "raw", "--output", tmp_path)
+    lines = [len((tmp_path / f"data/bpe/test.{lang}").read_text().splitlines()) for lang in ("xa", "xb")]
+    assert lines == [len((toy_data / "raw/test.xa").read_text().splitlines())] * 2
+    run_train_sh(
+        "small.xb-xa", "verifier", "--output", tmp_path, "--updates", 1, "--", "--encoder-layers", 1, "--max-tokens", 300
+    )
+    weights = checkpoint.load(tmp_path / "verifier.pt")["model"]
+    assert "decoder.layers.3.fc1.weight" in weights and "encoder.layers.1.fc1.weight" not in weights
+    assert "encoder.layer_norm.weight" in weights, "norms come before the layers"
+
+
 def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path):
     """Two processes train one verifier through it, as docs/reproduce.md has it; the preset's own options give way."""
     from concurrent.futures import ThreadPoolExecutor
@@ -271,7 +284,8 @@ def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["wmt15"], "no preset named 'wmt15'. Available: multi30k, toy, "),
+        (["wmt15"], "no preset named 'wmt15'. Available: multi30k, small.SRC-TGT, toy, "),
+        (["small.en-de", "data"], "small.en-de needs --local DIR, the folder with train, valid and test .en and .de"),
         (["toy", "distil"], "no stage named 'distil'. Available: data, verifier, distill, "),
         (["toy", "drafter"], "drafter needs {out}/distilled/bin/train.xa-xb.xa.idx: run stage 'distill' first"),
         (["toy", "--precision", "fp16", "--device", "cpu"], "no precision 'fp16' on cpu. Available: float32, bf16"),
