@@ -61,6 +61,7 @@ class FairseqGenerator:
             outputs = generator.generate([self.model], sample)
             limit = min(int(max_len_a * left.size(1) + max_len_b), self.limits - 1)
             stats.lap("verifying", self.device)
+            stats.settle()
             for request, (best, *_) in zip(batch, outputs):
                 tokens = best["tokens"].tolist()[:-1]
                 found = Hypothesis(request.index, tokens, best["positional_scores"].tolist(), [], len(tokens) >= limit)

@@ -47,7 +47,7 @@ CASES = {
 
 RULES = {"float64": (TopBetaTau, torch.float64), "float32": (TopBetaTau, torch.float32), "bfloat16": (TopBetaTau, torch.bfloat16)}
 if kernels.library():
-    RULES["kernels"] = (lambda beta, tau: kernels.NativeTopBetaTau(beta, tau, kernels.Engine(2)), torch.float32)
+    RULES["kernels"] = (lambda beta, tau: kernels.NativeTopBetaTau(beta, tau, engine=kernels.Engine(2)), torch.float32)
 
 
 @pytest.mark.parametrize(("rule", "dtype"), RULES.values(), ids=RULES)

@@ -13,6 +13,7 @@ from specdec_plugins import checkpoint
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all, restrict
 from specdec_plugins.decoding.control import Adaptive, FixedLength
+from specdec_plugins.decoding.graphs import EAGER
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.transformer import load_pair
 from specdec_plugins.decoding.values import DecodeStats, Draft, Prefix, Request, Symbols, compacted
@@ -33,9 +34,9 @@ def engine_model(model, args, name="model"):
     return checkpoint.engine_model({"model": model.state_dict(), "args": args, "cfg": None}, name)
 
 
-def load(verifier, drafter=None, dtype=torch.float64):
+def load(verifier, drafter=None, dtype=torch.float64, runner=EAGER):
     """Engine models of fairseq ones."""
-    return load_pair(engine_model(*verifier), drafter and engine_model(*drafter), dtype=dtype)
+    return load_pair(engine_model(*verifier), drafter and engine_model(*drafter), dtype=dtype, runner=runner)
 
 
 class Tilted:
@@ -46,8 +47,14 @@ class Tilted:
         self.start, self.admit = verifier.start, verifier.admit
 
     def score(self, state, prefix, draft):
-        logits = self.verifier.score(state, prefix, draft)
-        return logits + self.tilt[prefix.lengths[:, None] + torch.arange(logits.size(1))]
+        return tilt_rows(self.verifier.score(state, prefix, draft), prefix, self.tilt)
+
+
+def tilt_rows(logits, prefix, tilt):
+    """With something added to the logits of a batch's rows; a recorded pass computes more rows."""
+    tilted = logits.clone()
+    tilted[: len(prefix)] += tilt[prefix.lengths[:, None] + torch.arange(logits.size(1))]
+    return tilted
 
 
 def tilted(drafter, tilt):
@@ -55,9 +62,8 @@ def tilted(drafter, tilt):
     guess = drafter.guess
 
     def more(state, prefix, num_tokens):
-        positions = prefix.lengths[:, None] + torch.arange(num_tokens)
         logits, gates = guess(state, prefix, num_tokens)
-        return logits + tilt[positions], gates
+        return tilt_rows(logits, prefix, tilt), gates
 
     drafter.guess = more
     return drafter
@@ -189,7 +195,7 @@ def test_output_is_the_verifiers_greedy_output(shape):
     assert cases >= 1000
 
 
-def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, shake=0.0, **changes):
+def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, shake=0.0, runner=EAGER, **changes):
     """A verifier and a block drafter, both tilted alike, in fairseq's form and in the engine's; and the tilt.
 
     ``shake`` moves the drafter's weights: a fresh successor network adds nothing.
@@ -202,7 +208,7 @@ def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, shake=0.0, **c
             parameter.add_(shake * torch.randn(parameter.shape))
     if same_encoder:
         plugin.encoder.load_state_dict(verifier.double().encoder.state_dict())
-    models = load((verifier.double(), args), (plugin, model_settings(**{"activation_fn": "relu", **changes})))
+    models = load((verifier.double(), args), (plugin, model_settings(**{"activation_fn": "relu", **changes})), runner=runner)
     assert (models[0].encoder is models[1].encoder) == same_encoder
     tilt = make_tilt(seed, bias)
     role = drafters.build(models[1].config.drafter, models[1])
@@ -257,13 +263,13 @@ class Transfers(TorchFunctionMode):
         self.waiting = {getattr(torch.Tensor, name) for name in names}
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
-        self.count += function in self.waiting
+        self.count += function in self.waiting or (function is torch.tensor and "device" in (keywords or {}))
         return function(*arguments, **(keywords or {}))
 
 
-@pytest.mark.parametrize(("block", "beta", "transfers"), [(0, 1, 1), (5, 1, 2), (5, 3, 2)])
-def test_an_iteration_waits_for_the_device_once_a_model(block, beta, transfers):
-    """For the draft, and for the verdict. Rows leave on the way; admitting them is left out."""
+@pytest.mark.parametrize(("block", "beta"), [(0, 1), (5, 1), (5, 3)])
+def test_an_iteration_waits_for_the_device_once(block, beta):
+    """For the verdict. Rows leave on the way; admitting them is left out."""
     _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter={"arch": "block_causal"})
     requests = [Request(index, source, 6 + index % 3) for index, source in enumerate(sentences(5, seed=3))]
     stats, controller, mode = DecodeStats(), Lengths([block]), Transfers()
@@ -276,7 +282,7 @@ def test_an_iteration_waits_for_the_device_once_a_model(block, beta, transfers):
     controller.next_length = next_length
     with mode:
         list(speculative_decode(drafter, verifier, TopBetaTau(beta, 2.0), controller, requests, 5, stats))
-    assert stats.passes > 3 and {after - before for before, after in itertools.pairwise(counts[1:])} == {transfers}
+    assert stats.passes > 3 and {after - before for before, after in itertools.pairwise(counts[1:])} == {1}
 
 
 DRAFTERS = {
@@ -483,13 +489,14 @@ def test_what_may_be_chosen_where():
     """Pad nowhere, eos not first, nothing but eos from the limit on."""
     prefix = make_prefix([0, 2, 3], limits=[9, 4, 3])
     logits = torch.zeros(3, 4, 6)  # tokens 0 .. 5; pad is 1, eos is 2
-    allowed, forced = restrict(logits, prefix.bounds)
+    empty, room = torch.tensor(prefix.bounds.empty), torch.tensor(prefix.bounds.room)
+    allowed, forced = restrict(logits, prefix.symbols, empty, room)
     plain, first, last = [1], [1, 2], [0, 1, 3, 4, 5]
     expected = [[first, plain, plain, plain], [plain, plain, last, last], [last] * 4]
     assert [[(row == -torch.inf).nonzero().flatten().tolist() for row in rows] for rows in allowed] == expected
     assert forced.tolist() == [[False] * 4, [False, False, True, True], [True] * 4]
     logits[..., EOS] = 1
-    assert not restrict(logits, prefix.bounds)[1].any()
+    assert not restrict(logits, prefix.symbols, empty, room)[1].any()
 
 
 def test_what_is_offered():

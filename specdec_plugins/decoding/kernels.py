@@ -23,6 +23,7 @@ from torch import Tensor
 from .acceptance import TopBetaTau
 from .drafters.block_causal import CausalBlockDrafter
 from .drafters.block_nat import CANDIDATES, BlockDrafter
+from .graphs import EAGER
 from .kv_cache import SourceMemory
 from .reader import Reader, ReaderState, widest
 from .transformer import Decoder, Embedding, Encoder, Layer, Linear, Norm, Transformer
@@ -185,6 +186,8 @@ class NativeDecoder:
 class NativeTransformer:
     """A `Transformer` whose passes the kernels compute; with ``encoder`` and ``projection``, one that uses another's."""
 
+    runner = EAGER
+
     def __init__(
         self, model: Transformer, engine: Engine, dtype: str, encoder: NativeEncoder | None = None,
         projection: NativeLinear | None = None,
@@ -222,8 +225,10 @@ class NativeReader(Reader):
         self.stack, self.buffer, self.gates = model.decoder.stack, Buffer(), Buffer()
 
     def read(
-        self, state: ReaderState, tokens: Sequence[Sequence[int]], places: Sequence[int], firsts: Sequence[int]
+        self, state: ReaderState, tokens: Sequence[Sequence[int]], places: Sequence[int], firsts: Sequence[int],
+        guesses: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        assert guesses is None, "drafts of the kernels are on the host"
         stack, cache, memory = self.stack, state.cache, state.memory
         rows, width = len(tokens), widest(tokens, firsts)
         sources = memory.entries.layout

@@ -49,13 +49,9 @@ class KVCache:
             self.data = grown
             self._locate()
 
-    def write(self, layer: int, positions: Tensor, entries: Tensor, start: int | None = None) -> None:
-        """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of rows 0 .. B-1; ``start``, where all rows begin, if one place."""
-        rows, width = positions.shape
-        if start is not None:  # a plain copy, several times as fast
-            self.data[layer, :rows, start : start + width] = entries
-        else:
-            self.data[layer][self.row[:rows], positions] = entries
+    def write(self, layer: int, positions: Tensor, entries: Tensor) -> None:
+        """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of rows 0 .. B-1."""
+        self.data[layer][self.row[: len(positions)], positions] = entries
 
     def read(self, layer: int, rows: int, positions: int) -> Tensor:
         """Entries (B, T, W) of the first ``rows`` and ``positions``; a view."""
@@ -74,8 +70,8 @@ class SourceMemory:
     the batch has its row ``slots[b]`` from then on, and the keys and values of the target side go there, too.
     """
 
-    def __init__(self, layers: int, width: int, like: Tensor, scattered: bool = False):
-        self.cache = KVCache(layers, width, like, scattered)
+    def __init__(self, cache: KVCache):
+        self.cache = cache
         self.lengths: list[int] = []  # of the rows in use
         self.slots: list[int] = []
         self._due: dict[int, tuple[Remember, int]] = {}  # by row: what makes its entries, and its number there

@@ -103,3 +103,4 @@ def speculative_decode(
                 yield hypothesis
                 stats.lap(None, device)  # what the caller does with it is not ours
         stats.lap("elsewhere", device)
+    stats.settle()

@@ -1,17 +1,20 @@
 """The pass that everything causal shares: read tokens behind those already read, and say what follows each.
 
-B rows, Q tokens read in a pass, W of them with a prediction, S source positions, T positions in the cache, D width, V vocabulary.
+B rows, which become R >= B where a recorded pass computes more, Q tokens read in a pass, W of them with a prediction, K guesses,
+S source positions, T positions in the cache, V vocabulary.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .graphs import EAGER
 from .kv_cache import KVCache, SourceMemory, hide
 from .transformer import Transformer, attention
-from .values import Source
+from .values import Source, pad_rows, send
 
 
 @dataclass
@@ -34,57 +37,93 @@ class Reader:
 
     def __init__(self, model: Transformer):
         self.model = model
+        self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: what was recorded is for their memory
 
     def start(self, rows: int) -> ReaderState:
         """A state without rows."""
         decoder = self.model.decoder
         shape = len(decoder.layers), 2 * decoder.width, decoder.embedding.tokens, self.scattered
-        return ReaderState(KVCache(*shape), SourceMemory(*shape))
+        cache, sources = self.idle.pop() if self.idle else (KVCache(*shape), KVCache(*shape))
+        memory = SourceMemory(sources)
+        if self.model.runner is not EAGER:
+            weakref.finalize(memory, self.idle.append, (cache, sources))
+        return ReaderState(cache, memory)
 
     def admit(self, state: ReaderState, source: Source) -> None:
         """Append the sentences of ``source`` as rows. Their entries are made when first read."""
         state.memory.admit(lambda rows: self.model.decoder.remember(source.encoded_by(self.model.encoder)[rows]), source.lengths)
 
     def read(
-        self, state: ReaderState, tokens: Sequence[Sequence[int]], places: Sequence[int], firsts: Sequence[int]
+        self, state: ReaderState, tokens: Sequence[Sequence[int]], places: Sequence[int], firsts: Sequence[int],
+        guesses: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """(B, W, V) logits after row b's tokens from number ``firsts[b]`` on, and (B, W, R) `Successor` gates if the model has
-        any; behind a row's results stands anything.
+        """(R, W, V) logits after row b's tokens from number ``firsts[b]`` on, and (R, W, G) `Successor` gates if the model has
+        any, for R >= B rows; behind a row's results, and the batch's, stands anything.
 
-        Row b's tokens take the positions ``places[b]`` and following, and overwrite there what an earlier pass left.
+        Row b's tokens take the positions ``places[b]`` and following, and overwrite there what an earlier pass left. Behind
+        ``tokens``, then one of each row, come ``guesses`` (R', K), if there are any.
         """
-        decoder, cache, memory = self.model.decoder, state.cache, state.memory
-        device = cache.data.device
-        rows, width, wanted = len(tokens), max(map(len, tokens)), widest(tokens, firsts)
-        # One transfer to the device, not three.
-        table = [[place, first, *row, *[0] * (width - len(row))] for place, first, row in zip(places, firsts, tokens)]
-        start, first, padded = torch.tensor(table, device=device).split([1, 1, width], 1)  # (B, 1), (B, 1), (B, Q)
-        positions = start + torch.arange(width, device=device)  # (B, Q)
-        seen = max(places) + width
-        cache.reserve(rows, seen)
-        mask = None
-        if rows * width > 1:  # else the only query is at the last position, and sees everything
-            later = torch.arange(seen, device=device) > positions[..., None]  # (B, Q, T)
-            mask = hide(later, cache.data.dtype)[:, None]
-        keep = None
-        if max(firsts):
-            chosen = first + torch.arange(wanted, device=device)  # (B, W)
-            keep = torch.arange(rows, device=device)[:, None], chosen.clamp_(max=width - 1)
+        runner, cache, memory = self.model.runner, state.cache, state.memory
+        wanted = widest(tokens, firsts)
+        width = runner.round(max(map(len, tokens)), wanted)
+        padding = runner.round(len(tokens)) - len(tokens)
+        # One transfer to the device, not four. Rows of padding read at position 0 of a source with one token.
+        lines = [(place, first, length, *row, *[0] * (width - len(row)))
+                 for place, first, length, row in zip(places, firsts, memory.lengths, tokens)]  # fmt: skip
+        table = send([*lines, *[(0, 0, 1, *[0] * width)] * padding], cache.data.device)
+        inputs = [table]
+        if guesses is not None:
+            inputs.append(pad_rows(guesses, len(table)))
+            wanted, width = wanted + guesses.size(1), width + guesses.size(1)
+        longest = max(places) + width
+        seen, read = runner.round(longest, 64), runner.round(memory.longest, 32)
+        sources = memory.entries
+        cache.reserve(len(table), seen)
+        sources.reserve(len(table), read)
+        # What need not be hidden: the only query stands at the last position; no source is padded.
+        alone = len(table) * width == 1 and seen == longest
+        even = all(length == read for length in memory.lengths) and not padding
+        settings = seen, read, wanted, alone, even, max(firsts) > 0
+        logits, *gates = runner.run(self._pass, inputs, (cache, sources), settings)
+        return logits, gates[0] if gates else None
 
-        x = decoder.embedding(padded, positions)
+    def _pass(
+        self, cache: KVCache, sources: KVCache, seen: int, read: int, wanted: int, alone: bool, even: bool, chosen: bool,
+        table: Tensor, guesses: Tensor | None = None,
+    ) -> list[Tensor]:  # fmt: skip
+        """What `read` returns. ``table`` (R, 3 + Q) has each row's place, first result, source length and tokens.
+
+        T = ``seen`` target and S = ``read`` source positions are looked at.
+        """
+        decoder, device, rows = self.model.decoder, table.device, len(table)
+        start, first, lengths, tokens = table.tensor_split((1, 2, 3), 1)  # (R, 1) three times, (R, Q)
+        if guesses is not None:
+            tokens = torch.cat([tokens, guesses], 1)
+        width = tokens.size(1)
+        positions = start + torch.arange(width, device=device)  # (R, Q)
+        mask = padded = keep = None
+        if not alone:
+            mask = hide(torch.arange(seen, device=device) > positions[..., None], cache.data.dtype)[:, None]  # (R, 1, Q, T)
+        if not even:
+            padded = hide(torch.arange(read, device=device) >= lengths, cache.data.dtype)[:, None, None]  # (R, 1, 1, S)
+        if chosen:
+            results = (first + torch.arange(wanted, device=device)).clamp_(max=width - 1)  # (R, W)
+            keep = torch.arange(rows, device=device)[:, None], results
+
+        x = decoder.embedding(tokens, positions)
         for index, layer in enumerate(decoder.layers):
             kept = keep if layer is decoder.layers[-1] else None
-            visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (B, 1, W, T)
+            visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (R, 1, W, T)
 
             def attend(queries: Tensor, entries: Tensor, index: int = index, visible: Tensor | None = visible) -> Tensor:
-                cache.write(index, positions, entries, places[0] if rows == 1 else None)
+                cache.write(index, positions, entries)
                 return attention(queries, cache.read(index, rows, seen), decoder.heads, visible)
 
             def cross_attend(queries: Tensor, index: int = index) -> Tensor:
-                return attention(queries, memory.read(index), decoder.heads, memory.mask)
+                return attention(queries, sources.read(index, rows, read), decoder.heads, padded)
 
             x = layer(x, attend, cross_attend, kept)
-        return decoder.logits(x), decoder.successor.gate(decoder.features(x)) if decoder.successor else None
+        return [decoder.logits(x), *([decoder.successor.gate(decoder.features(x))] if decoder.successor else [])]
 
 
 def widest(tokens: Sequence[Sequence[int]], firsts: Sequence[int]) -> int:

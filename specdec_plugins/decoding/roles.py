@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import drafters, kernels
 from .acceptance import TopBetaTau
+from .graphs import EAGER, Recorder, cuda_graphs
 from .loop import Drafter
 from .transformer import Config, load_pair
 from .verifier import TransformerVerifier
@@ -24,10 +25,12 @@ def load_roles(
     The kernels compute on CPUs in ``kernels.DTYPES``; with them PyTorch is left one thread, as its idle threads would be in
     their way. Raises ValueError if nothing computes in that data type.
     """
-    wanted = torch.device(device).type == "cpu" and dtype in kernels.DTYPES
+    where = torch.device(device)
+    wanted = where.type == "cpu" and dtype in kernels.DTYPES
     if dtype == "int8" and not wanted:
         raise ValueError(f"int8 is for CPUs, not for device {device}")
-    models = load_pair(verifier, drafter, device, torch.float32 if wanted else getattr(torch, dtype))
+    runner = Recorder(cuda_graphs(where)) if where.type == "cuda" else EAGER
+    models = load_pair(verifier, drafter, device, torch.float32 if wanted else getattr(torch, dtype), runner)
     obstacles = [each for model in models if model for each in kernels.obstacles(model)] if wanted else ["not wanted"]
     if not obstacles:
         torch.set_num_threads(1)
@@ -35,7 +38,7 @@ def load_roles(
         return (
             kernels.drafter(drafting) if drafting else drafters.build("none", None),
             kernels.NativeVerifier(verifying),
-            kernels.NativeTopBetaTau(beta, tau, verifying.engine),
+            kernels.NativeTopBetaTau(beta, tau, engine=verifying.engine),
         )
     if dtype == "int8":
         raise ValueError(f"int8 needs the CPU kernels: {'; '.join(dict.fromkeys(obstacles))}")
@@ -46,5 +49,5 @@ def load_roles(
     return (
         drafters.build(drafting_model.config.drafter or "none" if drafting_model else "none", drafting_model),
         TransformerVerifier(models[0]),
-        TopBetaTau(beta, tau),
+        TopBetaTau(beta, tau, runner),
     )

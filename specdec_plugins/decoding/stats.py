@@ -1,10 +1,10 @@
 """What the loop reports. Loads torch only where there is a GPU to wait for: a process that only adds sums up needs none."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,7 @@ class DecodeStats:
         default_factory=lambda: dict.fromkeys(("text", "encoding", "drafting", "verifying", "elsewhere"), 0.0)
     )
     _since: float = 0.0
+    _marks: deque[tuple[str | None, Any]] = field(default_factory=deque)  # laps of a GPU, the last booked one first
 
     @property
     def committed(self) -> int:
@@ -66,12 +67,31 @@ class DecodeStats:
         self.cut += hypothesis.cut
 
     def lap(self, what: str | None, device: "torch.device") -> None:
-        """Book the time since the last lap under ``what``; None books it nowhere."""
-        if device.type == "cuda":  # else its work would be booked where somebody first waits for it
+        """Book the time since the last lap under ``what``; None books it nowhere.
+
+        A GPU notes the time itself when it comes to the lap, so that nobody waits for it.
+        """
+        if device.type == "cuda":
             import torch
 
-            torch.cuda.synchronize(device)
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record(torch.cuda.current_stream(device))
+            self._marks.append((what, mark))
+            return self._book()
         now = time.perf_counter()
         if what is not None:
             self.seconds[what] += now - self._since
         self._since = now
+
+    def settle(self) -> None:
+        """Book what a GPU has not come to yet: wait for it."""
+        if self._marks:
+            self._marks[-1][1].synchronize()
+            self._book()
+            self._marks.clear()
+
+    def _book(self) -> None:
+        while len(self._marks) > 1 and self._marks[1][1].query():
+            (_, since), (what, until) = self._marks.popleft(), self._marks[0]
+            if what is not None:
+                self.seconds[what] += since.elapsed_time(until) / 1000  # from milliseconds

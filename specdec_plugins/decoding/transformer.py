@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .graphs import EAGER, Runner
 from .kv_cache import hide
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -278,10 +279,13 @@ class Transformer:
     config: Config
     encoder: Encoder
     decoder: Decoder
+    runner: Runner = EAGER
 
     @classmethod
-    def load(cls, tensors: Mapping[str, Tensor], config: Config, encoder: Encoder | None = None) -> "Transformer":
-        """Build a model on its weights, with another's encoder if one is given.
+    def load(
+        cls, tensors: Mapping[str, Tensor], config: Config, encoder: Encoder | None = None, runner: Runner = EAGER
+    ) -> "Transformer":
+        """Build a model on its weights, with another's encoder if one is given, and its passes run by ``runner``.
 
         Raises UnsupportedModel with everything that is missing or has no place here.
         """
@@ -301,7 +305,7 @@ class Transformer:
             faults.append(f"missing weights: {', '.join(weights.missing)}")
         if faults:
             raise UnsupportedModel("; ".join(faults))
-        return cls(config, encoder, decoder)
+        return cls(config, encoder, decoder, runner)
 
 
 def place(
@@ -328,16 +332,17 @@ def load_pair(
     drafter: tuple[Mapping[str, Tensor], Config] | None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    runner: Runner = EAGER,
 ) -> tuple[Transformer, Transformer | None]:
     """Load verifier and drafter. A drafter whose encoder equals the verifier's gets that very encoder: held once, run once."""
     tensors = place(verifier[0], device, dtype)
-    model = Transformer.load(tensors, verifier[1])
+    model = Transformer.load(tensors, verifier[1], runner=runner)
     if drafter is None:
         return model, None
     others = place(drafter[0], device, dtype, beside=tensors)
     own, given = ({name: id(tensor) for name, tensor in each.items() if is_encoder(name)} for each in (others, tensors))
     twin = encoder_settings(drafter[1]) == encoder_settings(verifier[1]) and own == given
-    return model, Transformer.load(others, drafter[1], encoder=model.encoder if twin else None)
+    return model, Transformer.load(others, drafter[1], model.encoder if twin else None, runner)
 
 
 def is_encoder(name: str) -> bool:

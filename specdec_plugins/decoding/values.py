@@ -63,8 +63,8 @@ class Source:
     def __init__(self, sentences: Sequence[Sequence[int]], symbols: Symbols, device: torch.device | str = "cpu"):
         width = max(map(len, sentences))
         rows = [[*sentence, *[symbols.pad] * (width - len(sentence))] for sentence in sentences]
-        self.tokens = torch.tensor(rows, device=device)
-        self.lengths = torch.tensor([len(sentence) for sentence in sentences], device=device)
+        self.tokens = send(rows, torch.device(device))
+        self.lengths = send([len(sentence) for sentence in sentences], torch.device(device))
         self._encoded: dict[int, Tensor] = {}
 
     def encoded_by(self, encoder) -> Tensor:
@@ -74,22 +74,57 @@ class Source:
         return self._encoded[id(encoder)]
 
 
-@dataclass(frozen=True)
 class Draft:
     """The tokens that each row is offered: ``tokens[b]`` are row b's, as many as there are."""
 
-    tokens: list[list[int]]
+    guesses: Tensor | None = None  # where they are not on the host: see `DeviceDraft`
+
+    def __init__(self, tokens: list[list[int]]):
+        self.tokens = tokens
+
+    def clip(self, room: Sequence[int], eos: int | None = None) -> "Draft":
+        """At most ``room[b]`` tokens of each row, and none after eos."""
+        return Draft([
+            tokens[: min(most, tokens.index(eos) + 1 if eos in tokens else most)] for tokens, most in zip(self.tokens, room)
+        ])  # fmt: skip
+
+
+class DeviceDraft(Draft):
+    """A draft that is still on the device, so that nobody waits for it: ``guesses`` (R, K) int64, of R >= B rows.
+
+    Row b is offered the first ``room[b]`` of its guesses, and nothing after ``eos``. Whoever asks for ``tokens`` waits, unless
+    the guesses have come to the host with something else: `arrive`.
+    """
+
+    guesses: Tensor
+
+    def __init__(self, guesses: Tensor, room: Sequence[int], eos: int | None = None):
+        self.guesses, self.room, self.eos = guesses, room, eos
+        self._tokens: list[list[int]] | None = None
 
     @property
-    def width(self) -> int:
-        """K, the length of the longest."""
-        return max(map(len, self.tokens), default=0)
+    def tokens(self) -> list[list[int]]:  # type: ignore[override]
+        if self._tokens is None:
+            return self.arrive(self.guesses[: len(self.room)].tolist())
+        return self._tokens
 
-    def padded(self, device: torch.device | str = "cpu") -> Tensor:
-        """(B, K) int64; behind a row's tokens stands anything."""
-        width = self.width
-        rows = [[*tokens, *[0] * (width - len(tokens))] for tokens in self.tokens]
-        return torch.tensor(rows, dtype=torch.int64, device=device).view(len(rows), width)
+    def arrive(self, guesses: list[list[int]]) -> list[list[int]]:
+        """Take what each row guesses; returns what it is offered."""
+        self._tokens = Draft(guesses).clip(self.room, self.eos).tokens
+        return self._tokens
+
+    def clip(self, room: Sequence[int], eos: int | None = None) -> Draft:
+        return DeviceDraft(self.guesses, list(map(min, self.room, room)), eos)
+
+
+def send(rows: Sequence[Sequence[int]] | Sequence[int], device: torch.device) -> Tensor:
+    """Numbers as an int64 tensor on a device, without waiting for what the device was given to do before."""
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def pad_rows(tensor: Tensor, rows: int) -> Tensor:
+    """A tensor (B, ...) with zeros for further rows."""
+    return tensor if len(tensor) == rows else torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
 
 
 @dataclass(frozen=True)
@@ -164,8 +199,7 @@ class Prefix:
         if self._placed is None:
             eos, longest = self.symbols.eos, self.longest
             rows = [[eos, *output, *[eos] * (longest - len(output))] for output in self.outputs]
-            lengths = torch.tensor(list(map(len, self.outputs)), dtype=torch.int64, device=self.device)
-            self._placed = torch.tensor(rows, dtype=torch.int64, device=self.device), lengths
+            self._placed = send(rows, self.device), send(list(map(len, self.outputs)), self.device)
         return self._placed
 
     def admit(self, requests: Sequence[Request]) -> None:
@@ -186,10 +220,7 @@ class Prefix:
 
     def clip(self, draft: Draft) -> Draft:
         """Offer no drafted token after eos, and none beyond the length limit."""
-        eos = self.symbols.eos
-        return Draft([
-            tokens[: min(room, tokens.index(eos) + 1 if eos in tokens else room)] for tokens, room in zip(draft.tokens, self.room)
-        ])  # fmt: skip
+        return draft.clip(self.room, self.symbols.eos)
 
     def commit(self, draft: Draft, verdict: Verdict) -> tuple[list[Step], list[bool]]:
         """Append each row's accepted tokens and correction, up to eos. Returns each row's step and whether it is finished."""

@@ -13,12 +13,16 @@ class TransformerVerifier(Reader):
     """A fairseq Transformer or BART as verifier."""
 
     def score(self, state: ReaderState, prefix: Prefix, draft: Draft) -> Tensor:
-        """(B, K+1, V) logits after the prefix and each of the drafted tokens; behind a row's draft stands anything.
+        """(B, K+1, V) logits after the prefix and each of the drafted tokens; behind a row's draft, or the last row, stands
+        anything.
 
         Read are the last committed token and the draft; what came before is in the cache.
         """
-        tokens = [[output[-1] if output else prefix.symbols.eos, *row] for output, row in zip(prefix.outputs, draft.tokens)]
-        return self.read(state, tokens, list(map(len, prefix.outputs)), [0] * len(tokens))[0]
+        last = [output[-1] if output else prefix.symbols.eos for output in prefix.outputs]
+        places, firsts = list(map(len, prefix.outputs)), [0] * len(last)
+        if draft.guesses is not None:
+            return self.read(state, [[token] for token in last], places, firsts, draft.guesses)[0]
+        return self.read(state, [[token, *row] for token, row in zip(last, draft.tokens)], places, firsts)[0]
 
 
 class Unverified:

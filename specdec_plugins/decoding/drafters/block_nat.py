@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..kv_cache import SourceMemory, hide
+from ..kv_cache import KVCache, SourceMemory, hide
 from ..transformer import Transformer, attention
-from ..values import Draft, Prefix, Source
+from ..values import DeviceDraft, Draft, Prefix, Source, Symbols, send
 
 CANDIDATES = 16  # tokens a position among which a successor network chooses
 
@@ -29,7 +29,7 @@ class BlockDrafter:
         """A state without rows: cross-attention entries and, as a last layer, those of the source copy."""
         decoder = self.model.decoder
         layers = len(decoder.layers) + (decoder.copy is not None)
-        return SourceMemory(layers, 2 * decoder.width, decoder.embedding.tokens, self.scattered)
+        return SourceMemory(KVCache(layers, 2 * decoder.width, decoder.embedding.tokens, self.scattered))
 
     def admit(self, state: SourceMemory, source: Source) -> None:
         """Append the sentences of ``source`` as rows."""
@@ -49,28 +49,37 @@ class BlockDrafter:
 
     def propose(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Draft:
         """The K = ``num_tokens`` most likely tokens after each row's prefix."""
-        most = self.model.config.max_target_positions
+        positions = self.model.config.max_target_positions
+        room = [max(0, positions - len(output)) for output in prefix.outputs]
         best = self.choose(prefix, *self.guess(state, prefix, num_tokens))
-        return Draft([tokens[: max(0, most - len(output))] for tokens, output in zip(best, prefix.outputs)])
+        if isinstance(best, list):
+            return Draft([tokens[:most] for tokens, most in zip(best, room)])
+        return DeviceDraft(best, room)
 
-    def choose(self, prefix: Prefix, logits: Tensor, gates: Tensor | None) -> list[list[int]]:
-        """A token for each of logits (B, K, V): not pad, and no eos where the output would be empty. Overwrites the logits.
+    def choose(self, prefix: Prefix, logits: Tensor, gates: Tensor | None) -> Tensor | list[list[int]]:
+        """(R, K) a token for each of logits (R, K, V): not pad, and no eos where the output would be empty.
 
-        Without ``gates`` (B, K, R) the best one. With them what a token says about the next one counts, too: each is the best
+        Without ``gates`` (R, K, G) the best one. With them what a token says about the next one counts, too: each is the best
         behind the one chosen before it, among the `CANDIDATES` that are best without.
         """
-        logits[..., prefix.symbols.pad] = -math.inf
-        logits[:, 0, prefix.symbols.eos].masked_fill_(prefix.lengths == 0, -math.inf)
+        some = send([*map(len, prefix.outputs), *[1] * (len(logits) - len(prefix))], logits.device)
+        inputs = [logits, some] if gates is None else [logits, some, gates]
+        return self.model.runner.run(self._choose, inputs, settings=(prefix.symbols,))[0]
+
+    def _choose(self, symbols: Symbols, logits: Tensor, some: Tensor, gates: Tensor | None = None) -> list[Tensor]:
+        """What `choose` returns. Overwrites the logits; ``some`` (R,) is 0 where nothing is committed."""
+        logits[..., symbols.pad] = -math.inf
+        logits[:, 0, symbols.eos].masked_fill_(some == 0, -math.inf)
         successor = self.model.decoder.successor
         if gates is None or successor is None:
-            return logits.argmax(-1).tolist()
-        scores, tokens = logits.topk(min(CANDIDATES, logits.size(-1)))  # (B, K, C)
-        chosen = [tokens[:, 0, 0]]  # (B,) each
+            return [logits.argmax(-1)]
+        scores, tokens = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
+        chosen = [tokens[:, 0, 0]]  # (R,) each
         for place in range(1, logits.size(1)):
-            relation = torch.relu(gates[:, place] + successor.tokens[chosen[-1]])  # (B, R)
-            total = scores[:, place] + (successor.out[tokens[:, place]] @ relation[..., None])[..., 0]  # (B, C)
+            relation = torch.relu(gates[:, place] + successor.tokens[chosen[-1]])  # (R, G)
+            total = scores[:, place] + (successor.out[tokens[:, place]] @ relation[..., None])[..., 0]  # (R, C)
             chosen.append(tokens[:, place].gather(1, total.argmax(1, keepdim=True))[:, 0])
-        return torch.stack(chosen, 1).tolist()
+        return [torch.stack(chosen, 1)]
 
     def guess(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor | None]:
         """(B, K, V) logits of the mask positions; a drafter that relates its guesses to each other has (B, K, R) gates, too."""

@@ -1,0 +1,125 @@
+"""How a pass is run: as it comes, or, on a GPU, recorded once and replayed.
+
+A pass is some hundred small kernels, and a host takes longer to launch them than a GPU to compute them. A CUDA graph launches
+them all at once, but it only repeats what was recorded: the same kernels, on the same memory. So a pass is a function of tensors
+of few different sizes, and of arguments that are part of what it is recorded for.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .kv_cache import KVCache
+
+log = logging.getLogger(__name__)
+Function = Callable[..., Sequence[Tensor]]
+Record = Callable[[Callable[[], None]], Callable[[], Any]]  # runs something, and returns what does the same again
+
+
+class Runner(Protocol):
+    def round(self, size: int, unit: int = 1) -> int:
+        """The size to compute where so much is wanted."""
+        ...
+
+    def run(
+        self, function: Function, inputs: Sequence[Tensor], caches: Sequence[KVCache] = (), settings: tuple = ()
+    ) -> Sequence[Tensor]:
+        """``function(*caches, *settings, *inputs)``. What it returns stands until it is run again."""
+        ...
+
+
+class Eager:
+    """Runs everything as it comes."""
+
+    def round(self, size: int, unit: int = 1) -> int:
+        return size
+
+    def run(
+        self, function: Function, inputs: Sequence[Tensor], caches: Sequence[KVCache] = (), settings: tuple = ()
+    ) -> Sequence[Tensor]:
+        return function(*caches, *settings, *inputs)
+
+
+EAGER = Eager()
+
+
+class Recorder:
+    """Records what is run for the first time with inputs of these sizes, this memory in the caches, and these settings.
+
+    If a recording cannot be made, or does not give what the function gives, that is logged, and everything runs as it comes from
+    then on.
+    """
+
+    def __init__(self, record: Record, most: int = 64):
+        self.record: Record | None = record
+        self.most = most  # recordings kept: those used last
+        self.known: OrderedDict[Hashable, Recording] = OrderedDict()
+
+    def round(self, size: int, unit: int = 1) -> int:
+        """The next of ``unit``, 2 ``unit``, 4 ``unit``, ...: few sizes, and less than half of one wasted."""
+        return unit << (max(1, -(-size // unit)) - 1).bit_length()
+
+    def run(
+        self, function: Function, inputs: Sequence[Tensor], caches: Sequence[KVCache] = (), settings: tuple = ()
+    ) -> Sequence[Tensor]:
+        def call(*given: Tensor) -> Sequence[Tensor]:
+            return function(*caches, *settings, *given)
+
+        if self.record is None:
+            return call(*inputs)
+        key = (function, *((each.shape, each.dtype) for each in inputs), *(each.layout for each in caches), settings)
+        try:
+            recording = self.known.pop(key, None) or Recording(self.record, call, inputs)
+        except RuntimeError as error:  # PyTorch's and CUDA's own
+            log.warning("passes run without CUDA graphs, several times as slowly: %s", str(error).splitlines()[0])
+            self.record = None
+            return call(*inputs)
+        self.known[key] = recording
+        if len(self.known) > self.most:
+            self.known.popitem(last=False)
+        return recording(inputs)
+
+
+class Recording:
+    """What a function does, on memory of its own for inputs and results."""
+
+    def __init__(self, record: Record, call: Function, inputs: Sequence[Tensor]):
+        """Raises RuntimeError if that does not work."""
+        self.inputs = [each.clone() for each in inputs]
+        expected = call(
+            *(each.clone() for each in inputs)
+        )  # also as libraries choose their algorithms now: that cannot be recorded
+        self.results = [torch.zeros_like(each) for each in expected]  # not where a recording has its intermediate results
+
+        def compute() -> None:
+            for place, result in zip(self.results, call(*(each.clone() for each in self.inputs))):
+                place.copy_(result)
+
+        self.replay = record(compute)
+        again = self(inputs)
+        if not all(torch.allclose(one.double(), two.double(), 0.01, 0.01, equal_nan=True) for one, two in zip(expected, again)):
+            raise RuntimeError("a recorded pass does not give what the pass gives")
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        for place, each in zip(self.inputs, inputs):
+            place.copy_(each)
+        self.replay()
+        return self.results
+
+
+def cuda_graphs(device: torch.device) -> Record:
+    """Records what a GPU is given to do. All recordings share the memory for intermediate results."""
+    with torch.cuda.device(device):
+        pool = torch.cuda.graph_pool_handle()
+
+    def record(compute: Callable[[], None]) -> Callable[[], Any]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            compute()
+        return graph.replay
+
+    return record

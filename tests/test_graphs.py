@@ -1,0 +1,162 @@
+"""Recorded passes: what a CUDA graph does, done on a CPU, under the same promises as passes that run as they come."""
+
+import pickle
+from typing import ClassVar
+
+import pytest
+import torch
+from reference import greedy
+from test_decoding import DRAFTERS, decode, make_pair, sentences
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdec_plugins.decoding.acceptance import TopBetaTau
+from specdec_plugins.decoding.graphs import EAGER, Recorder
+from specdec_plugins.decoding.values import DecodeStats
+
+WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
+
+
+class Tape(TorchDispatchMode):
+    """Notes PyTorch's operations and the memory they worked on, and does the same again, whatever Python would do now."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+        self.replays = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        assert function._schema.name not in WAITS, "the host waits for the device in the middle of a pass"
+        result = function(*arguments, **(keywords or {}))
+        self.operations.append((function, arguments, keywords or {}, result))
+        return result
+
+    def replay(self):
+        self.replays += 1
+        for function, arguments, keywords, result in self.operations:
+            again = function(*arguments, **keywords)
+            for place, value in zip(*([each] if isinstance(each, torch.Tensor) else each for each in (result, again))):
+                place.copy_(value)
+
+
+class Tapes(Recorder):
+    """Records on tapes."""
+
+    def __init__(self, **options):
+        super().__init__(self.tape, **options)
+        self.tapes = []
+
+    def tape(self, compute):
+        self.tapes.append(Tape())
+        with self.tapes[-1]:
+            compute()
+        return self.tapes[-1].replay
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_recorded_passes_leave_the_verifiers_output(kind):
+    """Batches of 1 to 9, whose rows are rounded up to 1, 2, 4, 8 and 16; drafts of any length and none; every run on the
+    memory of the one before."""
+    for seed, bias in enumerate((-9.0, -1.0)):
+        runner = Tapes()
+        (model, _), (verifier, drafter), tilt = make_pair(seed, bias=bias, drafter=DRAFTERS[kind], shake=0.1, runner=runner)
+        rule, sources = TopBetaTau(runner=runner), sentences(14, seed=seed, longest=40)
+        limits = [3 + 5 * index % 30 for index in range(14)]
+        expected = [greedy(model, source, limit, tilt) for source, limit in zip(sources, limits)]
+        for rows, block in ((1, 5), (1, 5), (3, [2, 0, 0, 0, 5]), *[(9, 5)] * 3):
+            recordings = len(runner.tapes)
+            hypotheses, stats = decode(verifier, drafter, sources, limits, block, rows, rule)
+            assert [hypothesis.tokens for hypothesis in hypotheses] == expected
+            assert stats.accepted
+        assert len(runner.tapes) == recordings, "memory grows in the first run, and is recorded in the second"
+        assert runner.record is not None and sum(tape.replays for tape in runner.tapes) > 4 * len(runner.tapes) > 40
+
+
+@pytest.mark.parametrize("beta", [1, 3])
+def test_recorded_passes_say_what_passes_say(beta):
+    """Tokens, scores and every step, also with tolerance."""
+    found = []
+    for runner in (EAGER, Tapes()):
+        _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter=DRAFTERS["successor"], shake=0.1, runner=runner)
+        sources, limits = sentences(20, seed=5), [5 + index for index in range(20)]
+        found.append(decode(verifier, drafter, sources, limits, 4, 6, TopBetaTau(beta, 2.0, runner)))
+    for one, two in zip(found[0][0], found[1][0]):
+        assert (one.tokens, one.steps, one.cut) == (two.tokens, two.steps, two.cut)
+        assert one.token_scores == pytest.approx(two.token_scores, abs=1e-6)
+    assert found[0][1].lengths == found[1][1].lengths
+
+
+def plus(add, x):
+    return [x + add]
+
+
+@pytest.mark.parametrize("fault", ["refused", "wrong"])
+def test_without_recordings_everything_runs_as_it_comes(caplog, fault):
+    """One warning, and right results."""
+
+    def record(compute):
+        if fault == "refused":
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return lambda: None
+
+    runner = Recorder(record)
+    for number in range(4):
+        assert runner.run(plus, [torch.full((2,), float(number))], settings=(1,))[0].tolist() == [number + 1] * 2
+    reason = {"refused": "operation not permitted when stream is capturing", "wrong": "a recorded pass does not give what"}[fault]
+    assert len(caplog.records) == 1 and reason in caplog.text
+
+
+def test_what_a_recording_is_for():
+    """Sizes, types and settings; what was not used for long goes."""
+    runner = Tapes(most=3)
+    kinds = [(torch.zeros(2), 1), (torch.zeros(3), 1), (torch.zeros(2, dtype=torch.float64), 1), (torch.zeros(2), 2)]
+    turns = [(3, kinds[:3]), (3, kinds[:3]), (4, kinds[3:]), (4, kinds[2:]), (5, kinds[:1]), (5, kinds[3:])]
+    for count, chosen in turns:
+        for x, add in chosen:
+            [result] = runner.run(plus, [x + 5], settings=(add,))
+            assert torch.equal(result, x + 5 + add) and result.dtype == x.dtype
+        assert len(runner.tapes) == count and len(runner.known) <= 3
+
+
+def test_sizes():
+    assert [EAGER.round(size, 4) for size in (1, 5)] == [1, 5]
+    assert [Tapes().round(size) for size in range(1, 10)] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
+    assert [Tapes().round(size, 6) for size in (0, 1, 6, 7, 12, 13, 24, 25)] == [6, 6, 6, 12, 12, 24, 24, 48]
+
+
+def test_a_gpu_books_its_own_time(monkeypatch):
+    """Laps are booked when the GPU has come to them, in order; nobody waits but at the end."""
+    waited = []
+
+    class Event:
+        """The GPU comes to a lap when the host has made two more."""
+
+        made: ClassVar = []
+
+        def __init__(self, enable_timing):
+            self.number = len(self.made)
+            self.made.append(self)
+
+        def record(self, stream):
+            pass
+
+        def query(self):
+            return waited or self.number + 2 < len(self.made)
+
+        def synchronize(self):
+            waited.append(self.number)
+
+        def elapsed_time(self, other):
+            return 1000.0 * (2**other.number - 2**self.number)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    stats, device = DecodeStats(), torch.device("cuda")
+    for what in (None, "drafting", "verifying", "elsewhere"):
+        stats.lap(what, device)
+    assert (stats.seconds["drafting"], stats.seconds["verifying"]) == (1.0, 0.0) and not waited
+    for what in (None, "drafting"):
+        stats.lap(what, device)
+    stats.settle()
+    found = [stats.seconds[what] for what in ("drafting", "verifying", "elsewhere")]
+    assert found == [1.0 + 16.0, 2.0, 4.0] and waited == [5]
+    assert pickle.loads(pickle.dumps(stats)) == stats
