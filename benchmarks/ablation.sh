@@ -1,15 +1,24 @@
 #!/usr/bin/env bash
 # Train drafters that differ in one thing, on one verifier's data, and see what of their drafts is accepted:
 #     benchmarks/ablation.sh RUN UPDATES SEED VARIANT ...
-# RUN is a finished folder of ./train.sh multi30k --mono FILE. Each variant goes to RUN/ablation/VARIANT.SEED; a finished one is skipped.
+# RUN is a finished folder of ./train.sh multi30k --mono FILE, or of ./train.sh small.en-de. Each variant goes to RUN/ablation/VARIANT.SEED; a finished one is skipped.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 run=$(realpath "$1") updates=$2 seed=$3; shift 3
 python=${PYTHON:-$root/.venv/bin/python}
 export PYTHONPATH=$root PYTHONWARNINGS=ignore SPECDEC_MATMUL=bf16
 export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
-shape="--encoder-layers 4 --encoder-embed-dim 256 --decoder-embed-dim 256 --encoder-ffn-embed-dim 1024 --decoder-ffn-embed-dim 1024
-    --encoder-attention-heads 4 --decoder-attention-heads 4"
+shape=$("$python" - "$run/verifier.pt" <<'PYTHON'
+import sys
+from specdec_plugins.checkpoint import load, model_args
+args = vars(model_args(load(sys.argv[1])))
+for side in ("encoder", "decoder"):
+    for part in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):
+        print(f"--{side}-{part}".replace("_", "-"), args[f"{side}_{part}"])
+    if args[f"{side}_normalize_before"]:
+        print(f"--{side}-normalize-before")
+PYTHON
+)
 
 train() { # train FOLDER DATA "INIT OPTIONS" TRAINING OPTIONS...
     local out=$1 data=$2 init=$3; shift 3

@@ -16,7 +16,7 @@ from specdec_plugins.decoding.control import Adaptive, FixedLength
 from specdec_plugins.decoding.graphs import EAGER
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.transformer import load_pair
-from specdec_plugins.decoding.values import DecodeStats, Draft, Prefix, Request, Symbols, compacted
+from specdec_plugins.decoding.values import DecodeStats, DeviceDraft, Draft, Prefix, Request, Symbols, compacted
 from specdec_plugins.decoding.verifier import TransformerVerifier, Unverified
 
 WORDS, EOS = 20, 2
@@ -502,8 +502,14 @@ def test_what_may_be_chosen_where():
 def test_what_is_offered():
     """Nothing after eos, nothing beyond the limit, and no more than the drafter offers."""
     prefix = make_prefix([0, 2, 3, 1, 1, 1], limits=[9, 4, 3, 9, 9, 9])
-    draft = Draft([[5, EOS, 6, EOS], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, EOS], []])
-    assert prefix.clip(draft).tokens == [[5, EOS], [5, 6], [], [5, 6, 7, 8], [5, 6, 7, EOS], []]
+    guesses = [[5, EOS, 6, EOS], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, EOS]]
+    expected = [[5, EOS], [5, 6], [], [5, 6, 7, 8], [5, 6, 7, EOS], []]
+    assert prefix.clip(Draft([*guesses, []])).tokens == expected
+    on_device = DeviceDraft(torch.tensor([*guesses, *[[9] * 4] * 3]), room=[4, 4, 4, 4, 4, 0])  # 6 rows are 8 in a recorded pass
+    assert on_device.tokens[:5] == guesses
+    assert prefix.clip(on_device).tokens == expected
+    clipped = prefix.clip(on_device)
+    assert clipped.arrive(guesses + [[9] * 4]) == clipped.tokens == expected
 
 
 def test_what_the_models_see_is_what_was_committed():
