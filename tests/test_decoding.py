@@ -509,7 +509,7 @@ def test_what_is_offered():
     assert on_device.tokens[:5] == guesses
     assert prefix.clip(on_device).tokens == expected
     clipped = prefix.clip(on_device)
-    assert clipped.arrive(guesses + [[9] * 4]) == clipped.tokens == expected
+    assert clipped.arrive([*guesses, [9] * 4]) == clipped.tokens == expected
 
 
 def test_what_the_models_see_is_what_was_committed():
