@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SYSTEMS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar", "specdec", "specdec-tolerant", "drafter")
 DTYPES = ("float32", "bfloat16", "int8")
+ON_GPUS = ("float32", "bfloat16", "float16")
 DRAFTERLESS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar")
 PILOT = 48  # sentences to warm up with, and to find the best number of threads
 
@@ -48,7 +49,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")
     p.add_argument("--sentences", type=int, metavar="N", help="only the first N")
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
-    p.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), metavar="T", help=", ".join(DTYPES))
+    p.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
+    p.add_argument("--dtypes", nargs="+", metavar="T", help=f"{', '.join(DTYPES)}; on a GPU {', '.join(ON_GPUS)} (default: all)")
     p.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32, 128], metavar="N")
     p.add_argument("--threads", nargs="+", type=int, metavar="N", help="numbers to choose from (default: 1, 2, 4 .. all cores)")
     p.add_argument("--block-sizes", nargs="+", default=["auto"], metavar="K", help="of specdec: numbers, auto (default: auto)")
@@ -78,6 +80,11 @@ def check(options: argparse.Namespace) -> None:
     for name in ("sentences", "rounds"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} is less than 1")
+    available = DTYPES if getattr(options, "device", "cpu") == "cpu" else ON_GPUS
+    options.dtypes = options.dtypes or list(available)
+    for dtype in options.dtypes:
+        if dtype not in available:
+            raise ValueError(f"--dtypes: no '{dtype}' here. Available: {', '.join(available)}")
     for block in options.block_sizes or []:
         if block != "auto" and not (block.isdecimal() and int(block)):
             raise ValueError(f"--block-sizes: '{block}' is neither a number over 0 nor auto")
@@ -100,10 +107,11 @@ class System:
     block: str | None = None  # None: the model's, or of no use
     beta: int = 1
     tau: float | None = None  # nats; None: exact, or of no use
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
-        if self.strategy.startswith("fairseq"):
+        if self.strategy.startswith("fairseq") and self.dtype == "float32":
             return self.strategy
         tolerance = "" if self.tau is None else f" beta={self.beta} tau={self.tau:g}"
         return f"{self.strategy} {self.dtype}" + (f" K={self.block}" if self.block else "") + tolerance
@@ -130,7 +138,8 @@ class Engine:
         from specdec_plugins.settings import Settings
         from specdec_plugins.translator import Translator
 
-        settings: dict[str, Any] = {"strategy": system.strategy.split("-")[0], "dtype": system.dtype, "threads": threads}
+        settings: dict[str, Any] = {"strategy": system.strategy.split("-")[0], "dtype": system.dtype}
+        settings.update(threads=threads, device=system.device)
         if system.strategy == "fairseq-beam5":
             settings["beam"] = 5
         if system.tau is not None:
@@ -194,7 +203,7 @@ class Engine:
         requests = [Request(index, source, self.translator.limit(len(source))) for index, source in enumerate(longest)]
         drafter, verifier, rule, length = self.translator._roles
         roles = watched(drafter), watched(verifier), rule, length
-        for _ in speculative_decode(*roles, requests, len(requests), DecodeStats()):
+        for _ in speculative_decode(*roles, requests, len(requests), DecodeStats(), device=self.translator.settings.device):
             pass
         return {"weights": self.weights, "caches": tensor_bytes(states)}
 
@@ -206,13 +215,16 @@ class CTranslate2:
         if not find_spec("ctranslate2"):
             raise ValueError("ctranslate2 is not installed: pip install 'specdec[bench]'")
         import ctranslate2
+        import torch
 
         self.pair = pair
         with tempfile.TemporaryDirectory() as folder:
             convert(pair, Path(folder))
+            device = torch.device(system.device)
             self.translator = ctranslate2.Translator(
-                f"{folder}/converted", device="cpu", compute_type=system.dtype, inter_threads=1, intra_threads=threads
-            )
+                f"{folder}/converted", device=device.type, device_index=device.index or 0, compute_type=system.dtype,
+                inter_threads=1, intra_threads=threads,
+            )  # fmt: skip
 
     def decode(self, sources: Sequence[list[int]], batch_size: int) -> Run:
         tokens = [self.pair.source.decode(source[:-1]).split() for source in sources]
@@ -280,8 +292,13 @@ def tensor_bytes(*things: Any) -> int:
     return total
 
 
-def peak_memory() -> int:
-    """The most bytes that this process had in memory. On Linux ru_maxrss is at least what its parent had, so it comes last."""
+def peak_memory(device: str = "cpu") -> int:
+    """The most bytes that this process had in memory, or PyTorch on a GPU. On Linux ru_maxrss is at least what its parent had, so
+    it comes last."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -307,7 +324,7 @@ def serve(connection: Connection, system: System, model: str, sources: list[list
                 torch.set_num_threads(threads)
                 built[threads] = (CTranslate2 if system.strategy == "ctranslate2" else Engine)(system, pair, threads)
             connection.send(getattr(built[threads], task)(sources[:count], batch_size))
-        connection.send(peak_memory())
+        connection.send(peak_memory(system.device))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):  # nobody asks any more
         pass
     except (ValueError, ImportError, RuntimeError) as error:
@@ -351,6 +368,8 @@ class Worker:
 
 def run(options: argparse.Namespace) -> None:
     """Measure, and print the tables and the JSON line."""
+    import torch
+
     from specdec_plugins.model_folder import load_folder
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
@@ -361,16 +380,16 @@ def run(options: argparse.Namespace) -> None:
     reader = Translator(pair, Settings(strategy="ar", threads=1))
     text = read(reader, options.input, options.reference, options.sentences)
     systems = [
-        System(name, dtype, block, *((options.beta, options.tau) if name == "specdec-tolerant" else ()))
+        System(name, dtype, block, *((options.beta, options.tau) if name == "specdec-tolerant" else ()), device=options.device)
         for name in options.systems
-        for dtype in (options.dtypes if not name.startswith("fairseq") else ["float32"])
+        for dtype in (options.dtypes if options.device != "cpu" or not name.startswith("fairseq") else ["float32"])
         for block in (options.block_sizes if name == "specdec" else [None])
     ]
-    plan = Plan(options.model, systems, options.batch_sizes, options.threads or thread_choices(), options.rounds)
+    plan = Plan(options.model, systems, options.batch_sizes, options.threads or thread_choices(options.device), options.rounds)
     measured, _ = measure(plan, text.sources, lambda what, share: say(what))
     say("")
 
-    baseline = next((each for each in measured if each.system == System("ar", "float32")), measured[0])
+    baseline = next((each for each in measured if each.system.name == "ar float32"), measured[0])
     rows = []
     for each in measured:
         row = summarise(each, baseline.runs[0].outputs)
@@ -378,7 +397,8 @@ def run(options: argparse.Namespace) -> None:
             row["bleu"], signature = bleu([reader.text(tokens) for tokens in each.runs[0].outputs], text.references)
         rows.append(row)
     print(table(rows, options.batch_sizes))
-    signed = {**machine(pair), "model": options.model, "input": options.input, "sentences": len(text.sources)}
+    gpu = {} if options.device == "cpu" else {"gpu": torch.cuda.get_device_name(options.device)}
+    signed = {**machine(pair), **gpu, "model": options.model, "input": options.input, "sentences": len(text.sources)}
     result = {"benchmark": "specdec-benchmark", "rows": rows, "rounds": options.rounds, "signature": signed}
     if text.references:
         result["bleu_signature"] = signature
@@ -410,7 +430,9 @@ def read(reader: "Translator", source: str, reference: str | None, count: int | 
     return Text([sources[index] for index in kept], [references[index] for index in kept] if references else None)
 
 
-def thread_choices() -> list[int]:
+def thread_choices(device: str = "cpu") -> list[int]:
+    if device != "cpu":
+        return [1]
     cores = len(os.sched_getaffinity(0))
     return sorted({*(1 << n for n in range(cores.bit_length()) if 1 << n <= cores), cores})
 
@@ -578,7 +600,7 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)]
+    dtypes = [dtype for dtype in (*DTYPES, "float16") if any(row["dtype"] == dtype for row in rows)]
     kinds = list(dict.fromkeys((row["strategy"], row["block_size"]) for row in rows))
     sizes = sorted({row["batch_size"] for row in rows})
     figure, panels = pyplot.subplots(

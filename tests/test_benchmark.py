@@ -66,6 +66,8 @@ def test_what_it_counts(text):
         (["--rounds", "0"], "--rounds 0 is less than 1"),
         (["--batch-sizes", "4", "0"], "--batch-sizes: 0 is less than 1"),
         (["--block-sizes", "many"], "--block-sizes: 'many' is neither a number over 0 nor auto"),
+        (["--dtypes", "float16"], "--dtypes: no 'float16' here. Available: float32, bfloat16, int8"),
+        (["--device", "cuda", "--dtypes", "int8"], "--dtypes: no 'int8' here. Available: float32, bfloat16, float16"),
         (["--model", "nowhere"], "nowhere: not a model folder"),
         (["--input", "nowhere.txt"], "nowhere.txt"),
     ],
