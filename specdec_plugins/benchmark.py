@@ -379,8 +379,9 @@ def run(options: argparse.Namespace) -> None:
         options.systems = [name for name in options.systems if name in DRAFTERLESS]
     reader = Translator(pair, Settings(strategy="ar", threads=1))
     text = read(reader, options.input, options.reference, options.sentences)
+    tolerance = {"beta": options.beta, "tau": options.tau}
     systems = [
-        System(name, dtype, block, *((options.beta, options.tau) if name == "specdec-tolerant" else ()), device=options.device)
+        System(name, dtype, block, device=options.device, **(tolerance if name == "specdec-tolerant" else {}))
         for name in options.systems
         for dtype in (options.dtypes if options.device != "cpu" or not name.startswith("fairseq") else ["float32"])
         for block in (options.block_sizes if name == "specdec" else [None])
