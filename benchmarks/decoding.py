@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import random
 import statistics
 import sys
@@ -29,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from specdec_plugins.benchmark import cpu_name  # noqa: E402
+from specdec_plugins.benchmark import machine  # noqa: E402
 from specdec_plugins.decoding.drafters.block_nat import CANDIDATES  # noqa: E402
 from specdec_plugins.model_folder import load_folder  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
@@ -54,16 +53,9 @@ def main() -> int:
     lines = list(read_lines(options.source))[: options.sentences]
     modes = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance, "failures": failures, "drafters": drafters}
     result = modes[options.what](options, lines)
-    print(json.dumps({"benchmark": f"decoding {options.what}", **result, "signature": signature(options, lines)}))
+    signature = {**machine(), "threads": options.threads, "dtype": options.dtype, "model": options.model, "sentences": len(lines)}
+    print(json.dumps({"benchmark": f"decoding {options.what}", **result, "signature": signature}))
     return 0
-
-
-def signature(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
-    return {
-        "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "device": "cpu",
-        "cpu": cpu_name(),
-        "threads": options.threads, "dtype": options.dtype, "model": options.model, "sentences": len(lines),
-    }  # fmt: skip
 
 
 def build(options: argparse.Namespace, successor: bool = True, **settings) -> Translator:

@@ -399,7 +399,14 @@ def run(options: argparse.Namespace) -> None:
         rows.append(row)
     print(table(rows, options.batch_sizes))
     gpu = {} if options.device == "cpu" else {"gpu": torch.cuda.get_device_name(options.device)}
-    signed = {**machine(pair), **gpu, "model": options.model, "input": options.input, "sentences": len(text.sources)}
+    signed = {
+        **machine(),
+        **gpu,
+        "block_size": pair.block_size,
+        "model": options.model,
+        "input": options.input,
+        "sentences": len(text.sources),
+    }
     result = {"benchmark": "specdec-benchmark", "rows": rows, "rounds": options.rounds, "signature": signed}
     if text.references:
         result["bleu_signature"] = signature
@@ -579,7 +586,7 @@ def cpu_name() -> str:
         return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def machine(pair: "Pair") -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """What the figures depend on."""
     versions = {}
     for package in ("torch", "fairseq-fixed", "fairseq", "ctranslate2"):
@@ -590,7 +597,7 @@ def machine(pair: "Pair") -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d"), "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
-        **versions, "block_size": pair.block_size,
+        **versions,
     }  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
     pair = load_folder(options.model)
     reader = Translator(pair, Settings(strategy="ar", threads=1))
     systems = matrix(options, pair.drafter is not None, pair.block_size)
-    signature = {**benchmark.machine(pair), "model": options.model}
+    signature = {**benchmark.machine(), "block_size": pair.block_size, "model": options.model}
     shared = {
         **{name: value for name, value in signature.items() if name not in ("date", "model")},
         "model": fingerprint(path for path in Path(options.model).iterdir() if path.is_file()),
