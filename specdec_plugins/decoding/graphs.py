@@ -90,9 +90,9 @@ class Recording:
     def __init__(self, record: Record, call: Function, inputs: Sequence[Tensor]):
         """Raises RuntimeError if that does not work."""
         self.inputs = [each.clone() for each in inputs]
-        expected = call(
-            *(each.clone() for each in inputs)
-        )  # also as libraries choose their algorithms now: that cannot be recorded
+        # Clones here and below: a function may overwrite its inputs. In this call libraries also choose their algorithms, which
+        # cannot be recorded.
+        expected = call(*(each.clone() for each in inputs))
         self.results = [torch.zeros_like(each) for each in expected]  # not where a recording has its intermediate results
 
         def compute() -> None:
