@@ -6,6 +6,7 @@
     benchmarks/decoding.py acceptance --model DIR --source FILE
     benchmarks/decoding.py failures   --model DIR --source FILE
     benchmarks/decoding.py drafters   --model DIR --against DIR --source FILE
+    benchmarks/decoding.py time       --model DIR --source FILE
 
 Prints a table for people and, as the last line, one line of JSON with the machine's signature.
 """
@@ -17,7 +18,8 @@ import os
 import random
 import statistics
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -29,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from specdec_plugins.benchmark import machine  # noqa: E402
+from specdec_plugins.decoding import kernels  # noqa: E402
 from specdec_plugins.decoding.drafters.block_nat import CANDIDATES  # noqa: E402
 from specdec_plugins.model_folder import load_folder  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
@@ -40,7 +43,7 @@ BETAS, TAUS = (2, 3, 5), (0.3, 0.5, 1.0, 2.0, 3.0)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("identity", "tolerance", "acceptance", "failures", "drafters"))
+    parser.add_argument("what", choices=tuple(MODES))
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--source", required=True, type=Path, metavar="FILE")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="for tolerance")
@@ -51,8 +54,7 @@ def main() -> int:
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 6, 8, 12], metavar="K", help="for acceptance")
     options = parser.parse_args()
     lines = list(read_lines(options.source))[: options.sentences]
-    modes = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance, "failures": failures, "drafters": drafters}
-    result = modes[options.what](options, lines)
+    result = MODES[options.what](options, lines)
     signature = {**machine(), "threads": options.threads, "dtype": options.dtype, "model": options.model, "sentences": len(lines)}
     print(json.dumps({"benchmark": f"decoding {options.what}", **result, "signature": signature}))
     return 0
@@ -194,7 +196,7 @@ def failures(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     seen: list[list[tuple[float, float]]] = []  # of each pass, by position: entropy in nats, and the best token's probability
 
     def judged(logits: torch.Tensor, draft: Any, bounds: Any) -> Any:
-        chances = logits[0, : draft.width + 1].softmax(-1)  # (K + 1, V), before the rule writes there
+        chances = logits[0, : len(draft.tokens[0]) + 1].softmax(-1)  # (K + 1, V), before the rule writes there
         entropy = torch.special.entr(chances).sum(-1)
         seen.append(list(zip(entropy.tolist(), chances.max(-1)[0].tolist())))
         return rule(logits, draft, bounds)
@@ -250,6 +252,67 @@ def failures(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
             )
         )
     return {"rows": rows, "refusals": len(refused), "second_choice": round(near / len(refused), 3), "examples": examples}
+
+
+def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
+    """Where an iteration's time goes at batch size 1: in each call of the kernels, and in Python around them."""
+    library, where, clock = kernels.library(), ["other"], time.perf_counter
+    spent: defaultdict[str, float] = defaultdict(float)
+
+    def timed(function: Any, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            began = clock()
+            result = function(*arguments)
+            spent[name if name in ("encoder", "source entries") else f"{where[-1]}: {name}"] += clock() - began
+            return result
+
+        return call
+
+    def within(role: str, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            where.append(role)
+            result = function(*arguments)
+            where.pop()
+            return result
+
+        return call
+
+    calls = {
+        "encode": "encoder",
+        "multiply": "source entries",
+        "read": "pass",
+        "draft": "pass",
+        "choose": "choice",
+        "judge": "judgement",
+    }
+    for name, title in calls.items():
+        setattr(library, f"specdec_{name}", timed(getattr(library, f"specdec_{name}"), title))
+    rows: list[dict[str, Any]] = []
+    for block_size in (0, *options.block_sizes):
+        strategy: dict[str, Any] = {"strategy": "specdec", "block_size": block_size} if block_size else {"strategy": "ar"}
+        translator = build(options, **strategy)
+        drafter, verifier, rule, controller = translator._roles
+        drafter.propose, verifier.score = within("draft", drafter.propose), within("verify", verifier.score)  # type: ignore[method-assign]
+        translator._roles = drafter, verifier, within("rule", rule), controller
+        rounds: list[dict[str, float]] = []
+        for _ in range(6):  # the first one warms up
+            spent.clear()
+            translator.take_stats()
+            translator.translate(lines, batch_size=1)
+            stats = translator.stats
+            seconds = sum(stats.seconds.values()) - stats.seconds["text"]
+            parts = {**spent, "Python": seconds - sum(spent.values()), "in all": seconds}
+            rounds.append({name: 1e6 * seconds / stats.passes for name, seconds in parts.items()})
+        middle = {name: round(statistics.median(each[name] for each in rounds[1:])) for name in rounds[-1]}
+        rows.append({"block_size": block_size, "tokens_a_pass": round(stats.mean_accepted_length, 3), "microseconds": middle})
+        print(f"{f'block size {block_size}' if block_size else 'ar'}: {stats.mean_accepted_length:.2f} tokens a pass")
+        for name, taken in middle.items():
+            print(f"  {name:18} {taken:6} us a pass  {taken / middle['in all']:5.0%}")
+    return {"rows": rows}
+
+
+MODES = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance, "failures": failures, "drafters": drafters,
+         "time": split}  # fmt: skip
 
 
 def tokens_a_pass(found: list[Translation]) -> float:
