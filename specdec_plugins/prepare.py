@@ -142,6 +142,7 @@ def _start_worker(function: Callable[[Pair], Pair]) -> None:
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports an interruption, once
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent's would let Pool wait for ever for a worker to end
 
 
 def _work(pair: Pair) -> Pair:
