@@ -93,7 +93,7 @@ case $preset in
         tokens=4096 device_tokens=4096 verifier_updates=2000 drafter_updates=3200 block=8 save_every=100 keep=5
         if [ $preset != multi30k ]; then
             src=${preset:6:2} tgt=${preset:9:2} corpus=prepare tokens=2048 device_tokens=2048 verifier_updates=8000 save_every=200
-            shape+=" --encoder-normalize-before --decoder-normalize-before"  # learns in half as many updates
+            shape+=" --encoder-normalize-before --decoder-normalize-before"  # with norms after them news was not learned: benchmarks/README.md
             verifier="$(linear_decay $verifier_updates) --dropout 0.1 --lr 2e-3 --warmup-updates 400"
         fi
         drafter="$(linear_decay $drafter_updates) --dropout 0.1 --lr 2e-3 --warmup-updates 200" ;;

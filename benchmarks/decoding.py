@@ -33,6 +33,7 @@ import torch  # noqa: E402
 from specdec_plugins.benchmark import machine  # noqa: E402
 from specdec_plugins.decoding import kernels  # noqa: E402
 from specdec_plugins.decoding.drafters.block_nat import CANDIDATES  # noqa: E402
+from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
 from specdec_plugins.model_folder import load_folder  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text import read_lines  # noqa: E402
@@ -157,6 +158,14 @@ def acceptance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     return {"rows": rows}
 
 
+def one_by_one(translator: Translator, lines: list[str]) -> tuple[DecodeStats, float]:
+    """What decoding some lines at batch size 1 counts, and the seconds it takes without the text's processing."""
+    translator.take_stats()
+    translator.translate(lines, batch_size=1)
+    stats = translator.stats
+    return stats, sum(stats.seconds.values()) - stats.seconds["text"]
+
+
 def drafters(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     """Two drafters of one verifier by turns, at batch size 1: speed, and what a draft costs."""
     cells: list[dict[str, Any]] = []
@@ -166,10 +175,7 @@ def drafters(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     for number in range(8):  # the first round warms up
         for cell in cells:
             translator = cell["translator"]
-            translator.take_stats()
-            translator.translate(lines, batch_size=1)
-            stats = translator.stats
-            seconds = sum(stats.seconds.values()) - stats.seconds["text"]
+            stats, seconds = one_by_one(translator, lines)
             cell["rates"] += [stats.committed / seconds] * (number > 0)
             cell["drafting"] += [1e6 * stats.seconds["drafting"] / stats.passes] * (number > 0)
             cell["tokens_a_pass"] = stats.mean_accepted_length
@@ -263,7 +269,7 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
         def call(*arguments: Any) -> Any:
             began = clock()
             result = function(*arguments)
-            spent[name if name in ("encoder", "source entries") else f"{where[-1]}: {name}"] += clock() - began
+            spent[name.format(where[-1])] += clock() - began
             return result
 
         return call
@@ -277,14 +283,8 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
 
         return call
 
-    calls = {
-        "encode": "encoder",
-        "multiply": "source entries",
-        "read": "pass",
-        "draft": "pass",
-        "choose": "choice",
-        "judge": "judgement",
-    }
+    calls = {"encode": "encoder", "multiply": "source entries", "read": "{}: pass", "draft": "{}: pass", "choose": "{}: choice",
+             "judge": "{}: judgement"}  # fmt: skip
     for name, title in calls.items():
         setattr(library, f"specdec_{name}", timed(getattr(library, f"specdec_{name}"), title))
     rows: list[dict[str, Any]] = []
@@ -297,10 +297,7 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
         rounds: list[dict[str, float]] = []
         for _ in range(6):  # the first one warms up
             spent.clear()
-            translator.take_stats()
-            translator.translate(lines, batch_size=1)
-            stats = translator.stats
-            seconds = sum(stats.seconds.values()) - stats.seconds["text"]
+            stats, seconds = one_by_one(translator, lines)
             parts = {**spent, "Python": seconds - sum(spent.values()), "in all": seconds}
             rounds.append({name: 1e6 * seconds / stats.passes for name, seconds in parts.items()})
         middle = {name: round(statistics.median(each[name] for each in rounds[1:])) for name in rounds[-1]}
