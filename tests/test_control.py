@@ -11,9 +11,9 @@ from specdec_plugins.decoding.values import Step
 class Machine:
     """A clock, and drafts whose tokens pass with a given probability each. A drafter that paused must catch up first."""
 
-    def __init__(self, plain, draft, token, passing, noise=0.1, seed=0, catch_up=0.0):
+    def __init__(self, plain, draft, token, passing, noise=0.1, seed=0, catch_up=0.0, stops=0.02):
         self.plain, self.draft, self.token, self.passing, self.catch_up = plain, draft, token, passing, catch_up
-        self.now, self.noise, self.random = 0.0, noise, random.Random(seed)
+        self.now, self.noise, self.random, self.stops = 0.0, noise, random.Random(seed), stops
         self.tokens, self.fair = 0, 0.0  # seconds without noise
 
     def seconds(self, length, rows):
@@ -27,7 +27,7 @@ class Machine:
             seconds = self.seconds(length, rows) + (self.catch_up if length and not chosen[-1] else 0.0)
             self.fair += seconds
             seconds *= 1 + self.noise * self.random.random()
-            if self.random.random() < 0.02:
+            if self.random.random() < self.stops:
                 seconds *= 30  # the process was not running
             self.now += seconds
             steps = [self.step(length) for _ in range(rows)]
@@ -79,11 +79,34 @@ def test_speculation_costs_next_to_nothing_where_it_does_not_pay(rows, seed):
     assert machine.fair < 1.04 * plain
 
 
+@pytest.mark.parametrize("passing", [0.0, 0.3, 0.45])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_few_rows_lose_no_time_with_drafts_that_do_not_pay(rows, passing):
+    machine = Machine(1.0, 1.0, 0.1 / rows, passing, catch_up=7.0)
+    controller = Adaptive(8, clock=lambda: machine.now)
+    machine.run(controller, rows, 3500)
+    assert machine.fair < 1.02 * machine.tokens / rows
+
+
+def test_plain_decoding_looks_at_the_clock_now_and_then():
+    machine = Machine(1.0, 5.0, 1.0, 0.1)
+    looks = 0
+
+    def clock():
+        nonlocal looks
+        looks += 1
+        return machine.now
+
+    machine.run(Adaptive(8, clock), 1, 3500)
+    assert looks < 2 * 3500 / 6
+
+
 def test_a_guess_from_a_slow_measurement_is_soon_corrected():
     """By accident the shorter draft took longer, so that much longer ones seem to cost no more."""
-    machine = Machine(1.0, 0.5, 0.1, 0.9, noise=0.0)
+    machine = Machine(1.0, 0.5, 0.1, 0.9, noise=0.0, stops=0.0)
     controller = Adaptive(8, clock=lambda: machine.now)
     machine.run(controller, 8, 3000)
+    assert controller.costs[controller.key].tried == 1
     assert controller.choices[controller.key] == 0
     controller.costs[controller.key].known[1] = 3.4
     assert 0 < sum(length > 2 for length in machine.run(controller, 8, 100)) < 10

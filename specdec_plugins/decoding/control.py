@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from .values import Step
 
 SMALL = 8  # 4 log2 of the most rows that make a small batch: 4
+RATION = 0.01  # of the time, for trials
+EVERY = 32  # so many plain passes are thought about once: they can be so short that thinking would show
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,12 @@ class Costs:
     trials: int = 0  # the visit from which some of each are tried, so that costs are known
     tried: int = 0  # how many of those there were
     visits: int = 0
+    seen: int = 0  # the visit that was measured last
     known: dict[int, float] = field(default_factory=dict)
     price: float = 0.0  # seconds that the last trial took
     wait: int = 32  # visits until something else is tried
     until: int = 32
+    decided: int = 0  # the visit of the last decision
     surprise: bool = False  # something was measured that had been expected otherwise
 
     def add(self, length: int, seconds: float) -> None:
@@ -74,8 +78,9 @@ class Adaptive:
 
     The expected tokens of a draft of K are 1 + the sum over j <= K of the probability that its first j tokens pass. What an
     iteration costs is measured, for each number of rows by itself, at the machine's pace of the moment. Another length is taken
-    only if it promises 3 % more, and now and then something else is tried, less and less often while the answer stays the same;
-    in large batches trials may take 2 % of the time in all.
+    only if it promises 3 % more, drafts instead of none if they promise 10 % more. Now and then something else is tried, less and
+    less often while the answer stays the same; where drafts do not pay, and in large batches from the beginning, trials may take
+    1 % of the time in all.
     """
 
     def __init__(self, block_size: int, clock=time.perf_counter):
@@ -87,36 +92,43 @@ class Adaptive:
         # By position of the block: in how many drafts all before it passed, and in how many it passed, too. Old ones fade.
         self.reached = [0.0] * self.most
         self.passed = [0.0] * self.most
-        self.key = self.length = 0
-        self.total = self.spent = 0.0  # seconds in all, and for trying in large batches
+        self.rows = self.key = self.length = 0
+        self.watching = True
+        self.total = self.spent = 0.0  # seconds in all, and for trying
         self.pace = 1.0  # how slow the machine is at present: others use it, too, and what counts are ratios
         self.trying = 0  # passes of what is being tried that are still to come
-        self.paused = False
+        self.odd = False  # whether what this pass takes says nothing about others
         self.began = 0.0
 
     def next_length(self, rows: int) -> int:
-        key, before = round(4 * math.log2(max(1, rows))), self.length  # about a fifth more rows is another case
+        key = round(4 * math.log2(max(1, rows)))  # about a fifth more rows is another case
         if key != self.key:
             self.key, self.trying = key, 0
         if key not in self.costs:
             self.costs[key] = Costs(trials=16 if self.choices else 0)  # later on, what is known of similar batches will do
-        self.length = self._choose(self.costs[key])
-        # A drafter that paused has to catch up: what that takes says nothing about drafts that follow each other.
-        self.paused = before == 0 < self.length
-        self.began = self.clock()
+        costs = self.costs[key]
+        before, grown, self.rows = self.length, rows > self.rows, rows
+        self.watching = bool(self.trying or self.choices.get(key) != 0 or costs.surprise or costs.visits % EVERY == 0)
+        self.length = self._choose(costs) if self.watching else 0
+        costs.visits += 1
+        # A drafter that paused has to catch up, and new sentences bring work of their own.
+        self.odd = before == 0 < self.length or grown
+        self.began = self.clock() if self.watching else 0.0
         return self.length
 
     def update(self, steps: Sequence[Step]) -> None:
+        if not self.watching:
+            return
         seconds, costs = self.clock() - self.began, self.costs[self.key]
-        costs.visits += 1
-        self.total += seconds
+        self.total += seconds * (costs.visits - costs.seen)
+        costs.seen = costs.visits
         if self.trying:
             self.trying -= 1
             self.spent += seconds
             costs.price += seconds
         if self.length and not any(step.drafted for step in steps):
             return  # nobody had room for a draft, so this was another kind of pass
-        if costs.visits > 1 and not self.paused:  # the first pass of its kind makes room for itself
+        if costs.visits > 1 and not self.odd:  # the first pass of its kind makes room for itself
             usual = costs.known.get(self.length)
             costs.add(self.length, seconds / self.pace)
             if usual:
@@ -143,17 +155,18 @@ class Adaptive:
     def _choose(self, costs: Costs) -> int:
         if self.trying:
             return self.length
-        affordable = self._small() or self.spent + max(costs.price, 5 * costs.seconds(0)) < 0.02 * self.total
+        affordable = self.spent + max(costs.price, 5 * costs.seconds(0)) < RATION * self.total
         first = (*self._lengths(), 0) if self._small() else self._lengths()[:1]
         if costs.tried < len(first):
-            if affordable and costs.visits >= costs.trials:
+            if (affordable or self._small()) and costs.visits >= costs.trials:
                 costs.tried += 1
                 return self._try(costs, first[costs.tried - 1])
             alike = [key for key in self.choices if (key <= SMALL) == self._small()]
             return self.choices[min(alike, key=lambda key: abs(key - self.key))] if alike else 0
-        if self.key not in self.choices or costs.surprise or costs.visits % 8 == 0:  # thinking takes time, too
+        if self.key not in self.choices or costs.surprise or costs.visits - costs.decided >= 8:
             self._decide(costs)
         chosen = self.choices[self.key]
+        affordable |= self._small() and (chosen > 0 or costs.wait < 256)
         if costs.visits >= costs.until and (affordable or chosen):
             costs.wait = min(512, 2 * costs.wait)
             costs.until = costs.visits + costs.wait
@@ -176,12 +189,12 @@ class Adaptive:
         return (self.start, third) if self._small() else (third, max(1, third // 2))
 
     def _decide(self, costs: Costs) -> None:
-        costs.surprise = False
+        costs.surprise, costs.decided = False, costs.visits
         tokens = self.expected()[: costs.longest + 1]
         rates = [count / costs.seconds(length) for length, count in enumerate(tokens)]
         best = max(range(len(rates)), key=lambda length: rates[length])
         current = self.choices.get(self.key)
-        if current is None or current >= len(rates) or rates[best] > 1.03 * rates[current]:
+        if current is None or current >= len(rates) or rates[best] > (1.03 if current else 1.1) * rates[current]:
             self.choices[self.key] = best
             costs.wait = 32
 
