@@ -36,6 +36,7 @@ constexpr int W = 8, MOST_ROWS = 3;
 constexpr int W = 4, MOST_ROWS = 3;
 #endif
 constexpr int TILE = 32;  // columns of a panel of weights
+constexpr int APART = 8;  // rows for each of the team's members from which on they work apart
 constexpr int C = TILE / W;
 
 typedef float Floats __attribute__((vector_size(4 * W), aligned(4), may_alias));
@@ -53,23 +54,26 @@ inline Floats load(const int8_t* from) { return __builtin_convertvector(*reinter
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-inline float sum(Floats value) {
-    for (int step = W / 2; step; step /= 2) {
-        Ints other;
-        for (int lane = 0; lane < W; ++lane) other[lane] = lane ^ step;
-        value += __builtin_shuffle(value, other);
+// Lanes in other orders: each with the one that is W / 2, W / 4, .. 1 away.
+struct Exchanges {
+    int32_t lanes[4][W] = {};
+    constexpr Exchanges() {
+        for (int turn = 0, step = W / 2; step; ++turn, step /= 2)
+            for (int lane = 0; lane < W; ++lane) lanes[turn][lane] = lane ^ step;
     }
-    return value[0];
-}
+};
+constexpr Exchanges EXCHANGES;  // constants, as the compiler would put them together lane by lane otherwise
 
-inline float largest(Floats value) {
-    for (int step = W / 2; step; step /= 2) {
-        Ints other;
-        for (int lane = 0; lane < W; ++lane) other[lane] = lane ^ step;
-        value = larger(value, __builtin_shuffle(value, other));
-    }
+template <class Join>
+inline float joined(Floats value, Join&& join) {
+    for (int turn = 0, step = W / 2; step; ++turn, step /= 2)
+        value = join(value, __builtin_shuffle(value, *reinterpret_cast<const Ints*>(EXCHANGES.lanes[turn])));
     return value[0];
 }
+inline float sum(Floats value) {
+    return joined(value, [](Floats a, Floats b) { return a + b; });
+}
+inline float largest(Floats value) { return joined(value, larger); }
 
 inline Floats exponential(Floats x) {  // relative error below 2e-7; 0 for what is far below 0
     const float magic = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer
@@ -269,15 +273,22 @@ struct Input {
     }
 };
 
+constexpr int AHEAD = 2048;  // bytes: weights are read from one end to the other, but the CPU's own prefetching stops at each page
+
+// The sums stay in registers only if the loops over them are unrolled early: the compiler has to be told.
 template <int R, class Weight>
 inline void product(const float* x, int inputs, const Weight* w, float* to) {
     Floats total[R][C] = {};
     for (int i = 0; i < inputs; ++i, w += TILE) {
+        for (size_t line = 0; line < TILE * sizeof(Weight); line += 64)
+            __builtin_prefetch(reinterpret_cast<const char*>(w) + AHEAD + line);
         Floats column[C];
         for (int c = 0; c < C; ++c) column[c] = load(w + c * W);
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < C; ++c) total[r][c] += x[size_t(r) * inputs + i] * column[c];
     }
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) store(to + r * TILE + c * W, total[r][c]);
 }
@@ -286,9 +297,13 @@ inline void product(const float* x, int inputs, const Weight* w, float* to) {
 template <int R>
 inline void product(const uint8_t* x, int inputs, const int8_t* w, float* to) {
     __m512i total[R][2];
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm512_setzero_si512();
     for (int i = 0; i < inputs; i += 4, w += 4 * TILE) {
         const __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
+        __builtin_prefetch(w + AHEAD);
+        __builtin_prefetch(w + AHEAD + 64);
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             int32_t quartet;
             std::memcpy(&quartet, x + size_t(r) * inputs + i, 4);
@@ -297,6 +312,7 @@ inline void product(const uint8_t* x, int inputs, const int8_t* w, float* to) {
             total[r][1] = _mm512_dpbusd_epi32(total[r][1], value, right);
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r)  // whole numbers for now: the caller takes the offset away before they become floats
         for (int c = 0; c < 2; ++c) _mm512_storeu_si512(to + r * TILE + 16 * c, total[r][c]);
 }
@@ -309,17 +325,18 @@ void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
     product<R>(x, inputs, w, to);
 }
 
-// Calls done(row, first column, values of TILE columns) for every row and the panels that this member of the team computes.
+// Calls done(row, first column, values of TILE columns) for the rows and panels given.
 template <class Done>
-void multiply(const Linear& linear, const Input& input, int rows, Range panels, Done&& done) {
+void multiply(const Linear& linear, const Input& input, Range rows, Range panels, Done&& done) {
     alignas(64) float to[MOST_ROWS * TILE];
-    const int blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int total = rows.to - rows.from, blocks = (total + MOST_ROWS - 1) / MOST_ROWS;
     for (int panel = panels.from; panel < panels.to; ++panel) {
         const size_t start = size_t(panel) * TILE * linear.inputs;
         const float *bias = &linear.bias[panel * TILE], *scale = &linear.scale[panel * TILE];
         const int32_t* offset = &linear.offset[panel * TILE];
         for (int block = 0; block < blocks; ++block) {
-            const Range part = share(rows, block, blocks);
+            Range part = share(total, block, blocks);
+            part = {part.from + rows.from, part.to + rows.from};
             const int count = part.to - part.from;
             const float* x = input.values.data() + size_t(part.from) * linear.inputs;
             if (linear.kind == FLOAT32)
@@ -372,44 +389,60 @@ struct Norm {
     }
 };
 
-// One query (D,) over the first `count` entries, each `stride` numbers: keys (D,), then values (D,).
+// V vectors of the values' weighted sums, from column i on; every vector is within one head.
+template <int V>
+inline void mix(const float* weights, const float* norms, int span, const float* values, size_t stride, int count, int size, int i,
+                float* to) {
+    Floats mixed[V] = {};
+    const float* own[V];
+    for (int v = 0; v < V; ++v) own[v] = weights + (i + v * W) / size * span;
+    for (int t = 0; t < count; ++t)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) mixed[v] += own[v][t] * load(values + t * stride + i + v * W);
+    for (int v = 0; v < V; ++v) store(to + i + v * W, mixed[v] * norms[(i + v * W) / size]);
+}
+
+// One query (D,) over the first `count` entries, each `stride` numbers: keys (D,), then values (D,). Entry by entry, as they lie
+// in memory.
 void attend(const float* query, const float* entries, size_t stride, int count, int width, int heads, float scale, float* to) {
     thread_local std::vector<float> buffer;
-    if (int(buffer.size()) < count + W) buffer.resize(2 * count + W);
-    float* weights = buffer.data();
-    const int size = width / heads;
-    for (int head = 0; head < heads; ++head) {
-        const float *q = query + head * size, *keys = entries + head * size, *values = keys + width;
-        float most = -INFINITY;
-        for (int t = 0; t < count; ++t) {
-            const float* k = keys + t * stride;
+    const int size = width / heads, span = (count + 2 * W - 1) / W * W;
+    if (buffer.size() < size_t(heads) * (span + 1)) buffer.resize(2 * heads * (span + 1));
+    float *weights = buffer.data(), *norms = weights + heads * span;  // (heads, span), (heads,)
+    for (int t = 0; t < count; ++t)
+        for (int head = 0; head < heads; ++head) {
+            const float *q = query + head * size, *k = entries + t * stride + head * size;
             Floats total{};
             int i = 0;
             for (; i + W <= size; i += W) total += load(q + i) * load(k + i);
             float score = sum(total);
             for (; i < size; ++i) score += q[i] * k[i];
-            weights[t] = score * scale;
-            most = std::max(most, weights[t]);
+            weights[head * span + t] = score * scale;
         }
-        for (int t = count; t < count + W; ++t) weights[t] = -INFINITY;
-        Floats total{};
+    for (int head = 0; head < heads; ++head) {
+        float* own = weights + head * span;
+        for (int t = count; t < span; ++t) own[t] = -INFINITY;
+        Floats most = load(own), total{};
+        for (int t = W; t < count; t += W) most = larger(most, load(own + t));
+        const float top = largest(most);
         for (int t = 0; t < count; t += W) {
-            const Floats weight = exponential(load(weights + t) - most);
+            const Floats weight = exponential(load(own + t) - top);
             total += weight;
-            store(weights + t, weight);
+            store(own + t, weight);
         }
-        const float norm = 1 / sum(total);
-        int i = 0;
-        for (; i + W <= size; i += W) {
-            Floats mixed{};
-            for (int t = 0; t < count; ++t) mixed += weights[t] * load(values + t * stride + i);
-            store(to + head * size + i, mixed * norm);
-        }
-        for (; i < size; ++i) {
-            float mixed = 0;
-            for (int t = 0; t < count; ++t) mixed += weights[t] * values[t * stride + i];
-            to[head * size + i] = mixed * norm;
-        }
+        norms[head] = 1 / sum(total);
+    }
+    const float* values = entries + width;
+    int i = 0;
+    if (size % W == 0) {
+        for (; i + 8 * W <= width; i += 8 * W) mix<8>(weights, norms, span, values, stride, count, size, i, to);
+        for (; i < width; i += W) mix<1>(weights, norms, span, values, stride, count, size, i, to);
+    }
+    for (; i < width; ++i) {
+        const float* own = weights + i / size * span;
+        float mixed = 0;
+        for (int t = 0; t < count; ++t) mixed += own[t] * values[t * stride + i];
+        to[i] = mixed * norms[i / size];
     }
 }
 
@@ -461,6 +494,7 @@ struct Scratch {
     std::vector<Row> rows;
     std::vector<float> x, queries;
     Input input, hidden;
+    std::vector<int> bounds;  // the first row of each member's part
     std::vector<int64_t> candidates;
 };
 
@@ -468,7 +502,7 @@ class Forward {
   public:
     Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch)
         : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries),
-          input(scratch.input), hidden(scratch.hidden), count(int(rows.size())) {
+          input(scratch.input), hidden(scratch.hidden), bounds(scratch.bounds), count(int(rows.size())) {
         bool quantised = false;
         int inner = 0;
         for (const Layer& layer : stack.layers) {
@@ -482,20 +516,54 @@ class Forward {
     }
 
     void operator()() {
-        team.run([this](int member) {
-            each_row(member, [&](int row) { embed(row); });
-            for (size_t index = 0; index < stack.layers.size(); ++index) layer(int(index), member);
-            finish(member);
+        const bool apart = splits();
+        team.run([&](int member) {
+            Part part{member, apart, apart ? Range{bounds[member], bounds[member + 1]} : share(count, member, team.size)};
+            each_row(part, [&](int row) { embed(row); });
+            for (size_t index = 0; index < stack.layers.size(); ++index) layer(int(index), part);
+            finish(part);
         });
     }
 
   private:
+    // What a member of the team does. With few rows all compute all of them together: each some of a product's columns, and some
+    // rows of what is no product. With enough sentences each takes some through the whole pass, apart from the others, and reads
+    // all weights for it: that costs less than to wait for each other and to hand over what the other's cache holds.
+    struct Part {
+        int member;
+        bool apart;
+        Range rows;
+    };
+
     float* x(int row) { return &values[size_t(row) * stack.width]; }
 
+    // Whether the rows can be shared out evenly by sentence, as a sentence's rows see each other; says in `bounds` how.
+    bool splits() {
+        const int fair = count / team.size;
+        if (team.size == 1 || fair < APART) return false;
+        bounds.assign(team.size + 1, count);
+        for (int member = 0; member < team.size; ++member) {
+            int& row = bounds[member] = share(count, member, team.size).from;
+            while (row && rows[row].sentence == rows[row - 1].sentence) --row;
+        }
+        for (int member = 0; member < team.size; ++member)
+            if (bounds[member + 1] - bounds[member] > fair + fair / 4) return false;
+        return true;
+    }
+
     template <class Do>
-    void each_row(int member, Do&& todo) {
-        const Range mine = share(count, member, team.size);
-        for (int row = mine.from; row < mine.to; ++row) todo(row);
+    void each_row(const Part& part, Do&& todo) {
+        for (int row = part.rows.from; row < part.rows.to; ++row) todo(row);
+    }
+    void sync(const Part& part) {
+        if (!part.apart) team.sync();
+    }
+    template <class Done>
+    void product(const Linear& linear, const Input& from, const Part& part, Done&& done) {
+        if (part.apart)
+            multiply(linear, from, part.rows, {0, linear.panels}, done);
+        else
+            multiply(linear, from, {0, count}, share(linear.panels, part.member, team.size), done);
     }
 
     const float* position(int row) const {
@@ -522,8 +590,8 @@ class Forward {
         if (QUANTISED_INPUT && linear.kind == INT8) what.quantise(row, linear.inputs);
     }
 
-    void prepare(const Linear& linear, const Norm* norm, int member) {
-        each_row(member, [&](int row) {
+    void prepare(const Linear& linear, const Norm* norm, const Part& part) {
+        each_row(part, [&](int row) {
             float* to = &input.values[size_t(row) * stack.width];
             if (norm && !norm->weight.empty())
                 (*norm)(x(row), to);
@@ -531,67 +599,63 @@ class Forward {
                 std::copy(x(row), x(row) + stack.width, to);
             quantise(input, linear, row);
         });
-        team.sync();
+        sync(part);
     }
 
     const Norm* before(const Norm& norm) const { return stack.prenorm ? &norm : nullptr; }
 
-    void residual(const Linear& linear, const Input& from, const Norm& norm, int member) {
-        multiply(linear, from, count, share(linear.panels, member, team.size), [&](int row, int column, const float* result) {
+    void residual(const Linear& linear, const Input& from, const Norm& norm, const Part& part) {
+        product(linear, from, part, [&](int row, int column, const float* result) {
             float* to = x(row) + column;
             for (int c = 0; c < TILE; c += W) store(to + c, load(to + c) + load(result + c));
         });
-        team.sync();
-        if (!stack.prenorm) each_row(member, [&](int row) { norm(x(row), x(row)); });
+        sync(part);
+        if (!stack.prenorm) each_row(part, [&](int row) { norm(x(row), x(row)); });
     }
 
-    void look(const Linear& next, const Entries& entries, int index, bool source, int member) {
+    void look(const Linear& next, const Entries& entries, int index, bool source, const Part& part) {
         const float* data = entries.data + index * entries.layer;
         const float scale = 1 / std::sqrt(float(stack.width / stack.heads));
-        each_row(member, [&](int row) {
+        each_row(part, [&](int row) {
             const Row& what = rows[row];
             const int64_t seen = source ? what.source : what.visible;
             attend(&queries[size_t(row) * stack.width], data + what.sentence * entries.sentence, 2 * stack.width, int(seen),
                    stack.width, stack.heads, scale, &input.values[size_t(row) * stack.width]);
             quantise(input, next, row);
         });
-        team.sync();
+        sync(part);
     }
 
-    void layer(int index, int member) {
+    void layer(int index, Part& part) {
         const Layer& layer = stack.layers[index];
         const int width = stack.width;
         if (pass.block && index)
-            each_row(member, [&](int row) {
+            each_row(part, [&](int row) {
                 for (int i = 0; i < width; i += W) store(x(row) + i, load(x(row) + i) + load(position(row) + i));
             });
-        prepare(*layer.qkv, before(layer.norm), member);
+        prepare(*layer.qkv, before(layer.norm), part);
         float* cache = pass.cache.data + index * pass.cache.layer;
-        multiply(*layer.qkv, input, count, share(layer.qkv->panels, member, team.size), [&](int row, int column, const float* result) {
+        product(*layer.qkv, input, part, [&](int row, int column, const float* result) {
             float* entry = cache + rows[row].sentence * pass.cache.sentence + rows[row].place * 2 * width;
             float* to = column < width ? &queries[size_t(row) * width] + column : entry + (column - width);
             std::memcpy(to, result, TILE * sizeof(float));
         });
-        team.sync();
-        if (pass.narrowed && index + 1 == int(stack.layers.size())) {
-            if (member == 0) narrow();
-            team.sync();
-        }
-        look(*layer.out, pass.cache, index, false, member);
-        residual(*layer.out, input, layer.norm, member);
+        sync(part);
+        if (pass.narrowed && index + 1 == int(stack.layers.size())) narrow(part);
+        look(*layer.out, pass.cache, index, false, part);
+        residual(*layer.out, input, layer.norm, part);
         if (layer.cross_query) {
-            prepare(*layer.cross_query, before(layer.cross_norm), member);
-            const Range panels = share(layer.cross_query->panels, member, team.size);
-            multiply(*layer.cross_query, input, count, panels, [&](int row, int column, const float* result) {
+            prepare(*layer.cross_query, before(layer.cross_norm), part);
+            product(*layer.cross_query, input, part, [&](int row, int column, const float* result) {
                 std::memcpy(&queries[size_t(row) * width] + column, result, TILE * sizeof(float));
             });
-            team.sync();
-            look(*layer.cross_out, pass.memory, index, true, member);
-            residual(*layer.cross_out, input, layer.cross_norm, member);
+            sync(part);
+            look(*layer.cross_out, pass.memory, index, true, part);
+            residual(*layer.cross_out, input, layer.cross_norm, part);
         }
-        prepare(*layer.fc1, before(layer.final_norm), member);
+        prepare(*layer.fc1, before(layer.final_norm), part);
         const int inner = layer.fc1->outputs;
-        multiply(*layer.fc1, input, count, share(layer.fc1->panels, member, team.size), [&](int row, int column, const float* result) {
+        product(*layer.fc1, input, part, [&](int row, int column, const float* result) {
             float* to = &hidden.values[size_t(row) * inner] + column;
             for (int c = 0; c < TILE; c += W) {
                 const Floats value = load(result + c);
@@ -600,29 +664,40 @@ class Forward {
                                                          : gelu_tanh(value));
             }
         });
-        team.sync();
+        sync(part);
         if (QUANTISED_INPUT && layer.fc2->kind == INT8) {
-            each_row(member, [&](int row) { hidden.quantise(row, inner); });
-            team.sync();
+            each_row(part, [&](int row) { hidden.quantise(row, inner); });
+            sync(part);
         }
-        residual(*layer.fc2, hidden, layer.final_norm, member);
+        residual(*layer.fc2, hidden, layer.final_norm, part);
     }
 
-    void narrow() {
-        int kept = 0;
-        for (int row = 0; row < count; ++row)
+    // Leave out what is not kept.
+    void narrow(Part& part) {
+        if (part.apart) {
+            part.rows.to = compacted(part.rows);
+            return;
+        }
+        if (part.member == 0) count = compacted({0, count});
+        team.sync();
+        part.rows = share(count, part.member, team.size);
+    }
+
+    int compacted(Range range) {
+        int kept = range.from;
+        for (int row = range.from; row < range.to; ++row)
             if (rows[row].kept) {
                 std::copy(x(row), x(row) + stack.width, x(kept));
                 const float* query = &queries[size_t(row) * stack.width];
                 std::copy(query, query + stack.width, &queries[size_t(kept) * stack.width]);
                 rows[kept++] = rows[row];
             }
-        count = kept;
+        return kept;
     }
 
-    void finish(int member) {
+    void finish(const Part& part) {
         if (!stack.projection) {
-            each_row(member, [&](int row) {
+            each_row(part, [&](int row) {
                 float* to = pass.output + rows[row].target * stack.width;
                 if (stack.last.weight.empty())
                     std::copy(x(row), x(row) + stack.width, to);
@@ -631,13 +706,13 @@ class Forward {
             });
             return;
         }
-        prepare(*stack.projection, &stack.last, member);
-        project(*stack.projection, pass.output, member);
-        if (stack.gate) project(*stack.gate, pass.gates, member);
+        prepare(*stack.projection, &stack.last, part);
+        project(*stack.projection, pass.output, part);
+        if (stack.gate) project(*stack.gate, pass.gates, part);
     }
 
-    void project(const Linear& linear, float* output, int member) {
-        multiply(linear, input, count, share(linear.panels, member, team.size), [&](int row, int column, const float* result) {
+    void project(const Linear& linear, float* output, const Part& part) {
+        product(linear, input, part, [&](int row, int column, const float* result) {
             float* to = output + rows[row].target * linear.outputs + column;
             std::memcpy(to, result, std::min(TILE, linear.outputs - column) * sizeof(float));
         });
@@ -649,6 +724,7 @@ class Forward {
     std::vector<Row>& rows;
     std::vector<float>&values, &queries;
     Input &input, &hidden;
+    std::vector<int>& bounds;
     int count;  // of the rows that the pass goes on with
 };
 
@@ -802,7 +878,7 @@ void specdec_multiply(Engine* engine, const Linear* linear, const float* x, int 
         const Range mine = share(rows, member, team.size);
         for (int row = mine.from; quantised && row < mine.to; ++row) input.quantise(row, linear->inputs);
         team.sync();
-        multiply(*linear, input, rows, share(linear->panels, member, team.size), [&](int row, int column, const float* result) {
+        multiply(*linear, input, {0, rows}, share(linear->panels, member, team.size), [&](int row, int column, const float* result) {
             std::memcpy(to + size_t(row) * linear->outputs + column, result, std::min(TILE, linear->outputs - column) * sizeof(float));
         });
     });
