@@ -910,13 +910,15 @@ void specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t l
     Forward(*stack, pass, engine->team, engine->scratch)();
 }
 
-// Each sentence's tokens, behind what the cache holds -> output (B, width, V) at the last of them. Sentence b's tokens begin at
-// starts[b] and end before starts[b + 1], the first stands at places[b] of its output, and results are wanted from its
-// firsts[b]-th on; behind a sentence's results the output is left alone. Its entries are those of number slots[b]. `gates` (B, width, R) is NULL if the stack has no gate.
-void specdec_read(Engine* engine, const Stack* stack, int64_t batch, const int64_t* tokens, const int64_t* starts,
-                  const int64_t* places, const int64_t* firsts, int64_t width, float* cache, int64_t cache_layer,
-                  int64_t cache_sentence, float* memory, int64_t memory_layer, int64_t memory_sentence,
-                  const int64_t* slots, const int64_t* source_lengths, float* output, float* gates) {
+// Each sentence's tokens, behind what the cache holds -> output (B, width, V) at the last of them. `numbers` has, one after the
+// other: where each sentence's tokens begin, and the end of them all (B + 1); where the first of them stands in its output (B); the
+// number of the one from which on results are wanted (B); the row of its entries (B); how long its source is (B); the tokens.
+// Behind a sentence's results the output is left alone. `gates` (B, width, R) is NULL if the stack has no gate.
+void specdec_read(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
+                  int64_t cache_layer, int64_t cache_sentence, float* memory, int64_t memory_layer, int64_t memory_sentence,
+                  float* output, float* gates) {
+    const int64_t *starts = numbers, *places = starts + batch + 1, *firsts = places + batch, *slots = firsts + batch;
+    const int64_t *source_lengths = slots + batch, *tokens = source_lengths + batch;
     auto& rows = engine->scratch.rows;
     rows.clear();
     bool narrowed = false;
@@ -931,11 +933,12 @@ void specdec_read(Engine* engine, const Stack* stack, int64_t batch, const int64
 }
 
 // The block drafter: each sentence's prefix and K masks, all of which see each other -> output (B, K, V) at the masks.
-// `copied` is NULL, or the source copy's entries; `cache` (.., T + K, 2 D) is room to work in, sentence b's at slots[b].
+// `copied` is NULL, or the source copy's entries; `numbers` has the rows of the sentences' entries (B), then how long their sources
+// are (B); `cache` (.., T + K, 2 D) is room to work in, by the same rows.
 void specdec_draft(Engine* engine, const Stack* stack, int64_t batch, const int64_t* prefix, int64_t prefix_stride,
                    const int64_t* lengths, int64_t drafted, int64_t mask, float* cache, int64_t cache_sentence, float* memory,
-                   int64_t memory_layer, int64_t memory_sentence, const int64_t* slots, const int64_t* source_lengths,
-                   const float* copied, float* output) {
+                   int64_t memory_layer, int64_t memory_sentence, const int64_t* numbers, const float* copied, float* output) {
+    const int64_t *slots = numbers, *source_lengths = slots + batch;
     auto& rows = engine->scratch.rows;
     rows.clear();
     for (int64_t b = 0; b < batch; ++b)
@@ -979,10 +982,13 @@ void specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t drafte
     });
 }
 
-// Judge drafts by logits (B, K + 1, V). Row b's draft begins at starts[b] and ends before starts[b + 1].
-void specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* draft,
-                   const int64_t* starts, const int64_t* empty, const int64_t* room, int64_t pad, int64_t eos, int64_t beta,
-                   double tau, int64_t* accepted, int64_t* corrections, int64_t* cut, float* scores) {
+// Judge drafts by logits (B, K + 1, V). `numbers` has, one after the other: where each row's draft begins, and the end of them all
+// (B + 1); whether its output is empty (B); how many tokens it has room for (B); the drafts. `judged` gets how many tokens pass (B),
+// the corrections (B), and whether the limit forced them (B).
+void specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* numbers,
+                   int64_t pad, int64_t eos, int64_t beta, double tau, int64_t* judged, float* scores) {
+    const int64_t *starts = numbers, *empty = starts + batch + 1, *room = empty + batch, *draft = room + batch;
+    int64_t *accepted = judged, *corrections = accepted + batch, *cut = corrections + batch;
     const Rule rule{pad, eos, beta, tau};
     Team& team = engine->team;
     team.run([&](int member) {

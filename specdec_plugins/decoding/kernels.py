@@ -9,6 +9,7 @@ B rows, K drafted tokens, S source positions, T positions in the cache, D width,
 import ctypes
 import math
 import weakref
+from array import array
 from collections.abc import Iterable, Sequence
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
@@ -46,11 +47,11 @@ SIGNATURES = {
     "stack_free": (None, [c_void_p]),
     "layer": (None, [c_void_p] * 3),
     "encode": (None, [c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 4]),
-    "read": (None, [c_void_p, c_void_p, c_int64, *[c_void_p] * 4, c_int64, *[c_void_p, c_int64, c_int64] * 2, *[c_void_p] * 4]),
+    "read": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, *[c_void_p, c_int64, c_int64] * 2, c_void_p, c_void_p]),
     "draft": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p,
-                     c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p]),
+                     c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
     "choose": (None, [c_void_p, c_void_p, *[c_int64] * 5, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p]),
-    "judge": (None, [c_void_p, c_void_p, *[c_int64] * 3, *[c_void_p] * 4, *[c_int64] * 3, c_double, *[c_void_p] * 4]),
+    "judge": (None, [c_void_p, c_void_p, *[c_int64] * 3, c_void_p, *[c_int64] * 3, c_double, c_void_p, c_void_p]),
 }  # fmt: skip
 
 
@@ -235,10 +236,10 @@ class NativeReader(Reader):
         cache.reserve(max(memory.slots) + 1, max(place + len(row) for place, row in zip(places, tokens)))
         logits, output = self.buffer.view(rows, width, stack.vocabulary)
         gates, gate_output = self.gates.view(rows, width, stack.gate.outputs) if stack.gate else (None, None)
+        numbers = integers(starts(tokens), places, firsts, memory.slots, memory.lengths, *tokens)
         stack.library.specdec_read(
-            stack.engine.pointer, stack.pointer, rows, *flat(tokens), (c_int64 * rows)(*places), (c_int64 * rows)(*firsts), width,
-            *cache.layout, *sources, (c_int64 * rows)(*memory.slots), (c_int64 * rows)(*memory.lengths), output, gate_output,
-        )  # fmt: skip
+            stack.engine.pointer, stack.pointer, rows, width, start(numbers), *cache.layout, *sources, output, gate_output
+        )
         return logits, gates
 
 
@@ -254,13 +255,15 @@ class NativeChoice:
 
     def choose(self, prefix: Prefix, logits: Tensor, gates: Tensor | None) -> list[list[int]]:
         rows, width, vocabulary = logits.shape
-        tokens, successor = (c_int64 * (rows * width))(), self.model.decoder.successor
+        successor, lengths = self.model.decoder.successor, integers(map(len, prefix.outputs))
+        chosen = integers([0] * (rows * width))
         self.engine.library.specdec_choose(
             self.engine.pointer, address(logits), rows, width, vocabulary, prefix.symbols.pad, prefix.symbols.eos,
-            (c_int64 * rows)(*map(len, prefix.outputs)), address(gates), 0 if gates is None else gates.size(-1),
-            successor and address(successor.tokens), successor and address(successor.out), min(CANDIDATES, vocabulary), tokens,
+            start(lengths), address(gates), 0 if gates is None else gates.size(-1), successor and address(successor.tokens),
+            successor and address(successor.out), min(CANDIDATES, vocabulary), start(chosen),
         )  # fmt: skip
-        return [tokens[start : start + width] for start in range(0, rows * width, width)]
+        tokens = chosen.tolist()
+        return [tokens[first : first + width] for first in range(0, rows * width, width)]
 
 
 class NativeCausalBlockDrafter(NativeChoice, CausalBlockDrafter):
@@ -283,11 +286,12 @@ class NativeBlockDrafter(NativeChoice, BlockDrafter):
         stack = decoder.stack
         room, _ = self.room.view(max(state.slots) + 1, prefix.longest + num_tokens, 2 * decoder.width)
         logits, output = self.buffer.view(rows, num_tokens, stack.vocabulary)
+        numbers = integers(state.slots, state.lengths)
         copied = None if decoder.copy is None else entries.data[len(decoder.layers)]
         stack.library.specdec_draft(
             stack.engine.pointer, stack.pointer, rows, address(prefix.tokens), prefix.tokens.stride(0), address(prefix.lengths),
-            num_tokens, prefix.symbols.mask, address(room), room.stride(0), *entries.layout, (c_int64 * rows)(*state.slots),
-            (c_int64 * rows)(*state.lengths), address(copied), output,
+            num_tokens, prefix.symbols.mask, address(room), room.stride(0), *entries.layout, start(numbers),
+            address(copied), output,
         )  # fmt: skip
         return logits, None
 
@@ -300,24 +304,31 @@ class NativeTopBetaTau(TopBetaTau):
 
     def __call__(self, logits: Tensor, draft: Draft, bounds: Bounds) -> Verdict:
         rows, width, vocabulary = logits.shape
-        tokens, starts = flat(draft.tokens)
-        accepted, corrections, cut = (c_int64 * rows)(), (c_int64 * rows)(), (c_int64 * rows)()
-        scores = (c_float * (rows * width))()
-        empty, room = (c_int64 * rows)(*bounds.empty), (c_int64 * rows)(*bounds.room)
+        numbers = integers(starts(draft.tokens), bounds.empty, bounds.room, *draft.tokens)
+        judged, scores = integers([0] * (3 * rows)), array("f", bytes(4 * rows * width))
         self.engine.library.specdec_judge(
-            self.engine.pointer, address(logits), rows, width, vocabulary, tokens, starts, empty, room, bounds.symbols.pad,
-            bounds.symbols.eos, self.beta, self.tau, accepted, corrections, cut, scores,
+            self.engine.pointer, address(logits), rows, width, vocabulary, start(numbers), bounds.symbols.pad, bounds.symbols.eos,
+            self.beta, self.tau, start(judged), start(scores),
         )  # fmt: skip
-        counts = list(accepted)
-        parts = [scores[row * width : row * width + count + 1] for row, count in enumerate(counts)]
-        return Verdict(counts, list(corrections), parts, list(map(bool, cut)))
+        found = judged.tolist()
+        counts = found[:rows]
+        parts = [scores[row * width : row * width + count + 1].tolist() for row, count in enumerate(counts)]
+        return Verdict(counts, found[rows : 2 * rows], parts, list(map(bool, found[2 * rows :])))
 
 
-def flat(rows: Sequence[Sequence[int]]):
-    """The tokens of all rows one after the other, and where each row's begin and end, as arrays of int64."""
-    tokens = list(chain.from_iterable(rows))
-    starts = list(accumulate(map(len, rows), initial=0))
-    return (c_int64 * len(tokens))(*tokens), (c_int64 * len(starts))(*starts)
+def integers(*parts: Iterable[int]) -> array:
+    """int64, one part after the other: in one array, as each costs more than a handful of numbers does."""
+    return array("q", [*chain.from_iterable(parts)])
+
+
+def start(numbers: array) -> int:
+    """The address of the first; valid as long as the array is."""
+    return numbers.buffer_info()[0]
+
+
+def starts(rows: Sequence[Sequence[int]]) -> Iterable[int]:
+    """Where each row begins and ends if they stand one after the other."""
+    return accumulate(map(len, rows), initial=0)
 
 
 def on_kernels(
