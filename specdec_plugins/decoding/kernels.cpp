@@ -820,14 +820,14 @@ struct Rule {
             values[pad] = -INFINITY;
             if (empty && k == 0) values[eos] = -INFINITY;
             int64_t best = best_of(values, vocabulary);
+            const float most = std::max({values[best], kept[0], kept[1]});  // of all that the model would say, as in fairseq
             const bool limit = k >= room;
             *cut = limit && best != eos;
             if (limit) best = eos;
             const bool passes = k < offered && (draft[k] == best || (!limit && tolerates(values, vocabulary, best, draft[k])));
             const int64_t said = passes ? draft[k] : best;
             values[pad] = kept[0], values[eos] = kept[1];
-            const float most = largest(values, vocabulary);
-            scores[k] = values[said] - log_of_sum(values, vocabulary, most);  // of all that the model would say, as in fairseq
+            scores[k] = values[said] - log_of_sum(values, vocabulary, most);
             if (!passes) {
                 *correction = best;
                 return k;
