@@ -7,6 +7,7 @@
     benchmarks/decoding.py failures   --model DIR --source FILE
     benchmarks/decoding.py drafters   --model DIR --against DIR --source FILE
     benchmarks/decoding.py time       --model DIR --source FILE
+    benchmarks/decoding.py auto       --model DIR --source FILE
 
 Prints a table for people and, as the last line, one line of JSON with the machine's signature.
 """
@@ -53,6 +54,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 6, 8, 12], metavar="K", help="for acceptance")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N", help="for auto")
     options = parser.parse_args()
     lines = list(read_lines(options.source))[: options.sentences]
     result = MODES[options.what](options, lines)
@@ -158,10 +160,10 @@ def acceptance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def one_by_one(translator: Translator, lines: list[str]) -> tuple[DecodeStats, float]:
-    """What decoding some lines at batch size 1 counts, and the seconds it takes without the text's processing."""
+def timed(translator: Translator, lines: list[str], batch_size: int = 1) -> tuple[DecodeStats, float]:
+    """What decoding some lines counts, and the seconds it takes without the text's processing."""
     translator.take_stats()
-    translator.translate(lines, batch_size=1)
+    translator.translate(lines, batch_size=batch_size)
     stats = translator.stats
     return stats, sum(stats.seconds.values()) - stats.seconds["text"]
 
@@ -175,7 +177,7 @@ def drafters(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     for number in range(8):  # the first round warms up
         for cell in cells:
             translator = cell["translator"]
-            stats, seconds = one_by_one(translator, lines)
+            stats, seconds = timed(translator, lines)
             cell["rates"] += [stats.committed / seconds] * (number > 0)
             cell["drafting"] += [1e6 * stats.seconds["drafting"] / stats.passes] * (number > 0)
             cell["tokens_a_pass"] = stats.mean_accepted_length
@@ -265,7 +267,7 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     library, where, clock = kernels.library(), ["other"], time.perf_counter
     spent: defaultdict[str, float] = defaultdict(float)
 
-    def timed(function: Any, name: str) -> Any:
+    def clocked(function: Any, name: str) -> Any:
         def call(*arguments: Any) -> Any:
             began = clock()
             result = function(*arguments)
@@ -286,7 +288,7 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     calls = {"encode": "encoder", "multiply": "source entries", "read": "{}: pass", "draft": "{}: pass", "choose": "{}: choice",
              "judge": "{}: judgement"}  # fmt: skip
     for name, title in calls.items():
-        setattr(library, f"specdec_{name}", timed(getattr(library, f"specdec_{name}"), title))
+        setattr(library, f"specdec_{name}", clocked(getattr(library, f"specdec_{name}"), title))
     rows: list[dict[str, Any]] = []
     for block_size in (0, *options.block_sizes):
         strategy: dict[str, Any] = {"strategy": "specdec", "block_size": block_size} if block_size else {"strategy": "ar"}
@@ -297,7 +299,7 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
         rounds: list[dict[str, float]] = []
         for _ in range(6):  # the first one warms up
             spent.clear()
-            stats, seconds = one_by_one(translator, lines)
+            stats, seconds = timed(translator, lines)
             parts = {**spent, "Python": seconds - sum(spent.values()), "in all": seconds}
             rounds.append({name: 1e6 * seconds / stats.passes for name, seconds in parts.items()})
         middle = {name: round(statistics.median(each[name] for each in rounds[1:])) for name in rounds[-1]}
@@ -308,8 +310,32 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     return {"rows": rows}
 
 
+def auto(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
+    """The adaptive block size against plain decoding, by turns in one process: whether speculation is ever a loss."""
+    rows = []
+    print("batch   ar, tokens/s  auto, tokens/s  auto / ar (round by round)  passes by length of the draft")
+    for batch_size in options.batch_sizes:
+        pair = [build(options, strategy="ar"), build(options, strategy="specdec", block_size=None)]
+        rates: list[list[float]] = []
+        for number in range(10):  # the first round warms up, and tries what pays
+            order = pair[:: -1 if number % 2 else 1]
+            found = {id(each): timed(each, lines, batch_size) for each in order}
+            rates.append([found[id(each)][0].committed / found[id(each)][1] for each in pair])
+        ratios = sorted(fast / plain for plain, fast in rates[1:])
+        medians = [round(statistics.median(column)) for column in zip(*rates[1:])]
+        lengths = dict(sorted(found[id(pair[1])][0].lengths.items()))
+        row = {"batch_size": batch_size, "ar": medians[0], "auto": medians[1], "lengths": lengths}
+        rows.append({**row, "ratios": [round(each, 3) for each in ratios]})
+        middle, low, high = statistics.median(ratios), ratios[0], ratios[-1]
+        print(
+            f"{batch_size:5} {medians[0]:14,} {medians[1]:15,}  {middle:9.2f} ({low:.2f} to {high:.2f})       {lengths}",
+            flush=True,
+        )
+    return {"rows": rows}
+
+
 MODES = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance, "failures": failures, "drafters": drafters,
-         "time": split}  # fmt: skip
+         "time": split, "auto": auto}  # fmt: skip
 
 
 def tokens_a_pass(found: list[Translation]) -> float:

@@ -481,16 +481,14 @@ def measure(plan: Plan, sources: list[list[int]], progress: Callable[[str, float
         progress(f"loading {system.name}, and finding its best number of threads", next(steps) / total)
         worker = Worker(system, plan.model, sources)
         try:
-            pairs = itertools.product(plan.threads, plan.batch_sizes)
-            trials = {(number, batch_size): best_of_three(worker, number, batch_size) for number, batch_size in pairs}
+            best = {(system, size): best_threads(worker, plan.threads, size) for size in plan.batch_sizes}
         except ValueError as error:
             say("")
             print(f"left out: {error}", file=sys.stderr)
             left_out.append(str(error))
             continue
         workers[system] = worker
-        for batch_size in plan.batch_sizes:
-            threads[system, batch_size] = min((trials[number, batch_size], number) for number in plan.threads)[1]
+        threads |= best
     if not workers:
         raise ValueError("no system is left")
 
@@ -509,9 +507,11 @@ def measure(plan: Plan, sources: list[list[int]], progress: Callable[[str, float
     ], left_out
 
 
-def best_of_three(worker: Worker, threads: int, batch_size: int) -> float:
-    """Seconds for a few sentences, after a first time that does not count."""
-    return min([worker.decode(threads, batch_size, max(PILOT, batch_size)).seconds for _ in range(4)][1:])
+def best_threads(worker: Worker, numbers: Sequence[int], batch_size: int) -> int:
+    """The number of threads that decodes some sentences fastest, the best of four times by turns; a first one does not count."""
+    rounds = [[worker.decode(number, batch_size, max(PILOT, batch_size)).seconds for number in numbers] for _ in range(5)]
+    fastest = list(map(min, zip(*rounds[1:])))
+    return numbers[fastest.index(min(fastest))]
 
 
 def say(what: str) -> None:
