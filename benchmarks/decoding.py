@@ -168,31 +168,33 @@ def timed(translator: Translator, lines: list[str], batch_size: int = 1) -> tupl
     return stats, sum(stats.seconds.values()) - stats.seconds["text"]
 
 
+def by_turns(
+    translators: list[Translator], lines: list[str], rounds: int, batch_size: int = 1
+) -> list[list[tuple[DecodeStats, float]]]:
+    """What `timed` says of each translator, round by round; a first round, which warms up, is left out."""
+    found: list[list[tuple[DecodeStats, float]]] = [[] for _ in translators]
+    for number in range(rounds + 1):
+        for results, translator in list(zip(found, translators))[:: -1 if number % 2 else 1]:
+            results.append(timed(translator, lines, batch_size))
+    return [results[1:] for results in found]
+
+
 def drafters(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     """Two drafters of one verifier by turns, at batch size 1: speed, and what a draft costs."""
-    cells: list[dict[str, Any]] = []
-    for model, block_size in product((options.model, options.against), options.block_sizes):
-        translator = build(argparse.Namespace(**{**vars(options), "model": model}), strategy="specdec", block_size=block_size)
-        cells.append({"model": model, "block_size": block_size, "translator": translator, "rates": [], "drafting": []})
-    for number in range(8):  # the first round warms up
-        for cell in cells:
-            translator = cell["translator"]
-            stats, seconds = timed(translator, lines)
-            cell["rates"] += [stats.committed / seconds] * (number > 0)
-            cell["drafting"] += [1e6 * stats.seconds["drafting"] / stats.passes] * (number > 0)
-            cell["tokens_a_pass"] = stats.mean_accepted_length
+    keys = list(product((options.model, options.against), options.block_sizes))
+    translators = [
+        build(argparse.Namespace(**{**vars(options), "model": model}), strategy="specdec", block_size=size)
+        for model, size in keys
+    ]
     rows = []
     print("    K  tokens/s  tokens/pass  drafting, us a pass")
-    for cell in cells:
-        row = {
-            "model": cell["model"],
-            "block_size": cell["block_size"],
-            "tokens_per_second": round(statistics.median(cell["rates"])),
-        }
-        row |= {"tokens_a_pass": round(cell["tokens_a_pass"], 3), "drafting_us": round(statistics.median(cell["drafting"]))}
-        rows.append(row)
-        speed, tokens, cost = row["tokens_per_second"], row["tokens_a_pass"], row["drafting_us"]
-        print(f"{row['block_size']:5} {speed:9,} {tokens:12.2f} {cost:20}  {row['model']}")
+    for (model, block_size), found in zip(keys, by_turns(translators, lines, rounds=7)):
+        speed = round(statistics.median(stats.committed / seconds for stats, seconds in found))
+        tokens = round(found[-1][0].mean_accepted_length, 3)
+        cost = round(statistics.median(1e6 * stats.seconds["drafting"] / stats.passes for stats, _ in found))
+        row = {"model": model, "block_size": block_size, "tokens_per_second": speed}
+        rows.append({**row, "tokens_a_pass": tokens, "drafting_us": cost})
+        print(f"{block_size:5} {speed:9,} {tokens:12.2f} {cost:20}  {model}")
     return {"rows": rows}
 
 
@@ -316,14 +318,11 @@ def auto(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     print("batch   ar, tokens/s  auto, tokens/s  auto / ar (round by round)  passes by length of the draft")
     for batch_size in options.batch_sizes:
         pair = [build(options, strategy="ar"), build(options, strategy="specdec", block_size=None)]
-        rates: list[list[float]] = []
-        for number in range(10):  # the first round warms up, and tries what pays
-            order = pair[:: -1 if number % 2 else 1]
-            found = {id(each): timed(each, lines, batch_size) for each in order}
-            rates.append([found[id(each)][0].committed / found[id(each)][1] for each in pair])
-        ratios = sorted(fast / plain for plain, fast in rates[1:])
-        medians = [round(statistics.median(column)) for column in zip(*rates[1:])]
-        lengths = dict(sorted(found[id(pair[1])][0].lengths.items()))
+        found = by_turns(pair, lines, rounds=9, batch_size=batch_size)  # the round left out also tries what pays
+        plain, adaptive = ([stats.committed / seconds for stats, seconds in results] for results in found)
+        ratios = sorted(fast / slow for slow, fast in zip(plain, adaptive))
+        medians = [round(statistics.median(rates)) for rates in (plain, adaptive)]
+        lengths = dict(sorted(found[1][-1][0].lengths.items()))
         row = {"batch_size": batch_size, "ar": medians[0], "auto": medians[1], "lengths": lengths}
         rows.append({**row, "ratios": [round(each, 3) for each in ratios]})
         middle, low, high = statistics.median(ratios), ratios[0], ratios[-1]
