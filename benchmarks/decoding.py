@@ -215,13 +215,14 @@ def failures(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
 
     def choose(prefix: Any, logits: torch.Tensor, gates: torch.Tensor | None, original: Any = drafter.choose) -> list[list[int]]:
         scores, candidates = logits[0].clone().topk(CANDIDATES)  # (K, C)
-        chosen = original(prefix, logits, gates)
+        chosen = original(prefix, logits, gates)  # numbers of logits, as the candidates
         successor = drafter.model.decoder.successor
         if gates is not None:
             relation = torch.relu(gates[0, 1:] + successor.tokens[chosen[0][:-1]])  # (K - 1, R)
             scores[1:] += (successor.out[candidates[1:]] @ relation[..., None])[..., 0]
         scores[candidates == torch.tensor(chosen[0])[:, None]] = -math.inf
-        second.append(candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0].tolist())
+        others = candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0].tolist()
+        second.append(others if drafter.names is None else [drafter.names[number] for number in others])
         return chosen
 
     drafter.choose = choose

@@ -2,7 +2,15 @@
 
 import argparse
 import sys
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specdec_plugins.text import Vocabulary
+
+DRAFTED = 0.99  # of a text's tokens are drafted: benchmarks/README.md
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,6 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--block-size", type=int, metavar="K", help="drafted tokens an iteration by default (default: as trained)"
     )
+    parser.add_argument(
+        "--draft-vocabulary", type=Path, metavar="TEXT",
+        help=f"draft only the tokens that make up {DRAFTED:.0%} of this text in the target's subwords, such as "
+        "distilled/text/train.LANG of train.sh: cheaper, and nearly as much is accepted (default: draft all)",
+    )  # fmt: skip
     parser.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly other numbers")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
     options = parser.parse_args(argv)
@@ -34,7 +47,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> list[str]:
     """Make the folder; returns what to tell of it. Raises ValueError or OSError with one line that names what is wrong."""
+    import torch
+
     from specdec_plugins import model_folder
+    from specdec_plugins.decoding.transformer import DRAFT_VOCABULARY
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
@@ -43,10 +59,36 @@ def run(options: argparse.Namespace) -> list[str]:
     if options.block_size is not None:
         Settings(block_size=options.block_size)  # raises if it cannot be
         pair = replace(pair, block_size=options.block_size)
+    if options.draft_vocabulary:
+        if not pair.drafter:
+            raise ValueError("--draft-vocabulary is for a drafter: give --drafter, too")
+        tokens = torch.tensor(frequent(options.draft_vocabulary, pair.target))
+        pair = replace(pair, drafter={**pair.drafter, "model": {**pair.drafter["model"], DRAFT_VOCABULARY: tokens}})
     sizes = model_folder.save_folder(pair, options.output, options.half)
     Translator(model_folder.load_folder(options.output), Settings(strategy="specdec" if pair.drafter else "ar"))
     total = sum(sizes.values())
     return [*(f"{size / 1e6:8.2f} MB  {name}" for name, size in sizes.items()), f"{total / 1e6:8.2f} MB  {options.output}"]
+
+
+def frequent(path: Path, target: "Vocabulary") -> list[int]:
+    """The special symbols and the fewest tokens that make up `DRAFTED` of a text, ascending.
+
+    Raises ValueError naming the file if it is empty or not in the vocabulary's subwords.
+    """
+    from specdec_plugins.text import read_lines
+
+    counts = Counter(symbol for line in read_lines(path) for symbol in line.split())
+    left, strange = DRAFTED * counts.total(), sum(count for symbol, count in counts.items() if symbol not in target.numbers)
+    if not left or strange > 0.01 * left:
+        what = f"{strange:,} of {counts.total():,} tokens are not in {target.path}" if left else "has no tokens"
+        raise ValueError(f"--draft-vocabulary {path}: {what}")
+    tokens = set(range(len(target.SPECIAL)))
+    for symbol, count in sorted(counts.items(), key=lambda item: -item[1]):
+        if left <= 0:
+            break
+        tokens.add(target.numbers.get(symbol, target.UNKNOWN))
+        left -= count
+    return sorted(tokens)
 
 
 if __name__ == "__main__":

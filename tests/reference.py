@@ -104,6 +104,7 @@ def chosen(model, source: list[int], prefix: list[int], num_tokens: int, tilt=No
     """The tokens that the plugin's drafter guesses after a prefix; each behind the one before, if it has a successor network."""
     features = drafted(model, source, prefix, num_tokens, project=False)
     said: list[int] = []
+    vocabulary = getattr(model.decoder, "draft_vocabulary", None)  # all that it drafts, if not everything
     for place, feature in enumerate(features):
         successor = getattr(model.decoder, "successor", None) if place else None
         extra = 0 if successor is None else successor(feature, model.decoder.embed_tokens.weight[said[-1]])
@@ -112,6 +113,8 @@ def chosen(model, source: list[int], prefix: list[int], num_tokens: int, tilt=No
             if tilt is not None:
                 each += tilt[len(prefix) + place]
             each[PAD] = -math.inf
+            if vocabulary is not None:
+                each[[token for token in range(len(each)) if token not in vocabulary]] = -math.inf
             if not prefix and not place:
                 each[EOS] = -math.inf
         few = plain.argsort(descending=True)[:16]  # a successor network chooses among these

@@ -60,6 +60,7 @@ def tilt_rows(logits, prefix, tilt):
 def tilted(drafter, tilt):
     """A block drafter that knows of the tilt, and so often drafts what the verifier says."""
     guess = drafter.guess
+    tilt = tilt if drafter.names is None else tilt[:, drafter.names]
 
     def more(state, prefix, num_tokens):
         logits, gates = guess(state, prefix, num_tokens)
@@ -203,6 +204,8 @@ def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, shake=0.0, run
     verifier, args = make_verifier(seed=seed, words=WORDS, **changes)
     changes = {**changes, **(drafter or {})}
     plugin = make_drafter(seed=seed + 1, words=WORDS, **changes)
+    if "draft_vocabulary" in changes:
+        plugin.decoder.register_buffer("draft_vocabulary", torch.tensor(changes["draft_vocabulary"]))
     with torch.no_grad():
         for parameter in plugin.parameters() if shake else ():
             parameter.add_(shake * torch.randn(parameter.shape))
@@ -296,6 +299,8 @@ DRAFTERS = {
         "share_all_embeddings": False,
         "share_decoder_input_output_embed": False,
     },
+    "some tokens": {"draft_vocabulary": [*range(8), 9, 13, 21], "src_embedding_copy": False},
+    "some tokens, successor": {"draft_vocabulary": [*range(4), *range(9, 24)], "arch": "block_causal", "successor_width": 7},
 }
 
 

@@ -157,11 +157,13 @@ def test_drafters_logits_are_pytorchs(shape, copy, variant):
         assert found[1][1].tokens == found[0][1].tokens
 
 
+@pytest.mark.parametrize("vocabulary", [None, [*range(7), 12, 19]])
 @pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned", "unscaled"])
 @torch.inference_mode()
-def test_causal_drafts_are_pytorchs(shape, variant):
+def test_causal_drafts_are_pytorchs(shape, vocabulary, variant):
     """Pass after pass, with pauses, rows at different lengths."""
     weights, config = engine_model(*wide_drafter(arch="block_causal", successor_width=32, **KERNEL_SHAPES[shape]))
+    weights |= {} if vocabulary is None else {transformer.DRAFT_VOCABULARY: torch.tensor(vocabulary)}
     eager = drafters.build("block_causal", Transformer.load(transformer.place(weights, "cpu", torch.float64), config))
     model = Transformer.load(transformer.place(weights, "cpu", torch.float32), config)
     native = kernels.drafter(kernels.NativeTransformer(model, kernels.Engine(2), "float32"))
@@ -189,7 +191,7 @@ def test_choice_is_pytorchs(vocabulary, variant):
 
     generator = torch.Generator().manual_seed(vocabulary)
     successor = SimpleNamespace(**{name: torch.randn(vocabulary, 32, generator=generator) for name in ("tokens", "out")})
-    model = SimpleNamespace(decoder=SimpleNamespace(successor=successor), runner=EAGER)
+    model = SimpleNamespace(decoder=SimpleNamespace(successor=successor, vocabulary=None), runner=EAGER)
     prefix = Prefix(SYMBOLS)
     prefix.admit([Request(index, [EOS], 9) for index in range(3)])
     commit(prefix, [[], [5], [6, 7]])

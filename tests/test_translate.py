@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,42 @@ def test_packing_keeps_the_function_and_stores_what_is_shared_once(folder, parts
     assert run(capfd, "--model", half, "--quiet", "--input", source)[0] == exact
     assert pack.main([*flat(parts), "--output", str(half)]) == 1
     assert "exists already" in capfd.readouterr().err
+
+
+def test_packing_what_is_drafted(folder, parts, tmp_path, source, capfd):
+    """The most frequent tokens of a text; exact output stays what it was, and nothing else is drafted."""
+    target = load_folder(folder).target
+    counts = {3 + 2 * number: 2**number for number in range(3, 10)}  # by token number; 8 of 1,016 are under one in a hundred
+    text, packed = tmp_path / "text", tmp_path / "packed"
+    text.write_text("\n".join(f"{target.symbols[number]} " * count for number, count in counts.items()) + "\n")
+    assert pack.main([*flat(parts), "--output", str(packed), "--draft-vocabulary", str(text)]) == 0
+    allowed = [0, 1, 2, 3, *list(counts)[1:]]
+    assert load_folder(packed).drafter["model"]["decoder.draft_vocabulary"].tolist() == allowed
+    capfd.readouterr()
+    exact = run(capfd, "--model", folder, "--strategy", "ar", "--quiet", "--input", source)[0]
+    assert run(capfd, "--model", packed, "--quiet", "--input", source)[0] == exact
+    found = Translator.from_pretrained(packed, strategy="specdec", block_size=5).translate(source.read_text().splitlines())
+    drafted = {token for translation in found for step in translation.steps for token in step.drafted}
+    assert drafted and drafted <= set(allowed)
+
+    def refused(*options):
+        assert pack.main([*options, "--output", str(tmp_path / "none"), "--draft-vocabulary", str(text)]) == 1
+        assert not (tmp_path / "none").exists()
+        return capfd.readouterr().err
+
+    assert "give --drafter, too" in refused(*flat({name: value for name, value in parts.items() if name != "--drafter"}))
+    text.write_text("A text without any BPE .\n")
+    assert refused(*flat(parts)).startswith(f"specdec-pack: error: --draft-vocabulary {text}: ")
+    text.write_text("\n")
+    assert "has no tokens" in refused(*flat(parts))
+
+
+@pytest.mark.parametrize("tokens", [[2, 5], [0, 1, 2, 3, 5, 5], [0, 1, 2, 3, 10**6], [[0, 1, 2, 3]], [0.0, 1.0, 2.0, 3.0], []])
+def test_a_draft_vocabulary_that_is_none(folder, tokens):
+    pair = load_folder(folder)
+    weights = {**pair.drafter["model"], "decoder.draft_vocabulary": torch.tensor(tokens)}
+    with pytest.raises(ValueError, match=r"decoder\.draft_vocabulary is not 0, 1, 2, 3 and then other tokens below"):
+        Translator(replace(pair, drafter={**pair.drafter, "model": weights}), Settings(strategy="specdec"))
 
 
 def test_standard_input_and_output(folder, lines):

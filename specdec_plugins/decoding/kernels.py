@@ -171,6 +171,7 @@ class NativeDecoder:
     def __init__(self, engine: Engine, decoder: Decoder, activation: str, dtype: str, projection: NativeLinear | None):
         projection = projection or NativeLinear(engine, decoder.projection, None, dtype)
         self.embedding, self.width, self.copy = decoder.embedding, decoder.width, decoder.copy
+        self.vocabulary = decoder.vocabulary
         self.memory = NativeLinear(engine, decoder.memory.weight, decoder.memory.bias, dtype)
         self.successor = successor = decoder.successor
         gate = NativeLinear(engine, successor.gate.weight, successor.gate.bias, dtype) if successor else None

@@ -238,8 +238,12 @@ class Decoder:
         self.heads = config.decoder_heads
         projection = "decoder.output_projection.weight"
         self.projection = weights(projection) if projection in weights else self.embedding.tokens  # (V, D)
+        embeddings, self.vocabulary = self.embedding.tokens, None
+        if config.drafter and DRAFT_VOCABULARY in weights:
+            self.vocabulary = draft_vocabulary(weights(DRAFT_VOCABULARY), len(self.projection))  # from here on that is V
+            embeddings, self.projection = embeddings[self.vocabulary], self.projection[self.vocabulary]
         successor = config.drafter == "block_causal" and "decoder.successor.out.weight" in weights
-        self.successor = Successor(weights, self.embedding.tokens, self.projection) if successor else None
+        self.successor = Successor(weights, embeddings, self.projection) if successor else None
         self.copy = (
             weights("decoder.copy_attn.weight")
             if config.drafter == "block_nat" and "decoder.copy_attn.weight" in weights
@@ -261,6 +265,19 @@ class Decoder:
     def logits(self, x: Tensor) -> Tensor:
         """(..., V) for the last layer's output (..., D)."""
         return F.linear(self.features(x), self.projection)
+
+
+# A drafter's weights may name the tokens that it drafts, as few of a vocabulary make up most of what is said (FR-Spec, Zhao et
+# al. 2025). Of the others it computes no logits, which would be half of a shallow drafter's work.
+DRAFT_VOCABULARY = "decoder.draft_vocabulary"
+
+
+def draft_vocabulary(tokens: Tensor, size: int) -> Tensor:
+    """Those tokens (V',) int64 out of ``size``, ascending; the special symbols come first and so keep their numbers."""
+    proper = not tokens.is_floating_point() and tokens.dim() == 1 and tokens[:4].tolist() == [0, 1, 2, 3]
+    if not proper or not (tokens[1:] > tokens[:-1]).all() or int(tokens[-1]) >= size:
+        raise UnsupportedModel(f"{DRAFT_VOCABULARY} is not 0, 1, 2, 3 and then other tokens below {size:,}, ascending")
+    return tokens
 
 
 def final_norm(weights: Weights, side: str, prenorm: bool) -> Norm | None:
@@ -319,7 +336,7 @@ def place(
     for name, tensor in tensors.items():
         origin = (tensor.data_ptr(), tensor.shape, tensor.stride())
         if origin not in placed:
-            moved = tensor.detach().to(device=device, dtype=dtype)
+            moved = tensor.detach().to(device=device, dtype=dtype if tensor.is_floating_point() else None)
             twin = beside.get(name)
             same = twin is not None and twin.shape == moved.shape and torch.equal(twin, moved)
             placed[origin] = twin if twin is not None and same else moved

@@ -24,6 +24,10 @@ class BlockDrafter:
 
     def __init__(self, model: Transformer):
         self.model = model
+        vocabulary = model.decoder.vocabulary
+        self.names = (
+            None if vocabulary is None else vocabulary.tolist()
+        )  # what the numbers of the logits stand for, if not tokens
 
     def start(self, rows: int) -> SourceMemory:
         """A state without rows: cross-attention entries and, as a last layer, those of the source copy."""
@@ -51,10 +55,11 @@ class BlockDrafter:
         """The K = ``num_tokens`` most likely tokens after each row's prefix."""
         positions = self.model.config.max_target_positions
         room = [max(0, positions - len(output)) for output in prefix.outputs]
-        best = self.choose(prefix, *self.guess(state, prefix, num_tokens))
+        best, names = self.choose(prefix, *self.guess(state, prefix, num_tokens)), self.names
         if isinstance(best, list):
+            best = best if names is None else [[names[number] for number in row] for row in best]
             return Draft([tokens[:most] for tokens, most in zip(best, room)])
-        return DeviceDraft(best, room)
+        return DeviceDraft(best if names is None else self.model.decoder.vocabulary[best], room)
 
     def choose(self, prefix: Prefix, logits: Tensor, gates: Tensor | None) -> Tensor | list[list[int]]:
         """(R, K) a token for each of logits (R, K, V): not pad, and no eos where the output would be empty.
