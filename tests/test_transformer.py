@@ -441,24 +441,24 @@ def test_memory_of_sources_grows_and_shrinks_with_its_rows():
     calls = []
 
     def made(shape, value):
-        return lambda rows: calls.append(value) or torch.full(shape, value)[:, rows]
+        return lambda numbers, cache, rows: calls.append(value) or cache.put(rows, torch.full(shape, value)[:, numbers])
 
     memory = SourceMemory(KVCache(layers=2, width=2, like=torch.zeros(1)))
-    memory.admit(made((2, 2, 3, 2), 1.0), torch.tensor([3, 3]))
+    memory.admit(made((2, 2, 3, 2), 1.0), [3, 3])
     assert memory.mask is None and memory.read(0).shape == (2, 3, 2)
-    memory.admit(made((2, 1, 5, 2), 2.0), torch.tensor([5]))
+    memory.admit(made((2, 1, 5, 2), 2.0), [5])
     assert memory.mask.squeeze().tolist() == [[0, 0, 0, -torch.inf, -torch.inf]] * 2 + [[0] * 5]
     assert memory.read(1)[2].flatten().tolist() == [2.0] * 10
     memory.select([2])
     assert memory.mask is None and memory.read(1).flatten().tolist() == [2.0] * 10
-    memory.admit(made((2, 2, 2, 2), 3.0), torch.tensor([1, 2]))
+    memory.admit(made((2, 2, 2, 2), 3.0), [1, 2])
     assert memory.read(0).shape == (3, 5, 2) and memory.read(0)[1, :2].flatten().tolist() == [3.0] * 4
     assert (memory.mask.squeeze() == 0).sum(1).tolist() == [5, 1, 2]
     memory.select([1, 2])
     assert memory.read(0).shape == (2, 2, 2) and (memory.mask.squeeze() == 0).sum(1).tolist() == [1, 2]
     memory.select([])
     assert memory.rows == 0 and memory.mask is None
-    memory.admit(made((2, 1, 4, 2), 4.0), torch.tensor([4]))
+    memory.admit(made((2, 1, 4, 2), 4.0), [4])
     assert memory.read(0).flatten().tolist() == [4.0] * 8
     assert calls == [1.0, 2.0, 3.0, 4.0]  # once each
 
@@ -469,19 +469,19 @@ def test_scattered_rows_stay_where_they_are():
 
     def numbered(first, count):
         entries = torch.arange(first, first + count).float()[None, :, None, None].expand(1, count, 2, 1)
-        return lambda rows: entries[:, rows]
+        return lambda numbers, cache, rows: cache.put(rows, entries[:, numbers])
 
     def values():
         return memory.entries.data[0, :, 0, 0][memory.slots].tolist()
 
-    memory.admit(numbered(10, 4), torch.tensor([2, 2, 2, 2]))
+    memory.admit(numbered(10, 4), [2, 2, 2, 2])
     memory.select([3, 1])  # nobody had read: the two that stay are the first in memory
     assert values() == [13, 11] and memory.slots == [0, 1] and memory.cache.rows == 2
-    memory.admit(numbered(20, 2), torch.tensor([1, 2]))
+    memory.admit(numbered(20, 2), [1, 2])
     assert values() == [13, 11, 20, 21] and memory.slots == [0, 1, 2, 3]
     memory.select([3, 2])
     assert values() == [21, 20] and memory.slots == [3, 2]
-    memory.admit(numbered(30, 3), torch.tensor([2, 2, 2]))
+    memory.admit(numbered(30, 3), [2, 2, 2])
     assert values() == [21, 20, 30, 31, 32] and memory.slots == [3, 2, 0, 1, 4] and memory.lengths == [2, 1, 2, 2, 2]
 
 
@@ -491,15 +491,15 @@ def test_memory_of_sources_is_made_when_it_is_read():
 
     def numbered(first, count):
         entries = torch.arange(first, first + count).float()[None, :, None, None].expand(1, count, 2, 1)
-        return lambda rows: calls.append(first) or entries[:, rows]
+        return lambda numbers, cache, rows: calls.append(first) or cache.put(rows, entries[:, numbers])
 
-    memory.admit(numbered(10, 3), torch.tensor([2, 2, 2]))
-    memory.admit(numbered(20, 1), torch.tensor([2]))
+    memory.admit(numbered(10, 3), [2, 2, 2])
+    memory.admit(numbered(20, 1), [2])
     memory.select([3, 1])
-    memory.admit(numbered(30, 2), torch.tensor([1, 2]))
+    memory.admit(numbered(30, 2), [1, 2])
     assert not calls
     assert memory.read(0)[:, 0, 0].tolist() == [20, 11, 30, 31]
     memory.select([3, 1])
-    memory.admit(numbered(40, 1), torch.tensor([2]))
+    memory.admit(numbered(40, 1), [2])
     memory.select([2, 0])
     assert memory.read(0)[:, 0, 0].tolist() == [40, 31] and sorted(calls) == [10, 20, 30, 40]

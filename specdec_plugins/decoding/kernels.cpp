@@ -492,7 +492,7 @@ struct Row {
 // What passes need room for, kept from one to the next.
 struct Scratch {
     std::vector<Row> rows;
-    std::vector<float> x, queries;
+    std::vector<float> x, queries, entries;
     Input input, hidden;
     std::vector<int> bounds;  // the first row of each member's part
     std::vector<int64_t> candidates;
@@ -867,19 +867,31 @@ Linear* specdec_linear(const float* weight, const float* bias, int outputs, int 
 }
 void specdec_linear_free(Linear* linear) { delete linear; }
 
-// x (N, I) -> to (N, O)
-void specdec_multiply(Engine* engine, const Linear* linear, const float* x, int rows, float* to) {
+// Entries of the source side: products of encoded (.., S, I), of which each layer gets `width` outputs. `numbers` has, one after
+// the other: the numbers of the sentences among those encoded (B), the rows of their entries (B), and how long they are (B).
+void specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_t longest, const int64_t* numbers,
+                      const float* encoded, int64_t width, float* memory, int64_t memory_layer, int64_t memory_sentence) {
+    const int64_t *slots = numbers + batch, *lengths = slots + batch;
+    auto& rows = engine->scratch.rows;  // their target is where they are in `encoded`
+    rows.clear();
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t s = 0; s < lengths[b]; ++s) rows.push_back({0, slots[b], s, 0, 0, numbers[b] * longest + s, false, true});
     Input& input = engine->scratch.input;
+    const int count = int(rows.size()), inputs = linear->inputs;
     const bool quantised = QUANTISED_INPUT && linear->kind == INT8;
-    input.resize(rows, linear->inputs, quantised);
-    std::copy(x, x + size_t(rows) * linear->inputs, input.values.begin());
+    input.resize(count, inputs, quantised);
     Team& team = engine->team;
     team.run([&](int member) {
-        const Range mine = share(rows, member, team.size);
-        for (int row = mine.from; quantised && row < mine.to; ++row) input.quantise(row, linear->inputs);
+        const Range mine = share(count, member, team.size);
+        for (int row = mine.from; row < mine.to; ++row) {
+            const float* from = encoded + rows[row].target * inputs;
+            std::copy(from, from + inputs, &input.values[size_t(row) * inputs]);
+            if (quantised) input.quantise(row, inputs);
+        }
         team.sync();
-        multiply(*linear, input, {0, rows}, share(linear->panels, member, team.size), [&](int row, int column, const float* result) {
-            std::memcpy(to + size_t(row) * linear->outputs + column, result, std::min(TILE, linear->outputs - column) * sizeof(float));
+        multiply(*linear, input, {0, count}, share(linear->panels, member, team.size), [&](int row, int column, const float* result) {
+            float* entry = memory + column / width * memory_layer + rows[row].sentence * memory_sentence + rows[row].place * width;
+            std::memcpy(entry + column % width, result, std::min(TILE, linear->outputs - column) * sizeof(float));
         });
     });
 }
@@ -898,15 +910,18 @@ void specdec_layer(Stack* stack, const Linear* const* linears, const float* cons
                              norm_of(norms + 2, stack->width), norm_of(norms + 4, stack->width)});
 }
 
-// tokens (B, S), lengths (B,) -> output (B, S, D), left alone at padding. `cache` (B, S, 2 D) is room to work in.
-void specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t longest, const int64_t* tokens,
-                    const int64_t* lengths, float* cache, float* output) {
+// Sentences -> output (B, S, D), left alone behind a sentence. `numbers` has, one after the other: where each sentence's tokens begin,
+// and the end of them all (B + 1); the tokens.
+void specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t longest, const int64_t* numbers, float* output) {
+    const int64_t *starts = numbers, *tokens = starts + batch + 1;
     auto& rows = engine->scratch.rows;
     rows.clear();
     for (int64_t b = 0; b < batch; ++b)
-        for (int64_t s = 0; s < lengths[b]; ++s)
-            rows.push_back({tokens[b * longest + s], b, s, lengths[b], 0, b * longest + s, false, true});
-    Pass pass{{cache, 0, longest * 2 * stack->width}, {}, nullptr, false, false, output, nullptr};
+        for (int64_t s = 0, length = starts[b + 1] - starts[b]; s < length; ++s)
+            rows.push_back({tokens[starts[b] + s], b, s, length, 0, b * longest + s, false, true});
+    auto& entries = engine->scratch.entries;
+    if (entries.size() < size_t(batch * longest * 2 * stack->width)) entries.resize(batch * longest * 2 * stack->width);
+    Pass pass{{entries.data(), 0, longest * 2 * stack->width}, {}, nullptr, false, false, output, nullptr};
     Forward(*stack, pass, engine->team, engine->scratch)();
 }
 

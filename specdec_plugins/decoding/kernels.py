@@ -25,10 +25,10 @@ from .acceptance import TopBetaTau
 from .drafters.block_causal import CausalBlockDrafter
 from .drafters.block_nat import CANDIDATES, BlockDrafter
 from .graphs import EAGER
-from .kv_cache import SourceMemory
+from .kv_cache import KVCache, SourceMemory
 from .reader import Reader, ReaderState, widest
 from .transformer import Decoder, Embedding, Encoder, Layer, Linear, Norm, Transformer
-from .values import Bounds, Draft, Prefix, Verdict
+from .values import Bounds, Draft, Prefix, Source, Verdict
 from .verifier import TransformerVerifier
 
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
@@ -42,11 +42,11 @@ SIGNATURES = {
     "engine_free": (None, [c_void_p]),
     "linear": (c_void_p, [c_void_p, c_void_p, c_int, c_int, c_int]),
     "linear_free": (None, [c_void_p]),
-    "multiply": (None, [c_void_p, c_void_p, c_void_p, c_int, c_void_p]),
+    "remember": (None, [c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 2, c_int64, c_void_p, c_int64, c_int64]),
     "stack": (c_void_p, [*[c_int] * 4, c_void_p, c_float, c_void_p, c_int, c_int, *[c_void_p] * 3]),
     "stack_free": (None, [c_void_p]),
     "layer": (None, [c_void_p] * 3),
-    "encode": (None, [c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 4]),
+    "encode": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
     "read": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, *[c_void_p, c_int64, c_int64] * 2, c_void_p, c_void_p]),
     "draft": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p,
                      c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
@@ -102,22 +102,14 @@ class Engine(Handle):
 
 
 class NativeLinear(Handle):
-    def __init__(self, engine: Engine, weight: Tensor, bias: Tensor | None, dtype: str):
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
         """``weight`` (O, I), ``bias`` (O,) or None for none."""
-        self.engine, self.outputs = engine, weight.size(0)
+        self.outputs = weight.size(0)
         self.sources = floats(weight), None if bias is None else floats(bias)
         super().__init__("linear", *map(address, self.sources), *weight.shape, DTYPES[dtype])
         size = {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
         self.weight_bytes = -(-weight.size(0) // TILE) * TILE * (weight.size(1) * size + 12)  # 12: bias, scale and offset
         del self.sources  # the library has its own copy
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(..., I) -> (..., O)"""
-        x = x.contiguous()
-        result = x.new_empty(*x.shape[:-1], self.outputs)
-        rows = x.numel() // x.size(-1)
-        self.library.specdec_multiply(self.engine.pointer, self.pointer, x.data_ptr(), rows, result.data_ptr())
-        return result
 
 
 class Stack(Handle):
@@ -141,26 +133,25 @@ class Stack(Handle):
             cross = hasattr(layer, "cross_query")
             between = (layer.cross_query, layer.cross_out) if cross else (None, None)
             linears: list[Linear | None] = [layer.qkv, layer.out, *between, layer.fc1, layer.fc2]
-            held = [NativeLinear(engine, each.weight, each.bias, dtype) if each else None for each in linears]
+            held = [NativeLinear(each.weight, each.bias, dtype) if each else None for each in linears]
             self.linears.append(held)
             norms = *parts(layer.norm), *parts(layer.cross_norm if cross else None), *parts(layer.final_norm)
             self.library.specdec_layer(self.pointer, pointers(each.pointer if each else None for each in held), addresses(*norms))
 
 
 class NativeEncoder:
-    """tokens (B, S), lengths (B,) -> (B, S, D), zeros where there is padding."""
+    """As `Encoder`."""
 
     def __init__(self, engine: Engine, encoder: Encoder, activation: str, dtype: str):
         self.embedding = encoder.embedding
         self.stack = Stack(engine, encoder.embedding, encoder.layers, encoder.norm, encoder.heads, activation, None, dtype)
 
-    def __call__(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        width = self.embedding.tokens.size(1)
-        output = torch.zeros(*tokens.shape, width)
-        room = torch.empty(*tokens.shape, 2 * width)
-        stack = self.stack
+    def __call__(self, source: Source) -> Tensor:
+        sentences, longest, stack = source.sentences, source.longest, self.stack
+        output = torch.empty(len(sentences), longest, self.embedding.tokens.size(1))
+        numbers = integers(starts(sentences), *sentences)
         stack.library.specdec_encode(
-            stack.engine.pointer, stack.pointer, *tokens.shape, address(tokens), address(lengths), address(room), address(output)
+            stack.engine.pointer, stack.pointer, len(sentences), longest, start(numbers), address(output)
         )
         return output
 
@@ -169,20 +160,26 @@ class NativeDecoder:
     """What `Decoder` holds, for the roles below."""
 
     def __init__(self, engine: Engine, decoder: Decoder, activation: str, dtype: str, projection: NativeLinear | None):
-        projection = projection or NativeLinear(engine, decoder.projection, None, dtype)
+        projection = projection or NativeLinear(decoder.projection, None, dtype)
         self.embedding, self.width, self.copy = decoder.embedding, decoder.width, decoder.copy
         self.vocabulary = decoder.vocabulary
-        self.memory = NativeLinear(engine, decoder.memory.weight, decoder.memory.bias, dtype)
+        self.memory = NativeLinear(decoder.memory.weight, decoder.memory.bias, dtype)
         self.successor = successor = decoder.successor
-        gate = NativeLinear(engine, successor.gate.weight, successor.gate.bias, dtype) if successor else None
+        gate = NativeLinear(successor.gate.weight, successor.gate.bias, dtype) if successor else None
         self.stack = Stack(
             engine, decoder.embedding, decoder.layers, decoder.norm, decoder.heads, activation, projection, dtype, gate
         )
         self.layers = self.stack.linears
 
-    def remember(self, encoded: Tensor) -> Tensor:
-        """(L, B, S, 2 D), as `Decoder.remember`."""
-        return self.memory(encoded).unflatten(-1, (len(self.layers), -1)).permute(2, 0, 1, 3)
+    def remember(self, source: Source, encoder: NativeEncoder, numbers: list[int], cache: KVCache, rows: list[int]) -> None:
+        """As `Decoder.remember`."""
+        encoded, lengths = source.encoded_by(encoder), [len(source.sentences[number]) for number in numbers]
+        cache.reserve(max(rows) + 1, max(lengths))
+        given, engine = integers(numbers, rows, lengths), self.stack.engine
+        engine.library.specdec_remember(
+            engine.pointer, self.memory.pointer, len(rows), source.longest, start(given), address(encoded), 2 * self.width,
+            *cache.layout,
+        )  # fmt: skip
 
 
 class NativeTransformer:

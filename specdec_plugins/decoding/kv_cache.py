@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .values import move_rows
 
-# What makes the entries (L, N, S, W) of some of the sentences that were admitted together.
-Remember = Callable[["list[int] | slice"], Tensor]
+# Makes the entries of some of the sentences that were admitted together: their numbers, and the rows of a cache to write them to.
+Remember = Callable[[list[int], "KVCache", list[int]], None]
 
 
 class KVCache:
@@ -53,6 +53,11 @@ class KVCache:
         """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of rows 0 .. B-1."""
         self.data[layer][self.row[: len(positions)], positions] = entries
 
+    def put(self, rows: list[int], entries: Tensor, layer: int = 0) -> None:
+        """Store ``entries`` (L', N, Q, W) of some layers, from ``layer`` on, at the first positions of rows."""
+        self.reserve(max(rows) + 1, entries.size(2))
+        self.data[layer : layer + len(entries), span(rows), : entries.size(2)] = entries
+
     def read(self, layer: int, rows: int, positions: int) -> Tensor:
         """Entries (B, T, W) of the first ``rows`` and ``positions``; a view."""
         return self.data[layer, :rows, :positions]
@@ -77,12 +82,12 @@ class SourceMemory:
         self._due: dict[int, tuple[Remember, int]] = {}  # by row: what makes its entries, and its number there
         self._mask: tuple[Tensor | None] | None = None
 
-    def admit(self, entries: Remember, lengths: Tensor) -> None:
-        """Append rows with the entries that the function will make, of which ``lengths`` (B,) count."""
-        start, more = self.rows, lengths.tolist()
-        self._due |= {start + row: (entries, row) for row in range(len(more))}
-        self.slots += [-1] * len(more)
-        self.lengths += more
+    def admit(self, remember: Remember, lengths: list[int]) -> None:
+        """Append rows with the entries that the function will make, as many as ``lengths`` says."""
+        start = self.rows
+        self._due |= {start + number: (remember, number) for number in range(len(lengths))}
+        self.slots += [-1] * len(lengths)
+        self.lengths += lengths
         self._mask = None
 
     @property
@@ -97,12 +102,9 @@ class SourceMemory:
     def entries(self) -> KVCache:
         """The entries of the rows in use, and whatever stands elsewhere."""
         while self._due:
-            entries = next(iter(self._due.values()))[0]
-            rows = [row for row, (other, _) in self._due.items() if other is entries]
-            made = entries(span([self._due.pop(row)[1] for row in rows]))
-            places = self._places(rows)
-            self.cache.reserve(max(places) + 1, made.size(2))
-            self.cache.data[:, span(places), : made.size(2)] = made
+            remember = next(iter(self._due.values()))[0]
+            rows = [row for row, (other, _) in self._due.items() if other is remember]
+            remember([self._due.pop(row)[1] for row in rows], self.cache, self._places(rows))
         return self.cache
 
     def _places(self, rows: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ S source positions, T positions in the cache, V vocabulary.
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class Reader:
 
     def admit(self, state: ReaderState, source: Source) -> None:
         """Append the sentences of ``source`` as rows. Their entries are made when first read."""
-        state.memory.admit(lambda rows: self.model.decoder.remember(source.encoded_by(self.model.encoder)[rows]), source.lengths)
+        state.memory.admit(partial(self.model.decoder.remember, source, self.model.encoder), list(map(len, source.sentences)))
 
     def read(
         self, state: ReaderState, tokens: Sequence[Sequence[int]], places: Sequence[int], firsts: Sequence[int],

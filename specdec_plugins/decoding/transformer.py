@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .graphs import EAGER, Runner
-from .kv_cache import hide
+from .kv_cache import KVCache, hide, span
+from .values import Source
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -189,7 +190,7 @@ class Layer:
 
 
 class Encoder:
-    """tokens (B, S), lengths (B,) -> (B, S, D)."""
+    """A source of B sentences -> (B, S, D); behind a sentence stands anything."""
 
     def __init__(self, weights: Weights, config: Config):
         self.embedding = Embedding(weights, "encoder", config.encoder_scale, config.max_source_positions, config.pad)
@@ -198,7 +199,8 @@ class Encoder:
         self.norm = final_norm(weights, "encoder", config.encoder_prenorm)
         self.heads = config.encoder_heads
 
-    def __call__(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def __call__(self, source: Source) -> Tensor:
+        tokens, lengths = source.tokens, source.lengths
         place = torch.arange(tokens.size(1), device=tokens.device)
         x = self.embedding(tokens, place.expand_as(tokens))
         padding = place >= lengths[:, None]  # (B, S)
@@ -254,9 +256,10 @@ class Decoder:
     def width(self) -> int:
         return self.embedding.tokens.size(1)
 
-    def remember(self, encoded: Tensor) -> Tensor:
-        """(L, B, S, 2 D) cross-attention keys and values for an encoder output (B, S, D), of all layers in one product."""
-        return self.memory(encoded).unflatten(-1, (len(self.layers), -1)).permute(2, 0, 1, 3)
+    def remember(self, source: Source, encoder: "Encoder", numbers: list[int], cache: KVCache, rows: list[int]) -> None:
+        """Write the cross-attention keys and values of some sentences of a source, of all layers, into rows of a cache."""
+        entries = self.memory(source.encoded_by(encoder)[span(numbers)])  # (N, S, L 2 D)
+        cache.put(rows, entries.unflatten(-1, (len(self.layers), -1)).permute(2, 0, 1, 3))
 
     def features(self, x: Tensor) -> Tensor:
         """(..., D): what the logits are made of, for the last layer's output (..., D)."""

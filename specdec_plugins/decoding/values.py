@@ -6,6 +6,7 @@ V vocabulary, T target positions that the buffers hold.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -58,19 +59,32 @@ class Hypothesis:
 
 
 class Source:
-    """Some sentences to encode: ``tokens`` (B, S) int64, padded on the right; ``lengths`` (B,) int64."""
+    """Some sentences to encode, as lists of tokens; as tensors, too, when asked for."""
 
     def __init__(self, sentences: Sequence[Sequence[int]], symbols: Symbols, device: torch.device | str = "cpu"):
-        width = max(map(len, sentences))
-        rows = [[*sentence, *[symbols.pad] * (width - len(sentence))] for sentence in sentences]
-        self.tokens = send(rows, torch.device(device))
-        self.lengths = send([len(sentence) for sentence in sentences], torch.device(device))
+        self.sentences, self.symbols, self.device = sentences, symbols, torch.device(device)
         self._encoded: dict[int, Tensor] = {}
 
+    @property
+    def longest(self) -> int:
+        """S"""
+        return max(map(len, self.sentences))
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """(B, S) int64, padded on the right."""
+        width = self.longest
+        return send([[*row, *[self.symbols.pad] * (width - len(row))] for row in self.sentences], self.device)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """(B,) int64"""
+        return send(list(map(len, self.sentences)), self.device)
+
     def encoded_by(self, encoder) -> Tensor:
-        """(B, S, D) output of an encoder, run once for all who share it."""
+        """(B, S, D) output of an encoder, run once for all who share it; behind a sentence stands anything."""
         if id(encoder) not in self._encoded:
-            self._encoded[id(encoder)] = encoder(self.tokens, self.lengths)
+            self._encoded[id(encoder)] = encoder(self)
         return self._encoded[id(encoder)]
 
 

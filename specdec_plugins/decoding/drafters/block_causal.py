@@ -38,7 +38,7 @@ class CausalBlockDrafter(BlockDrafter):
 
     def admit(self, state: CausalState, source: Source) -> None:  # type: ignore[override]
         self.reader.admit(state, source)
-        state.read += [0] * len(source.lengths)
+        state.read += [0] * len(source.sentences)
 
     def guess(  # type: ignore[override]
         self, state: CausalState, prefix: Prefix, num_tokens: int

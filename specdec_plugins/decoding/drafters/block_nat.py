@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..kv_cache import KVCache, SourceMemory, hide
+from ..kv_cache import KVCache, SourceMemory, hide, span
 from ..transformer import Transformer, attention
 from ..values import DeviceDraft, Draft, Prefix, Source, Symbols, send
 
@@ -37,29 +37,29 @@ class BlockDrafter:
 
     def admit(self, state: SourceMemory, source: Source) -> None:
         """Append the sentences of ``source`` as rows."""
-        state.admit(partial(self.remember, source), source.lengths)
+        state.admit(partial(self.remember, source), list(map(len, source.sentences)))
 
-    def remember(self, source: Source, rows: list[int] | slice) -> Tensor:
-        """(L, N, S, 2 D) what belongs to some sentences of a source: cross-attention entries, and keys and values of the copy."""
-        decoder, tokens = self.model.decoder, source.tokens[rows]
-        entries = decoder.remember(source.encoded_by(self.model.encoder)[rows])  # (L, N, S, 2 D)
-        if decoder.copy is None:
-            return entries
-        embedding = self.model.encoder.embedding
-        place = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
-        embedded = embedding.embed(tokens)  # (N, S, D)
-        keys = (embedded + embedding.place(place)) @ decoder.copy  # W p . k = p . (k W)
-        return torch.cat([entries, torch.cat([keys, embedded], -1)[None]])
+    def remember(self, source: Source, numbers: list[int], cache: KVCache, rows: list[int]) -> None:
+        """Write what belongs to some sentences of a source: cross-attention entries, and keys and values of the copy."""
+        decoder = self.model.decoder
+        decoder.remember(source, self.model.encoder, numbers, cache, rows)
+        if decoder.copy is not None:
+            embedding, tokens = self.model.encoder.embedding, source.tokens[span(numbers)]
+            place = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
+            embedded = embedding.embed(tokens)  # (N, S, D)
+            keys = (embedded + embedding.place(place)) @ decoder.copy  # W p . k = p . (k W)
+            cache.put(rows, torch.cat([keys, embedded], -1)[None], len(decoder.layers))
 
     def propose(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Draft:
         """The K = ``num_tokens`` most likely tokens after each row's prefix."""
         positions = self.model.config.max_target_positions
         room = [max(0, positions - len(output)) for output in prefix.outputs]
         best, names = self.choose(prefix, *self.guess(state, prefix, num_tokens)), self.names
+        vocabulary = self.model.decoder.vocabulary
         if isinstance(best, list):
             best = best if names is None else [[names[number] for number in row] for row in best]
             return Draft([tokens[:most] for tokens, most in zip(best, room)])
-        return DeviceDraft(best if names is None else self.model.decoder.vocabulary[best], room)
+        return DeviceDraft(best if vocabulary is None else vocabulary[best], room)
 
     def choose(self, prefix: Prefix, logits: Tensor, gates: Tensor | None) -> Tensor | list[list[int]]:
         """(R, K) a token for each of logits (R, K, V): not pad, and no eos where the output would be empty.
