@@ -13,6 +13,7 @@ Prints a table for people and, as the last line, one line of JSON with the machi
 """
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -22,7 +23,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 6, 8, 12], metavar="K", help="for acceptance")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N", help="for auto")
+    parser.add_argument("--rounds", type=int, default=101, metavar="N", help="for auto")
     options = parser.parse_args()
     lines = list(read_lines(options.source))[: options.sentences]
     result = MODES[options.what](options, lines)
@@ -169,14 +171,21 @@ def timed(translator: Translator, lines: list[str], batch_size: int = 1) -> tupl
 
 
 def by_turns(
-    translators: list[Translator], lines: list[str], rounds: int, batch_size: int = 1
+    translators: list[Translator], lines: list[str], rounds: int, batch_size: int = 1, some: int | None = None
 ) -> list[list[tuple[DecodeStats, float]]]:
-    """What `timed` says of each translator, round by round; a first round, which warms up, is left out."""
+    """What `timed` says of each translator, round by round; with ``some``, of so many lines a round, the next ones each time.
+
+    All have read all lines once before that, to warm up.
+    """
     found: list[list[tuple[DecodeStats, float]]] = [[] for _ in translators]
-    for number in range(rounds + 1):
+    for translator in translators:
+        timed(translator, lines, batch_size)
+    gc.freeze()  # a full collection goes through all that PyTorch has made, in 60 ms, and falls to one of them alone
+    parts = cycle([lines[start : start + some] for start in range(0, len(lines) - some + 1, some)] if some else [lines])
+    for number, part in zip(range(rounds), parts):
         for results, translator in list(zip(found, translators))[:: -1 if number % 2 else 1]:
-            results.append(timed(translator, lines, batch_size))
-    return [results[1:] for results in found]
+            results.append(timed(translator, part, batch_size))
+    return found
 
 
 def drafters(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
@@ -314,23 +323,25 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
 
 
 def auto(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
-    """The adaptive block size against plain decoding, by turns in one process: whether speculation is ever a loss."""
+    """The adaptive block size against plain decoding, by turns in one process: whether speculation is ever a loss.
+
+    Turns are short and many, as the machine's pace changes: of their ratios the median, and where it is with 95 % confidence.
+    """
     rows = []
-    print("batch   ar, tokens/s  auto, tokens/s  auto / ar (round by round)  passes by length of the draft")
+    print("batch   ar, tokens/s  auto, tokens/s  auto / ar (95 %)     passes by length of the draft")
     for batch_size in options.batch_sizes:
         pair = [build(options, strategy="ar"), build(options, strategy="specdec", block_size=None)]
-        found = by_turns(pair, lines, rounds=9, batch_size=batch_size)  # the round left out also tries what pays
+        found = by_turns(pair, lines, options.rounds, batch_size, some=min(len(lines), max(16, 2 * batch_size)))
         plain, adaptive = ([stats.committed / seconds for stats, seconds in results] for results in found)
         ratios = sorted(fast / slow for slow, fast in zip(plain, adaptive))
         medians = [round(statistics.median(rates)) for rates in (plain, adaptive)]
         lengths = dict(sorted(found[1][-1][0].lengths.items()))
         row = {"batch_size": batch_size, "ar": medians[0], "auto": medians[1], "lengths": lengths}
         rows.append({**row, "ratios": [round(each, 3) for each in ratios]})
-        middle, low, high = statistics.median(ratios), ratios[0], ratios[-1]
-        print(
-            f"{batch_size:5} {medians[0]:14,} {medians[1]:15,}  {middle:9.2f} ({low:.2f} to {high:.2f})       {lengths}",
-            flush=True,
-        )
+        away = min(len(ratios) // 2, math.ceil(0.98 * math.sqrt(len(ratios))))  # ranks from the median's, for 95 %
+        low, high = ratios[len(ratios) // 2 - away], ratios[(len(ratios) - 1) // 2 + away]
+        between = f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+        print(f"{batch_size:5} {medians[0]:14,} {medians[1]:15,}  {between}  {lengths}", flush=True)
     return {"rows": rows}
 
 

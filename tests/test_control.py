@@ -15,16 +15,17 @@ class Machine:
         self.plain, self.draft, self.token, self.passing, self.catch_up = plain, draft, token, passing, catch_up
         self.now, self.noise, self.random, self.stops = 0.0, noise, random.Random(seed), stops
         self.tokens, self.fair = 0, 0.0  # seconds without noise
+        self.last = 0  # the length of the last draft
 
     def seconds(self, length, rows):
         """Of an iteration: what a pass costs, what a draft costs, and what each of its tokens costs a row."""
         return self.plain + (self.draft + self.token * length * rows if length else 0.0)
 
     def run(self, controller, rows, times):
-        chosen = [0]
+        chosen = []
         for _ in range(times):
             length = controller.next_length(rows)
-            seconds = self.seconds(length, rows) + (self.catch_up if length and not chosen[-1] else 0.0)
+            seconds = self.seconds(length, rows) + (self.catch_up if length and not self.last else 0.0)
             self.fair += seconds
             seconds *= 1 + self.noise * self.random.random()
             if self.random.random() < self.stops:
@@ -34,7 +35,8 @@ class Machine:
             self.tokens += sum(step.accepted + 1 for step in steps)
             controller.update(steps)
             chosen.append(length)
-        return chosen[1:]
+            self.last = length
+        return chosen
 
     def step(self, length):
         accepted = 0
@@ -61,6 +63,24 @@ def test_the_length_chosen_is_nearly_the_best(draft, token, passing, rows):
     assert reached > 0.9 * best
     assert reached > 0.97 * machine.rate(0, rows)
     assert all(0 <= length <= 12 for length in chosen)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nobody_catches_up_for_the_last_tokens_of_a_batch(seed):
+    """Drafts pay with few rows, but batches end in few passes with few rows, and the drafter has paused up to there."""
+    machine = Machine(1.0, 0.5, 0.05, 0.85, seed=seed)
+    controller = Adaptive(8, clock=lambda: machine.now)
+    plain = 0.0
+    for _ in range(60):
+        for rows, tokens in ((8, 20), (4, 2), (2, 2), (1, 4)):
+            machine.draft, machine.token = (0.5, 0.05) if rows < 8 else (3.0, 0.5)
+            machine.catch_up, start = 12.0, machine.tokens
+            while machine.tokens - start < rows * tokens:
+                machine.run(controller, rows, 1)
+            plain += (machine.tokens - start) / rows * machine.plain
+    assert machine.fair < 1.03 * plain
+    machine.run(controller, 1, 200)
+    assert machine.run(controller, 1, 100).count(0) < 10  # but where it goes on, they pay
 
 
 @pytest.mark.parametrize("seed", range(6))

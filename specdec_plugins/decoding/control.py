@@ -13,6 +13,7 @@ from .values import Step
 SMALL = 8  # 4 log2 of the most rows that make a small batch: 4
 RATION = 0.01  # of the time, for trials
 EVERY = 32  # so many plain passes are thought about once: they can be so short that thinking would show
+HOLD = 8  # plain passes that follow when rows get fewer behind a plain one: a batch may be ending, and catching up be in vain
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Costs:
     until: int = 32
     decided: int = 0  # the visit of the last decision
     surprise: bool = False  # something was measured that had been expected otherwise
+    rest: int = 0  # the visit up to which passes are plain without a thought
 
     def add(self, length: int, seconds: float) -> None:
         """Take in a measurement. One pass says little, as others use the machine, too; but one that took less than half of what
@@ -98,6 +100,7 @@ class Adaptive:
         self.pace = 1.0  # how slow the machine is at present: others use it, too, and what counts are ratios
         self.trying = 0  # passes of what is being tried that are still to come
         self.odd = False  # whether what this pass takes says nothing about others
+        self.hold = 0  # plain passes to come without a thought, as `HOLD` says
         self.began = 0.0
 
     def next_length(self, rows: int) -> int:
@@ -107,10 +110,13 @@ class Adaptive:
         if key not in self.costs:
             self.costs[key] = Costs(trials=16 if self.choices else 0)  # later on, what is known of similar batches will do
         costs = self.costs[key]
-        before, grown, self.rows = self.length, rows > self.rows, rows
-        self.watching = bool(self.trying or self.choices.get(key) != 0 or costs.surprise or costs.visits % EVERY == 0)
+        before, grown, fewer, self.rows = self.length, rows > self.rows, rows < self.rows, rows
+        self.hold = 0 if grown or before else HOLD if fewer else max(0, self.hold - 1)
+        self.watching = costs.visits >= costs.rest and not self.hold
         self.length = self._choose(costs) if self.watching else 0
         costs.visits += 1
+        if self.watching and not (self.length or self.trying):
+            costs.rest = costs.visits - 1 + EVERY
         # A drafter that paused has to catch up, and new sentences bring work of their own.
         self.odd = before == 0 < self.length or grown
         self.began = self.clock() if self.watching else 0.0
