@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from specdec_plugins import benchmark  # noqa: E402
 
 SOURCE, OUTPUT = 25, 28  # tokens of a sentence, eos included
+DRAFTED = 0.41  # of the vocabulary, as in the pair that ships
 EOS, OTHER = 2, 5
 
 
@@ -64,6 +65,7 @@ def make_pair(options: argparse.Namespace, folder: Path) -> None:
     from fairseq.models.transformer import TransformerModel, base_architecture
 
     from specdec_plugins import checkpoint
+    from specdec_plugins.decoding.transformer import DRAFT_VOCABULARY
     from specdec_plugins.initialise import architectures
 
     dictionary = Dictionary()
@@ -82,9 +84,10 @@ def make_pair(options: argparse.Namespace, folder: Path) -> None:
     changes = {"arch": "block_causal", "decoder_layers": options.drafter_layers, "successor_width": 128}
     torch.manual_seed(1)
     encoder: dict[str, torch.Tensor] = {}
-    for name, args, model_class, fill in (
-        ("verifier", argparse.Namespace(**shape, arch="transformer"), TransformerModel, base_architecture),
-        ("drafter", argparse.Namespace(**{**shape, **changes}), drafter_class, complete),
+    drafted = {DRAFT_VOCABULARY: torch.arange(int(DRAFTED * options.vocabulary))}
+    for name, args, model_class, fill, more in (
+        ("verifier", argparse.Namespace(**shape, arch="transformer"), TransformerModel, base_architecture, {}),
+        ("drafter", argparse.Namespace(**{**shape, **changes}), drafter_class, complete, drafted),
     ):
         fill(args)
         weights = model_class.build_model(args, task).state_dict()
@@ -93,7 +96,7 @@ def make_pair(options: argparse.Namespace, folder: Path) -> None:
         }
         shared = {key: tensor for key, tensor in encoder.items() if key in weights}
         projection = {"decoder.output_projection.weight": encoder["encoder.embed_tokens.weight"]}
-        checkpoint.save({"args": args, "model": {**weights, **shared, **projection}}, folder / f"{name}.pt")
+        checkpoint.save({"args": args, "model": {**weights, **shared, **projection, **more}}, folder / f"{name}.pt")
 
 
 class Replayed:
