@@ -297,7 +297,7 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
 
         return call
 
-    calls = {"encode": "encoder", "multiply": "source entries", "read": "{}: pass", "draft": "{}: pass", "choose": "{}: choice",
+    calls = {"encode": "encoder", "remember": "source entries", "read": "{}: pass", "draft": "{}: pass", "choose": "{}: choice",
              "judge": "{}: judgement"}  # fmt: skip
     for name, title in calls.items():
         setattr(library, f"specdec_{name}", clocked(getattr(library, f"specdec_{name}"), title))

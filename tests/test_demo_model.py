@@ -1,10 +1,11 @@
-"""The pair that ships: real models in float32 say the same by every exact strategy, and the README's example runs."""
+"""The pair that ships: real models in float32 say the same by every exact strategy; its demo and its measurements run."""
 
+import json
 import re
 import shutil
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_python
 
 from specdec_plugins import demo
 from specdec_plugins.model_folder import load_folder
@@ -41,6 +42,17 @@ def test_demo_shows_translations_and_compares(capsys):
     assert all(f"source    {line}" in out for line in lines)
     assert out.count("exact     the same") == len(lines)
     assert re.search(rf"specdec, exact .*{len(lines)} of {len(lines)} as ar", out)
+
+
+@pytest.mark.parametrize("what", ["acceptance", "auto", "drafters", "time"])
+def test_measurements_run(what):
+    """Which reach into the engine, and whose figures nobody can make again when they do not."""
+    run = run_python(
+        "benchmarks/decoding.py", what, "--model", FOLDER, "--against", FOLDER, "--source", ROOT / "data" / "demo.txt",
+        "--dtype", "int8", "--threads", 1, "--block-sizes", 3, "--batch-sizes", 2, "--rounds", 2,
+    )  # fmt: skip
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found["benchmark"] == f"decoding {what}" and found["rows"]
 
 
 def test_a_folder_without_its_weights_is_named(tmp_path):

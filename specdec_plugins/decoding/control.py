@@ -100,10 +100,17 @@ class Adaptive:
         self.pace = 1.0  # how slow the machine is at present: others use it, too, and what counts are ratios
         self.trying = 0  # passes of what is being tried that are still to come
         self.odd = False  # whether what this pass takes says nothing about others
-        self.hold = 0  # plain passes to come without a thought, as `HOLD` says
+        self.idle = self.granted = 0  # plain passes to come without a thought while the rows stay; how many there were to be
         self.began = 0.0
 
     def next_length(self, rows: int) -> int:
+        if self.idle and rows == self.rows:  # where drafts do not pay nearly every pass ends here
+            self.idle -= 1
+            self.watching = False
+            return 0
+        if self.granted:
+            self.costs[self.key].visits += self.granted - self.idle
+            self.granted = self.idle = 0
         key = round(4 * math.log2(max(1, rows)))  # about a fifth more rows is another case
         if key != self.key:
             self.key, self.trying = key, 0
@@ -111,12 +118,14 @@ class Adaptive:
             self.costs[key] = Costs(trials=16 if self.choices else 0)  # later on, what is known of similar batches will do
         costs = self.costs[key]
         before, grown, fewer, self.rows = self.length, rows > self.rows, rows < self.rows, rows
-        self.hold = 0 if grown or before else HOLD if fewer else max(0, self.hold - 1)
-        self.watching = costs.visits >= costs.rest and not self.hold
+        ending = fewer and not before
+        self.watching = costs.visits >= costs.rest and not ending
         self.length = self._choose(costs) if self.watching else 0
         costs.visits += 1
         if self.watching and not (self.length or self.trying):
-            costs.rest = costs.visits - 1 + EVERY
+            costs.rest = costs.visits + EVERY - 1
+        if not (self.length or self.trying):
+            self.granted = self.idle = HOLD - 1 if ending else max(0, costs.rest - costs.visits)
         # A drafter that paused has to catch up, and new sentences bring work of their own.
         self.odd = before == 0 < self.length or grown
         self.began = self.clock() if self.watching else 0.0

@@ -25,9 +25,8 @@ class BlockDrafter:
     def __init__(self, model: Transformer):
         self.model = model
         vocabulary = model.decoder.vocabulary
-        self.names = (
-            None if vocabulary is None else vocabulary.tolist()
-        )  # what the numbers of the logits stand for, if not tokens
+        # What tokens the numbers of the logits stand for, if not for themselves.
+        self.names = None if vocabulary is None else vocabulary.tolist()
 
     def start(self, rows: int) -> SourceMemory:
         """A state without rows: cross-attention entries and, as a last layer, those of the source copy."""
@@ -62,7 +61,7 @@ class BlockDrafter:
         return DeviceDraft(best if vocabulary is None else vocabulary[best], room)
 
     def choose(self, prefix: Prefix, logits: Tensor, gates: Tensor | None) -> Tensor | list[list[int]]:
-        """(R, K) a token for each of logits (R, K, V): not pad, and no eos where the output would be empty.
+        """(R, K) a number for each of logits (R, K, V): not pad's, and not eos's where the output would be empty.
 
         Without ``gates`` (R, K, G) the best one. With them what a token says about the next one counts, too: each is the best
         behind the one chosen before it, among the `CANDIDATES` that are best without.
