@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--draft-vocabulary", type=Path, metavar="TEXT",
-        help=f"draft only the tokens that make up {DRAFTED:.0%} of this text in the target's subwords, such as "
+        help=f"draft only the tokens that make up {100 * DRAFTED:g} %% of this text in the target's subwords, such as "
         "distilled/text/train.LANG of train.sh: cheaper, and nearly as much is accepted (default: draft all)",
     )  # fmt: skip
     parser.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly other numbers")
