@@ -180,7 +180,7 @@ def by_turns(
     found: list[list[tuple[DecodeStats, float]]] = [[] for _ in translators]
     for translator in translators:
         timed(translator, lines, batch_size)
-    gc.freeze()  # a full collection goes through all that PyTorch has made, in 60 ms, and falls to one of them alone
+    gc.freeze()  # a full collection goes through all that PyTorch has made, for 90 ms, and falls to one of them alone
     parts = cycle([lines[start : start + some] for start in range(0, len(lines) - some + 1, some)] if some else [lines])
     for number, part in zip(range(rounds), parts):
         for results, translator in list(zip(found, translators))[:: -1 if number % 2 else 1]:
