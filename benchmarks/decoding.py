@@ -230,8 +230,7 @@ def failures(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
             relation = torch.relu(gates[0, 1:] + successor.tokens[chosen[0][:-1]])  # (K - 1, R)
             scores[1:] += (successor.out[candidates[1:]] @ relation[..., None])[..., 0]
         scores[candidates == torch.tensor(chosen[0])[:, None]] = -math.inf
-        others = candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0].tolist()
-        second.append(others if drafter.names is None else [drafter.names[number] for number in others])
+        second.append(drafter.named(candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0].tolist()))
         return chosen
 
     drafter.choose = choose

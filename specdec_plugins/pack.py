@@ -83,7 +83,7 @@ def frequent(path: Path, target: "Vocabulary") -> list[int]:
         what = f"{strange:,} of {counts.total():,} tokens are not in {target.path}" if left else "has no tokens"
         raise ValueError(f"--draft-vocabulary {path}: {what}")
     tokens = set(range(len(target.SPECIAL)))
-    for symbol, count in sorted(counts.items(), key=lambda item: -item[1]):
+    for symbol, count in counts.most_common():
         if left <= 0:
             break
         tokens.add(target.numbers.get(symbol, target.UNKNOWN))

@@ -173,7 +173,7 @@ class NativeDecoder:
 
     def remember(self, source: Source, encoder: NativeEncoder, numbers: list[int], cache: KVCache, rows: list[int]) -> None:
         """As `Decoder.remember`."""
-        encoded, lengths = source.encoded_by(encoder), [len(source.sentences[number]) for number in numbers]
+        encoded, lengths = source.encoded_by(encoder), [source.sizes[number] for number in numbers]
         cache.reserve(max(rows) + 1, max(lengths))
         given, engine = integers(numbers, rows, lengths), self.stack.engine
         engine.library.specdec_remember(

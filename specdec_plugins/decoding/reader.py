@@ -52,7 +52,7 @@ class Reader:
 
     def admit(self, state: ReaderState, source: Source) -> None:
         """Append the sentences of ``source`` as rows. Their entries are made when first read."""
-        state.memory.admit(partial(self.model.decoder.remember, source, self.model.encoder), list(map(len, source.sentences)))
+        state.memory.admit(partial(self.model.decoder.remember, source, self.model.encoder), source.sizes)
 
     def read(
         self, state: ReaderState, tokens: Sequence[Sequence[int]], places: Sequence[int], firsts: Sequence[int],

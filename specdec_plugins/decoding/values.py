@@ -63,12 +63,9 @@ class Source:
 
     def __init__(self, sentences: Sequence[Sequence[int]], symbols: Symbols, device: torch.device | str = "cpu"):
         self.sentences, self.symbols, self.device = sentences, symbols, torch.device(device)
+        self.sizes = list(map(len, sentences))
+        self.longest = max(self.sizes)  # S
         self._encoded: dict[int, Tensor] = {}
-
-    @property
-    def longest(self) -> int:
-        """S"""
-        return max(map(len, self.sentences))
 
     @cached_property
     def tokens(self) -> Tensor:
@@ -79,7 +76,7 @@ class Source:
     @cached_property
     def lengths(self) -> Tensor:
         """(B,) int64"""
-        return send(list(map(len, self.sentences)), self.device)
+        return send(self.sizes, self.device)
 
     def encoded_by(self, encoder) -> Tensor:
         """(B, S, D) output of an encoder, run once for all who share it; behind a sentence stands anything."""

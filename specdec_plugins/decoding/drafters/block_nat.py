@@ -36,7 +36,7 @@ class BlockDrafter:
 
     def admit(self, state: SourceMemory, source: Source) -> None:
         """Append the sentences of ``source`` as rows."""
-        state.admit(partial(self.remember, source), list(map(len, source.sentences)))
+        state.admit(partial(self.remember, source), source.sizes)
 
     def remember(self, source: Source, numbers: list[int], cache: KVCache, rows: list[int]) -> None:
         """Write what belongs to some sentences of a source: cross-attention entries, and keys and values of the copy."""
@@ -53,12 +53,15 @@ class BlockDrafter:
         """The K = ``num_tokens`` most likely tokens after each row's prefix."""
         positions = self.model.config.max_target_positions
         room = [max(0, positions - len(output)) for output in prefix.outputs]
-        best, names = self.choose(prefix, *self.guess(state, prefix, num_tokens)), self.names
-        vocabulary = self.model.decoder.vocabulary
+        best = self.choose(prefix, *self.guess(state, prefix, num_tokens))
         if isinstance(best, list):
-            best = best if names is None else [[names[number] for number in row] for row in best]
-            return Draft([tokens[:most] for tokens, most in zip(best, room)])
+            return Draft([self.named(numbers[:most]) for numbers, most in zip(best, room)])
+        vocabulary = self.model.decoder.vocabulary
         return DeviceDraft(best if vocabulary is None else vocabulary[best], room)
+
+    def named(self, numbers: list[int]) -> list[int]:
+        """The tokens that numbers of logits stand for."""
+        return numbers if self.names is None else [self.names[number] for number in numbers]
 
     def choose(self, prefix: Prefix, logits: Tensor, gates: Tensor | None) -> Tensor | list[list[int]]:
         """(R, K) a number for each of logits (R, K, V): not pad's, and not eos's where the output would be empty.
