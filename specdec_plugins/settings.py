@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
-DTYPES = ("float32", "bfloat16", "int8", "float16", "float64")
+DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Settings:
     max_len_b: int = 200
     beam: int = 1  # of strategy fairseq
     device: str = "cpu"
-    dtype: str = "float32"
+    dtype: str = "float32"  # "auto": the fastest, as `load_roles` says
     threads: int | None = None  # of the whole process; None: torch's choice
 
     def __post_init__(self):
@@ -50,8 +50,8 @@ class Settings:
                 and self.strategy not in strategies
             ):
                 faults.append(f"strategy {self.strategy} has no use for {name}")
-        if self.strategy == "fairseq" and self.dtype == "int8":
-            faults.append("strategy fairseq has no dtype int8")
+        if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
+            faults.append(f"strategy fairseq has no dtype {self.dtype}")
         if self.beta == 1 and self.tau != float("inf") and self.strategy == "specdec":
             faults.append("tau has a use only with beta over 1")
         if faults:

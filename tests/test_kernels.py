@@ -11,6 +11,7 @@ from reference import greedy
 from test_decoding import EOS, SHAPES, WORDS, Knowing, Tilted, decode, engine_model, load, make_tilt, sentences
 from test_transformer import SYMBOLS, commit, shaken, standing
 
+from specdec_plugins.benchmark import tensor_bytes
 from specdec_plugins.decoding import drafters, kernels, transformer
 from specdec_plugins.decoding.drafters.block_nat import BlockDrafter
 from specdec_plugins.decoding.graphs import EAGER
@@ -297,12 +298,15 @@ def test_where_the_kernels_cannot_pytorch_does(monkeypatch):
             role = load_roles(parts, None, dtype=dtype)[1]
             assert type(role) is TransformerVerifier
             assert role.model.decoder.embedding.tokens.dtype == getattr(torch, dtype)
+        quick, slow = (tensor_bytes(load_roles(wide, None, dtype=dtype)[1]) for dtype in ("auto", "float32"))
+        assert quick == tensor_bytes(load_roles(wide, None, dtype="int8")[1]) < slow
+        assert load_roles(narrow, None, dtype="auto")[1].model.decoder.embedding.tokens.dtype == torch.float32
         with pytest.raises(ValueError, match="int8 needs the CPU kernels: widths 16, 24, and they compute multiples of 32"):
             load_roles(narrow, None, dtype="int8")
         with pytest.raises(ValueError, match="int8 is for CPUs"):
             load_roles(wide, None, device="meta", dtype="int8")
         monkeypatch.setattr(kernels, "library", lambda: None)
-        assert type(load_roles(wide, None)[1]) is TransformerVerifier
+        assert all(type(load_roles(wide, None, dtype=dtype)[1]) is TransformerVerifier for dtype in ("float32", "auto"))
         with pytest.raises(ValueError, match="int8 needs the CPU kernels: they were not compiled for this machine"):
             load_roles(wide, None, dtype="int8")
     finally:

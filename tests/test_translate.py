@@ -409,6 +409,7 @@ MISUSE = {
     "--beta 2 --tau nan": "--tau nan is negative or no number",
     "--tau 1": "--tau has a use only with --beta over 1",
     "--strategy ar --beta 2 --block-size 3": "--strategy ar has no use for --block-size; --strategy ar has no use for --beta",
+    "--strategy fairseq --dtype auto": "--strategy fairseq has no --dtype auto",
     "--beam 5": "--strategy specdec has no use for --beam",
     "--strategy ar --trace": "--strategy ar drafts nothing that --trace could show",
     "--workers 0": "--workers 0 is less than 1",
