@@ -12,8 +12,11 @@ from .values import Step
 
 SMALL = 8  # 4 log2 of the most rows that make a small batch: 4
 RATION = 0.01  # of the time, for trials
-EVERY = 32  # so many plain passes are thought about once: they can be so short that thinking would show
+PLAIN, DRAFTED = 32, 8  # of so many passes of a kind one is thought about: they can be so short that thinking would show
 HOLD = 8  # plain passes that follow when rows get fewer behind a plain one: a batch may be ending, and catching up be in vain
+FEW, MANY = 4, 32  # measurements of a length: below, its cost is a guess; from there on, a new one weighs no less
+GRANTED = 20.0  # measurements that weigh as much as what is taken for granted of a token's cost
+PACE = 0.05  # what one pass says of the machine's pace
 
 
 @dataclass(frozen=True)
@@ -38,18 +41,24 @@ class Costs:
     visits: int = 0
     seen: int = 0  # the visit that was measured last
     known: dict[int, float] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)  # how often each of them was measured, up to MANY
     price: float = 0.0  # seconds that the last trial took
     wait: int = 32  # visits until something else is tried
     until: int = 32
     decided: int = 0  # the visit of the last decision
     surprise: bool = False  # something was measured that had been expected otherwise
-    rest: int = 0  # the visit up to which passes are plain without a thought
+    usual: int = 0  # the length of passes without a thought
+    rest: int = 0  # the visit up to which there are such
 
     def add(self, length: int, seconds: float) -> None:
         """Take in a measurement. One pass says little, as others use the machine, too; but one that took less than half of what
-        was known tells that what was known had been an accident."""
-        old, guessed = self.known.get(length, math.inf), self.seconds(length)
-        self.known[length] = seconds if seconds < 0.5 * old else old + 0.2 * (min(max(seconds, 0.8 * old), 1.25 * old) - old)
+        few had told says that these had been accidents."""
+        guessed, old, count = self.seconds(length)[length], self.known.get(length), self.counts.get(length, 0)
+        if old is None or (count < FEW and seconds < 0.5 * old):
+            self.known[length], self.counts[length] = min(seconds, 1.5 * guessed), 1
+        else:
+            self.counts[length] = count = min(count + 1, MANY)
+            self.known[length] = old * believed(seconds / old) ** (1 / count)
         self.surprise |= not 0.8 * guessed <= self.known[length] <= 1.2 * guessed
 
     @property
@@ -57,22 +66,35 @@ class Costs:
         """The longest draft worth a thought: twice what was measured. Beyond it the line of `seconds` is a guess."""
         return 2 * max(self.known, default=0)
 
-    def seconds(self, length: int) -> float:
-        """What an iteration is expected to take: as measured, or on the line through the two nearest lengths that were.
+    @property
+    def gap(self) -> int:
+        """Drafts for each that is thought about, ever more."""
+        return min(DRAFTED, 1 + self.visits // 128)
+
+    def seconds(self, longest: int) -> list[float]:
+        """What an iteration with a draft of 0, 1, .. tokens is expected to take: with drafts, on a line through all measurements.
 
         Infinity where nothing is known.
         """
-        if length in self.known:
-            return self.known[length]
-        first, *others = sorted((key for key in self.known if key), key=lambda key: abs(key - length)) or [0]
-        if not length or not first:
-            return math.inf
-        plain = self.known.get(0, 0.0)  # a draft makes no iteration faster
-        if others:
-            slope = max(0.0, (self.known[others[0]] - self.known[first]) / (others[0] - first))
-        else:  # half of what a draft adds is taken to be for its being made at all
-            slope = (self.known[first] - plain) / (2 * first) if 0 in self.known else 0.0
-        return max(plain, self.known[first] + slope * (length - first))
+        plain = self.known.get(0, math.inf)
+        points = [(self.counts[length], length, seconds) for length, seconds in self.known.items() if length]
+        if not points:
+            return [plain, *[math.inf] * longest]
+        total = sum(count for count, _, _ in points)
+        middle = sum(count * length for count, length, _ in points) / total
+        mean = sum(count * seconds for count, _, seconds in points) / total
+        along = sum(count * (length - middle) * (seconds - mean) for count, length, seconds in points)
+        across = sum(count * (length - middle) ** 2 for count, length, _ in points)
+        # Until measurements tell otherwise, half of what a draft adds is for its being made at all.
+        granted = max(0.0, mean - plain) / (2 * middle)
+        slope = max(0.0, (along + GRANTED * granted) / (across + GRANTED))
+        least = self.known.get(0, 0.0)  # a draft makes no iteration faster
+        return [plain, *(max(least, mean + slope * (length - middle)) for length in range(1, longest + 1))]
+
+
+def believed(ratio: float) -> float:
+    """A ratio of times, as far as one pass is believed."""
+    return min(max(ratio, 0.8), 1.25)
 
 
 class Adaptive:
@@ -80,9 +102,10 @@ class Adaptive:
 
     The expected tokens of a draft of K are 1 + the sum over j <= K of the probability that its first j tokens pass. What an
     iteration costs is measured, for each number of rows by itself, at the machine's pace of the moment. Another length is taken
-    only if it promises 3 % more, drafts instead of none if they promise 10 % more. Now and then something else is tried, less and
-    less often while the answer stays the same; where drafts do not pay, and in large batches from the beginning, trials may take
-    1 % of the time in all.
+    only if it promises 3 % more, drafts instead of none if they promise 10 % more. Drafts vary a little in length, so that it is
+    known what a token of them costs. Now and then drafts are left out, or tried where there are none, less and less often
+    while the answer stays the same; where drafts do not pay, and in large batches from the beginning, trials may take 1 % of
+    the time in all.
     """
 
     def __init__(self, block_size: int, clock=time.perf_counter):
@@ -100,14 +123,15 @@ class Adaptive:
         self.pace = 1.0  # how slow the machine is at present: others use it, too, and what counts are ratios
         self.trying = 0  # passes of what is being tried that are still to come
         self.odd = False  # whether what this pass takes says nothing about others
-        self.idle = self.granted = 0  # plain passes to come without a thought while the rows stay; how many there were to be
+        self.usual = 0  # the length of passes without a thought, while the rows stay
+        self.idle = self.granted = 0  # how many of them are to come; how many there were to be
         self.began = 0.0
 
     def next_length(self, rows: int) -> int:
-        if self.idle and rows == self.rows:  # where drafts do not pay nearly every pass ends here
+        if self.idle and rows == self.rows:  # most passes end here
             self.idle -= 1
             self.watching = False
-            return 0
+            return self.usual
         if self.granted:
             self.costs[self.key].visits += self.granted - self.idle
             self.granted = self.idle = 0
@@ -120,11 +144,13 @@ class Adaptive:
         before, grown, fewer, self.rows = self.length, rows > self.rows, rows < self.rows, rows
         ending = fewer and not before
         self.watching = costs.visits >= costs.rest and not ending
-        self.length = self._choose(costs) if self.watching else 0
+        self.usual = 0 if ending else costs.usual
+        self.length = self._choose(costs) if self.watching else self.usual
         costs.visits += 1
-        if self.watching and not (self.length or self.trying):
-            costs.rest = costs.visits + EVERY - 1
-        if not (self.length or self.trying):
+        if not self.trying:
+            if self.watching:
+                self.usual = costs.usual
+                costs.rest = costs.visits + (costs.gap if costs.usual else PLAIN) - 1
             self.granted = self.idle = HOLD - 1 if ending else max(0, costs.rest - costs.visits)
         # A drafter that paused has to catch up, and new sentences bring work of their own.
         self.odd = before == 0 < self.length or grown
@@ -144,16 +170,14 @@ class Adaptive:
         if self.length and not any(step.drafted for step in steps):
             return  # nobody had room for a draft, so this was another kind of pass
         if costs.visits > 1 and not self.odd:  # the first pass of its kind makes room for itself
-            usual = costs.known.get(self.length)
+            if costs.counts.get(self.length, 0) >= FEW:  # what changes for all lengths alike is the pace
+                self.pace *= believed(seconds / (self.pace * costs.known[self.length])) ** PACE
             costs.add(self.length, seconds / self.pace)
-            if usual:
-                self.pace += 0.05 * (min(max(seconds / usual, 0.8 * self.pace), 1.25 * self.pace) - self.pace)
-                self.pace **= 0.995
         if self.length:
             for step in steps:
                 for position in range(min(len(step.drafted), step.accepted + 1)):
-                    self.reached[position] = 0.999 * self.reached[position] + 1
-                    self.passed[position] = 0.999 * self.passed[position] + (step.accepted > position)
+                    self.reached[position] = 0.99 * self.reached[position] + 1
+                    self.passed[position] = 0.99 * self.passed[position] + (step.accepted > position)
 
     def expected(self) -> list[float]:
         """Tokens that an iteration is expected to commit with a draft of 0, 1, .. tokens.
@@ -170,27 +194,29 @@ class Adaptive:
     def _choose(self, costs: Costs) -> int:
         if self.trying:
             return self.length
-        affordable = self.spent + max(costs.price, 5 * costs.seconds(0)) < RATION * self.total
-        first = (*self._lengths(), 0) if self._small() else self._lengths()[:1]
+        affordable = self.spent + max(costs.price, 5 * costs.known.get(0, math.inf)) < RATION * self.total
+        first = (*self._lengths(), 0) * 2 if self._small() else self._lengths()[:1]
         if costs.tried < len(first):
             if (affordable or self._small()) and costs.visits >= costs.trials:
                 costs.tried += 1
                 return self._try(costs, first[costs.tried - 1])
             alike = [key for key in self.choices if (key <= SMALL) == self._small()]
-            return self.choices[min(alike, key=lambda key: abs(key - self.key))] if alike else 0
+            costs.usual = self.choices[min(alike, key=lambda key: abs(key - self.key))] if alike else 0
+            return costs.usual
         if self.key not in self.choices or costs.surprise or costs.visits - costs.decided >= 8:
             self._decide(costs)
-        chosen = self.choices[self.key]
+        chosen = costs.usual = self.choices[self.key]
         affordable |= self._small() and (chosen > 0 or costs.wait < 256)
         if costs.visits >= costs.until and (affordable or chosen):
             costs.wait = min(512, 2 * costs.wait)
             costs.until = costs.visits + costs.wait
-            return self._try(costs, self._other(costs, chosen) if affordable else 0)
-        return chosen
+            return self._try(costs, 0 if chosen else self._lengths()[costs.wait.bit_length() % 2])
+        aside = (0, -1, 0, 1)[costs.visits // costs.gap % 4] * max(1, chosen // 4)
+        return min(max(1, chosen + aside), self.most) if chosen else 0
 
     def _try(self, costs: Costs, length: int) -> int:
-        """Begin a trial: two passes, as the first draft after a pause says nothing."""
-        self.trying, costs.price = 2, 0.0
+        """Begin a trial: some passes, as the first draft after a pause says nothing."""
+        self.trying, costs.price = 3 if self._small() else 2, 0.0
         return length
 
     def _small(self) -> bool:
@@ -205,17 +231,9 @@ class Adaptive:
 
     def _decide(self, costs: Costs) -> None:
         costs.surprise, costs.decided = False, costs.visits
-        tokens = self.expected()[: costs.longest + 1]
-        rates = [count / costs.seconds(length) for length, count in enumerate(tokens)]
+        rates = [tokens / seconds for tokens, seconds in zip(self.expected(), costs.seconds(costs.longest))]
         best = max(range(len(rates)), key=lambda length: rates[length])
         current = self.choices.get(self.key)
         if current is None or current >= len(rates) or rates[best] > (1.03 if current else 1.1) * rates[current]:
             self.choices[self.key] = best
             costs.wait = 32
-
-    def _other(self, costs: Costs, chosen: int) -> int:
-        """Something else than what is chosen, in turn: no draft or a draft of another length."""
-        turn = costs.wait.bit_length() % 2
-        if chosen == 0:
-            return self._lengths()[turn]
-        return (0, chosen - 2 if chosen > 3 else min(chosen + 2, self.most))[turn]
