@@ -1,13 +1,18 @@
 """The pair that ships: real models in float32 say the same by every exact strategy; its demo and its measurements run."""
 
+import importlib
 import json
 import re
 import shutil
 
 import pytest
+import torch
 from conftest import ROOT, run_python
 
 from specdec_plugins import demo
+from specdec_plugins.decoding.transformer import load_pair
+from specdec_plugins.decoding.values import FAIRSEQ_SYMBOLS, Source
+from specdec_plugins.decoding.verifier import TransformerVerifier
 from specdec_plugins.model_folder import load_folder
 from specdec_plugins.settings import Settings
 from specdec_plugins.translator import Translator
@@ -53,6 +58,23 @@ def test_measurements_run(what):
     )  # fmt: skip
     found = json.loads(run.stdout.splitlines()[-1])
     assert found["benchmark"] == f"decoding {what}" and found["rows"]
+
+
+def test_other_routes_compute_the_verifiers_pass(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    routes = importlib.import_module("routes")
+    model = load_pair(routes.parts(FOLDER), None)[0]
+    verifier, layers = TransformerVerifier(model), range(len(model.decoder.layers))
+    sentence = torch.randint(4, len(model.decoder.projection), (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    state = verifier.start(1)
+    verifier.admit(state, Source([sentence[: routes.SOURCE]], FAIRSEQ_SYMBOLS))
+    verifier.read(state, [sentence[: routes.PREFIX]], [0], [0])
+    past, memory = (torch.cat([cache.read(index, 1, length) for index in layers]).clone()
+                    for cache, length in ((state.cache, routes.PREFIX), (state.memory.entries, routes.SOURCE)))  # fmt: skip
+    behind = sentence[routes.PREFIX : routes.PREFIX + 9]
+    logits, _ = verifier.read(state, [behind], [routes.PREFIX], [0])
+    best, _ = routes.Pass(model, 9).eval()(torch.tensor(behind), past, memory)
+    assert best.tolist() == logits[0].argmax(-1).tolist()
 
 
 def test_a_folder_without_its_weights_is_named(tmp_path):
