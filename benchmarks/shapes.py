@@ -5,9 +5,9 @@
 
 Models with random weights do the work of a trained pair: every pass, the choice of the drafted tokens and the rule are
 computed as ever, but how many tokens pass is drawn from the acceptance by position of the pair that ships (decoding.jsonl), and
-outputs have a fixed length. So speeds are what a pair of this shape would have if its drafts passed as often. CTranslate2 decodes
-the same sources, and as many tokens, with the same verifier. Systems run by turns, each in a process of its own. The last line
-is JSON.
+outputs have a fixed length. So speeds are what a pair of this shape would have if its drafts passed as often. CTranslate2 and
+fairseq decode the same sources, to the same length, with the same verifier. Systems run by turns, each in a process of its
+own. The last line is JSON.
 """
 
 import argparse
@@ -18,9 +18,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,8 +119,12 @@ class Replayed:
         return replace(verdict, accepted=counts, corrections=corrections, scores=scores, cut=[False] * len(counts))
 
 
-def serve(connection: Connection, folder: str, system: str, dtype: str, block: str, threads: int) -> None:
-    """Answer (sources, batch size) with seconds, tokens and tokens a pass."""
+Decode = Callable[[list[list[int]], int], tuple[float, int, float]]  # sources, batch size: seconds, tokens, tokens a pass
+decode: Decode
+
+
+def prepare(folder: str, system: str, dtype: str, kind: str, threads: int) -> None:
+    """Make ``decode``, in a process of its own."""
     import logging
 
     import torch
@@ -127,20 +132,40 @@ def serve(connection: Connection, folder: str, system: str, dtype: str, block: s
     logging.disable(logging.WARNING)
     from specdec_plugins.model_folder import load_parts
 
+    global decode
     torch.set_num_threads(threads)
     pair = load_parts(f"{folder}/verifier.pt", f"{folder}/drafter.pt", folder, "xa", "xb", None)
-    decode = (ctranslate2 if system == "ctranslate2" else ours)(pair, dtype, block, threads)
-    while (order := connection.recv()) is not None:
-        connection.send(decode(*order))
+    decode = {"ctranslate2": ctranslate2, "fairseq": fairseq}.get(system, ours)(pair, dtype, kind, threads)
 
 
-def ctranslate2(pair: Any, dtype: str, block: str, threads: int) -> Any:
+def run(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
+    return decode(sources, batch_size)
+
+
+def fairseq(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
+    import torch
+
+    from specdec_plugins.baseline import FairseqGenerator
+    from specdec_plugins.decoding.values import DecodeStats, Request
+
+    generator = FairseqGenerator(pair.verifier, len(pair.source), len(pair.target), 1, torch.device("cpu"), getattr(torch, dtype))
+
+    def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
+        stats, requests = DecodeStats(), [Request(number, source, OUTPUT - 1) for number, source in enumerate(sources)]
+        began = time.perf_counter()
+        list(generator.decode(requests, batch_size, 0, OUTPUT - 1, stats))
+        return time.perf_counter() - began, stats.committed, 1.0
+
+    return decode
+
+
+def ctranslate2(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as place:
         benchmark.convert(pair, Path(place))
         translator = ctranslate2.Translator(
-            f"{place}/converted", device="cpu", compute_type=dtype, inter_threads=1, intra_threads=int(block)
+            f"{place}/converted", device="cpu", compute_type=dtype, inter_threads=1, intra_threads=int(kind)
         )
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
@@ -155,7 +180,7 @@ def ctranslate2(pair: Any, dtype: str, block: str, threads: int) -> Any:
     return decode
 
 
-def ours(pair: Any, dtype: str, block: str, threads: int) -> Any:
+def ours(pair: Any, dtype: str, block: str, threads: int) -> Decode:
     from specdec_plugins.checkpoint import engine_model
     from specdec_plugins.decoding.control import Adaptive, FixedLength
     from specdec_plugins.decoding.loop import speculative_decode
@@ -194,36 +219,33 @@ def measure(options: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
     for dtype in options.dtypes:
         systems = [("ar", "0"), *(("specdec", block) for block in options.block_sizes)]
         systems += [("ctranslate2", str(threads)) for threads in sorted({1, options.threads})]  # it is faster with one here
-        context, workers = get_context("spawn"), []
-        for system, block in systems:
-            connection, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, folder, system, dtype, block, options.threads), daemon=True)
-            process.start()
-            connection.send((sources[:4], 1))
-            connection.recv()
-            workers.append((connection, process))
+        systems += [("fairseq", str(options.threads))] if dtype == "float32" else []
+        workers = [
+            ProcessPoolExecutor(1, get_context("spawn"), prepare, (folder, system, dtype, kind, options.threads))
+            for system, kind in systems
+        ]
+        for worker in workers:
+            worker.submit(run, sources[:4], 1).result()
         for size in options.batch_sizes:
             found: list[list[tuple[float, int, float]]] = [[] for _ in systems]
             for number in range(options.rounds + 1):
                 for worker, results in zip(workers, found):
-                    worker[0].send((sources, size))
-                    results += [worker[0].recv()][: number > 0]  # the first round warms up
-            for (system, block), results in zip(systems, found):
+                    results += [worker.submit(run, sources, size).result()][: number > 0]  # the first round warms up
+            for (system, kind), results in zip(systems, found):
                 speed = statistics.median(tokens / seconds for seconds, tokens, _ in results)
                 ratio = statistics.median(mine[1] / mine[0] / (plain[1] / plain[0]) for mine, plain in zip(results, found[0]))
-                kind = "threads" if system == "ctranslate2" else "block_size"
+                name = "block_size" if system in ("ar", "specdec") else "threads"
                 row = {
-                    "system": system, kind: block, "dtype": dtype, "batch_size": size, "tokens_per_second": round(speed, 1),
+                    "system": system, name: kind, "dtype": dtype, "batch_size": size, "tokens_per_second": round(speed, 1),
                     "times_ar": round(ratio, 2), "tokens_a_pass": round(results[-1][2], 2),
                 }  # fmt: skip
                 rows.append(row)
                 print(
-                    f"{dtype:8} batch {size:3} {system:12}{block:5} {speed:8.0f} tokens/s {ratio:6.2f} x ar  "
+                    f"{dtype:8} batch {size:3} {system:12}{kind:5} {speed:8.0f} tokens/s {ratio:6.2f} x ar  "
                     f"{results[-1][2]:5.2f} tokens a pass", flush=True,
                 )  # fmt: skip
-        for connection, process in workers:
-            connection.send(None)
-            process.join()
+        for worker in workers:
+            worker.shutdown()
     return rows
 
 
