@@ -125,6 +125,18 @@ def test_most_passes_cost_no_thought(passing, most):
     assert looks < 2 * most * 3500
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_in_the_costs_is_found(seed):
+    """Drafts of more than 8 make the kernels read the weights twice."""
+    machine = Machine(1.0, 0.6, 0.03, 0.9, seed=seed)
+    machine.seconds = lambda length, rows: 1.0 + (0.6 + 0.03 * length + (length > 8) if length else 0.0)
+    controller = Adaptive(8, clock=lambda: machine.now)
+    machine.run(controller, 1, 1000)
+    chosen = machine.run(controller, 1, 1000)
+    best = max(machine.rate(length, 1) for length in range(17))
+    assert sum(machine.rate(length, 1) for length in chosen) / len(chosen) > 0.95 * best
+
+
 def test_a_machine_that_changes_its_pace():
     """Others use it, too, by turns for longer than a measurement is remembered."""
     shares = []

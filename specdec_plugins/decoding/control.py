@@ -15,7 +15,7 @@ RATION = 0.01  # of the time, for trials
 PLAIN, DRAFTED = 32, 8  # of so many passes of a kind one is thought about: they can be so short that thinking would show
 HOLD = 8  # plain passes that follow when rows get fewer behind a plain one: a batch may be ending, and catching up be in vain
 FEW, MANY = 4, 32  # measurements of a length: below, its cost is a guess; from there on, a new one weighs no less
-GRANTED = 20.0  # measurements that weigh as much as what is taken for granted of a token's cost
+GRANTED = 20.0  # measurements that weigh as much as what is taken for granted
 PACE = 0.05  # what one pass says of the machine's pace
 
 
@@ -72,7 +72,8 @@ class Costs:
         return min(DRAFTED, 1 + self.visits // 128)
 
     def seconds(self, longest: int) -> list[float]:
-        """What an iteration with a draft of 0, 1, .. tokens is expected to take: with drafts, on a line through all measurements.
+        """What an iteration with a draft of 0, 1, .. tokens is expected to take: on a line through what was measured with
+        drafts, or off it where much was measured.
 
         Infinity where nothing is known.
         """
@@ -89,7 +90,11 @@ class Costs:
         granted = max(0.0, mean - plain) / (2 * middle)
         slope = max(0.0, (along + GRANTED * granted) / (across + GRANTED))
         least = self.known.get(0, 0.0)  # a draft makes no iteration faster
-        return [plain, *(max(least, mean + slope * (length - middle)) for length in range(1, longest + 1))]
+        found = [plain, *(max(least, mean + slope * (length - middle)) for length in range(1, longest + 1))]
+        for count, length, seconds in points:  # a length that does not fit the kernels well is off the line
+            if length <= longest:
+                found[length] += count / (count + GRANTED) * (seconds - found[length])
+        return found
 
 
 def believed(ratio: float) -> float:
@@ -103,9 +108,9 @@ class Adaptive:
     The expected tokens of a draft of K are 1 + the sum over j <= K of the probability that its first j tokens pass. What an
     iteration costs is measured, for each number of rows by itself, at the machine's pace of the moment. Another length is taken
     only if it promises 3 % more, drafts instead of none if they promise 10 % more. Drafts vary a little in length, so that it is
-    known what a token of them costs. Now and then drafts are left out, or tried where there are none, less and less often
-    while the answer stays the same; where drafts do not pay, and in large batches from the beginning, trials may take 1 % of
-    the time in all.
+    known what a token of them costs. Now and then something else is tried, no draft or one of the model's length, less and less
+    often while the answer stays the same; where drafts do not pay, and in large batches from the beginning, trials may take
+    1 % of the time in all.
     """
 
     def __init__(self, block_size: int, clock=time.perf_counter):
@@ -210,9 +215,9 @@ class Adaptive:
         if costs.visits >= costs.until and (affordable or chosen):
             costs.wait = min(512, 2 * costs.wait)
             costs.until = costs.visits + costs.wait
-            return self._try(costs, 0 if chosen else self._lengths()[costs.wait.bit_length() % 2])
-        aside = (0, -1, 0, 1)[costs.visits // costs.gap % 4] * max(1, chosen // 4)
-        return min(max(1, chosen + aside), self.most) if chosen else 0
+            return self._try(costs, ((0, self.start) if chosen else self._lengths())[costs.wait.bit_length() % 2])
+        aside = (0, -1, 0, 1)[costs.visits // costs.gap % 4] * (chosen // 4)
+        return min(chosen + aside, self.most)
 
     def _try(self, costs: Costs, length: int) -> int:
         """Begin a trial: some passes, as the first draft after a pause says nothing."""
