@@ -37,11 +37,18 @@ train() { # train FOLDER DATA "INIT OPTIONS" TRAINING OPTIONS...
 
 for variant in "$@"; do
     out=$run/ablation/$variant.$seed data=$run/distilled/bin layers=2 width=128 blocks=4 decay=0.85 block=8 freeze=--freeze-encoder
-    start=--init-decoder
+    start=--init-decoder arch= loss= rate="--max-tokens 2048 --lr-scheduler polynomial_decay --total-num-update $updates"
     [ ! -e "$out/folder" ] || continue
     mkdir -p "$out"
     case $variant in
-        final) ;;
+        published*) # Xia et al. 2023: bidirectional, its own encoder, as deep as the verifier; glancing
+            layers=4 block=12 freeze= start=--apply-bert-init arch="--arch block --src-embedding-copy"
+            glancing="--criterion glat_loss --label-smoothing 0.1 --start-p" loss="$glancing 0.5 --minus-p 0.2"
+            causal="--arch block_causal --successor-width" many="--criterion block_loss --label-smoothing 0.1 --blocks"
+            rate="--max-tokens 4096 --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7" ;;
+    esac
+    case $variant in
+        final | published) ;;
         no-successor) width=0 ;;
         one-block) blocks=1 ;;
         no-decay) decay=1 ;;
@@ -61,26 +68,20 @@ for variant in "$@"; do
                     --train "$data/text/train" --valid "$run/distilled/text/valid" --output "$data"
             fi
             data=$data/bin ;;
-        published*) ;;
+        published-small) layers=2 freeze=--freeze-encoder start=--init-decoder ;; # with what carries over
+        published-no-glancing) loss="$glancing 0 --minus-p 0" ;;
+        published-shared-encoder) freeze=--freeze-encoder ;;
+        published-depth-2) layers=2 ;;
+        published-init-decoder) start=--init-decoder ;;
+        published-causal) arch="$causal 0" loss="$many 1" ;;
+        published-causal-blocks) arch="$causal 0" loss="$many 4" ;;
+        published-causal-successor) arch="$causal 128" loss="$many 1" ;;
         *) echo "ablation.sh: no variant '$variant'" >&2; exit 2 ;;
     esac
-    case $variant in
-        published*) # Xia et al. 2023: bidirectional, its own encoder, as deep as the verifier; glancing
-            layers=4 glancing="--start-p 0.5 --minus-p 0.2" freeze= start=--apply-bert-init
-            case $variant in
-                published) ;;
-                published-small) layers=2 freeze=--freeze-encoder start=--init-decoder ;; # with what carries over
-                published-no-glancing) glancing="--start-p 0 --minus-p 0" ;;
-                *) echo "ablation.sh: no variant '$variant'" >&2; exit 2 ;;
-            esac
-            train "$out" "$data" "--src-embedding-copy --decoder-layers $layers $freeze $start" --arch block --src-embedding-copy \
-                --criterion glat_loss $glancing --label-smoothing 0.1 --block-size 12 --max-tokens 4096 --decoder-layers $layers $freeze \
-                --lr-scheduler inverse_sqrt --warmup-init-lr 1e-7 ;;
-        *)
-            train "$out" "$data" "--arch block_causal --decoder-layers $layers --successor-width $width $freeze $start" --arch block_causal \
-                --criterion block_loss --block-size $block --blocks $blocks --position-decay $decay --successor-width $width \
-                --decoder-layers $layers $freeze --max-tokens 2048 --lr-scheduler polynomial_decay --total-num-update "$updates" ;;
-    esac
+    arch=${arch:---arch block_causal --successor-width $width}
+    loss=${loss:---criterion block_loss --blocks $blocks --position-decay $decay}
+    # shellcheck disable=SC2086
+    train "$out" "$data" "$arch --decoder-layers $layers $freeze $start" $arch $loss --block-size $block $rate --decoder-layers $layers $freeze
     "$python" -m specdec_plugins.pack --verifier "$run/verifier.pt" --drafter "$out/drafter.pt" --data "$run/data/bin" \
         --codes "$run/data/codes" -s en -t de --block-size 8 --output "$out/folder" >"$out/pack.log"
     "$python" "$root/benchmarks/decoding.py" acceptance --dtype int8 --threads 1 --block-sizes 8 --model "$out/folder" \
