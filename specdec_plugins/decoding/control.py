@@ -68,7 +68,7 @@ class Costs:
 
     @property
     def gap(self) -> int:
-        """Drafts for each that is thought about, ever more."""
+        """Of so many drafts one is thought about: of ever more, as costs become known."""
         return min(DRAFTED, 1 + self.visits // 128)
 
     def seconds(self, longest: int) -> list[float]:
