@@ -149,12 +149,11 @@ class Adaptive:
         before, grown, fewer, self.rows = self.length, rows > self.rows, rows < self.rows, rows
         ending = fewer and not before
         self.watching = costs.visits >= costs.rest and not ending
-        self.usual = 0 if ending else costs.usual
-        self.length = self._choose(costs) if self.watching else self.usual
+        self.length = self._choose(costs) if self.watching else 0 if ending else costs.usual
         costs.visits += 1
         if not self.trying:
+            self.usual = 0 if ending else costs.usual
             if self.watching:
-                self.usual = costs.usual
                 costs.rest = costs.visits + (costs.gap if costs.usual else PLAIN) - 1
             self.granted = self.idle = HOLD - 1 if ending else max(0, costs.rest - costs.visits)
         # A drafter that paused has to catch up, and new sentences bring work of their own.
