@@ -34,6 +34,7 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from specdec_plugins.benchmark import machine  # noqa: E402
+from specdec_plugins.decoding.transformer import attention  # noqa: E402
 
 SOURCE, PREFIX, EOS, WORD = 14, 12, 2, 5
 PASSES = 200  # a turn
@@ -87,9 +88,7 @@ class Pass(nn.Module):
         return self.projection(self.top(x)).argmax(-1), torch.stack(new)
 
     def attend(self, queries: Tensor, entries: Tensor, mask: Tensor | None) -> Tensor:
-        width = queries.size(1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(0, 1) for part in (queries, *entries.split(width, -1)))
-        return nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], mask)[0].transpose(0, 1).flatten(1)
+        return attention(queries[None], entries[None], self.heads, mask)[0]
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
