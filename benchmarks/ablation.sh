@@ -57,7 +57,7 @@ for variant in "$@"; do
         own-encoder) freeze= ;;
         fresh-decoder) start= ;;
         block-12) block=12 ;;
-        no-mono)
+        no-mono | published-no-mono)
             data=$run/ablation/no-mono
             if [ ! -e "$data/bin" ]; then
                 mkdir -p "$data/text"
@@ -75,6 +75,7 @@ for variant in "$@"; do
         published-init-decoder) start=--init-decoder ;;
         published-causal) arch="$causal 0" loss="$many 1" ;;
         published-causal-blocks) arch="$causal 0" loss="$many 4" ;;
+        published-causal-decay) arch="$causal 0" loss="$many 1 --position-decay 0.85" ;;
         published-causal-successor) arch="$causal 128" loss="$many 1" ;;
         *) echo "ablation.sh: no variant '$variant'" >&2; exit 2 ;;
     esac

@@ -163,7 +163,7 @@ def load_dictionaries(verifier, weights, data: str | None) -> tuple[SimpleNamesp
     from specdec_plugins import checkpoint
 
     task = checkpoint.task_settings(verifier)
-    names = task["source_lang"], task["target_lang"]
+    names = task.get("source_lang"), task.get("target_lang")
     if data is not None and None in names:  # fairseq does not write down a pair that it was not told
         names = infer_language_pair(data)
         if None in names:
@@ -182,7 +182,7 @@ def load_dictionaries(verifier, weights, data: str | None) -> tuple[SimpleNamesp
             continue
         path = os.path.join(data, f"dict.{language}.txt")
         loaded[side] = Dictionary.load(path)
-        own_path = os.path.join(str(task["data"]).split(os.pathsep)[0], f"dict.{language}.txt")
+        own_path = os.path.join(str(task.get("data")).split(os.pathsep)[0], f"dict.{language}.txt")
         if len(loaded[side]) != rows[side]:
             faults.append(f"{path} has {len(loaded[side])} symbols, the verifier {rows[side]}")
         elif os.path.exists(own_path) and Dictionary.load(own_path).symbols != loaded[side].symbols:

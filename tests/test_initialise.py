@@ -137,6 +137,21 @@ def test_other_dictionaries_are_refused(tmp_path, capsys):
     assert "absent" in capsys.readouterr().err
 
 
+def test_a_verifier_that_names_no_data_takes_what_is_given(tmp_path):
+    """Checkpoints of other tools may lack the task's settings: languages come from the data folder."""
+    _, path = save_verifier(tmp_path)
+    state = checkpoint.load(path)
+    state["cfg"]["task"] = {"_name": "translation"}
+    checkpoint.save(state, path)
+    for language in "ab":
+        make_dictionary().save(str(tmp_path / f"dict.{language}.txt"))
+    arguments = ["--verifier", str(path), "--output", str(tmp_path / "init.pt")]
+    assert initialise.main(arguments) == 0
+    assert initialise.main([*arguments, "--data", str(tmp_path)]) == 1  # nothing there tells which languages these are
+    (tmp_path / "train.a-b.a.idx").touch()
+    assert initialise.main([*arguments, "--data", str(tmp_path)]) == 0
+
+
 def test_bad_input_is_one_line(tmp_path):
     (tmp_path / "text.pt").write_text("hello")
     for path in (tmp_path / "text.pt", tmp_path / "absent.pt"):
