@@ -129,6 +129,8 @@ case $device in
          # glibc gives large tensors back to the kernel and faults them in again at every step; keeping them, in huge
          # pages, made a training step 1.6 times as fast (benchmarks/README.md). Other C libraries ignore these.
          export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+         # oneDNN keeps 1,024 products of different shapes ready, scattered over that memory so that it cannot be used again.
+         export ONEDNN_PRIMITIVE_CACHE_CAPACITY=64
          if [ -z "$precision" ]; then
              grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null && precision=bf16 || precision=float32
          fi ;;

@@ -8,6 +8,7 @@ run=$(realpath "$1") updates=$2 seed=$3; shift 3
 python=${PYTHON:-$root/.venv/bin/python}
 export PYTHONPATH=$root PYTHONWARNINGS=ignore SPECDEC_MATMUL=bf16
 export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+export ONEDNN_PRIMITIVE_CACHE_CAPACITY=64
 shape=$("$python" - "$run/verifier.pt" <<'PYTHON'
 import sys
 from specdec_plugins.checkpoint import load, model_args
