@@ -98,16 +98,16 @@ def test_acceptance_counts_equal_a_loop(glat_loss):
     assert [int(counts[f"right_{k:03d}"]) for k in range(1, 5)] == rights
 
 
-def test_right_positions_marks_best_tokens(glat_loss):
-    block = make_sample()["block"]
-    logits = torch.zeros(int(block.masked.sum()), 24)
-    logits[torch.arange(logits.size(0)), block.target[block.masked]] = 1.0
-    logits[0] = 0.0
-    logits[0, PAD] = 1.0
-    right = glat_loss.right_positions(logits, block)
-    expected = block.masked.clone()
-    expected[tuple(block.masked.nonzero()[0])] = False
-    assert right.equal(expected)
+def test_right_are_the_best_tokens(glat_loss):
+    model, sample = make_drafter(), make_sample()
+    block = sample["block"]
+    logits = model(sample["net_input"]["src_tokens"], None, block.prev_target, block.masked)
+    target = block.target.clone()
+    target[block.masked] = torch.where(torch.arange(logits.size(0)) % 3 > 0, logits.argmax(-1), logits.argmin(-1))
+    features = model(sample["net_input"]["src_tokens"], None, block.prev_target, block.masked, features_only=True)
+    *_, right = make_loss(glat_loss).compute_loss(model, features, target, block.masked)
+    assert right[block.masked].tolist() == [index % 3 > 0 for index in range(logits.size(0))]
+    assert not right[~block.masked].any()
 
 
 def reduced(glat_loss, logs):

@@ -1,13 +1,13 @@
 """The causal block drafter's loss: cross-entropy on many blocks a sentence, each token of them behind the verifier's own.
 
-B sentences, A blocks a sentence, K block size, N predicted positions (over the batch), V vocabulary.
+B sentences, A blocks a sentence, K block size, N predicted positions (over the batch), D width.
 """
 
 from dataclasses import dataclass, field
 
 from fairseq.criterions import register_criterion
 
-from specdec_plugins.criterions.glat_loss import GlatLoss, GlatLossConfig, acceptance_counts, right_positions
+from specdec_plugins.criterions.glat_loss import GlatLoss, GlatLossConfig, acceptance_counts
 from specdec_plugins.masking import ManyBlocks
 
 
@@ -34,11 +34,11 @@ class BlockLoss(GlatLoss):
         block: ManyBlocks = sample.get("block")
         if not isinstance(block, ManyBlocks):
             raise ValueError("--criterion block_loss trains --arch block_causal with --noise block_mask")
-        net_input = sample["net_input"]
-        logits = model(net_input["src_tokens"], net_input["src_lengths"], block.prev_target, block)  # (N, V)
+        source = sample["net_input"]["src_tokens"], sample["net_input"]["src_lengths"]
+        features = model(*source, block.prev_target, block, features_only=True)  # (N, D)
         weights = self.position_decay ** block.offsets[block.masked].float()  # (N,)
-        loss, nll_loss = self.compute_loss(logits, block.target[block.masked], weights)
-        right, present = right_positions(logits, block).flatten(0, 1), block.masked.flatten(0, 1)  # (B A, K)
+        loss, nll_loss, right = self.compute_loss(model, features, block.target, block.masked, weights)
+        right, present = right.flatten(0, 1), block.masked.flatten(0, 1)  # (B A, K)
         counts = acceptance_counts(right) if model.training else acceptance_counts(right, present)
         sample_size = weights.sum()
         log = {"loss": loss.data, "nll_loss": nll_loss.data, "sample_size": sample_size, "ntokens": sample["ntokens"]}

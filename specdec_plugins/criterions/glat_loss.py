@@ -1,18 +1,18 @@
 """The drafter's loss: cross-entropy on masked block positions, with glancing (Qian et al. 2021) while training.
 
-B sentences, T target positions, K block size, N predicted positions (over the batch), V vocabulary.
+B sentences, T target positions, K block size, N predicted positions (over the batch), D width.
 """
 
 import math
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 
-from specdec_plugins.masking import ManyBlocks, MaskedBlock, block_view, leading_right, reveal
+from specdec_plugins.criterions.cross_entropy import cross_entropy
+from specdec_plugins.masking import MaskedBlock, block_view, leading_right, reveal
 
 
 @dataclass
@@ -43,38 +43,38 @@ class GlatLoss(FairseqCriterion):
         log = {"ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
         masked = block.masked  # (B, T): rebound by glance, to what is still masked in the pass with gradient
 
-        def glance(logits):  # (N, V)
+        def glance(features):  # (N, D)
             nonlocal masked
-            right = right_positions(logits, block)
-            log.update(acceptance_counts(block_view(right, block)), block_targets=logits.size(0))
+            *_, right = self.compute_loss(model, features, block.target, masked)
+            log.update(acceptance_counts(block_view(right, block)), block_targets=features.size(0))
             revealed = reveal(~right, block.masked, ratio, sample["reveal_scores"])
             masked = block.masked & ~revealed
             return torch.where(revealed, block.target, block.prev_target), masked
 
-        logits = model(
+        features = model(
             sample["net_input"]["src_tokens"],
             sample["net_input"]["src_lengths"],
             block.prev_target,
             masked=block.masked,
             glance=glance if ratio > 0 else None,
+            features_only=True,
         )
-        loss, nll_loss = self.compute_loss(logits, block.target[masked])
+        loss, nll_loss, right = self.compute_loss(model, features, block.target, masked)
         if ratio <= 0:
-            rows = (block_view(mask, block) for mask in (right_positions(logits, block), block.masked))
+            rows = (block_view(mask, block) for mask in (right, block.masked))
             log.update(acceptance_counts(*rows) if not model.training else acceptance_counts(next(rows)))
-        sample_size = logits.size(0)
+        sample_size = features.size(0)
         log.update(loss=loss.data, nll_loss=nll_loss.data, sample_size=sample_size)
         return loss, sample_size, log
 
-    def compute_loss(self, logits, targets, weights=None):
-        """Smoothed and plain negative log-likelihood in nats, summed; logits (N, V), targets (N,), weights (N,) or None for 1."""
-        log_probabilities = F.log_softmax(logits, -1, dtype=torch.float32)
-        weights = torch.ones_like(log_probabilities[:, 0]) if weights is None else weights
-        nll_loss = (F.nll_loss(log_probabilities, targets, reduction="none") * weights).sum()
-        if self.label_smoothing == 0:
-            return nll_loss, nll_loss
-        uniform_loss = -(log_probabilities.sum(1) * weights).sum() / logits.size(-1)
-        return (1 - self.label_smoothing) * nll_loss + self.label_smoothing * uniform_loss, nll_loss
+    def compute_loss(self, model, features, target, masked, weights=None):
+        """Smoothed and plain loss in nats, summed over ``masked``, and where predictions are right, in the shape of ``masked``;
+        features (N, D) and weights (N,) are those of the masked positions."""
+        projection = model.decoder.output_projection.weight
+        loss, nll_loss, hits = cross_entropy(features, projection, target[masked], weights, self.label_smoothing)
+        right = torch.zeros_like(masked)
+        right[masked] = hits
+        return loss, nll_loss, right
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
@@ -108,13 +108,6 @@ class GlatLoss(FairseqCriterion):
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         return True
-
-
-def right_positions(logits, block: MaskedBlock | ManyBlocks):
-    """Bool, in the shape of ``block.masked``: masked positions whose best token is the target; ``logits`` (N, V)."""
-    right = torch.zeros_like(block.masked)
-    right[block.masked] = logits.argmax(-1).eq(block.target[block.masked])
-    return right
 
 
 def acceptance_counts(right, present=None) -> dict[str, torch.Tensor]:

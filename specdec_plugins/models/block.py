@@ -58,16 +58,19 @@ class BlockDrafterModel(TransformerModel):
         self.register_buffer("block_format", torch.tensor([SCALED_FORM]))
         self._scales = encoder.embed_scale, decoder.embed_scale
 
-    def forward(self, src_tokens, src_lengths, prev_output_tokens, masked=None, glance: Glance | None = None):
+    def forward(
+        self, src_tokens, src_lengths, prev_output_tokens, masked=None, glance: Glance | None = None, features_only=False
+    ):
         """Predict the masked positions.
 
         Args:
             src_tokens: (B, S) int64, padded on either side. src_lengths: unused, fairseq's convention.
             prev_output_tokens: (B, T) int64, prefix, mask symbols, right padding.
             masked: (B, T) bool, where logits are wanted; None for everywhere.
-            glance: called with the logits (N, V) of a first pass without gradient; returns the
-                ``prev_output_tokens`` and ``masked`` of the second. Both passes drop out the same units, and share
-                one pass of the encoder, whose input does not change between them.
+            glance: called with what a first pass without gradient returns; returns the ``prev_output_tokens`` and
+                ``masked`` of the second. Both passes drop out the same units, and share one pass of the encoder, whose
+                input does not change between them.
+            features_only: return features, D wide, in place of logits.
 
         Returns: (N, V) logits in row-major order of ``masked``, or (B, T, V) without it.
         """
@@ -75,8 +78,8 @@ class BlockDrafterModel(TransformerModel):
         if glance is not None:
             devices = [src_tokens.device] if src_tokens.is_cuda else []
             with torch.no_grad(), torch.random.fork_rng(devices=devices):
-                prev_output_tokens, masked = glance(self.decoder(prev_output_tokens, encoder_out, masked))
-        return self.decoder(prev_output_tokens, encoder_out, masked)
+                prev_output_tokens, masked = glance(self.decoder(prev_output_tokens, encoder_out, masked, features_only))
+        return self.decoder(prev_output_tokens, encoder_out, masked, features_only)
 
     def upgrade_state_dict_named(self, state_dict, name):
         """Read the format marker: fairseq calls this with a checkpoint's weights before it loads them."""
@@ -116,11 +119,12 @@ class BlockDecoder(TransformerDecoder):
         if getattr(args, "src_embedding_copy", False):
             self.copy_attn = torch.nn.Linear(self.embed_dim, self.embed_dim, bias=False)
 
-    def forward(self, prev_output_tokens, encoder_out, masked=None):
+    def forward(self, prev_output_tokens, encoder_out, masked=None, features_only=False):
         """Logits at ``masked``: (N, V), or everywhere: (B, T, V). See ``BlockDrafterModel.forward``."""
         features = self.extract_features(prev_output_tokens, encoder_out)[0]
         # The output projection is the widest product of the model: nothing is projected that nobody asked for.
-        return self.output_layer(features if masked is None else features[masked])
+        features = features if masked is None else features[masked]
+        return features if features_only else self.output_layer(features)
 
     def extract_features(self, prev_output_tokens, encoder_out, **unused):
         """(B, T, D) features, and fairseq's dictionary of extras (empty)."""

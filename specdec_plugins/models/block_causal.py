@@ -42,14 +42,14 @@ class CausalBlockDrafterModel(BlockDrafterModel):
     def build_decoder(cls, args, tgt_dict, embed_tokens):
         return initialised(CausalBlockDecoder(args, tgt_dict, embed_tokens), args)
 
-    def forward(self, src_tokens, src_lengths, prev_output_tokens, block: ManyBlocks):  # type: ignore[override]
-        """Logits (N, V) of the blocks' predictions, in row-major order of ``block.masked`` (B, A, K).
+    def forward(self, src_tokens, src_lengths, prev_output_tokens, block: ManyBlocks, features_only=False):  # type: ignore[override]
+        """Logits (N, V), or features (N, D), of the blocks' predictions, in row-major order of ``block.masked`` (B, A, K).
 
         Args:
             src_tokens: (B, S') int64, padded on either side. src_lengths: unused, fairseq's convention.
             prev_output_tokens: (B, S) int64, eos and the prefix, right padding.
         """
-        return self.decoder(prev_output_tokens, self.encoder(src_tokens, src_lengths=src_lengths), block)
+        return self.decoder(prev_output_tokens, self.encoder(src_tokens, src_lengths=src_lengths), block, features_only)
 
 
 class Successor(nn.Module):
@@ -79,8 +79,8 @@ class CausalBlockDecoder(TransformerDecoder):
         hidden = getattr(args, "successor_width", 0)
         self.successor = Successor(self.embed_dim, hidden) if hidden else None
 
-    def forward(self, prev_output_tokens, encoder_out, block: ManyBlocks):
-        """(N, V) logits; see `CausalBlockDrafterModel.forward`."""
+    def forward(self, prev_output_tokens, encoder_out, block: ManyBlocks, features_only=False):
+        """(N, V) logits, or (N, D) features; see `CausalBlockDrafterModel.forward`."""
         features = self.extract_features(prev_output_tokens, encoder_out, block)[block.masked]  # (N, D)
         if self.successor is not None:
             # The token before is the verifier's, as it will be where a guess counts: behind a wrong one nothing is accepted.
@@ -89,7 +89,7 @@ class CausalBlockDecoder(TransformerDecoder):
             if self.training:
                 related &= torch.rand(related.shape, device=related.device) >= ALONE
             features = features + self.successor(features, self.embed_tokens(before)) * related[:, None]
-        return self.output_layer(features)
+        return features if features_only else self.output_layer(features)
 
     def extract_features(self, prev_output_tokens, encoder_out, block: ManyBlocks):
         """(B, A, K, D) features of the blocks' predictions."""
