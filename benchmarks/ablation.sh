@@ -73,6 +73,7 @@ for variant in "$@"; do
         published-no-glancing) loss="$glancing 0 --minus-p 0" ;;
         published-shared-encoder) freeze=--freeze-encoder ;;
         published-depth-2) layers=2 ;;
+        published-block-8) block=8 ;;
         published-init-decoder) start=--init-decoder ;;
         published-causal) arch="$causal 0" loss="$many 1" ;;
         published-causal-blocks) arch="$causal 0" loss="$many 4" ;;

@@ -2,7 +2,7 @@
 """Draw what the READMEs show: how a sentence comes about, and what drafters that differ in one thing are accepted.
 
     benchmarks/figures.py trace docs/trace.png
-    benchmarks/figures.py ablation RUN benchmarks/ablation.png    also benchmarks/ablation.jsonl; its table goes to stdout
+    benchmarks/figures.py ablation RUN benchmarks/ablation.png    also adds to benchmarks/ablation.jsonl; its table goes to stdout
 
 RUN holds what benchmarks/ablation.sh made. Needs: pip install 'specdec[bench]'.
 """
@@ -77,38 +77,48 @@ def variants(run: Path) -> Iterator[dict[str, Any]]:
     """What each finished variant came to: on a whole test set, blocks of 8."""
     for folder in sorted((run / "ablation").iterdir()):
         if (folder / "acceptance.log").exists() and "{" in (folder / "acceptance.log").read_text():
-            found = json.loads((folder / "acceptance.log").read_text().splitlines()[-1])["rows"][0]
+            measured = json.loads((folder / "acceptance.log").read_text().splitlines()[-1])
+            found = measured["rows"][0]
             log = (folder / "train.log").read_text()
             updates = max(int(number) for number in re.findall(r"@ (\d+) updates", log))
             name, seed = folder.name.rsplit(".", 1)
             yield {
                 "variant": name, "seed": int(seed), "updates": updates, "tokens_a_pass": found["mean_accepted_length"],
-                "by_position": found["by_position"],
+                "by_position": found["by_position"], "date": measured["signature"]["date"],
             }  # fmt: skip
 
 
 def ablation(run: Path, path: Path) -> None:
     """A table of what every variant came to, and a figure of how far drafts pass with the final recipe and the published one."""
-    rows = sorted(variants(run), key=lambda each: (each["variant"], each["seed"]))
-    path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record = path.with_suffix(".jsonl")
+    rows = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    new = list(variants(run))
+    known = [row for row in rows if all(identity(row) != identity(other) for other in new)]
+    rows = sorted([*known, *new], key=identity)
+    record.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in sorted(rows, key=lambda row: -row["tokens_a_pass"]):
         shares = ", ".join(f"{share:.2f}" for share in row["by_position"])
         print(f"| {row['variant']} | {row['seed']} | {row['updates']} | {row['tokens_a_pass']:.2f} | {shares} |")
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
     names = {
-        "final": "final",
-        "no-successor": "without successor network",
-        "published-small": "published, small",
-        "published": "published",
+        ("final", 3200): "final, 3,200 updates",
+        ("published", 950): "published, as long",
+        ("final", 500): "final, 500 updates",
+        ("published", 200): "published, about as long",
     }
     for (colour, style, marker, _), (name, label) in zip(STYLES, names.items()):
-        for row in (row for row in rows if row["variant"] == name and row["seed"] == 1):
-            heights = [100 * share for share in accumulate(row["by_position"], mul)]
-            axes.plot(range(1, len(heights) + 1), heights, style, marker=marker, color=colour, label=label)
+        row = next(row for row in rows if (row["variant"], row["updates"]) == name)
+        heights = [100 * share for share in accumulate(row["by_position"], mul)]
+        axes.plot(range(1, len(heights) + 1), heights, style, marker=marker, color=colour, label=label)
     axes.set(xlabel="position in the draft", ylabel="drafts that pass this far, %", ylim=(0, 100))
     axes.grid(alpha=0.25)
     axes.legend()
     figure.savefig(path, dpi=DPI)
+
+
+def identity(row: dict[str, Any]) -> tuple[str, int, int, str]:
+    """What tells a training from another: the same one may have run on several machines."""
+    return row["variant"], row["updates"], row["seed"], row["date"]
 
 
 if __name__ == "__main__":
