@@ -2,9 +2,10 @@
 """Draw what the READMEs show: how a sentence comes about, and what drafters that differ in one thing are accepted.
 
     benchmarks/figures.py trace docs/trace.png
-    benchmarks/figures.py ablation RUN benchmarks/ablation.png    also adds to benchmarks/ablation.jsonl; its table goes to stdout
+    benchmarks/figures.py ablation RUN MACHINE benchmarks/ablation.png
 
-RUN holds what benchmarks/ablation.sh made. Needs: pip install 'specdec[bench]'.
+RUN holds what benchmarks/ablation.sh made, MACHINE says on what; it is added to benchmarks/ablation.jsonl, and a table of all
+goes to stdout. Needs: pip install 'specdec[bench]'.
 """
 
 import json
@@ -73,26 +74,25 @@ def trace(path: Path) -> None:
     figure.savefig(path, dpi=DPI)
 
 
-def variants(run: Path) -> Iterator[dict[str, Any]]:
+def variants(run: Path, machine: str) -> Iterator[dict[str, Any]]:
     """What each finished variant came to: on a whole test set, blocks of 8."""
     for folder in sorted((run / "ablation").iterdir()):
         if (folder / "acceptance.log").exists() and "{" in (folder / "acceptance.log").read_text():
-            measured = json.loads((folder / "acceptance.log").read_text().splitlines()[-1])
-            found = measured["rows"][0]
+            found = json.loads((folder / "acceptance.log").read_text().splitlines()[-1])["rows"][0]
             log = (folder / "train.log").read_text()
             updates = max(int(number) for number in re.findall(r"@ (\d+) updates", log))
             name, seed = folder.name.rsplit(".", 1)
             yield {
                 "variant": name, "seed": int(seed), "updates": updates, "tokens_a_pass": found["mean_accepted_length"],
-                "by_position": found["by_position"], "date": measured["signature"]["date"],
+                "by_position": found["by_position"], "machine": machine,
             }  # fmt: skip
 
 
-def ablation(run: Path, path: Path) -> None:
+def ablation(run: Path, machine: str, path: Path) -> None:
     """A table of what every variant came to, and a figure of how far drafts pass with the final recipe and the published one."""
     record = path.with_suffix(".jsonl")
     rows = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    new = list(variants(run))
+    new = list(variants(run, machine))
     known = [row for row in rows if all(identity(row) != identity(other) for other in new)]
     rows = sorted([*known, *new], key=identity)
     record.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -102,9 +102,9 @@ def ablation(run: Path, path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
     names = {
         ("final", 3200): "final, 3,200 updates",
-        ("published", 950): "published, as long",
+        ("published", 950): "published, as many minutes",
         ("final", 500): "final, 500 updates",
-        ("published", 200): "published, about as long",
+        ("published", 200): "published, about as many",
     }
     for (colour, style, marker, _), (name, label) in zip(STYLES, names.items()):
         row = next(row for row in rows if (row["variant"], row["updates"]) == name)
@@ -117,15 +117,15 @@ def ablation(run: Path, path: Path) -> None:
 
 
 def identity(row: dict[str, Any]) -> tuple[str, int, int, str]:
-    """What tells a training from another: the same one may have run on several machines."""
-    return row["variant"], row["updates"], row["seed"], row["date"]
+    """What tells a training from another."""
+    return row["variant"], row["updates"], row["seed"], row["machine"]
 
 
 if __name__ == "__main__":
     what, *paths = sys.argv[1:] or ["help"]
     if what == "trace" and len(paths) == 1:
         trace(Path(paths[0]))
-    elif what == "ablation" and len(paths) == 2:
-        ablation(Path(paths[0]), Path(paths[1]))
+    elif what == "ablation" and len(paths) == 3:
+        ablation(Path(paths[0]), paths[1], Path(paths[2]))
     else:
         sys.exit(__doc__)
