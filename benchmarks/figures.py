@@ -91,10 +91,9 @@ def variants(run: Path, machine: str) -> Iterator[dict[str, Any]]:
 def ablation(run: Path, machine: str, path: Path) -> None:
     """A table of what every variant came to, and a figure of how far drafts pass with the final recipe and the published one."""
     record = path.with_suffix(".jsonl")
-    rows = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    new = list(variants(run, machine))
-    known = [row for row in rows if all(identity(row) != identity(other) for other in new)]
-    rows = sorted([*known, *new], key=identity)
+    known = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    latest = {identity(row): row for row in [*known, *variants(run, machine)]}
+    rows = [latest[key] for key in sorted(latest)]
     record.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in sorted(rows, key=lambda row: -row["tokens_a_pass"]):
         shares = ", ".join(f"{share:.2f}" for share in row["by_position"])
