@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 
 install: .venv/installed
 
-.venv/installed: setup.py constraints.txt specdec_plugins/decoding/kernels.cpp
+.venv/installed: setup.py constraints.txt specdec_plugins/decoding/backends/cpu/csrc/kernels.cpp
 	@echo "== making .venv (once; building fairseq takes about three minutes)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "== torch and build tools first, so that fairseq builds against them and fetches no torch of its own"
@@ -18,7 +18,7 @@ install: .venv/installed
 	@touch $@
 
 demo: .venv/installed
-	.venv/bin/python -m specdec_plugins.demo
+	.venv/bin/python -m specdec_plugins.commands.demo
 
 toy: .venv/installed
 	./train.sh toy

@@ -4,4 +4,4 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-$root/.venv/bin/python}
 [ -x "$(command -v "$python")" ] || python=python3
-PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m specdec_plugins.score "$@"
+PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m specdec_plugins.commands.score "$@"

@@ -15,8 +15,8 @@ VECTORS = {
 }
 KERNELS = [
     Extension(
-        f"specdec_plugins.decoding._kernels_{name}",
-        ["specdec_plugins/decoding/kernels.cpp"],
+        f"specdec_plugins.decoding.backends.cpu._kernels_{name}",
+        ["specdec_plugins/decoding/backends/cpu/csrc/kernels.cpp"],
         extra_compile_args=["-std=c++20", "-O3", "-pthread", *flags],
         language="c++",
         optional=True,
@@ -52,13 +52,13 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "specdec-average = specdec_plugins.average:main",
-            "specdec-benchmark = specdec_plugins.benchmark:main",
-            "specdec-pack = specdec_plugins.pack:main",
-            "specdec-prepare = specdec_plugins.prepare:main",
-            "specdec-report = specdec_plugins.report:main",
-            "specdec-score = specdec_plugins.score:main",
-            "specdec-translate = specdec_plugins.translate:main",
+            "specdec-average = specdec_plugins.commands.average:main",
+            "specdec-benchmark = specdec_plugins.commands.benchmark:main",
+            "specdec-pack = specdec_plugins.commands.pack:main",
+            "specdec-prepare = specdec_plugins.commands.prepare:main",
+            "specdec-report = specdec_plugins.commands.report:main",
+            "specdec-score = specdec_plugins.commands.score:main",
+            "specdec-translate = specdec_plugins.commands.translate:main",
         ]
     },
 )

@@ -151,7 +151,7 @@ mkdir -p "$logs"
 
 # Run a command with its whole output in a log; show how training goes, and the error in one line if it fails.
 logged() {
-    "$@" 2>&1 | tee -a "$logs/$stage.log" | "$python" -m specdec_plugins.watch "$stage" || die "$stage failed: $(last_error)"
+    "$@" 2>&1 | tee -a "$logs/$stage.log" | "$python" -m specdec_plugins.commands.watch "$stage" || die "$stage failed: $(last_error)"
 }
 last_error() {
     local line; line=$(grep -E '^[A-Za-z_.]*(Error|Exception|Interrupt)|error:' "$logs/$stage.log" | tail -n 1 | cut -c1-500) || true
@@ -185,7 +185,7 @@ average() { # average FOLDER OUTPUT: the mean of the last checkpoints of a train
     if up_to_date "$2" "$1/checkpoint_last.pt"; then return; fi
     mapfile -t last < <(ls "$1"/checkpoint_*_*.pt 2>/dev/null | sort -V | tail -n $keep)
     [ ${#last[@]} -gt 0 ] || last=("$1/checkpoint_last.pt")  # every interval fell on the end of an epoch
-    "$python" -m specdec_plugins.average --inputs "${last[@]}" --output "$2"
+    "$python" -m specdec_plugins.commands.average --inputs "${last[@]}" --output "$2"
 }
 
 need() { # need STAGE FILE...: every file, or say which stage makes it
@@ -198,7 +198,7 @@ translate() { # translate SOURCE OUTPUT BEAM: the verifier's translations of sub
     [ "$2.part" -nt "$out/verifier.pt" ] || rm -f "$2.part"
     local strategy=(ar)
     [ "$3" -le 1 ] || strategy=(fairseq --beam "$3")
-    "$python" -m specdec_plugins.translate --verifier "$out/verifier.pt" --data "$bin" -s $src -t $tgt --bpe --input "$1" \
+    "$python" -m specdec_plugins.commands.translate --verifier "$out/verifier.pt" --data "$bin" -s $src -t $tgt --bpe --input "$1" \
         --output "$2.part" --resume --strategy "${strategy[@]}" --max-len-a 1.2 --max-len-b 10 --truncate-source \
         --device "$device" --workers "$gpus" --max-tokens $((2 * device_tokens)) --buffer-size 5000 ||
         die "$stage: $1 was not translated"
@@ -263,7 +263,7 @@ stage_average() {
 stage_score() {
     need verifier "$out/verifier.pt"; need average "$out/drafter.pt"
     translate "$data/bpe/test.$src" "$out/test.bpe" 1
-    "$python" -c 'import sys; from specdec_plugins.text import Moses, remove_bpe; moses = Moses(sys.argv[1])
+    "$python" -c 'import sys; from specdec_plugins.text.bpe import remove_bpe; from specdec_plugins.text.moses import Moses; moses = Moses(sys.argv[1])
 for line in sys.stdin: print(moses.detokenize(remove_bpe(line)))' $tgt <"$out/test.bpe" >"$out/test.$tgt"
     echo "verifier, greedy, test: $("$python" -m sacrebleu "$data/raw/test.$tgt" -i "$out/test.$tgt" -m bleu -w 2 -f text)"
     echo "drafter, valid, against the verifier's greedy output:"

@@ -11,7 +11,7 @@ export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 GLIB
 export ONEDNN_PRIMITIVE_CACHE_CAPACITY=64
 shape=$("$python" - "$run/verifier.pt" <<'PYTHON'
 import sys
-from specdec_plugins.checkpoint import load, model_args
+from specdec_plugins.formats.fairseq import load, model_args
 args = vars(model_args(load(sys.argv[1])))
 for side in ("encoder", "decoder"):
     for part in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):
@@ -33,7 +33,7 @@ train() { # train FOLDER DATA "INIT OPTIONS" TRAINING OPTIONS...
         --log-format json --log-interval 50 --no-epoch-checkpoints --save-interval 1000000 --validate-interval 1000000 \
         --save-interval-updates 50 --validate-interval-updates "$updates" --keep-interval-updates 3 "$@" >"$out/train.log" 2>&1
     # shellcheck disable=SC2046
-    "$python" -m specdec_plugins.average --inputs $(ls "$out"/checkpoint_*_*.pt | sort -V | tail -n 3) --output "$out/drafter.pt"
+    "$python" -m specdec_plugins.commands.average --inputs $(ls "$out"/checkpoint_*_*.pt | sort -V | tail -n 3) --output "$out/drafter.pt"
 }
 
 for variant in "$@"; do
@@ -85,7 +85,7 @@ for variant in "$@"; do
     loss=${loss:---criterion block_loss --blocks $blocks --position-decay $decay}
     # shellcheck disable=SC2086
     train "$out" "$data" "$arch --decoder-layers $layers $freeze $start" $arch $loss --block-size $block $rate --decoder-layers $layers $freeze
-    "$python" -m specdec_plugins.pack --verifier "$run/verifier.pt" --drafter "$out/drafter.pt" --data "$run/data/bin" \
+    "$python" -m specdec_plugins.commands.pack --verifier "$run/verifier.pt" --drafter "$out/drafter.pt" --data "$run/data/bin" \
         --codes "$run/data/codes" -s en -t de --block-size 8 --output "$out/folder" >"$out/pack.log"
     "$python" "$root/benchmarks/decoding.py" acceptance --dtype int8 --threads 1 --block-sizes 8 --model "$out/folder" \
         --source "$run/data/raw/test.en" | tee "$out/acceptance.log"

@@ -32,13 +32,13 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from specdec_plugins.benchmark import machine  # noqa: E402
-from specdec_plugins.decoding import kernels  # noqa: E402
-from specdec_plugins.decoding.drafters.block_nat import CANDIDATES  # noqa: E402
+from specdec_plugins.commands.benchmark import machine  # noqa: E402
+from specdec_plugins.decoding.backends.cpu import kernels  # noqa: E402
+from specdec_plugins.decoding.drafters.block import CANDIDATES  # noqa: E402
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
-from specdec_plugins.model_folder import load_folder  # noqa: E402
+from specdec_plugins.formats.folder import load_folder  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
-from specdec_plugins.text import read_lines  # noqa: E402
+from specdec_plugins.text.lines import read_lines  # noqa: E402
 from specdec_plugins.translator import Translation, Translator  # noqa: E402
 
 BETAS, TAUS = (2, 3, 5), (0.3, 0.5, 1.0, 2.0, 3.0)

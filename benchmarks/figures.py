@@ -27,7 +27,7 @@ from matplotlib import pyplot  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 
 from specdec_plugins import Translator  # noqa: E402
-from specdec_plugins.figures import STYLES  # noqa: E402
+from specdec_plugins.measure.figures import STYLES  # noqa: E402
 
 SENTENCE = "A man in a blue shirt is standing on a ladder cleaning a window while two children are watching him."
 SIZE, DPI = 10, 150  # points; dots an inch

@@ -33,8 +33,8 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from specdec_plugins.benchmark import machine  # noqa: E402
-from specdec_plugins.decoding.transformer import attention  # noqa: E402
+from specdec_plugins.commands.benchmark import machine  # noqa: E402
+from specdec_plugins.decoding.backends.torch.transformer import attention  # noqa: E402
 
 SOURCE, PREFIX, EOS, WORD = 14, 12, 2, 5
 PASSES = 200  # a turn
@@ -107,8 +107,8 @@ def norm(given: Any) -> nn.LayerNorm:
 
 
 def parts(folder: str) -> Any:
-    from specdec_plugins.checkpoint import engine_model
-    from specdec_plugins.model_folder import load_folder
+    from specdec_plugins.formats.fairseq import engine_model
+    from specdec_plugins.formats.folder import load_folder
 
     return engine_model(load_folder(folder).verifier, "verifier")
 
@@ -116,8 +116,8 @@ def parts(folder: str) -> Any:
 def engine(native: bool, folder: str, dtype: str, threads: int, width: int) -> Callable[[], list[int]]:
     """A verification as `decoding/loop.py` asks for it, and the rule."""
     from specdec_plugins.decoding.acceptance import TopBetaTau
+    from specdec_plugins.decoding.backends.torch.transformer import load_pair
     from specdec_plugins.decoding.roles import load_roles
-    from specdec_plugins.decoding.transformer import load_pair
     from specdec_plugins.decoding.values import FAIRSEQ_SYMBOLS, Draft, Prefix, Request, Source
     from specdec_plugins.decoding.verifier import TransformerVerifier
 
@@ -139,7 +139,7 @@ def engine(native: bool, folder: str, dtype: str, threads: int, width: int) -> C
 
 
 def module(folder: str, width: int) -> tuple[Pass, tuple[Tensor, ...]]:
-    from specdec_plugins.decoding.transformer import load_pair
+    from specdec_plugins.decoding.backends.torch.transformer import load_pair
 
     model = load_pair(parts(folder), None)[0]
     layers, size = len(model.decoder.layers), 2 * model.decoder.width

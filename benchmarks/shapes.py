@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from specdec_plugins import benchmark  # noqa: E402
+from specdec_plugins.commands import benchmark  # noqa: E402
 
 SOURCE, OUTPUT = 25, 28  # tokens of a sentence, eos included
 DRAFTED = 0.41  # of the vocabulary, as in the pair that ships
@@ -65,9 +65,9 @@ def make_pair(options: argparse.Namespace, folder: Path) -> None:
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerModel, base_architecture
 
-    from specdec_plugins import checkpoint
-    from specdec_plugins.decoding.transformer import DRAFT_VOCABULARY
-    from specdec_plugins.initialise import architectures
+    from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
+    from specdec_plugins.formats import fairseq as checkpoint
+    from specdec_plugins.training.initialise import architectures
 
     dictionary = Dictionary()
     for number in range(options.vocabulary - len(dictionary)):
@@ -130,7 +130,7 @@ def prepare(folder: str, system: str, dtype: str, kind: str, threads: int) -> No
     import torch
 
     logging.disable(logging.WARNING)
-    from specdec_plugins.model_folder import load_parts
+    from specdec_plugins.formats.folder import load_parts
 
     global decode
     torch.set_num_threads(threads)
@@ -145,8 +145,8 @@ def run(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
 def fairseq(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
     import torch
 
-    from specdec_plugins.baseline import FairseqGenerator
     from specdec_plugins.decoding.values import DecodeStats, Request
+    from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
     generator = FairseqGenerator(pair.verifier, len(pair.source), len(pair.target), 1, torch.device("cpu"), getattr(torch, dtype))
 
@@ -181,11 +181,11 @@ def ctranslate2(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
 
 
 def ours(pair: Any, dtype: str, block: str, threads: int) -> Decode:
-    from specdec_plugins.checkpoint import engine_model
     from specdec_plugins.decoding.control import Adaptive, FixedLength
     from specdec_plugins.decoding.loop import speculative_decode
     from specdec_plugins.decoding.roles import load_roles
     from specdec_plugins.decoding.values import DecodeStats, Request
+    from specdec_plugins.formats.fairseq import engine_model
 
     drafting = engine_model(pair.drafter, "drafter") if block != "0" else None
     drafter, verifier, rule = load_roles(engine_model(pair.verifier, "verifier"), drafting, "cpu", dtype, threads)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from specdec_plugins import prepare
+from specdec_plugins.commands import prepare
 
 DATA = Path(__file__).resolve().parent
 MASK_PREDICT = ".mask-predict"  # ending of the names of variants

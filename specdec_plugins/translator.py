@@ -16,7 +16,6 @@ from typing import Literal
 
 import torch
 
-from specdec_plugins.checkpoint import engine_model
 from specdec_plugins.decoding.acceptance import accept_all
 from specdec_plugins.decoding.control import Adaptive, FixedLength
 from specdec_plugins.decoding.loop import Acceptance, Controller, Drafter, Verifier, speculative_decode
@@ -25,10 +24,12 @@ from specdec_plugins.decoding.schedule import schedule
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
-from specdec_plugins.model_folder import Pair, load_folder
+from specdec_plugins.formats.fairseq import engine_model
+from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.settings import Settings
-from specdec_plugins.text import Bpe, Moses
-from specdec_plugins.text import remove_bpe as join_subwords
+from specdec_plugins.text.bpe import Bpe
+from specdec_plugins.text.bpe import remove_bpe as join_subwords
+from specdec_plugins.text.moses import Moses
 
 USUAL_BLOCK_SIZE = 8  # of a drafter that no model folder speaks of
 
@@ -93,7 +94,7 @@ class Translator:
         if settings.strategy == "drafter":
             self.max_target = min(config.max_target_positions for config in configs) - 1
         if settings.strategy == "fairseq":
-            from specdec_plugins.baseline import FairseqGenerator
+            from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
             torch.set_num_threads(settings.threads or THREADS)
             self._generator = FairseqGenerator(
@@ -138,10 +139,25 @@ class Translator:
             raise TypeError("translate takes a list of sentences, not one string")
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
         sources = [self._encode(index, line, bpe, too_long) for index, line in enumerate(sentences)]
-        found = {hypothesis.index: hypothesis for hypothesis in self._decode(sources, batch_size, max_tokens)}
+        requests = [
+            Request(index, source.tokens, self.limit(len(source.tokens)))
+            for index, source in enumerate(sources)
+            if len(source.tokens) > 1
+        ]
+        found = {hypothesis.index: hypothesis for hypothesis in self._decode(requests, batch_size, max_tokens)}
         results = [self._finish(source, found.get(i), bpe and not remove_bpe, bpe) for i, source in enumerate(sources)]
         self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
         return results
+
+    def translate_tokens(
+        self, sources: Sequence[Sequence[int]], batch_size: int | None = 32, max_tokens: int | None = None
+    ) -> list[Hypothesis]:
+        """The outputs of some sources in their order: tokens in, tokens out.
+
+        A source is its token numbers with the closing eos. ``batch_size`` and ``max_tokens`` as for `translate`.
+        """
+        requests = [Request(index, list(source), self.limit(len(source))) for index, source in enumerate(sources)]
+        return sorted(self._decode(requests, batch_size, max_tokens), key=lambda hypothesis: hypothesis.index)
 
     def stream(self, sentences: Iterable[str], buffer_size: int = 512, **options) -> Iterator[Translation]:
         """Yield the translations in order, reading ``buffer_size`` sentences at a time. Options as for `translate`."""
@@ -182,13 +198,8 @@ class Translator:
             self._moses = Moses(self.pair.source_lang), Moses(self.pair.target_lang)
         return self._moses
 
-    def _decode(self, sources: Sequence["Encoded"], batch_size: int | None, max_tokens: int | None) -> Iterator[Hypothesis]:
+    def _decode(self, requests: Sequence[Request], batch_size: int | None, max_tokens: int | None) -> Iterator[Hypothesis]:
         options = self.settings
-        requests = [
-            Request(index, source.tokens, self.limit(len(source.tokens)))
-            for index, source in enumerate(sources)
-            if len(source.tokens) > 1
-        ]
         for rows, group in schedule(requests, batch_size, max_tokens):
             if options.strategy == "fairseq":
                 yield from self._generator.decode(group, rows, options.max_len_a, options.max_len_b, self.stats)

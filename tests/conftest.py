@@ -47,7 +47,7 @@ def model_settings(**changes) -> argparse.Namespace:
 
 
 def make_drafter(seed: int = 0, dtype=torch.float64, words: int = 20, **changes):
-    from specdec_plugins.initialise import architectures
+    from specdec_plugins.training.initialise import architectures
 
     torch.manual_seed(seed)
     dictionary = make_dictionary(words)
@@ -106,7 +106,7 @@ def toy_data(tmp_path_factory) -> Path:
     run_python("data/toy.py", "--output", text, "--train", 300, "--valid", 40, "--test", 20)
     prefixes = [item for split in ("train", "valid", "test") for item in (f"--{split}", text / split)]
     run_python(
-        "-m", "specdec_plugins.prepare", "--source-lang", "xa", "--target-lang", "xb", *prefixes,
+        "-m", "specdec_plugins.commands.prepare", "--source-lang", "xa", "--target-lang", "xb", *prefixes,
         "--bpe-operations", 200, "--max-ratio", 0, "--output", folder / "data", "--workers", 1,
     )  # fmt: skip
     return folder / "data"

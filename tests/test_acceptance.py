@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from specdec_plugins.decoding import kernels
 from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all
+from specdec_plugins.decoding.backends.cpu import kernels
 from specdec_plugins.decoding.values import Bounds, Draft, Symbols
 
 INF = math.inf

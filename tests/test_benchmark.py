@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import ROOT, run_python
 
-from specdec_plugins import benchmark
+from specdec_plugins.commands import benchmark
 from specdec_plugins.translator import Translator
 
 PAIR = str(ROOT / "data" / "demo.en-de")
@@ -25,7 +25,7 @@ def test_what_it_counts(text):
     found = exact.translate(LINES)
     reference.write_text("\n".join(result.text for result in found) + "\n", encoding="utf-8")
     run = run_python(
-        "-m", "specdec_plugins.benchmark", "--model", PAIR, "--input", text, "--reference", reference,
+        "-m", "specdec_plugins.commands.benchmark", "--model", PAIR, "--input", text, "--reference", reference,
         "--systems", "ar", "specdec", "--dtypes", "float32", "int8", "--batch-sizes", "1", "3", "--rounds", "1",
         "--block-sizes", "4", "--threads", "1",
     )  # fmt: skip
@@ -93,6 +93,6 @@ def test_systems_that_cannot_run_are_left_out(text, capsys, monkeypatch):
 
 
 def test_peak_memory_is_not_the_parent_s():
-    code = "from specdec_plugins.benchmark import peak_memory; print(peak_memory())"
+    code = "from specdec_plugins.commands.benchmark import peak_memory; print(peak_memory())"
     parent = f"import subprocess, sys; held = b'x' * 2**29; subprocess.run([sys.executable, '-c', {code!r}])"
     assert 2**22 < int(run_python("-c", parent).stdout) < 2**28

@@ -9,9 +9,9 @@ from reference import EOS, PAD, drafted
 from test_decoding import SHAPES, WORDS, engine_model, sentences
 from test_transformer import commit, shaken, standing
 
+from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.drafters import build
-from specdec_plugins.decoding.transformer import load_pair
-from specdec_plugins.masking import many_blocks, many_starts
+from specdec_plugins.training.masking import many_blocks, many_starts
 
 
 def make_causal(seed=0, **changes):

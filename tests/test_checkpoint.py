@@ -6,7 +6,8 @@ import os
 import pytest
 import torch
 
-from specdec_plugins import average, checkpoint
+from specdec_plugins.commands import average
+from specdec_plugins.formats import fairseq as checkpoint
 
 
 def make_checkpoint(seed=0, **extra):

@@ -9,15 +9,15 @@ from conftest import make_drafter, make_verifier, model_settings
 from reference import draft_alone, greedy, log_probabilities, tolerant
 from torch.overrides import TorchFunctionMode
 
-from specdec_plugins import checkpoint
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all, restrict
+from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.control import Adaptive, FixedLength
-from specdec_plugins.decoding.graphs import EAGER
 from specdec_plugins.decoding.loop import speculative_decode
-from specdec_plugins.decoding.transformer import load_pair
 from specdec_plugins.decoding.values import DecodeStats, DeviceDraft, Draft, Prefix, Request, Symbols, compacted
 from specdec_plugins.decoding.verifier import TransformerVerifier, Unverified
+from specdec_plugins.formats import fairseq as checkpoint
 
 WORDS, EOS = 20, 2
 SHAPES = {

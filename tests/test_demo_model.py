@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import ROOT, run_python
 
-from specdec_plugins import demo
-from specdec_plugins.decoding.transformer import load_pair
+from specdec_plugins.commands import demo
+from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.values import FAIRSEQ_SYMBOLS, Source
 from specdec_plugins.decoding.verifier import TransformerVerifier
-from specdec_plugins.model_folder import load_folder
+from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import Settings
 from specdec_plugins.translator import Translator
 

@@ -10,7 +10,7 @@ from test_decoding import DRAFTERS, decode, make_pair, sentences
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_plugins.decoding.acceptance import TopBetaTau
-from specdec_plugins.decoding.graphs import EAGER, Recorder
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder
 from specdec_plugins.decoding.values import DecodeStats
 
 WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}

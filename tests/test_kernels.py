@@ -11,12 +11,14 @@ from reference import greedy
 from test_decoding import EOS, SHAPES, WORDS, Knowing, Tilted, decode, engine_model, load, make_tilt, sentences
 from test_transformer import SYMBOLS, commit, shaken, standing
 
-from specdec_plugins.benchmark import tensor_bytes
-from specdec_plugins.decoding import drafters, kernels, transformer
-from specdec_plugins.decoding.drafters.block_nat import BlockDrafter
-from specdec_plugins.decoding.graphs import EAGER
+from specdec_plugins.commands.benchmark import tensor_bytes
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.backends.cpu import kernels
+from specdec_plugins.decoding.backends.torch import transformer
+from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.backends.torch.transformer import Transformer
+from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.roles import load_roles
-from specdec_plugins.decoding.transformer import Transformer
 from specdec_plugins.decoding.values import Draft, Prefix, Request, Source
 from specdec_plugins.decoding.verifier import TransformerVerifier
 

@@ -4,19 +4,25 @@ import pytest
 from conftest import run_python
 
 FAIRSEQ_FREE = [
-    "checkpoint",
-    "masking",
-    "text",
-    "prepare",
-    "average",
+    "formats.fairseq",
+    "training.masking",
+    "text.moses",
+    "commands.prepare",
+    "commands.average",
     "settings",
-    "model_folder",
-    "pack",
-    "score",
-    "translate",
+    "formats.folder",
+    "commands.pack",
+    "commands.score",
+    "commands.translate",
     "translator",
 ]
-FAIRSEQ_FREE += ["baseline", "decoding.loop", "decoding.verifier", "decoding.schedule", "decoding.drafters.block_nat"]
+FAIRSEQ_FREE += [
+    "measure.fairseq_generator",
+    "decoding.loop",
+    "decoding.verifier",
+    "decoding.schedule",
+    "decoding.drafters.block",
+]
 
 
 def test_importing_the_package_does_nothing():
@@ -34,7 +40,7 @@ def test_no_fairseq_outside_its_side(module):
     "command",
     [
         *(
-            ["-m", f"specdec_plugins.{name}"]
+            ["-m", f"specdec_plugins.commands.{name}"]
             for name in ("prepare", "average", "translate", "pack", "score", "benchmark", "report")
         ),
         ["encoder_initial.py"],

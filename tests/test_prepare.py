@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from specdec_plugins import prepare
-from specdec_plugins.text import Bpe, Moses, read_lines, remove_bpe
+from specdec_plugins.commands import prepare
+from specdec_plugins.text.bpe import Bpe, remove_bpe
+from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.moses import Moses
 
 ROOT = Path(__file__).resolve().parent.parent
 MULTI30K = ROOT.parent / "shared" / "corpora" / "multi30k"
@@ -330,9 +332,8 @@ def test_senseless_options(tmp_path, capsys, options, message):
 
 
 def test_needs_neither_torch_nor_fairseq():
-    code = (
-        "import sys; from specdec_plugins import prepare, text; text.Moses('en'); print({'torch', 'fairseq'} & set(sys.modules))"
-    )
+    modules = "specdec_plugins.commands.prepare, specdec_plugins.text.moses"
+    code = f"import sys, {modules}; specdec_plugins.text.moses.Moses('en'); print({{'torch', 'fairseq'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "set()\n"
 
 

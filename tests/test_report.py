@@ -5,9 +5,10 @@ import json
 import pytest
 from conftest import ROOT
 
-from specdec_plugins import benchmark, figures, report
-from specdec_plugins.benchmark import Run
-from specdec_plugins.score import difference
+from specdec_plugins.commands import benchmark, report
+from specdec_plugins.commands.benchmark import Run
+from specdec_plugins.commands.score import difference
+from specdec_plugins.measure import figures
 
 PAIR = str(ROOT / "data" / "demo.en-de")
 OUTPUTS = [["Ein", "Hund", "rennt", "durch", "den", "Schnee", "."], ["Zwei", "Kinder", "spielen", "im", "Park", "."]]

@@ -12,8 +12,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from conftest import ROOT, run_python
 
-from specdec_plugins import score
-from specdec_plugins.text import Moses
+from specdec_plugins.commands import score
+from specdec_plugins.text.moses import Moses
 
 TEXT = "der die das Hund Kind Frau Mann läuft spielt schläft im Park auf dem E-Mail-Konto S-Bahn-Hof l'été und 1,5 große"
 WORDS = TEXT.split()
@@ -384,7 +384,7 @@ def test_the_shell_door_does_what_the_published_script_does(texts, files, tmp_pa
 
 
 def test_output_that_nobody_takes(texts, tmp_path):
-    command = f"{sys.executable} -m specdec_plugins.score {tmp_path}/near --reference {tmp_path}/ref"
+    command = f"{sys.executable} -m specdec_plugins.commands.score {tmp_path}/near --reference {tmp_path}/ref"
     left = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, cwd=ROOT)
     assert left.stderr == ""
     full = subprocess.run(f"{command} >/dev/full", shell=True, capture_output=True, text=True, cwd=ROOT)

@@ -4,7 +4,7 @@ import io
 import itertools
 from html.parser import HTMLParser
 
-from specdec_plugins.trace import HtmlTrace, TracedSentence, TracedStep, legend, terminal
+from specdec_plugins.commands.trace import HtmlTrace, TracedSentence, TracedStep, legend, terminal
 
 SENTENCE = TracedSentence(
     "a <b>dog</b> & 'cat'",

@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import ROOT, run_python
 
-from specdec_plugins import checkpoint
-from specdec_plugins.decoding.transformer import load_pair
+from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.formats import fairseq as checkpoint
 
 TINY = [
     "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",

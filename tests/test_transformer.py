@@ -11,14 +11,14 @@ from conftest import make_batch, make_dictionary, make_drafter, make_verifier, m
 from reference import drafted
 from test_decoding import EOS, SHAPES, WORDS, decode, engine_model, load, sentences
 
-from specdec_plugins import checkpoint
-from specdec_plugins.decoding import transformer
 from specdec_plugins.decoding.acceptance import accept_all
-from specdec_plugins.decoding.drafters.block_nat import BlockDrafter
-from specdec_plugins.decoding.kv_cache import KVCache, SourceMemory
-from specdec_plugins.decoding.transformer import Transformer, UnsupportedModel, load_pair
+from specdec_plugins.decoding.backends.torch import transformer
+from specdec_plugins.decoding.backends.torch.cache import KVCache, SourceMemory
+from specdec_plugins.decoding.backends.torch.transformer import Transformer, UnsupportedModel, load_pair
+from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.values import Draft, Prefix, Request, Source, Symbols
 from specdec_plugins.decoding.verifier import TransformerVerifier
+from specdec_plugins.formats import fairseq as checkpoint
 
 SYMBOLS = Symbols()
 MORE_SHAPES = {

@@ -17,10 +17,12 @@ import pytest
 import torch
 from conftest import ROOT, make_drafter, make_verifier, run_python
 
-from specdec_plugins import checkpoint, pack, translate
-from specdec_plugins.model_folder import load_folder
+from specdec_plugins.commands import pack, translate
+from specdec_plugins.formats import fairseq as checkpoint
+from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import Settings
-from specdec_plugins.text import Bpe, Vocabulary
+from specdec_plugins.text.bpe import Bpe
+from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.translator import SourceTooLong, Translator
 
 
@@ -181,7 +183,7 @@ def test_a_draft_vocabulary_that_is_none(folder, tokens):
 
 def test_standard_input_and_output(folder, lines):
     text = "\n".join(lines).encode() + b"\n"
-    command = [sys.executable, "-m", "specdec_plugins.translate", "--model", str(folder)]
+    command = [sys.executable, "-m", "specdec_plugins.commands.translate", "--model", str(folder)]
     result = subprocess.run(command, input=text, capture_output=True, cwd=ROOT, timeout=120)
     assert result.returncode == 0 and result.stdout.count(b"\n") == len(lines)
     assert b"tokens per verifier pass" in result.stderr and b"\r" not in result.stderr  # a summary; no bar in a log
@@ -221,7 +223,8 @@ def test_resume_gives_the_file_of_an_unbroken_run(folder, source, tmp_path, capf
 def started(options, output):
     """The command, in a process group of its own, when it has written something."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "specdec_plugins.translate", *map(str, options)], stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        [sys.executable, "-m", "specdec_plugins.commands.translate", *map(str, options)],
+        stderr=subprocess.PIPE, text=True, cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
@@ -302,7 +305,7 @@ def test_workers_write_what_one_process_writes(folder, source, lines, tmp_path, 
 
 def test_with_workers_only_they_load_torch(folder, source):
     code = f"""import sys
-from specdec_plugins import translate
+from specdec_plugins.commands import translate
 print(translate.main(["--model", "{folder}", "--input", "{source}", "--max-len-b", "9", "--workers", "2"]))
 print("torch" in sys.modules)"""
     assert run_python("-c", code).stdout.splitlines()[-2:] == ["0", "False"]
@@ -357,7 +360,9 @@ def test_memory_does_not_grow_with_the_file(folder, tmp_path, monkeypatch):
 
 
 def test_a_reader_that_leaves(folder, source):
-    command = f"{sys.executable} -m specdec_plugins.translate --model {folder} --input {source} --buffer-size 1 | head -n 1"
+    command = (
+        f"{sys.executable} -m specdec_plugins.commands.translate --model {folder} --input {source} --buffer-size 1 | head -n 1"
+    )
     result = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert result.stdout == "\n" and result.stderr == ""
 

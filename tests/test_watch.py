@@ -1,6 +1,6 @@
 """The short lines that train.sh shows of fairseq's log."""
 
-from specdec_plugins.watch import reports
+from specdec_plugins.commands.watch import reports
 
 
 def test_reports_show_what_matters():

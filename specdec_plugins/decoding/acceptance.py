@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .graphs import EAGER, Runner
-from .values import Bounds, DeviceDraft, Draft, Symbols, Verdict, pad_rows, send
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
+from specdec_plugins.decoding.values import Bounds, DeviceDraft, Draft, Symbols, Verdict, pad_rows, send
 
 
 @dataclass(frozen=True)

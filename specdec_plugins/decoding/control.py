@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .values import Step
+from specdec_plugins.decoding.values import Step
 
 SMALL = 8  # 4 log2 of the most rows that make a small batch: 4
 RATION = 0.01  # of the time, for trials

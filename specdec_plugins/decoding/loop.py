@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .values import (
+from specdec_plugins.decoding.values import (
     FAIRSEQ_SYMBOLS,
     Bounds,
     DecodeStats,

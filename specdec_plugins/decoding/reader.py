@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .graphs import EAGER
-from .kv_cache import KVCache, SourceMemory, hide
-from .transformer import Transformer, attention
-from .values import Source, pad_rows, send
+from specdec_plugins.decoding.backends.torch.cache import KVCache, SourceMemory, hide
+from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.backends.torch.transformer import Transformer, attention
+from specdec_plugins.decoding.values import Source, pad_rows, send
 
 
 @dataclass

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from . import drafters, kernels
-from .acceptance import TopBetaTau
-from .graphs import EAGER, Recorder, cuda_graphs
-from .loop import Drafter
-from .transformer import Config, load_pair
-from .verifier import TransformerVerifier
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.acceptance import TopBetaTau
+from specdec_plugins.decoding.backends.cpu import kernels
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, cuda_graphs
+from specdec_plugins.decoding.backends.torch.transformer import Config, load_pair
+from specdec_plugins.decoding.loop import Drafter
+from specdec_plugins.decoding.verifier import TransformerVerifier
 
 THREADS = torch.get_num_threads()  # torch's choice, before anything here changes it
 Parts = tuple[Mapping[str, Tensor], Config]  # a model's weights and settings

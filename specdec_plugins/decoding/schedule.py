@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .values import Request
+from specdec_plugins.decoding.values import Request
 
 
 def schedule(requests: Sequence[Request], batch_size: int | None, max_tokens: int | None) -> list[tuple[int, list[Request]]]:

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .stats import DecodeStats as DecodeStats
+from specdec_plugins.decoding.stats import DecodeStats as DecodeStats
 
 
 @dataclass(frozen=True)

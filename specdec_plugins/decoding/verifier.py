@@ -5,8 +5,8 @@ B rows, K drafted tokens, V vocabulary.
 
 from torch import Tensor
 
-from .reader import Reader, ReaderState
-from .values import Draft, Prefix, Source
+from specdec_plugins.decoding.reader import Reader, ReaderState
+from specdec_plugins.decoding.values import Draft, Prefix, Source
 
 
 class TransformerVerifier(Reader):

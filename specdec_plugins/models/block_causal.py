@@ -14,8 +14,8 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerDecoder
 from torch import Tensor, nn
 
-from specdec_plugins.masking import ManyBlocks
 from specdec_plugins.models.block import BlockDrafterModel, add_common_args, block_architecture, initialised
+from specdec_plugins.training.masking import ManyBlocks
 
 # Share of the predictions that train without the successor network: decoding lets the logits without it choose its candidates.
 ALONE = 0.2

@@ -9,13 +9,13 @@ import torch
 from fairseq.models.bart import BARTModel
 from fairseq.models.transformer import TransformerModelBase
 
-from specdec_plugins import checkpoint
-from specdec_plugins.checkpoint import CheckpointError, engine_model
 from specdec_plugins.decoding.control import Adaptive, FixedLength
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.roles import load_roles
 from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Symbols
-from specdec_plugins.model_folder import MODEL_SETTINGS
+from specdec_plugins.formats import fairseq as checkpoint
+from specdec_plugins.formats.fairseq import CheckpointError, engine_model
+from specdec_plugins.formats.folder import MODEL_SETTINGS
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..reader import Reader, ReaderState
-from ..transformer import Transformer
-from ..values import Prefix, Source
-from .block_nat import BlockDrafter
+from specdec_plugins.decoding.backends.torch.transformer import Transformer
+from specdec_plugins.decoding.drafters.block import BlockDrafter
+from specdec_plugins.decoding.reader import Reader, ReaderState
+from specdec_plugins.decoding.values import Prefix, Source
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The drafter that proposes nothing: with it the loop is plain autoregressive decoding."""
 
-from ..values import Draft, Prefix, Source
+from specdec_plugins.decoding.values import Draft, Prefix, Source
 
 
 class NoDrafter:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec_plugins.text import Vocabulary
+    from specdec_plugins.text.vocabulary import Vocabulary
 
 DRAFTED = 0.99  # of a text's tokens are drafted: benchmarks/README.md
 
@@ -49,8 +49,8 @@ def run(options: argparse.Namespace) -> list[str]:
     """Make the folder; returns what to tell of it. Raises ValueError or OSError with one line that names what is wrong."""
     import torch
 
-    from specdec_plugins import model_folder
-    from specdec_plugins.decoding.transformer import DRAFT_VOCABULARY
+    from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
+    from specdec_plugins.formats import folder as model_folder
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
@@ -75,7 +75,7 @@ def frequent(path: Path, target: "Vocabulary") -> list[int]:
 
     Raises ValueError naming the file if it is empty or not in the vocabulary's subwords.
     """
-    from specdec_plugins.text import read_lines
+    from specdec_plugins.text.lines import read_lines
 
     counts = Counter(symbol for line in read_lines(path) for symbol in line.split())
     left, strange = DRAFTED * counts.total(), sum(count for symbol, count in counts.items() if symbol not in target.numbers)

@@ -10,8 +10,8 @@ BETA, TAU = 2, 0.3
 
 
 def main(argv: list[str] | None = None) -> int:
-    root = Path(__file__).resolve().parent.parent
-    parser = argparse.ArgumentParser(prog="python -m specdec_plugins.demo", description=__doc__.replace("``", ""))
+    root = Path(__file__).resolve().parent.parent.parent
+    parser = argparse.ArgumentParser(prog="python -m specdec_plugins.commands.demo", description=__doc__.replace("``", ""))
     parser.add_argument("--model", default=root / "data" / "demo.en-de", type=Path, metavar="DIR", help="model folder")
     parser.add_argument("--input", default=root / "data" / "demo.txt", type=Path, metavar="FILE", help="sentences")
     parser.add_argument("--batch-size", default=1, type=int, metavar="N")
@@ -25,9 +25,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    from specdec_plugins.model_folder import load_folder
+    from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.settings import Settings
-    from specdec_plugins.text import read_lines
+    from specdec_plugins.text.lines import read_lines
     from specdec_plugins.translator import Translator
 
     lines, pair = list(read_lines(options.input)), load_folder(options.model)

@@ -20,11 +20,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins import benchmark
-from specdec_plugins.benchmark import DRAFTERLESS, DTYPES, SYSTEMS, Plan, System
+from specdec_plugins.commands import benchmark
+from specdec_plugins.commands.benchmark import DRAFTERLESS, DTYPES, SYSTEMS, Plan, System
 
 Row = dict[str, Any]
 BASELINE = System("ar", "float32")
+
+ENGINE = Path(__file__).parent.with_name("decoding")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -92,8 +94,8 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Measure what is missing, and write the report."""
-    from specdec_plugins.figures import draw
-    from specdec_plugins.model_folder import load_folder
+    from specdec_plugins.formats.folder import load_folder
+    from specdec_plugins.measure.figures import draw
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
@@ -106,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
     shared = {
         **{name: value for name, value in signature.items() if name not in ("date", "model")},
         "model": fingerprint(path for path in Path(options.model).iterdir() if path.is_file()),
-        "engine": fingerprint(path for path in Path(__file__).with_name("decoding").rglob("*") if path.suffix in (".py", ".so")),
+        "engine": fingerprint(path for path in ENGINE.rglob("*") if path.suffix in (".py", ".so")),
         "systems": [system.name for system in systems], "threads": options.threads or benchmark.thread_choices(),
         "rounds": options.rounds, "sentences": options.sentences,
     }  # fmt: skip
@@ -170,7 +172,7 @@ def judge(rows: list[Row], outputs: list[list[str]], references: list[str]) -> s
     """Add BLEU to the rows, and its difference to the first row's where the output differs. Returns BLEU's signature."""
     from sacrebleu.metrics import BLEU
 
-    from specdec_plugins.score import difference
+    from specdec_plugins.commands.score import difference
 
     metric = BLEU()
     known: dict[tuple[str, ...], dict[str, Any]] = {tuple(outputs[0]): {}}

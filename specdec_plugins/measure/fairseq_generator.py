@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from specdec_plugins.checkpoint import Checkpoint, model_args
 from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Source, Symbols
+from specdec_plugins.formats.fairseq import Checkpoint, model_args
 
 
 class FairseqGenerator:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from specdec_plugins.decoding.transformer import ACTIVATIONS, Config
+from specdec_plugins.decoding.backends.torch.transformer import ACTIVATIONS, Config
 
 Checkpoint = dict[str, Any]
 
@@ -83,7 +83,7 @@ def task_settings(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 # Families whose forward the engine computes, by the first part of their --arch.
-DRAFTERS = {"block": "block_nat", "block_causal": "block_causal"}  # by architecture, the engine's drafter
+DRAFTERS = ("block", "block_causal")  # architectures that are drafters, and the files in `drafters/` that decode with them
 ENGINE_ARCHITECTURES = ("transformer", "bart", "mbart", *DRAFTERS)
 # Settings that change the function in a way that the engine does not compute, with the values that do not.
 ENGINE_SETTINGS: dict[str, tuple[Any, ...]] = {
@@ -131,7 +131,7 @@ def engine_model(checkpoint: Checkpoint, name: str) -> tuple[dict[str, torch.Ten
     if absent:
         raise CheckpointError(f"{name}: its settings announce weights that it has not: {', '.join(absent)}")
     form = int(weights["block_format"]) if "block_format" in weights else 1
-    drafter = DRAFTERS.get(arch)
+    drafter = arch if arch in DRAFTERS else None
     if drafter and form not in (1, 2):
         raise CheckpointError(f"{name}: block drafter of format {form}; this version reads formats 1 and 2")
     unscaled = bool(args.get("no_scale_embedding")) or (drafter is not None and form == 1)

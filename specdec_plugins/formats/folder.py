@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_plugins import checkpoint
-from specdec_plugins.checkpoint import Checkpoint, CheckpointError
-from specdec_plugins.text import Vocabulary
+from specdec_plugins.formats import fairseq as checkpoint
+from specdec_plugins.formats.fairseq import Checkpoint, CheckpointError
+from specdec_plugins.text.vocabulary import Vocabulary
 
 FORMAT = 1
 MAX_JSON_BYTES = 1_000_000

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.values import Hypothesis
-    from specdec_plugins.model_folder import Pair
+    from specdec_plugins.formats.folder import Pair
     from specdec_plugins.translator import Translator
 
 SYSTEMS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar", "specdec", "specdec-tolerant", "drafter")
@@ -150,23 +150,19 @@ class Engine:
         self.weights = tensor_bytes(vars(self.translator).get("_roles"))  # before there are buffers
 
     def decode(self, sources: Sequence[list[int]], batch_size: int) -> Run:
-        from specdec_plugins.translator import Encoded
-
         stats = self.translator.stats
         before, passes, lengths = dict(stats.seconds), (stats.committed, stats.iterations), Counter(stats.lengths)
-        encoded = [Encoded(source, False) for source in sources]
         hypotheses: list[Hypothesis] = []
         latencies = []
         began = time.perf_counter()
         if batch_size == 1:
-            for source in encoded:
+            for source in sources:
                 start = time.perf_counter()
-                hypotheses += self.translator._decode([source], 1, None)
+                hypotheses += self.translator.translate_tokens([source], 1)
                 latencies.append(time.perf_counter() - start)
         else:
-            hypotheses += self.translator._decode(encoded, batch_size, None)
+            hypotheses += self.translator.translate_tokens(sources, batch_size)
         seconds = time.perf_counter() - began
-        hypotheses.sort(key=lambda hypothesis: hypothesis.index)  # decoded one by one they are in order, each with index 0
         offered, passed = [0] * 64, [0] * 64
         committed: Counter[int] = Counter()
         for step in (step for hypothesis in hypotheses for step in hypothesis.steps):
@@ -254,7 +250,7 @@ def convert(pair: "Pair", folder: Path) -> None:
     from ctranslate2.converters import FairseqConverter
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from specdec_plugins.checkpoint import allow_fairseq_types, model_args
+    from specdec_plugins.formats.fairseq import allow_fairseq_types, model_args
 
     args = model_args(pair.verifier)
     args.arch = getattr(args, "arch", None) or args._name
@@ -311,7 +307,7 @@ def serve(connection: Connection, system: System, model: str, sources: list[list
 
     import torch
 
-    from specdec_plugins.model_folder import load_folder
+    from specdec_plugins.formats.folder import load_folder
 
     logging.disable(logging.WARNING)  # fairseq tells of packages that nobody asked for
     try:
@@ -370,7 +366,7 @@ def run(options: argparse.Namespace) -> None:
     """Measure, and print the tables and the JSON line."""
     import torch
 
-    from specdec_plugins.model_folder import load_folder
+    from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
@@ -425,7 +421,7 @@ class Text:
 
 def read(reader: "Translator", source: str, reference: str | None, count: int | None) -> Text:
     """The first ``count`` lines. Raises ValueError if there is not a reference for each."""
-    from specdec_plugins.text import read_lines
+    from specdec_plugins.text.lines import read_lines
 
     lines = list(read_lines(Path(source)))[:count]
     references = list(read_lines(Path(reference)))[:count] if reference else None

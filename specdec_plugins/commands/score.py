@@ -17,7 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.text import Moses, read_lines, remove_bpe
+from specdec_plugins.text.bpe import remove_bpe
+from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.moses import Moses
 
 MAX_LINES = 1_000_000  # a longer file is a training corpus, given by mistake
 TESTS = {"bs": "paired bootstrap", "ar": "approximate randomisation"}

@@ -20,14 +20,14 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, cast
 
+from specdec_plugins.commands.trace import HtmlTrace, TracedSentence, TracedStep, legend
+from specdec_plugins.commands.trace import terminal as terminal_lines
+from specdec_plugins.commands.workers import Workers
 from specdec_plugins.settings import DTYPES, STRATEGIES, Settings
-from specdec_plugins.trace import HtmlTrace, TracedSentence, TracedStep, legend
-from specdec_plugins.trace import terminal as terminal_lines
-from specdec_plugins.workers import Workers
 
 if TYPE_CHECKING:  # torch is loaded when the options are found right, and with workers only there
     from specdec_plugins.decoding.stats import DecodeStats
-    from specdec_plugins.model_folder import Pair
+    from specdec_plugins.formats.folder import Pair
     from specdec_plugins.translator import Translation
 
 MAX_LINE_BYTES = 1_000_000  # a longer "line" is no sentence
@@ -285,7 +285,7 @@ class Desk:
 
 
 def load(options: argparse.Namespace) -> "Pair":
-    from specdec_plugins.model_folder import load_folder, load_parts
+    from specdec_plugins.formats.folder import load_folder, load_parts
 
     if options.model:
         return load_folder(options.model)

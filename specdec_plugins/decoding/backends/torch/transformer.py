@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .graphs import EAGER, Runner
-from .kv_cache import KVCache, hide, span
-from .values import Source
+from specdec_plugins.decoding.backends.torch.cache import KVCache, hide, span
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
+from specdec_plugins.decoding.values import Source
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -229,7 +229,7 @@ class Successor:
 
 
 class Decoder:
-    """The parts of a decoder; `verifier.py` and `drafters/block_nat.py` say what attends to what."""
+    """The parts of a decoder; `verifier.py` and `drafters/block.py` say what attends to what."""
 
     def __init__(self, weights: Weights, config: Config):
         self.embedding = Embedding(weights, "decoder", config.decoder_scale, config.max_target_positions, config.pad)
@@ -247,9 +247,7 @@ class Decoder:
         successor = config.drafter == "block_causal" and "decoder.successor.out.weight" in weights
         self.successor = Successor(weights, embeddings, self.projection) if successor else None
         self.copy = (
-            weights("decoder.copy_attn.weight")
-            if config.drafter == "block_nat" and "decoder.copy_attn.weight" in weights
-            else None
+            weights("decoder.copy_attn.weight") if config.drafter == "block" and "decoder.copy_attn.weight" in weights else None
         )
 
     @property

@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..kv_cache import KVCache, SourceMemory, hide, span
-from ..transformer import Transformer, attention
-from ..values import DeviceDraft, Draft, Prefix, Source, Symbols, send
+from specdec_plugins.decoding.backends.torch.cache import KVCache, SourceMemory, hide, span
+from specdec_plugins.decoding.backends.torch.transformer import Transformer, attention
+from specdec_plugins.decoding.values import DeviceDraft, Draft, Prefix, Source, Symbols, send
 
 CANDIDATES = 16  # tokens a position among which a successor network chooses
 

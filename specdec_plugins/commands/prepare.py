@@ -36,7 +36,9 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.text import Bpe, Moses, read_lines
+from specdec_plugins.text.bpe import Bpe
+from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.moses import Moses
 
 CLEANED = ("train", "mono")  # splits that lose pairs unfit for training
 CHUNK = 500  # sentence pairs handed to a worker process at once

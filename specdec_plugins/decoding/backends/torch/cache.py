@@ -12,7 +12,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from .values import move_rows
+from specdec_plugins.decoding.values import move_rows
 
 # Makes the entries of some of the sentences that were admitted together: their numbers, and the rows of a cache to write them to.
 Remember = Callable[[list[int], "KVCache", list[int]], None]

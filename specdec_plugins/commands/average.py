@@ -1,4 +1,4 @@
-"""Average the weights of several fairseq checkpoints of one model: ``python -m specdec_plugins.average``."""
+"""Average the weights of several fairseq checkpoints of one model: ``python -m specdec_plugins.commands.average``."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", required=True, metavar="PT", help="where the average goes")
     options = parser.parse_args(argv)
 
-    from specdec_plugins import checkpoint  # after parsing: --help does not wait for torch
+    from specdec_plugins.formats import fairseq as checkpoint  # after parsing: --help does not wait for torch
 
     try:
         checkpoint.save(checkpoint.average(options.inputs), options.output)

@@ -1,4 +1,4 @@
-"""Show a fairseq log as it is written, a short line a report: ``fairseq-train ... | python -m specdec_plugins.watch NAME``."""
+"""Show a fairseq log as it is written, a short line a report: ``fairseq-train ... | python -m ...commands.watch NAME``."""
 
 import json
 import re

@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .acceptance import TopBetaTau
-from .drafters.block_causal import CausalBlockDrafter
-from .drafters.block_nat import CANDIDATES, BlockDrafter
-from .graphs import EAGER
-from .kv_cache import KVCache, SourceMemory
-from .reader import Reader, ReaderState, widest
-from .transformer import Decoder, Embedding, Encoder, Layer, Linear, Norm, Transformer
-from .values import Bounds, Draft, Prefix, Source, Verdict
-from .verifier import TransformerVerifier
+from specdec_plugins.decoding.acceptance import TopBetaTau
+from specdec_plugins.decoding.backends.torch.cache import KVCache, SourceMemory
+from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.backends.torch.transformer import Decoder, Embedding, Encoder, Layer, Linear, Norm, Transformer
+from specdec_plugins.decoding.drafters.block import CANDIDATES, BlockDrafter
+from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
+from specdec_plugins.decoding.reader import Reader, ReaderState, widest
+from specdec_plugins.decoding.values import Bounds, Draft, Prefix, Source, Verdict
+from specdec_plugins.decoding.verifier import TransformerVerifier
 
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2}

@@ -1,0 +1,1 @@
+"""Passes by kernels compiled for this CPU."""

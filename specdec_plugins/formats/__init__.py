@@ -1,0 +1,1 @@
+"""Models on disk: fairseq's checkpoints and our folders."""

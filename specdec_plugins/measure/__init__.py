@@ -1,0 +1,1 @@
+"""Measuring, and showing what was measured."""

@@ -1,0 +1,1 @@
+"""Text: lines, tokens, subwords, vocabularies."""

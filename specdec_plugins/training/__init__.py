@@ -1,0 +1,1 @@
+"""What training needs besides fairseq: masks, losses, initialisation."""
