@@ -2,13 +2,20 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all
-from specdec_plugins.decoding.backends.cpu import kernels
-from specdec_plugins.decoding.values import Bounds, Draft, Symbols
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.acceptance.unverified import accept_all
+from specdec_plugins.decoding.backends.cpu.binding import Engine, library
+from specdec_plugins.decoding.backends.cpu.model import CpuPass
+from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.backends.torch.judge import judge as judge_tensors
+from specdec_plugins.decoding.constraints import Bounds, Constraints
+from specdec_plugins.decoding.values import Draft, Tolerance
+from specdec_plugins.formats.spec import Symbols
 
 INF = math.inf
 
@@ -45,9 +52,25 @@ CASES = {
 }  # fmt: skip
 
 
-RULES = {"float64": (TopBetaTau, torch.float64), "float32": (TopBetaTau, torch.float32), "bfloat16": (TopBetaTau, torch.bfloat16)}
-if kernels.library():
-    RULES["kernels"] = (lambda beta, tau: kernels.NativeTopBetaTau(beta, tau, engine=kernels.Engine(2)), torch.float32)
+def on_kernels(logits, draft, bounds, tolerances):
+    """The kernels' rule on given logits."""
+    scores = CpuPass(SimpleNamespace(engine=Engine(2)), len(logits), logits.size(1))
+    return scores.with_logits(logits).judge(draft, bounds, tolerances)
+
+
+def on_tensors(*arguments):
+    return judge_tensors(EAGER, *arguments)
+
+
+RULES = {name: (on_tensors, getattr(torch, name)) for name in ("float64", "float32", "bfloat16")}
+if library():
+    RULES["kernels"] = (on_kernels, torch.float32)
+
+
+def bounds_of(room, minimum=None, forced=None, symbols=None, suppressed=()):
+    """The constraints of a step; by default nothing is forced, and an output may be empty."""
+    rows = len(room)
+    return Bounds(Constraints(symbols or Symbols(), (), suppressed), room, minimum or [0] * rows, forced or [()] * rows)
 
 
 @pytest.mark.parametrize(("rule", "dtype"), RULES.values(), ids=RULES)
@@ -57,25 +80,30 @@ def test_table(case, rule, dtype):
     words = len(logits[0])
     logits = [[*row, -INF, -INF] for row in logits]  # pad and eos, out of the way
     scores = torch.tensor(logits, dtype=dtype)[None]
-    verdict = rule(beta, tau)(scores, Draft([draft[:offered]]), Bounds(Symbols(pad=words, eos=words + 1), [False], [99]))
-    assert (verdict.accepted, verdict.corrections, verdict.cut) == ([accepted], [correction], [False])
+    bounds = bounds_of([99], symbols=Symbols(pad=words, eos=words + 1))
+    verdict = rule(scores, Draft([draft[:offered]]), bounds, [Tolerance(beta, tau)])
+    assert (verdict.accepted, verdict.own, verdict.cut) == ([accepted], [correction], [False])
     assert torch.equal(scores, torch.tensor(logits, dtype=dtype)[None]), "a rule reads logits, it does not write them"
     said = [*draft[:accepted], correction]
     expected = scores[0].float().log_softmax(-1)[range(accepted + 1), said]
     torch.testing.assert_close(torch.tensor(verdict.scores[0]), expected)
 
 
-def judge(logits, draft, empty, room, beta, tau, pad=1, eos=2):
-    """The rule as the docstrings have it, one position after the other: accepted, correction, cut, scores."""
+def judge(logits, draft, tolerance, room, minimum, forced, suppressed, pad=1, eos=2):
+    """The rule as the docstrings have it, one position after the other: accepted, own token, cut, scores."""
     scores = []
     for position, row in enumerate(logits):
-        allowed = [-INF if token == pad or (token == eos and empty and not position) else row[token] for token in range(len(row))]
+        banned = {pad, *suppressed, *([eos] if position < minimum else [])}
+        allowed = [-INF if token in banned else row[token] for token in range(len(row))]
+        if position < len(forced):
+            allowed = [0.0 if token == forced[position] else -INF for token in range(len(row))]
         ranked = sorted(range(len(row)), key=lambda token: (-allowed[token], token))
         cut = position >= room and ranked[0] != eos
         if position >= room:
-            ranked = [eos]
+            ranked, allowed = [eos], [0.0 if token == eos else -INF for token in range(len(row))]
         token = draft[position] if position < len(draft) else None
-        passes = token in ranked[:beta] and allowed[ranked[0]] - allowed[token] <= tau and allowed[token] > -INF
+        passes = token in ranked[: tolerance.beta] and allowed[ranked[0]] - allowed[token] <= tolerance.tau
+        passes = passes and allowed[token] > -INF
         said = token if passes else ranked[0]
         scores.append(row[said] - math.log(sum(map(math.exp, row))))
         if not passes:
@@ -84,10 +112,13 @@ def judge(logits, draft, empty, room, beta, tau, pad=1, eos=2):
 
 @pytest.mark.parametrize(("rule", "dtype"), RULES.values(), ids=RULES)
 def test_rule_equals_a_loop_over_positions(rule, dtype):
-    """Small integers as logits: nearly every position has ties, at the top and at both boundaries. Widths around a vector's."""
+    """Small integers as logits: nearly every position has ties, at the top and at both boundaries. Widths around a vector's.
+
+    Every row has its own tolerance, limit, minimum and forced tokens.
+    """
     rng = random.Random(0)
-    for _ in range(400):
-        rows, width, vocabulary = rng.randrange(1, 6), rng.randrange(5), rng.choice([4, 5, 6, 15, 16, 17, 40])
+    for _ in range(600):
+        rows, width, vocabulary = rng.randrange(1, 6), rng.randrange(5), rng.choice([5, 6, 15, 16, 17, 40])
         drafts = [[rng.randrange(vocabulary) for _ in range(rng.randrange(width + 1))] for _ in range(rows)]
         width = max(map(len, drafts))
         logits = [[[rng.randrange(-2, 3) for _ in range(vocabulary)] for _ in range(width + 1)] for _ in range(rows)]
@@ -95,19 +126,28 @@ def test_rule_equals_a_loop_over_positions(rule, dtype):
             scores[rng.randrange(vocabulary)] = -INF
             scores[2 if rng.random() < 0.1 else rng.randrange(3, vocabulary)] = rng.randrange(-2, 4)
             scores[3] = max(scores[3], -2)  # at least one is allowed
-        empty = [rng.random() < 0.3 for _ in range(rows)]
+        minimum = [rng.choice([0, 0, 1, 2]) for _ in range(rows)]
         room = [rng.randrange(len(draft), width + 3) for draft in drafts]  # nothing is drafted beyond the limit
-        beta, tau = rng.randrange(1, 8), rng.choice([0, 0.5, 1, 2, INF])
-        verdict = rule(beta, tau)(torch.tensor(logits, dtype=dtype), Draft(drafts), Bounds(Symbols(), empty, room))
-        expected = [judge(*row, beta, tau) for row in zip(logits, drafts, empty, room)]
-        assert list(zip(verdict.accepted, verdict.corrections, verdict.cut)) == [row[:3] for row in expected]
+        forced = [[rng.randrange(3, vocabulary) for _ in range(rng.choice([0, 0, 1, 3]))] for _ in range(rows)]
+        for row, tokens in enumerate(forced):
+            for position, token in enumerate(tokens[: width + 1]):  # a score of what must be said is a number
+                logits[row][position][token] = max(logits[row][position][token], -2)
+        suppressed = rng.choice([(), (0,), (0, vocabulary - 1)]) if vocabulary > 6 else ()
+        tolerances = [Tolerance(rng.randrange(1, 8), rng.choice([0, 0.5, 1, 2, INF])) for _ in range(rows)]
+        bounds = bounds_of(room, minimum, forced, suppressed=suppressed)
+        for row in logits:
+            for scores in row:
+                scores[2] = max(scores[2], -2)
+        verdict = rule(torch.tensor(logits, dtype=dtype), Draft(drafts), bounds, tolerances)
+        expected = [judge(*row, suppressed) for row in zip(logits, drafts, tolerances, room, minimum, forced)]
+        assert list(zip(verdict.accepted, verdict.own, verdict.cut)) == [row[:3] for row in expected]
         for found, (_, _, _, scores) in zip(verdict.scores, expected):
             assert found == pytest.approx(scores, abs=1e-5)
 
 
 def test_unverified_drafts_stand_as_offered():
-    verdict = accept_all(None, Draft([[4, 5], []]), Bounds(Symbols(), [True, False], [9, 9]))
-    assert (verdict.accepted, verdict.corrections, verdict.cut) == ([2, 0], None, [False, False])
+    verdict = accept_all(None, Draft([[4, 5], []]))
+    assert (verdict.accepted, verdict.own, verdict.cut) == ([2, 0], None, [False, False])
     assert verdict.scores == [[0.0, 0.0], []]
 
 

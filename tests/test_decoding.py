@@ -5,164 +5,36 @@ import random
 
 import pytest
 import torch
-from conftest import make_drafter, make_verifier, model_settings
+from conftest import make_verifier
 from reference import draft_alone, greedy, log_probabilities, tolerant
+from support import (
+    DRAFTERS,
+    EOS,
+    SHAPES,
+    WORDS,
+    Knowing,
+    Lengths,
+    Planned,
+    check_balance,
+    decode,
+    load,
+    make_pair,
+    make_tilt,
+    sentences,
+    tilted_verifier,
+)
 from torch.overrides import TorchFunctionMode
 
-from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.acceptance import TopBetaTau, accept_all, restrict
-from specdec_plugins.decoding.backends.torch.graphs import EAGER
-from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.acceptance.unverified import accept_all
+from specdec_plugins.decoding.constraints import Constraints, restrict
 from specdec_plugins.decoding.control import Adaptive, FixedLength
+from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import speculative_decode
-from specdec_plugins.decoding.values import DecodeStats, DeviceDraft, Draft, Prefix, Request, Symbols, compacted
-from specdec_plugins.decoding.verifier import TransformerVerifier, Unverified
-from specdec_plugins.formats import fairseq as checkpoint
-
-WORDS, EOS = 20, 2
-SHAPES = {
-    "post-norm": {},
-    "pre-norm": {"encoder_normalize_before": True, "decoder_normalize_before": True},
-    "learned": {"encoder_learned_pos": True, "decoder_learned_pos": True, "activation_fn": "gelu"},
-    "separate": {"share_all_embeddings": False, "decoder_layers": 1},
-    "untied": {"share_all_embeddings": False, "share_decoder_input_output_embed": False, "decoder_ffn_embed_dim": 40},
-    "unscaled": {"no_scale_embedding": True, "layernorm_embedding": True, "decoder_normalize_before": True},
-}
-
-
-def engine_model(model, args, name="model"):
-    return checkpoint.engine_model({"model": model.state_dict(), "args": args, "cfg": None}, name)
-
-
-def load(verifier, drafter=None, dtype=torch.float64, runner=EAGER):
-    """Engine models of fairseq ones."""
-    return load_pair(engine_model(*verifier), drafter and engine_model(*drafter), dtype=dtype, runner=runner)
-
-
-class Tilted:
-    """A verifier with something added to its logits, position by position: left alone, a random model says one word for ever."""
-
-    def __init__(self, verifier, tilt):
-        self.verifier, self.tilt = verifier, tilt
-        self.start, self.admit = verifier.start, verifier.admit
-
-    def score(self, state, prefix, draft):
-        return tilt_rows(self.verifier.score(state, prefix, draft), prefix, self.tilt)
-
-
-def tilt_rows(logits, prefix, tilt):
-    """With something added to the logits of a batch's rows; a recorded pass computes more rows."""
-    tilted = logits.clone()
-    tilted[: len(prefix)] += tilt[prefix.lengths[:, None] + torch.arange(logits.size(1))]
-    return tilted
-
-
-def tilted(drafter, tilt):
-    """A block drafter that knows of the tilt, and so often drafts what the verifier says."""
-    guess = drafter.guess
-    tilt = tilt if drafter.names is None else tilt[:, drafter.names]
-
-    def more(state, prefix, num_tokens):
-        logits, gates = guess(state, prefix, num_tokens)
-        return tilt_rows(logits, prefix, tilt), gates
-
-    drafter.guess = more
-    return drafter
-
-
-def make_tilt(seed, eos_bias, positions=64):
-    """(positions, V) what to add at each target position; ``eos_bias`` decides how soon sentences end."""
-    tilt = 2 * torch.randn(positions, WORDS + 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    tilt[:, EOS] += eos_bias
-    return tilt
-
-
-class Knowing:
-    """A drafter that knows the outputs and errs with a given probability: from random to perfect."""
-
-    def __init__(self, outputs, error, seed=0):
-        self.outputs, self.error, self.random = outputs, error, random.Random(seed)
-
-    def start(self, rows):
-        return None
-
-    def admit(self, state, source):
-        return None
-
-    def propose(self, state, prefix, num_tokens):
-        rows = []
-        for request, output in zip(prefix.requests, prefix.outputs):
-            future = [*self.outputs[request.index], EOS][len(output) :][:num_tokens]
-            future += [self.random.randrange(WORDS) for _ in range(num_tokens - len(future))]
-            rows.append([self.random.randrange(WORDS) if self.random.random() < self.error else token for token in future])
-        return Draft([row[: self.random.choice([num_tokens, self.random.randrange(num_tokens + 1)])] for row in rows])
-
-
-class Planned(Knowing):
-    """A drafter with a fixed text for each sentence, which it drafts on from wherever the output stands."""
-
-    def __init__(self, plans):
-        self.plans = plans
-
-    def propose(self, state, prefix, num_tokens):
-        starts = [(self.plans[request.index], len(output)) for request, output in zip(prefix.requests, prefix.outputs)]
-        return Draft([plan[start : start + num_tokens] for plan, start in starts])
-
-
-class Lengths:
-    """A controller that goes round some draft lengths, keeps count, and gives up on a loop that does not end."""
-
-    def __init__(self, lengths):
-        self.lengths = itertools.cycle(lengths)
-        self.passes = self.drafted = self.accepted = 0
-
-    def next_length(self, rows):
-        assert self.passes < 1000, "the loop does not end"
-        return next(self.lengths)
-
-    def update(self, steps):
-        self.passes += 1
-        self.drafted += sum(len(step.drafted) for step in steps)
-        self.accepted += sum(step.accepted for step in steps)
-
-
-def sentences(count, seed, longest=9):
-    rng = random.Random(seed)
-    return [[rng.randrange(4, WORDS + 4) for _ in range(rng.randrange(longest))] + [EOS] for _ in range(count)]
-
-
-def decode(verifier, drafter, sources, limits, block, rows, acceptance=None):
-    """Hypotheses in the order of the sources, and statistics that balance; ``block`` is a draft length, or several in turn."""
-    requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
-    stats, controller = DecodeStats(), Lengths([block] if isinstance(block, int) else block)
-    found = speculative_decode(drafter, verifier, acceptance or TopBetaTau(), controller, requests, rows, stats)
-    hypotheses = sorted(found, key=lambda hypothesis: hypothesis.index)
-    assert [hypothesis.index for hypothesis in hypotheses] == list(range(len(sources)))
-    check_balance(stats, hypotheses)
-    assert (controller.passes, controller.drafted, controller.accepted) == (stats.passes, stats.drafted, stats.accepted)
-    assert stats.passes <= stats.iterations <= stats.passes * rows
-    return hypotheses, stats
-
-
-def check_balance(stats, hypotheses):
-    """The promise of DecodeStats, against a recount from the steps."""
-    steps = [step for hypothesis in hypotheses for step in hypothesis.steps]
-    assert stats.sentences == len(hypotheses) and stats.iterations == len(steps)
-    assert stats.cut == sum(hypothesis.cut for hypothesis in hypotheses)
-    assert stats.committed == sum(len(hypothesis.token_scores) for hypothesis in hypotheses)
-    assert stats.drafted == sum(len(step.drafted) for step in steps)
-    assert stats.accepted == sum(step.accepted for step in steps)
-    assert stats.corrections == sum(step.correction is not None for step in steps)
-    for hypothesis in hypotheses:
-        said = []
-        for step in hypothesis.steps:
-            said += step.drafted[: step.accepted] + ([] if step.correction is None else [step.correction])
-            assert step.accepted <= len(step.drafted)
-            assert EOS not in step.drafted[:-1]  # nothing is offered after an end of sentence
-            assert stats.corrections == 0 or step.correction is not None or step.drafted[step.accepted - 1] == EOS
-            if step.correction is not None:
-                assert step.correction != next(iter(step.drafted[step.accepted :]), None), "what was refused was right"
-        assert said in (hypothesis.tokens, [*hypothesis.tokens, EOS])
+from specdec_plugins.decoding.prefix import Prefix, compacted
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import DeviceDraft, Draft, Request, Tolerance
+from specdec_plugins.decoding.verifier import Unverified
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -181,7 +53,7 @@ def test_output_is_the_verifiers_greedy_output(shape):
             unbounded = [greedy(fairseq_model, source, limit + 1, tilt) for source, limit in zip(sources, limits)]
             expected = [output[:limit] for output, limit in zip(unbounded, limits)]
             cut = [len(output) > limit for output, limit in zip(unbounded, limits)]
-            verifier = Tilted(TransformerVerifier(model), tilt)
+            verifier = tilted_verifier(model, tilt)
             for error, rows in itertools.product((0.0, 0.2, 0.6, 1.0), rng.sample(range(1, 10), 4)):
                 block = rng.choice([rng.randrange(1, 31), [rng.randrange(12) for _ in range(5)]])
                 hypotheses, stats = decode(verifier, Knowing(expected, error), sources, limits, block, rows)
@@ -190,32 +62,10 @@ def test_output_is_the_verifiers_greedy_output(shape):
                 cases += len(sources)
                 if error == 0.0:
                     assert stats.accepted == stats.drafted
-            hypotheses, stats = decode(verifier, drafters.build("none", None), sources, limits, 0, 5)
+            hypotheses, stats = decode(verifier, NoDrafter(), sources, limits, 0, 5)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
             assert stats.mean_accepted_length == 1.0 and stats.drafted == 0
     assert cases >= 1000
-
-
-def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, shake=0.0, runner=EAGER, **changes):
-    """A verifier and a block drafter, both tilted alike, in fairseq's form and in the engine's; and the tilt.
-
-    ``shake`` moves the drafter's weights: a fresh successor network adds nothing.
-    """
-    verifier, args = make_verifier(seed=seed, words=WORDS, **changes)
-    changes = {**changes, **(drafter or {})}
-    plugin = make_drafter(seed=seed + 1, words=WORDS, **changes)
-    if "draft_vocabulary" in changes:
-        plugin.decoder.register_buffer("draft_vocabulary", torch.tensor(changes["draft_vocabulary"]))
-    with torch.no_grad():
-        for parameter in plugin.parameters() if shake else ():
-            parameter.add_(shake * torch.randn(parameter.shape))
-    if same_encoder:
-        plugin.encoder.load_state_dict(verifier.double().encoder.state_dict())
-    models = load((verifier.double(), args), (plugin, model_settings(**{"activation_fn": "relu", **changes})), runner=runner)
-    assert (models[0].encoder is models[1].encoder) == same_encoder
-    tilt = make_tilt(seed, bias)
-    role = drafters.build(models[1].config.drafter, models[1])
-    return (verifier, plugin), (Tilted(TransformerVerifier(models[0]), tilt), tilted(role, tilt)), tilt
 
 
 ARCHITECTURES = pytest.mark.parametrize("arch", ["block", "block_causal"])
@@ -245,9 +95,8 @@ def test_adaptive_lengths_leave_the_verifiers_output(arch):
     sources, limits = sentences(40, seed=3), [5 + index % 20 for index in range(40)]
     expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
     for rows in (1, 3, 4):
-        clock = random.Random(rows)
         requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
-        stats, controller = DecodeStats(), Adaptive(4, clock=lambda clock=clock: clock.random())
+        stats, controller = DecodeStats(), Adaptive(4)
         found = sorted(
             speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats), key=lambda h: h.index
         )
@@ -278,30 +127,14 @@ def test_an_iteration_waits_for_the_device_once(block, beta):
     stats, controller, mode = DecodeStats(), Lengths([block]), Transfers()
     counts = []
 
-    def next_length(rows, original=controller.next_length):
+    def plan(prefix, original=controller.plan):
         counts.append(mode.count)
-        return original(rows)
+        return original(prefix)
 
-    controller.next_length = next_length
+    controller.plan = plan
     with mode:
         list(speculative_decode(drafter, verifier, TopBetaTau(beta, 2.0), controller, requests, 5, stats))
     assert stats.passes > 3 and {after - before for before, after in itertools.pairwise(counts[1:])} == {1}
-
-
-DRAFTERS = {
-    "block": {"src_embedding_copy": False},
-    "source copy": {"src_embedding_copy": True},
-    "causal": {"arch": "block_causal"},
-    "successor": {"arch": "block_causal", "successor_width": 7},
-    "untied successor": {
-        "arch": "block_causal",
-        "successor_width": 7,
-        "share_all_embeddings": False,
-        "share_decoder_input_output_embed": False,
-    },
-    "some tokens": {"draft_vocabulary": [*range(8), 9, 13, 21], "src_embedding_copy": False},
-    "some tokens, successor": {"draft_vocabulary": [*range(4), *range(9, 24)], "arch": "block_causal", "successor_width": 7},
-}
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -314,7 +147,7 @@ def test_strategy_drafter_is_the_plugins_model_alone(kind):
             expected = [draft_alone(plugin, source, 12, block, tilt) for source in sources]
             hypotheses, stats = decode(Unverified(), drafter, sources, [12] * 9, block, 4, accept_all)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
-            assert stats.accepted == stats.drafted and stats.corrections == 0
+            assert stats.accepted == stats.drafted and stats.own_tokens == 0
             for hypothesis in hypotheses:
                 assert hypothesis.cut == (hypothesis.steps[-1].drafted[-1] != EOS)
                 assert not any(hypothesis.token_scores)
@@ -365,7 +198,7 @@ def test_tolerant_output_equals_one_sentence_at_a_time():
         model, _ = load((fairseq_model.double(), args))
         tilt = make_tilt(seed, bias)
         ranked = tilt.argsort(-1, descending=True)
-        verifier = Tilted(TransformerVerifier(model), tilt)
+        verifier = tilted_verifier(model, tilt)
         for beta, tau, block in ((1, 9.0, 4), (2, 0.7, 3), (3, 1.5, 5), (3, float("inf"), 7), (5, 2.0, 2), (99, 1.0, 9)):
             sources = sentences(10, seed=rng.random())
             limits = [rng.randrange(1, 16) for _ in sources]
@@ -378,7 +211,7 @@ def test_tolerant_output_equals_one_sentence_at_a_time():
             hypotheses, _ = decode(verifier, Planned(plans), sources, limits, block, rng.randrange(1, 8), rule)
             for hypothesis, (tokens, turns, cut) in zip(hypotheses, expected):
                 assert hypothesis.tokens == tokens
-                assert [(step.drafted, step.accepted, step.correction) for step in hypothesis.steps] == turns
+                assert [(step.drafted, step.accepted, step.own) for step in hypothesis.steps] == turns
                 assert hypothesis.cut == cut
                 seen |= {(accepted, correction is None) for _, accepted, correction in turns}
     assert {accepted for accepted, _ in seen} >= set(range(6)) and (1, True) in seen
@@ -393,7 +226,7 @@ def test_token_scores_are_fairseqs(block):
         tilt = make_tilt(0, bias)
         sources, limits = sentences(8, seed=1), list(range(1, 17, 2))
         expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
-        hypotheses, _ = decode(Tilted(TransformerVerifier(model), tilt), Knowing(expected, 0.3), sources, limits, block, 3)
+        hypotheses, _ = decode(tilted_verifier(model, tilt), Knowing(expected, 0.3), sources, limits, block, 3)
         for hypothesis, source, output in zip(hypotheses, sources, expected):
             scores = log_probabilities(fairseq_model, source, output, tilt)
             scores = scores.gather(1, torch.tensor([*output, EOS])[:, None])[:, 0]
@@ -409,7 +242,7 @@ def test_long_outputs():
     sources, limits = sentences(4, seed=1), [150, 70, 9, 66]
     expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
     for block, rows in ((7, 2), (30, 4)):
-        hypotheses, _ = decode(Tilted(TransformerVerifier(model), tilt), Knowing(expected, 0.1), sources, limits, block, rows)
+        hypotheses, _ = decode(tilted_verifier(model, tilt), Knowing(expected, 0.1), sources, limits, block, rows)
         assert [hypothesis.tokens for hypothesis in hypotheses] == expected
 
 
@@ -423,9 +256,9 @@ class Recorder(Knowing):
     def admit(self, state, source):
         self.admitted += [row[:length] for row, length in zip(source.tokens.tolist(), source.lengths.tolist())]
 
-    def propose(self, state, prefix, num_tokens):
+    def propose(self, state, prefix, plan):
         self.batches.append(len(prefix))
-        return super().propose(state, prefix, num_tokens)
+        return super().propose(state, prefix, plan)
 
 
 def test_rows_are_refilled_in_the_order_of_the_requests():
@@ -436,11 +269,11 @@ def test_rows_are_refilled_in_the_order_of_the_requests():
     expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
     for rows in (1, 4, 8, 23, 60):
         drafter = Recorder(expected)
-        hypotheses, _ = decode(Tilted(TransformerVerifier(model), tilt), drafter, sources, limits, 2, rows)
+        hypotheses, _ = decode(tilted_verifier(model, tilt), drafter, sources, limits, 2, rows)
         assert [hypothesis.tokens for hypothesis in hypotheses] == expected
         assert drafter.admitted == sources
         assert max(drafter.batches) == min(rows, 23)
-    assert decode(Tilted(TransformerVerifier(model), tilt), Recorder([]), [], [], 2, 4)[1].passes == 0
+    assert decode(tilted_verifier(model, tilt), Recorder([]), [], [], 2, 4)[1].passes == 0
 
 
 def test_a_long_sentence_holds_nobody_back():
@@ -451,8 +284,8 @@ def test_a_long_sentence_holds_nobody_back():
     lengths = [50, *[1 + index % 7 for index in range(40)]]
     sources = sentences(len(lengths), seed=1)
     for rows in (1, 2, 4, 10):
-        verifier = Tilted(TransformerVerifier(model), tilt)
-        hypotheses, stats = decode(verifier, drafters.build("none", None), sources, lengths, 0, rows)
+        verifier = tilted_verifier(model, tilt)
+        hypotheses, stats = decode(verifier, NoDrafter(), sources, lengths, 0, rows)
         assert [len(hypothesis.tokens) for hypothesis in hypotheses] == lengths
         free_at = [0] * rows
         for length in lengths:
@@ -466,16 +299,16 @@ def test_outputs_come_as_they_finish():
     fairseq_model, args = make_verifier(words=WORDS)
     model, _ = load((fairseq_model.double(), args))
     requests = [Request(index, source, limit) for index, (source, limit) in enumerate(zip(sentences(5, 1), (30, 2, 9, 4, 5)))]
-    verifier = Tilted(TransformerVerifier(model), make_tilt(0, -20.0))
+    verifier = tilted_verifier(model, make_tilt(0, -20.0))
     stats = DecodeStats()
-    found = speculative_decode(drafters.build("none", None), verifier, TopBetaTau(), FixedLength(0), requests, 5, stats)
+    found = speculative_decode(NoDrafter(), verifier, TopBetaTau(), FixedLength(0), requests, 5, stats)
     order = [(hypothesis.index, stats.passes) for hypothesis in found]
     assert order == [(1, 3), (3, 5), (4, 6), (2, 10), (0, 31)]
 
 
 def test_compacted_moves_only_into_gaps():
     for finished in itertools.product((False, True), repeat=7):
-        order = compacted(finished)
+        order = compacted(7, [row for row, end in enumerate(finished) if end])
         staying = [row for row, end in enumerate(finished) if not end]
         assert sorted(order) == staying
         for new, old in enumerate(order):
@@ -483,10 +316,10 @@ def test_compacted_moves_only_into_gaps():
 
 
 def make_prefix(lengths, limits):
-    prefix = Prefix(Symbols())
+    prefix = Prefix()
     prefix.admit([Request(index, [EOS], limit) for index, limit in enumerate(limits)])
     draft = Draft([list(range(4, 4 + length)) for length in lengths])
-    prefix.commit(draft, accept_all(None, draft, prefix.bounds))
+    prefix.commit(draft, accept_all(None, draft))
     return prefix
 
 
@@ -494,14 +327,14 @@ def test_what_may_be_chosen_where():
     """Pad nowhere, eos not first, nothing but eos from the limit on."""
     prefix = make_prefix([0, 2, 3], limits=[9, 4, 3])
     logits = torch.zeros(3, 4, 6)  # tokens 0 .. 5; pad is 1, eos is 2
-    empty, room = torch.tensor(prefix.bounds.empty), torch.tensor(prefix.bounds.room)
-    allowed, forced = restrict(logits, prefix.symbols, empty, room)
+    minimum, room = (torch.tensor(each)[:, None] for each in (prefix.bounds().minimum, prefix.bounds().room))
+    allowed, forced = restrict(logits, prefix.constraints, minimum, room)
     plain, first, last = [1], [1, 2], [0, 1, 3, 4, 5]
     expected = [[first, plain, plain, plain], [plain, plain, last, last], [last] * 4]
     assert [[(row == -torch.inf).nonzero().flatten().tolist() for row in rows] for rows in allowed] == expected
     assert forced.tolist() == [[False] * 4, [False, False, True, True], [True] * 4]
     logits[..., EOS] = 1
-    assert not restrict(logits, prefix.symbols, empty, room)[1].any()
+    assert not restrict(logits, prefix.constraints, minimum, room)[1].any()
 
 
 def test_what_is_offered():
@@ -519,7 +352,7 @@ def test_what_is_offered():
 
 def test_what_the_models_see_is_what_was_committed():
     """The tensors follow the outputs: through admissions, moves, and growth beyond what was reserved."""
-    rng, prefix, outputs, index = random.Random(0), Prefix(Symbols()), [], 0
+    rng, prefix, outputs, index = random.Random(0), Prefix(), [], 0
     for _ in range(80):
         if len(prefix) < 5 and rng.random() < 0.5:
             prefix.admit([Request(index, [EOS], 500)])
@@ -527,7 +360,7 @@ def test_what_the_models_see_is_what_was_committed():
             index += 1
         if len(prefix):
             draft = Draft([[rng.randrange(4, 9) for _ in range(rng.randrange(1, 9))] for _ in outputs])
-            prefix.commit(draft, accept_all(None, draft, prefix.bounds))
+            prefix.commit(draft, accept_all(None, draft))
             outputs = [output + new for output, new in zip(outputs, draft.tokens)]
         assert prefix.lengths.tolist() == list(map(len, outputs))
         for row, output in zip(prefix.tokens, outputs):

@@ -6,12 +6,12 @@ from typing import ClassVar
 import pytest
 import torch
 from reference import greedy
-from test_decoding import DRAFTERS, decode, make_pair, sentences
+from support import DRAFTERS, decode, make_pair, sentences
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_plugins.decoding.acceptance import TopBetaTau
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder
-from specdec_plugins.decoding.values import DecodeStats
+from specdec_plugins.decoding.stats import DecodeStats
 
 WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
 
@@ -59,7 +59,7 @@ def test_recorded_passes_leave_the_verifiers_output(kind):
     for seed, bias in enumerate((-9.0, -1.0)):
         runner = Tapes()
         (model, _), (verifier, drafter), tilt = make_pair(seed, bias=bias, drafter=DRAFTERS[kind], shake=0.1, runner=runner)
-        rule, sources = TopBetaTau(runner=runner), sentences(14, seed=seed, longest=40)
+        rule, sources = TopBetaTau(), sentences(14, seed=seed, longest=40)
         limits = [3 + 5 * index % 30 for index in range(14)]
         expected = [greedy(model, source, limit, tilt) for source, limit in zip(sources, limits)]
         for rows, block in ((1, 5), (1, 5), (3, [2, 0, 0, 0, 5]), *[(9, 5)] * 3):
@@ -78,7 +78,7 @@ def test_recorded_passes_say_what_passes_say(beta):
     for runner in (EAGER, Tapes()):
         _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter=DRAFTERS["successor"], shake=0.1, runner=runner)
         sources, limits = sentences(20, seed=5), [5 + index for index in range(20)]
-        found.append(decode(verifier, drafter, sources, limits, 4, 6, TopBetaTau(beta, 2.0, runner)))
+        found.append(decode(verifier, drafter, sources, limits, 4, 6, TopBetaTau(beta, 2.0)))
     for one, two in zip(found[0][0], found[1][0]):
         assert (one.tokens, one.steps, one.cut) == (two.tokens, two.steps, two.cut)
         assert one.token_scores == pytest.approx(two.token_scores, abs=1e-6)

@@ -1,106 +1,136 @@
 """Speculative decoding: a drafter proposes, a verifier scores, what passes is kept, and the verifier adds a token of its own.
 
-This file is the algorithm (Xia et al. 2023, section 3) and knows nothing about models: the roles below do the work.
-A batch has B rows, each a sentence in flight; K tokens are drafted at a time; V is the vocabulary.
+This file is the algorithm (Xia et al. 2023, section 3) and knows nothing about models: the roles of `roles.py` do the work.
+A batch has B rows, each a sentence in flight; up to K tokens are drafted at a time.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
-from specdec_plugins.decoding.values import (
-    FAIRSEQ_SYMBOLS,
-    Bounds,
-    DecodeStats,
-    Draft,
-    Hypothesis,
-    Prefix,
-    Request,
-    Source,
-    Step,
-    Symbols,
-    Verdict,
-    compacted,
-)
+from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.prefix import Prefix, compacted
+from specdec_plugins.decoding.roles import Acceptance, Admission, Controller, Drafter, Verifier
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Draft, Hypothesis, Outcome, Request, Source
 
 
-class Role(Protocol):
-    """Drafter and verifier keep a state with one row a sentence, in the order of the batch; it has ``select(order)``."""
+class Session:
+    """Requests in flight. They join by `submit` and leave when they finish or by `cancel`; `step` advances all of them."""
 
-    def start(self, rows: int) -> Any: ...
-    def admit(self, state: Any, source: Source) -> None: ...
+    def __init__(
+        self, drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, admission: Admission,
+        rows: int, constraints: Constraints | None = None, stats: DecodeStats | None = None, device: torch.device | str = "cpu",
+    ):  # fmt: skip
+        self.drafter, self.verifier, self.acceptance, self.controller = drafter, verifier, acceptance, controller
+        self.admission, self.device = admission, torch.device(device)
+        self.waiting: deque[Request] = deque()
+        self.prefix = Prefix(constraints, device)
+        self.verifying = verifier.start(rows)
+        self.drafting = drafter.start(rows, self.verifying)
+        self.stats = DecodeStats() if stats is None else stats
+        # Optional methods are looked up once: most roles have none of them.
+        self.trim, self.observe, self.commit = (
+            getattr(role, name, None) for role, name in ((controller, "trim"), (drafter, "observe"), (verifier, "commit"))
+        )
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight or waiting."""
+        return not self.waiting and not len(self.prefix)
 
-class Drafter(Role, Protocol):
-    def propose(self, state: Any, prefix: Prefix, num_tokens: int) -> Draft: ...
+    def submit(self, request: Request) -> None:
+        """Let a request wait for its turn. Raises ValueError if it leaves no room for an output."""
+        if request.limit < 1:
+            raise ValueError(f"request {request.index}: an output has at least one token, and its limit is {request.limit}")
+        self.waiting.append(request)
 
+    def cancel(self, index: int) -> Hypothesis | None:
+        """Drop the request ``index``: returns what it has said so far, None if it was waiting or is unknown."""
+        for row, request in enumerate(self.prefix.requests):
+            if request.index == index:
+                return self._retire([row])[0]
+        self.waiting = deque(request for request in self.waiting if request.index != index)
+        return None
 
-class Verifier(Role, Protocol):
-    def score(self, state: Any, prefix: Prefix, draft: Draft) -> Tensor | None: ...  # (B, K+1, V)
+    def step(self) -> list[Hypothesis]:
+        """Refill, draft, verify, accept and commit, once for all rows. Returns the outputs that finished."""
+        prefix, stats, device = self.prefix, self.stats, self.device
+        stats.lap(None, device)
+        if self.waiting:
+            self._refill()
+        if not len(prefix):
+            return []
 
-
-class Acceptance(Protocol):
-    def __call__(self, logits: Any, draft: Draft, bounds: Bounds) -> Verdict: ...
-
-
-class Controller(Protocol):
-    def next_length(self, rows: int) -> int: ...
-    def update(self, steps: Sequence[Step]) -> None: ...
-
-
-@torch.inference_mode()
-def speculative_decode(
-    drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, requests: Sequence[Request],
-    rows: int, stats: DecodeStats, symbols: Symbols = FAIRSEQ_SYMBOLS, device: torch.device | str = "cpu",
-) -> Iterator[Hypothesis]:  # fmt: skip
-    """Yield the outputs of ``requests`` as they finish, with up to ``rows`` sentences in flight; adds to ``stats``."""
-    waiting, capacity, device = deque(requests), min(rows, len(requests)), torch.device(device)
-    prefix = Prefix(symbols, device)
-    states = drafting, verifying = drafter.start(capacity), verifier.start(capacity)
-    stats.lap(None, device)
-    while waiting or len(prefix):
-        # 1. Refill. New sentences join together, a quarter of the batch at a time: encoding them singly would cost more.
-        if waiting and 4 * (capacity - len(prefix)) >= capacity:
-            new = [waiting.popleft() for _ in range(min(len(waiting), capacity - len(prefix)))]
-            source = Source([request.tokens for request in new], symbols, device)
-            verifier.admit(verifying, source)
-            drafter.admit(drafting, source)
-            prefix.admit(new)
-            stats.lap("encoding", device)
-
-        # 2. Draft: one parallel pass for all of the block. Length 0 is plain autoregressive decoding, and costs no pass.
-        wanted = controller.next_length(len(prefix))
-        length = wanted if max(prefix.room) else 0
-        draft = drafter.propose(drafting, prefix, length) if length else Draft([[] for _ in prefix.requests])
-        draft = prefix.clip(draft)
+        # 1. Plan how much to draft, and draft it in one pass. A plain autoregressive step has no draft, and costs no pass.
+        plan, began = self.controller.plan(prefix), time.perf_counter()
+        drafts = any(plan.lengths) and max(prefix.room) > 0
+        draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan)) if drafts else Draft([[] for _ in prefix.requests])
+        if self.trim is not None:
+            draft = self.trim(draft, prefix)
         stats.lap("drafting", device)
 
-        # 3. Verify: one pass over the block gives the verifier's choice after every drafted token.
-        logits = verifier.score(verifying, prefix, draft)
+        # 2. Verify: one pass over the draft gives the verifier's choice after every drafted token.
+        scores = self.verifier.score(self.verifying, prefix, draft)
 
-        # 4. Accept the longest prefix of the draft that passes, and 5. commit it with the verifier's own next token.
-        verdict = acceptance(logits, draft, prefix.bounds)
+        # 3. Accept the longest part of the draft that passes, and 4. commit it with the verifier's own next token.
+        verdict = self.acceptance(scores, draft, prefix)
         steps, finished = prefix.commit(draft, verdict)
+        if self.commit is not None:
+            self.commit(self.verifying, draft, verdict)
         stats.lap("verifying", device)
 
-        # 6. Record.
-        stats.record(steps, length)
-        controller.update(steps)
+        # 5. Tell those who learn from it.
+        if self.observe is not None:
+            self.observe(self.drafting, scores, draft, verdict)
+        self.controller.update(Outcome(plan, steps, time.perf_counter() - began))
+        stats.record(steps, max(plan.lengths) if drafts else 0)
 
-        # 7. Finished sentences leave; rows from the end of the batch take their places.
-        if any(finished):
-            done = [prefix.hypothesis(row) for row, end in enumerate(finished) if end]
-            order = compacted(finished)
-            for state in (prefix, *states):
-                if state is not None:
-                    state.select(order)
-            for hypothesis in done:
-                stats.finish(hypothesis)
-                stats.lap("elsewhere", device)
-                yield hypothesis
-                stats.lap(None, device)  # what the caller does with it is not ours
+        # 6. Finished sentences leave.
+        done = self._retire(finished) if finished else []
         stats.lap("elsewhere", device)
+        return done
+
+    def _refill(self) -> None:
+        """Let waiting requests join, as many as admission allows."""
+        count = self.admission.admits(self.prefix, self.waiting)
+        if count:
+            new = [self.waiting.popleft() for _ in range(count)]
+            source = Source([request.tokens for request in new], self.prefix.symbols, self.device)
+            self.verifier.admit(self.verifying, source)
+            self.drafter.admit(self.drafting, source)
+            self.prefix.admit(new)
+            self.stats.lap("encoding", self.device)
+
+    def _retire(self, rows: list[int]) -> list[Hypothesis]:
+        """Remove rows; rows from the end of the batch take their places. Returns what the removed ones hold."""
+        done = [self.prefix.hypothesis(row) for row in rows]
+        order = compacted(len(self.prefix), rows)
+        for state in (self.prefix, self.drafting, self.verifying):
+            if state is not None:
+                state.select(order)
+        for hypothesis in done:
+            self.stats.finish(hypothesis)
+        return done
+
+
+def speculative_decode(
+    drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, requests: Sequence[Request],
+    rows: int, stats: DecodeStats, constraints: Constraints | None = None, device: torch.device | str = "cpu",
+    max_tokens: int | None = None,
+) -> Iterator[Hypothesis]:  # fmt: skip
+    """Yield the outputs of ``requests`` as they finish, with up to ``rows`` sentences in flight; adds to ``stats``.
+
+    ``max_tokens`` bounds the source tokens in flight, padding included.
+    """
+    rows = min(rows, len(requests))
+    admission = BoundedAdmission(rows, max_tokens)
+    session = Session(drafter, verifier, acceptance, controller, admission, rows, constraints, stats, device)
+    for request in requests:
+        session.submit(request)
+    while not session.idle:
+        yield from session.step()
     stats.settle()

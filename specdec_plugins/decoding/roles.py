@@ -1,59 +1,93 @@
-"""From two models' weights to the loop's roles, on the best backend there is: the CPU kernels, or PyTorch."""
+"""The roles that play a step of speculative decoding; `loop.py` is the play.
 
-from collections.abc import Mapping
+Drafter and verifier keep a state with one row a sentence, in the order of the batch. A method that is marked optional is absent where
+a role has no need of it.
+"""
 
-import torch
+from collections.abc import Sequence
+from typing import Any, Protocol
+
 from torch import Tensor
 
-from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.acceptance import TopBetaTau
-from specdec_plugins.decoding.backends.cpu import kernels
-from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, cuda_graphs
-from specdec_plugins.decoding.backends.torch.transformer import Config, load_pair
-from specdec_plugins.decoding.loop import Drafter
-from specdec_plugins.decoding.verifier import TransformerVerifier
-
-THREADS = torch.get_num_threads()  # torch's choice, before anything here changes it
-Parts = tuple[Mapping[str, Tensor], Config]  # a model's weights and settings
+from specdec_plugins.decoding.constraints import Bounds
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Draft, Outcome, Plan, Request, Source, Tolerance, Verdict
 
 
-def load_roles(
-    verifier: Parts, drafter: Parts | None, device: torch.device | str = "cpu", dtype: str = "float32",
-    threads: int | None = None, beta: int = 1, tau: float = float("inf"),
-) -> tuple[Drafter, TransformerVerifier, TopBetaTau]:  # fmt: skip
-    """A block drafter (or the drafter ``none``), the verifier and the acceptance rule.
+class State(Protocol):
+    """What a role keeps of each row."""
 
-    The kernels compute on CPUs in ``kernels.DTYPES``; with them PyTorch is left one thread, as its idle threads would be in
-    their way. Data type ``auto`` is the fastest: int8 on the kernels, float16 on a GPU, else float32. Raises ValueError if
-    nothing computes in that data type.
+    def select(self, order: list[int]) -> None:
+        """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice becomes two that go on apart."""
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes tokens.
+
+    Optional: ``observe(state, scores, draft, verdict)`` tells what became of a draft; ``bytes_for(request)`` is the memory that a
+    request's row takes, for admission.
     """
-    where, automatic = torch.device(device), dtype == "auto"
-    if automatic:
-        dtype = {"cpu": "int8", "cuda": "float16"}.get(where.type, "float32")
-    wanted = where.type == "cpu" and dtype in kernels.DTYPES
-    if dtype == "int8" and not wanted:
-        raise ValueError(f"int8 is for CPUs, not for device {device}")
-    runner = Recorder(cuda_graphs(where)) if where.type == "cuda" else EAGER
-    models = load_pair(verifier, drafter, device, torch.float32 if wanted else getattr(torch, dtype), runner)
-    obstacles = [each for model in models if model for each in kernels.obstacles(model)] if wanted else ["not wanted"]
-    if not obstacles:
-        torch.set_num_threads(1)
-        verifying, drafting = kernels.on_kernels(*models, dtype, threads or THREADS)
-        return (
-            kernels.drafter(drafting) if drafting else drafters.build("none", None),
-            kernels.NativeVerifier(verifying),
-            kernels.NativeTopBetaTau(beta, tau, engine=verifying.engine),
-        )
-    if automatic and wanted:
-        dtype = "float32"
-    if dtype == "int8":
-        raise ValueError(f"int8 needs the CPU kernels: {'; '.join(dict.fromkeys(obstacles))}")
-    if wanted and dtype != "float32":
-        models = load_pair(verifier, drafter, device, getattr(torch, dtype))
-    torch.set_num_threads(threads or THREADS)
-    drafting_model = models[1]
-    return (
-        drafters.build(drafting_model.config.drafter or "none" if drafting_model else "none", drafting_model),
-        TransformerVerifier(models[0]),
-        TopBetaTau(beta, tau, runner),
-    )
+
+    def start(self, rows: int, shared: Any) -> Any:
+        """A state without rows, for ``rows`` at most (a `State`, or None); ``shared`` is the verifier's."""
+        ...
+
+    def admit(self, state: Any, source: Source) -> None:
+        """Append the sentences of ``source`` as rows."""
+        ...
+
+    def propose(self, state: Any, prefix: Prefix, plan: Plan) -> Draft:
+        """At most ``plan.lengths[b]`` tokens to follow row b's prefix."""
+        ...
+
+
+class Scores(Protocol):
+    """The verifier's pass over a draft. It runs when its results are needed: together with the rule, where the backend can."""
+
+    def logits(self) -> Tensor:
+        """(R, K+1, V) after the prefix and after each drafted token, R >= B; undefined past a row's draft."""
+        ...
+
+    def features(self) -> Tensor:
+        """(R, K+1, D) hidden states that the logits are computed from."""
+        ...
+
+    def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
+        """Apply the exact or the tolerant rule, each row with its own tolerance."""
+        ...
+
+
+class Verifier(Protocol):
+    """Scores drafts. Optional: ``commit(state, draft, verdict)`` and ``bytes_for(request)``, as for a `Drafter`."""
+
+    def start(self, rows: int) -> Any: ...
+
+    def admit(self, state: Any, source: Source) -> None: ...
+
+    def score(self, state: Any, prefix: Prefix, draft: Draft) -> Scores | None: ...
+
+
+class Acceptance(Protocol):
+    def __call__(self, scores: Any, draft: Draft, prefix: Prefix) -> Verdict:
+        """Which drafted tokens are accepted, and what follows them."""
+        ...
+
+
+class Controller(Protocol):
+    """Decides how much to draft. Pure: it is told what steps took, and never looks at a clock.
+
+    Optional: ``trim(draft, prefix)`` returns the part of a draft that is worth verifying.
+    """
+
+    def plan(self, prefix: Prefix) -> Plan: ...
+
+    def update(self, outcome: Outcome) -> None: ...
+
+
+class Admission(Protocol):
+    """Decides when waiting requests join the batch."""
+
+    def admits(self, prefix: Prefix, waiting: Sequence[Request]) -> int:
+        """How many of the first waiting requests join now."""
+        ...

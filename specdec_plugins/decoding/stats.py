@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class DecodeStats:
-    """Running sums over sentences and iterations. committed = accepted + corrections, always."""
+    """Running sums over sentences and iterations. committed = accepted + own tokens, always."""
 
     sentences: int = 0
     passes: int = 0  # of the verifier, over a whole batch
     iterations: int = 0  # passes counted once per row in the batch
     drafted: int = 0  # tokens offered for verification
     accepted: int = 0
-    corrections: int = 0
+    own_tokens: int = 0  # the verifier's own, recovered or bonus
     cut: int = 0  # outputs that the length limit ended
-    lengths: Counter[int] = field(default_factory=Counter)  # passes by the draft length that the controller chose
+    lengths: Counter[int] = field(default_factory=Counter)  # passes by the longest planned draft
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("text", "encoding", "drafting", "verifying", "elsewhere"), 0.0)
     )
@@ -33,11 +33,11 @@ class DecodeStats:
     @property
     def committed(self) -> int:
         """Tokens of all outputs, the closing eos included."""
-        return self.accepted + self.corrections
+        return self.accepted + self.own_tokens
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens committed per verifier pass and row, correction included: 1.0 is plain autoregressive decoding."""
+        """Tokens committed per verifier pass and row, the verifier's own included: 1.0 is plain autoregressive decoding."""
         return self.committed / max(1, self.iterations)
 
     @property
@@ -47,20 +47,20 @@ class DecodeStats:
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
         """The sums over both."""
-        counts = ("sentences", "passes", "iterations", "drafted", "accepted", "corrections", "cut")
+        counts = ("sentences", "passes", "iterations", "drafted", "accepted", "own_tokens", "cut")
         return DecodeStats(
             **{name: getattr(self, name) + getattr(other, name) for name in counts}, lengths=self.lengths + other.lengths,
             seconds={name: seconds + other.seconds[name] for name, seconds in self.seconds.items()},
         )  # fmt: skip
 
     def record(self, steps: Sequence["Step"], length: int) -> None:
-        """Count one pass over the batch, for which drafts of ``length`` were asked."""
+        """Count one pass over the batch, the longest planned draft of which had ``length`` tokens."""
         self.passes += 1
         self.lengths[length] += 1
         self.iterations += len(steps)
         self.drafted += sum(len(step.drafted) for step in steps)
         self.accepted += sum(step.accepted for step in steps)
-        self.corrections += sum(step.correction is not None for step in steps)
+        self.own_tokens += sum(step.own is not None for step in steps)
 
     def finish(self, hypothesis: "Hypothesis") -> None:
         self.sentences += 1

@@ -1,65 +1,50 @@
-"""What the roles hand to each other: sources, prefixes, drafts, verdicts.
+"""What the roles hand to each other. Knows nothing about models.
 
-Knows nothing about models. B rows of the batch (sentences in flight), S source positions, K drafted tokens,
-V vocabulary, T target positions that the buffers hold.
+B rows of the batch (sentences in flight), S source positions, K drafted tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.stats import DecodeStats as DecodeStats
+from specdec_plugins.formats.spec import Symbols
 
 
-@dataclass(frozen=True)
-class Symbols:
-    """Token numbers with a meaning; fairseq's dictionaries all begin alike. The mask symbol is ``<unk>``, as published."""
+class Tolerance(NamedTuple):
+    """How far a drafted token may be from the verifier's best: among its ``beta`` best and within ``tau`` nats of the best.
 
-    pad: int = 1
-    eos: int = 2
-    mask: int = 3
+    ``beta`` 1 is exact. Of equal logits the lower token number ranks first, as for argmax.
+    """
 
-
-FAIRSEQ_SYMBOLS = Symbols()
+    beta: int = 1
+    tau: float = math.inf
 
 
 @dataclass(frozen=True)
 class Request:
-    """A sentence to translate: its number, its tokens with the closing eos, and the most tokens its output may have."""
+    """A sentence to translate, and what it asks for.
+
+    ``tokens`` close with eos. ``limit`` is the most tokens that the output may have before eos, ``min_length`` the fewest.
+    ``forced`` tokens begin the output, after those that the model itself prescribes. ``tolerance`` replaces the session's.
+    ``seed`` is for whatever is drawn at random for this request.
+    """
 
     index: int
     tokens: Sequence[int]
     limit: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """One iteration of one sentence: the draft, how many of its tokens were accepted, the verifier's own token after them.
-
-    ``correction`` is None where nothing follows: an accepted token ended the sentence, or there was no verifier.
-    """
-
-    drafted: list[int]
-    accepted: int
-    correction: int | None
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A finished output. ``tokens`` end before eos; ``token_scores`` (nats, the verifier's) include it, as in fairseq."""
-
-    index: int
-    tokens: list[int]
-    token_scores: list[float]
-    steps: list[Step]
-    cut: bool  # the length limit ended it, not the model
+    min_length: int = 1
+    forced: Sequence[int] = ()
+    tolerance: Tolerance | None = None
+    seed: int = 0
 
 
 class Source:
-    """Some sentences to encode, as lists of tokens; as tensors, too, when asked for."""
+    """Sentences to encode, as lists of tokens; as tensors where a model asks for them."""
 
     def __init__(self, sentences: Sequence[Sequence[int]], symbols: Symbols, device: torch.device | str = "cpu"):
         self.sentences, self.symbols, self.device = sentences, symbols, torch.device(device)
@@ -79,38 +64,52 @@ class Source:
         return send(self.sizes, self.device)
 
     def encoded_by(self, encoder) -> Tensor:
-        """(B, S, D) output of an encoder, run once for all who share it; behind a sentence stands anything."""
+        """(B, S, D) output of an encoder, computed once for all models that share it; undefined past a sentence's end."""
         if id(encoder) not in self._encoded:
             self._encoded[id(encoder)] = encoder(self)
         return self._encoded[id(encoder)]
 
 
+class Plan(NamedTuple):
+    """What a step does: the most tokens to draft for each row. 0 for all rows is a plain step, at a plain step's cost."""
+
+    lengths: Sequence[int]
+
+
 class Draft:
-    """The tokens that each row is offered: ``tokens[b]`` are row b's, as many as there are."""
+    """The tokens that each row is offered: ``tokens[b]`` are row b's.
+
+    ``distribution`` is what they were drawn from; None: each is certain (a point mass). ``confidence`` has the drafter's probability
+    of each token, where it tells.
+    """
 
     guesses: Tensor | None = None  # where they are not on the host: see `DeviceDraft`
 
-    def __init__(self, tokens: list[list[int]]):
-        self.tokens = tokens
+    def __init__(
+        self, tokens: list[list[int]], distribution: Tensor | None = None, confidence: list[list[float]] | None = None
+    ):
+        self.tokens, self.distribution, self.confidence = tokens, distribution, confidence
 
-    def clip(self, room: Sequence[int], eos: int | None = None) -> "Draft":
+    def clip(self, room: Sequence[int], eos: int) -> "Draft":
         """At most ``room[b]`` tokens of each row, and none after eos."""
-        return Draft([
+        clipped = [
             tokens[: min(most, tokens.index(eos) + 1 if eos in tokens else most)] for tokens, most in zip(self.tokens, room)
-        ])  # fmt: skip
+        ]
+        return Draft(clipped, self.distribution, self.confidence)
 
 
 class DeviceDraft(Draft):
-    """A draft that is still on the device, so that nobody waits for it: ``guesses`` (R, K) int64, of R >= B rows.
+    """A draft that is still on the device, so that the host does not wait for it: ``guesses`` (R, K) int64, of R >= B rows.
 
-    Row b is offered the first ``room[b]`` of its guesses, and nothing after ``eos``. Whoever asks for ``tokens`` waits, unless
-    the guesses have come to the host with something else: `arrive`.
+    Row b is offered the first ``room[b]`` of its guesses, and nothing after ``eos``. Reading ``tokens`` waits for the device,
+    unless the guesses have come to the host with another transfer: `arrive`.
     """
 
     guesses: Tensor
 
     def __init__(self, guesses: Tensor, room: Sequence[int], eos: int | None = None):
         self.guesses, self.room, self.eos = guesses, room, eos
+        self.distribution = self.confidence = None
         self._tokens: list[list[int]] | None = None
 
     @property
@@ -120,155 +119,64 @@ class DeviceDraft(Draft):
         return self._tokens
 
     def arrive(self, guesses: list[list[int]]) -> list[list[int]]:
-        """Take what each row guesses; returns what it is offered."""
-        self._tokens = Draft(guesses).clip(self.room, self.eos).tokens
+        """Take each row's guesses; returns the tokens that it is offered."""
+        eos = -1 if self.eos is None else self.eos
+        self._tokens = Draft(guesses).clip(self.room, eos).tokens
         return self._tokens
 
-    def clip(self, room: Sequence[int], eos: int | None = None) -> Draft:
+    def clip(self, room: Sequence[int], eos: int) -> Draft:
         return DeviceDraft(self.guesses, list(map(min, self.room, room)), eos)
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """How many of each row's drafted tokens are accepted, and the verifier's own token after them.
+
+    ``own`` tokens are *recovered* after a refusal, a *bonus* after none; None where there is no verifier. ``scores`` are the
+    log-probabilities (nats) of the accepted tokens and the own one; ``cut`` tells where the length limit forced the own one.
+    """
+
+    accepted: list[int]
+    own: list[int] | None
+    scores: list[list[float]]
+    cut: list[bool]
+
+
+class Step(NamedTuple):
+    """One iteration of one sentence: the draft, how many of its tokens were accepted, the verifier's own token after them.
+
+    ``own`` is None where nothing follows: an accepted token ended the sentence, or there was no verifier.
+    """
+
+    drafted: list[int]
+    accepted: int
+    own: int | None
+
+
+class Outcome(NamedTuple):
+    """What became of a step's plan: each row's `Step`, and the seconds that it took, by the session's clock."""
+
+    plan: Plan
+    steps: Sequence[Step]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished output. ``tokens`` end before eos; ``token_scores`` (nats, the verifier's) include it, as in fairseq."""
+
+    index: int
+    tokens: list[int]
+    token_scores: list[float]
+    steps: list[Step]
+    cut: bool  # the length limit ended it, not the model
+
+
 def send(rows: Sequence[Sequence[int]] | Sequence[int], device: torch.device) -> Tensor:
-    """Numbers as an int64 tensor on a device, without waiting for what the device was given to do before."""
+    """Numbers as an int64 tensor on a device, without waiting for the work that the device was given before."""
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def pad_rows(tensor: Tensor, rows: int) -> Tensor:
     """A tensor (B, ...) with zeros for further rows."""
     return tensor if len(tensor) == rows else torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What a row may say next whatever its logits are, by fairseq's conventions: never pad, no output that is empty
-    (``empty``: nothing is committed yet), and nothing but eos at the limit, which is ``room`` tokens away."""
-
-    symbols: Symbols
-    empty: list[bool]
-    room: list[int]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How many of each row's drafted tokens pass, and what follows them.
-
-    ``corrections`` are the verifier's tokens behind the accepted ones; None if there is no verifier. ``scores`` are the
-    log-probabilities (nats) of the accepted tokens and the correction; ``cut`` tells where the limit forced the correction.
-    """
-
-    accepted: list[int]
-    corrections: list[int] | None
-    scores: list[list[float]]
-    cut: list[bool]
-
-
-class Prefix:
-    """The committed tokens of the sentences in flight, one row each. Rows leave by `select` and join by `admit`.
-
-    ``outputs[b]`` is row b's y1 .. yn. For a model that reads it all each time the same as tensors: ``tokens`` (B, T) starts with
-    eos, as the verifier's input does, and holds anything behind row b's n = ``lengths[b]`` tokens.
-    """
-
-    def __init__(self, symbols: Symbols, device: torch.device | str = "cpu"):
-        self.symbols = symbols
-        self.device = torch.device(device)
-        self.requests: list[Request] = []
-        self.outputs: list[list[int]] = []
-        self.scores: list[list[float]] = []
-        self.steps: list[list[Step]] = []
-        self.cut: list[bool] = []
-        self._placed: tuple[Tensor, Tensor] | None = None
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    @property
-    def tokens(self) -> Tensor:
-        return self._tensors()[0]
-
-    @property
-    def lengths(self) -> Tensor:
-        """(B,) int64"""
-        return self._tensors()[1]
-
-    @property
-    def longest(self) -> int:
-        """The length of the longest output."""
-        return max(map(len, self.outputs), default=0)
-
-    @property
-    def room(self) -> list[int]:
-        """How many tokens each row may still commit before eos."""
-        return [request.limit - len(output) for request, output in zip(self.requests, self.outputs)]
-
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds(self.symbols, [not output for output in self.outputs], self.room)
-
-    def _tensors(self) -> tuple[Tensor, Tensor]:
-        """Made when asked for, and again when something has changed."""
-        if self._placed is None:
-            eos, longest = self.symbols.eos, self.longest
-            rows = [[eos, *output, *[eos] * (longest - len(output))] for output in self.outputs]
-            self._placed = send(rows, self.device), send(list(map(len, self.outputs)), self.device)
-        return self._placed
-
-    def admit(self, requests: Sequence[Request]) -> None:
-        """Append rows with nothing committed."""
-        assert all(request.limit > 0 for request in requests), "an output has at least one token"
-        self.requests.extend(requests)
-        for histories in (self.outputs, self.scores, self.steps):
-            histories.extend([] for _ in requests)
-        self.cut.extend(False for _ in requests)
-        self._placed = None
-
-    def select(self, order: list[int]) -> None:
-        """Keep the rows ``order``: the new row i is the old row ``order[i]``."""
-        for name in ("requests", "outputs", "scores", "steps", "cut"):
-            values = getattr(self, name)
-            setattr(self, name, [values[row] for row in order])
-        self._placed = None
-
-    def clip(self, draft: Draft) -> Draft:
-        """Offer no drafted token after eos, and none beyond the length limit."""
-        return draft.clip(self.room, self.symbols.eos)
-
-    def commit(self, draft: Draft, verdict: Verdict) -> tuple[list[Step], list[bool]]:
-        """Append each row's accepted tokens and correction, up to eos. Returns each row's step and whether it is finished."""
-        steps, finished = [], []
-        for row, (drafted, accepted) in enumerate(zip(draft.tokens, verdict.accepted)):
-            new, output = drafted[:accepted], self.outputs[row]
-            correction = None
-            if verdict.corrections is not None and new[-1:] != [self.symbols.eos]:
-                correction = verdict.corrections[row]
-                new.append(correction)
-            output += new
-            self.scores[row] += verdict.scores[row][: len(new)]
-            ended = output[-1:] == [self.symbols.eos]
-            full = verdict.corrections is None and (len(output) >= self.requests[row].limit or not new)  # or no more positions
-            self.cut[row] = (verdict.cut[row] and correction is not None) or (full and not ended)
-            steps.append(Step(drafted, accepted, correction))
-            self.steps[row].append(steps[-1])
-            finished.append(ended or full)
-        self._placed = None
-        return steps, finished
-
-    def hypothesis(self, row: int) -> Hypothesis:
-        """What a finished row holds."""
-        output = self.outputs[row]
-        tokens = output[:-1] if output[-1:] == [self.symbols.eos] else output
-        return Hypothesis(self.requests[row].index, tokens, self.scores[row], self.steps[row], self.cut[row])
-
-
-def compacted(finished: Sequence[bool]) -> list[int]:
-    """The unfinished rows in a new order that moves few: those behind the new end of the batch fill the gaps before it."""
-    staying = [row for row, end in enumerate(finished) if not end]
-    movers = [row for row in staying if row >= len(staying)]
-    return [movers.pop() if finished[row] else row for row in range(len(staying))]
-
-
-def move_rows(tensor: Tensor, order: list[int], dim: int = 0) -> None:
-    """Let row i of ``tensor``, along ``dim``, be what row ``order[i]`` was; rows that stay are not touched."""
-    moved = {new: tensor.select(dim, old).clone() for new, old in enumerate(order) if new != old}
-    for row, values in moved.items():
-        tensor.select(dim, row).copy_(values)

@@ -1,28 +1,36 @@
 """The autoregressive model that decides: scores a whole draft in one cached pass.
 
-B rows, K drafted tokens, V vocabulary.
+B rows, K drafted tokens.
 """
 
-from torch import Tensor
+from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Draft, Request, Source
 
-from specdec_plugins.decoding.reader import Reader, ReaderState
-from specdec_plugins.decoding.values import Draft, Prefix, Source
 
+class ModelVerifier:
+    """An encoder-decoder model as verifier, on whichever backend it was loaded."""
 
-class TransformerVerifier(Reader):
-    """A fairseq Transformer or BART as verifier."""
+    def __init__(self, model: LoadedModel):
+        self.model = model
 
-    def score(self, state: ReaderState, prefix: Prefix, draft: Draft) -> Tensor:
-        """(B, K+1, V) logits after the prefix and each of the drafted tokens; behind a row's draft, or the last row, stands
-        anything.
+    def start(self, rows: int) -> RowState:
+        return self.model.start(rows)
 
-        Read are the last committed token and the draft; what came before is in the cache.
-        """
-        last = [output[-1] if output else prefix.symbols.eos for output in prefix.outputs]
-        places, firsts = list(map(len, prefix.outputs)), [0] * len(last)
+    def admit(self, state: RowState, source: Source) -> None:
+        """Append the sentences of ``source`` as rows, and encode them: the verifier reads every source."""
+        state.admit(source)
+        state.encode()
+
+    def score(self, state: RowState, prefix: Prefix, draft: Draft) -> Pass:
+        """The pass that reads the last committed token and the draft; what came before is in the cache."""
+        last, positions = prefix.last, list(map(len, prefix.outputs))
         if draft.guesses is not None:
-            return self.read(state, [[token] for token in last], places, firsts, draft.guesses)[0]
-        return self.read(state, [[token, *row] for token, row in zip(last, draft.tokens)], places, firsts)[0]
+            return self.model.read(state, [[token] for token in last], positions, None, draft.guesses)
+        return self.model.read(state, [[token, *row] for token, row in zip(last, draft.tokens)], positions)
+
+    def bytes_for(self, request: Request) -> int:
+        return self.model.bytes_for(len(request.tokens), request.limit + 1)
 
 
 class Unverified:

@@ -1,1 +1,92 @@
-"""What computes a model's passes: PyTorch, or compiled kernels on a CPU."""
+"""What computes a model's passes: PyTorch, or kernels compiled for this CPU.
+
+A backend offers passes, not roles: it loads models, and a loaded model encodes sources, reads tokens after those in its cache, reads a
+block in which every position attends to all others, chooses tokens, and judges drafts. The roles over it exist once.
+
+B rows, which a recorded pass makes R >= B, Q tokens read, W of them with a prediction, S source positions, T target positions, D width,
+V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from specdec_plugins.decoding.constraints import Bounds
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Draft, Source, Tolerance, Verdict
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+
+
+class RowState(Protocol):
+    """What a model keeps of each row: keys and values of the target tokens that it read, and of the source."""
+
+    def admit(self, source: Source) -> None:
+        """Append the sentences of ``source`` as rows. They are encoded when they are first read, or by `encode`."""
+        ...
+
+    def encode(self) -> None:
+        """Encode the sources that were not read yet."""
+        ...
+
+    def select(self, order: list[int]) -> None:
+        """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice becomes two that go on apart."""
+        ...
+
+
+class Pass(Protocol):
+    """A pass over some tokens. It runs when a result is asked for, once; together with what is asked, where a backend can."""
+
+    def logits(self) -> Tensor:
+        """(R, W, V), R >= B; undefined past a row's results."""
+        ...
+
+    def features(self) -> Tensor:
+        """(R, W, D) hidden states that the logits are computed from."""
+        ...
+
+    def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
+        """The likeliest token at each of row b's first ``lengths[b]`` positions: never pad, and no eos in an empty output.
+
+        A model with a successor network chooses each token among its likeliest candidates, given the one before.
+        """
+        ...
+
+    def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
+        """Accept drafted tokens by the exact or the tolerant rule. The pass has read each row's last token and its draft."""
+        ...
+
+
+class LoadedModel(Protocol):
+    """A model on a backend."""
+
+    spec: ModelSpec
+
+    def start(self, rows: int) -> RowState:
+        """A state without rows, for ``rows`` at most."""
+        ...
+
+    def read(
+        self, state: RowState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
+        guesses: Tensor | None = None,
+    ) -> Pass:  # fmt: skip
+        """Read row b's ``tokens[b]`` from position ``positions[b]`` on; entries of an earlier pass at these positions are overwritten.
+
+        Every token attends to those before it. Results are wanted from each row's token number ``firsts[b]`` on (None: all).
+        ``guesses`` (R, K) are further tokens of each row that are still on the device, after the one in ``tokens``.
+        """
+        ...
+
+    def read_block(self, state: RowState, prefix: Prefix, lengths: Sequence[int]) -> Pass:
+        """Read row b's prefix and ``lengths[b]`` mask tokens, which all attend to each other; results at the masks."""
+        ...
+
+    def bytes_for(self, source: int, target: int) -> int:
+        """The memory that the entries of a row with so many positions take."""
+        ...
+
+
+class Backend(Protocol):
+    def load(self, verifier: Model, drafter: DrafterModel | None) -> tuple[LoadedModel, Any]:
+        """Both models, with what they have in common held once; a drafter that is no Transformer of ours is None."""
+        ...

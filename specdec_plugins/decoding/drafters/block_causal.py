@@ -1,54 +1,61 @@
-"""The causal block drafter: reads what was committed since its last draft, then K - 1 mask symbols, and guesses K tokens.
+"""The causal block drafter: reads the tokens committed since its last draft, then K - 1 mask symbols, and drafts K tokens.
 
-The last committed token predicts the first token of the block, each mask symbol the next one. Nothing sees what comes after it,
-so keys and values of committed tokens are kept, and those of the masks are overwritten by the next pass.
-
-B rows, K drafted tokens, V vocabulary.
+The last committed token predicts the first token of the block, each mask symbol the next one. No position attends to later ones, so
+keys and values of committed tokens are kept, and those of the masks are overwritten by the next pass.
 """
 
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from specdec_plugins.decoding.backends.torch.transformer import Transformer
-from specdec_plugins.decoding.drafters.block import BlockDrafter
-from specdec_plugins.decoding.reader import Reader, ReaderState
-from specdec_plugins.decoding.values import Prefix, Source
+from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.drafters.block import within_positions
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source
+from specdec_plugins.formats.spec import DrafterModel
 
 
 @dataclass
-class CausalState(ReaderState):
-    """Also how many tokens of each row's prefix were read; eos, which all begin with, included."""
+class CausalState:
+    """The model's state, and how many tokens of each row's prefix were read; the start token, with which all begin, included."""
 
+    rows: RowState
     read: list[int] = field(default_factory=list)
 
     def select(self, order: list[int]) -> None:
-        super().select(order)
+        self.rows.select(order)
         self.read = [self.read[row] for row in order]
 
 
-class CausalBlockDrafter(BlockDrafter):
-    def __init__(self, reader: Reader):
-        super().__init__(reader.model)
-        self.reader = reader
+class CausalBlockDrafter:
+    def __init__(self, model: LoadedModel):
+        self.model = model
 
-    def start(self, rows: int) -> CausalState:  # type: ignore[override]
-        state = self.reader.start(rows)
-        return CausalState(state.cache, state.memory)
+    def start(self, rows: int, shared: object) -> CausalState:
+        return CausalState(self.model.start(rows))
 
-    def admit(self, state: CausalState, source: Source) -> None:  # type: ignore[override]
-        self.reader.admit(state, source)
+    def admit(self, state: CausalState, source: Source) -> None:
+        """Append the sentences of ``source`` as rows, which are encoded at their first draft."""
+        state.rows.admit(source)
         state.read += [0] * len(source.sentences)
 
-    def guess(  # type: ignore[override]
-        self, state: CausalState, prefix: Prefix, num_tokens: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """(B, K, V) logits of the block and, with a successor network, its (B, K, R) gates."""
-        masks = [prefix.symbols.mask] * (num_tokens - 1)
-        fresh = [[prefix.symbols.eos, *output][read:] for output, read in zip(prefix.outputs, state.read)]
-        places, state.read = state.read, [len(output) + 1 for output in prefix.outputs]
-        return self.reader.read(state, [row + masks for row in fresh], places, [len(row) - 1 for row in fresh])
+    def propose(self, state: CausalState, prefix: Prefix, plan: Plan) -> Draft:
+        start, mask = prefix.symbols.start, prefix.symbols.mask
+        tokens, positions, firsts = [], state.read.copy(), []
+        for row, (output, length) in enumerate(zip(prefix.outputs, plan.lengths)):
+            if not length:  # the row reads nothing now, and all of it before its next draft
+                tokens.append([])
+                firsts.append(0)
+                continue
+            read = positions[row]
+            fresh = output[read - 1 :] if read else [start, *output]
+            tokens.append(fresh + [mask] * (length - 1))
+            firsts.append(len(fresh) - 1)
+            state.read[row] = len(output) + 1
+        draft = self.model.read(state.rows, tokens, positions, firsts).choose(prefix, plan.lengths)
+        return within_positions(draft, prefix, self.model)
+
+    def bytes_for(self, request: Request) -> int:
+        return self.model.bytes_for(len(request.tokens), request.limit + 1)
 
 
-def build(model: Transformer) -> CausalBlockDrafter:
-    return CausalBlockDrafter(Reader(model))
+def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> CausalBlockDrafter:
+    return CausalBlockDrafter(model)

@@ -1,19 +1,21 @@
 """The drafter that proposes nothing: with it the loop is plain autoregressive decoding."""
 
-from specdec_plugins.decoding.values import Draft, Prefix, Source
+from specdec_plugins.decoding.backends import LoadedModel
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Draft, Plan, Source
 
 
 class NoDrafter:
-    def start(self, rows: int) -> None:
+    def start(self, rows: int, shared: object) -> None:
         return None
 
     def admit(self, state: None, source: Source) -> None:
         return None
 
-    def propose(self, state: None, prefix: Prefix, num_tokens: int) -> Draft:
-        """An empty draft, however many tokens are asked for."""
+    def propose(self, state: None, prefix: Prefix, plan: Plan) -> Draft:
+        """An empty draft, whatever the plan is."""
         return Draft([[] for _ in prefix.requests])
 
 
-def build(model) -> NoDrafter:
+def build(weights: None = None, model: None = None, verifier: LoadedModel | None = None) -> NoDrafter:
     return NoDrafter()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.cache import KVCache
+from specdec_plugins.decoding.backends.cache import KVCache
 
 log = logging.getLogger(__name__)
 Function = Callable[..., Sequence[Tensor]]

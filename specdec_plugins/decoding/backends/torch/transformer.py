@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.cache import KVCache, hide, span
+from specdec_plugins.decoding.backends.cache import KVCache, hide, span
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.values import Source
 

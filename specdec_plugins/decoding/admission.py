@@ -1,0 +1,58 @@
+"""When waiting requests join the batch: bounded by rows, by tokens in flight and by bytes of cache.
+
+Knows nothing about models. Requests join in the order in which they were submitted; which order is best (longest sources first, where
+a whole file is known) is up to whoever submits them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Request
+
+PATIENCE = 32  # steps that a free row stays free at most, in wait for others: some outputs' worth
+
+
+@dataclass
+class BoundedAdmission:
+    """At most ``rows`` rows, ``tokens`` source tokens (rows x the longest source, as padding counts) and ``bytes`` of cache.
+
+    Requests join together, a quarter of the batch at a time, because encoding them one by one costs more. A request that exceeds
+    a bound by itself is decoded alone. ``bytes_for`` is the memory that a request takes.
+    """
+
+    rows: int
+    tokens: int | None = None
+    bytes: int | None = None
+    bytes_for: Callable[[Request], int] | None = None
+    _waited: int = 0
+
+    def admits(self, prefix: Prefix, waiting: Sequence[Request]) -> int:
+        """How many of the first waiting requests join now."""
+        if len(prefix) >= self.rows or not waiting:
+            return 0
+        fitting, capacity = self._fitting(prefix.requests, waiting)
+        free = capacity - len(prefix)
+        self._waited += 1
+        if not fitting or (len(prefix) and 4 * free < capacity and self._waited <= PATIENCE):
+            return 0
+        self._waited = 0
+        return fitting
+
+    def _fitting(self, flying: Sequence[Request], waiting: Sequence[Request]) -> tuple[int, int]:
+        """How many requests fit beside those in flight, and how many rows a full batch of such requests has."""
+        rows, longest = len(flying), max((len(request.tokens) for request in flying), default=0)
+        used = sum(map(self.bytes_for, flying)) if self.bytes is not None and self.bytes_for else 0
+        fitting, capacity = 0, self.rows
+        for request in waiting:
+            longest = max(longest, len(request.tokens))
+            if self.tokens is not None:
+                capacity = max(1, min(self.rows, self.tokens // longest))
+            if self.bytes is not None and self.bytes_for:
+                used += self.bytes_for(request)
+                if used > self.bytes and rows + fitting:
+                    break
+            if rows + fitting >= capacity:
+                break
+            fitting += 1
+        return fitting, capacity

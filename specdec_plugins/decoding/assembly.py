@@ -1,0 +1,64 @@
+"""From models to roles: loads both models on the best backend there is, and builds the drafter and the verifier over them."""
+
+from typing import NamedTuple
+
+import torch
+
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.backends import LoadedModel
+from specdec_plugins.decoding.backends.cpu import model as cpu
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, cuda_graphs
+from specdec_plugins.decoding.backends.torch.model import TorchModel
+from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.roles import Drafter, Verifier
+from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.formats.spec import DrafterModel, Model
+
+THREADS = torch.get_num_threads()  # torch's choice, before anything here changes it
+
+
+class Roles(NamedTuple):
+    drafter: Drafter
+    verifier: Verifier
+
+
+def assemble(
+    verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
+    threads: int | None = None,
+) -> Roles:  # fmt: skip
+    """The verifier and its drafter (``none`` without weights).
+
+    The kernels compute on CPUs in ``cpu.DTYPES``, everything else PyTorch. Data type ``auto`` is the fastest: int8 on the kernels,
+    float16 on a GPU, else float32. Raises ValueError if nothing computes in that data type.
+    """
+    loaded, drafting = load(verifier, drafter, device, dtype, threads)
+    code = drafters.find(drafter.code if drafter else "none")
+    return Roles(code.build(drafter, drafting, loaded), ModelVerifier(loaded))
+
+
+def load(
+    verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
+    threads: int | None = None,
+) -> tuple[LoadedModel, LoadedModel | None]:  # fmt: skip
+    """Both models on one backend; no second one for a drafter that is no Transformer of ours. Raises ValueError as `assemble`."""
+    where, automatic = torch.device(device), dtype == "auto"
+    if automatic:
+        dtype = {"cpu": "int8", "cuda": "float16"}.get(where.type, "float32")
+    if dtype == "int8" and where.type != "cpu":
+        raise ValueError(f"int8 is for CPUs, not for device {device}")
+    obstacles = ["not wanted"]
+    if where.type == "cpu" and dtype in cpu.DTYPES:
+        models = load_pair(verifier, drafter, device, torch.float32)
+        obstacles = [each for model in models if model for each in cpu.obstacles(model)]
+        if not obstacles:
+            # PyTorch is left one thread, as its idle threads would compete with the kernels'.
+            torch.set_num_threads(1)
+            return cpu.load(*models, dtype, threads or THREADS)
+        if automatic:
+            dtype = "float32"
+        if dtype == "int8":
+            raise ValueError(f"int8 needs the CPU kernels: {'; '.join(dict.fromkeys(obstacles))}")
+    torch.set_num_threads(threads or THREADS)
+    runner = Recorder(cuda_graphs(where)) if where.type == "cuda" else EAGER
+    first, second = load_pair(verifier, drafter, device, getattr(torch, dtype))
+    return TorchModel(first, runner), TorchModel(second, runner) if second else None

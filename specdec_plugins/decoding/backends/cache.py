@@ -1,0 +1,77 @@
+"""Keys and values of the sentences in flight, addressed by slot and absolute position.
+
+Knows nothing about what is cached. A query at position p attends to the positions up to p; so a refused token's entry is hidden at
+once and overwritten later, rows have different lengths, and nothing is cropped, shifted or padded.
+
+L layers, R slots of capacity, B rows in use, T positions of capacity, Q positions written, W numbers an entry.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """(L, R, T, W) numbers. Grows along R and T as slots and positions are asked for.
+
+    ``zeroed`` memory is for backends that mask: a hidden entry is still multiplied by its weight 0, and must be a number.
+    """
+
+    def __init__(self, layers: int, width: int, like: Tensor, zeroed: bool = True):
+        self.data = like.new_zeros(layers, 0, 0, width)
+        self.zeroed = zeroed
+        self.used = 0  # positions that were asked for
+        self._locate()
+
+    def _locate(self) -> None:
+        """Note what changes only when the cache grows: asking PyTorch in every pass takes as long as a tenth of a pass."""
+        self.rows, self.capacity = self.data.shape[1:3]
+        self.row = torch.arange(self.rows, device=self.data.device)[:, None]  # (R, 1)
+        self.layout = (self.data.data_ptr(), *self.data.stride()[:2])  # address; numbers from layer to layer, slot to slot
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """Make room for positions 0 .. positions-1 of so many slots."""
+        self.used = max(self.used, positions)
+        if rows > self.rows or positions > self.capacity:
+            # At least doubling, so that growth costs little in all; the slots of a batch are mostly asked for at once.
+            longer = max(positions, 2 * self.capacity, 32) if positions > self.capacity else self.capacity
+            make = self.data.new_zeros if self.zeroed else self.data.new_empty
+            grown = make(self.data.size(0), max(rows, self.rows), longer, self.data.size(3))
+            grown[:, : self.rows, : self.capacity] = self.data
+            self.data = grown
+            self._locate()
+
+    def write(self, layer: int, positions: Tensor, entries: Tensor) -> None:
+        """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of slots 0 .. B-1."""
+        self.data[layer][self.row[: len(positions)], positions] = entries
+
+    def put(self, rows: Sequence[int], entries: Tensor, layer: int = 0) -> None:
+        """Store ``entries`` (L', N, Q, W) of some layers, from ``layer`` on, at the first positions of slots."""
+        self.reserve(max(rows) + 1, entries.size(2))
+        self.data[layer : layer + len(entries), span(rows), : entries.size(2)] = entries
+
+    def read(self, layer: int, rows: int, positions: int) -> Tensor:
+        """Entries (B, T, W) of the first ``rows`` and ``positions``; a view."""
+        return self.data[layer, :rows, :positions]
+
+    def copy(self, moves: dict[int, int]) -> None:
+        """Let slot ``new`` hold what slot ``old`` held before, for all (new, old) of ``moves``; other slots are not touched."""
+        if not self.used or not moves:
+            return
+        self.reserve(max(*moves, *moves.values()) + 1, self.used)
+        used = self.data[:, :, : self.used]
+        held = {new: used[:, old].clone() for new, old in moves.items()}
+        for new, entries in held.items():
+            used[:, new] = entries
+
+
+def span(numbers: Sequence[int]) -> list[int] | slice:
+    """The same as an index; a slice, which copies several times as fast, where they follow each other."""
+    first, last = numbers[0], numbers[-1]
+    return slice(first, last + 1) if list(numbers) == list(range(first, last + 1)) else list(numbers)
+
+
+def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to attention scores: minus infinity where ``hidden`` (bool), else 0."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,104 @@
+"""What the kernels' passes keep of each row: entries lie in numbered slots, and do not move while a row lives.
+
+A row's target slot is its own. Its source slot may be shared: rows that were duplicated (samples, beams) attend to one source.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from specdec_plugins.decoding.backends.cache import KVCache
+from specdec_plugins.decoding.values import Source
+
+# Writes the cross-attention entries of some sentences of a source, given by number, into slots of a cache.
+Remember = Callable[[Source, Sequence[int], KVCache, Sequence[int]], None]
+
+
+class Slots:
+    """Slot numbers with a count of their users, the lowest free one handed out first."""
+
+    def __init__(self) -> None:
+        self.users: Counter[int] = Counter()
+        self._free: list[int] = []
+        self._next = 0
+
+    def take(self) -> int:
+        """A free slot, with one user."""
+        if self._free:
+            slot = heapq.heappop(self._free)
+        else:
+            slot, self._next = self._next, self._next + 1
+        self.users[slot] = 1
+        return slot
+
+    def share(self, slot: int) -> int:
+        """The same slot, with one more user."""
+        self.users[slot] += 1
+        return slot
+
+    def release(self, slot: int) -> bool:
+        """Take one user away. Returns whether it was the last one, so that the slot is free."""
+        self.users[slot] -= 1
+        if self.users[slot]:
+            return False
+        del self.users[slot]
+        heapq.heappush(self._free, slot)
+        return True
+
+    @property
+    def bound(self) -> int:
+        """One more than the highest slot that was ever taken."""
+        return self._next
+
+
+class SlottedState:
+    """Keys and values of the target tokens (``cache``, by target slot) and of the source (``sources``, by source slot)."""
+
+    def __init__(self, cache: KVCache, sources: KVCache, remember: Remember):
+        self.cache, self.sources, self._remember = cache, sources, remember
+        self.targets, self.owners = Slots(), Slots()
+        self.slots: list[int] = []  # of each row, its target slot
+        self.source_slots: list[int] = []
+        self.lengths: list[int] = []  # of the rows' sources
+        self._due: dict[int, tuple[Source, int]] = {}  # by source slot: its source and its number there, until it is encoded
+
+    @property
+    def rows(self) -> int:
+        return len(self.slots)
+
+    def admit(self, source: Source) -> None:
+        for number, length in enumerate(source.sizes):
+            slot = self.owners.take()
+            self._due[slot] = source, number
+            self.source_slots.append(slot)
+            self.slots.append(self.targets.take())
+            self.lengths.append(length)
+
+    def encode(self) -> None:
+        while self._due:
+            source = next(iter(self._due.values()))[0]
+            slots = [slot for slot, (other, _) in self._due.items() if other is source]
+            self._remember(source, [self._due.pop(slot)[1] for slot in slots], self.sources, slots)
+
+    def select(self, order: list[int]) -> None:
+        staying = set(order)
+        for row in range(self.rows):
+            if row not in staying:
+                self.targets.release(self.slots[row])
+                if self.owners.release(self.source_slots[row]):
+                    self._due.pop(self.source_slots[row], None)
+        slots, copies = [], {}
+        for row in order:
+            slot = self.slots[row]
+            if row in staying:
+                staying.remove(row)  # the first to be named keeps the slot
+            else:
+                fresh = self.targets.take()
+                copies[fresh] = slot
+                self.owners.share(self.source_slots[row])
+                slot = fresh
+            slots.append(slot)
+        self.cache.copy(copies)
+        self.slots = slots
+        self.source_slots = [self.source_slots[row] for row in order]
+        self.lengths = [self.lengths[row] for row in order]

@@ -1,0 +1,95 @@
+"""The exact and the tolerant rule on a device, as one function of tensors that a GPU can record.
+
+R rows, K drafted tokens, V vocabulary.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_plugins.decoding.backends.torch.graphs import Runner
+from specdec_plugins.decoding.constraints import Bounds, Constraints, restrict
+from specdec_plugins.decoding.values import DeviceDraft, Draft, Tolerance, Verdict, pad_rows, send
+
+COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, room, beta, tau's bits
+
+
+def judge(runner: Runner, logits: Tensor, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
+    """Judge a draft by logits (R, K+1, V), R >= B: position j chooses the token after the first j drafted ones."""
+    device_draft = draft if isinstance(draft, DeviceDraft) else None
+    if device_draft is not None:
+        width, guesses = device_draft.guesses.size(1), [pad_rows(device_draft.guesses, len(logits))]
+        offered, tokens = device_draft.room, [[]] * len(device_draft.room)
+    else:
+        width, guesses = max(map(len, draft.tokens)), []
+        offered, tokens = list(map(len, draft.tokens)), [[*row, *[0] * (width - len(row))] for row in draft.tokens]
+    forced = any(bounds.forced)
+    lines = [
+        (count, minimum, room, tolerance.beta, bits(tolerance.tau), *row)
+        for count, minimum, room, tolerance, row in zip(offered, bounds.minimum, bounds.room, tolerances, tokens)
+    ]
+    if forced:
+        lines = [(*line, *[*row, *[-1] * (width + 1)][: width + 1]) for line, row in zip(lines, bounds.forced)]
+    lines += [(0,) * len(lines[0])] * (len(logits) - len(lines))
+    inputs = [logits[:, : width + 1], send(lines, logits.device), *guesses]
+    limited, tolerant = min(bounds.room) <= width, any(tolerance.beta > 1 for tolerance in tolerances)
+    settings = bounds.constraints, limited, tolerant, forced
+    judged = runner.run(_judge, inputs, settings=settings)[0][: len(tolerances)].tolist()
+    if device_draft is not None:
+        device_draft.arrive([list(map(int, row[4 + width :])) for row in judged])
+    counts = [int(row[0]) for row in judged]
+    scores = [row[3 : 4 + count] for row, count in zip(judged, counts)]
+    return Verdict(counts, [int(row[1]) for row in judged], scores, [row[2] > 0 for row in judged])
+
+
+def bits(number: float) -> int:
+    """A float64 as the int64 with the same bits, so that it travels in a table of whole numbers."""
+    return struct.unpack("q", struct.pack("d", number))[0]
+
+
+def _judge(
+    constraints: Constraints, limited: bool, tolerant: bool, has_forced: bool, logits: Tensor, table: Tensor,
+    guesses: Tensor | None = None,
+) -> list[Tensor]:  # fmt: skip
+    """One tensor (R, 3 + K + 1 + K), so that all of it goes to the host at once: each transfer waits for the GPU.
+
+    A row has how many tokens are accepted, the own token, whether the limit forced it, K + 1 scores and the drafted tokens, in
+    float64, which holds token numbers exactly. ``table`` (R, `COLUMNS` + K [+ K + 1]) has the drafted tokens, unless they are the
+    ``guesses`` (R, K) of a `DeviceDraft`, and then the forced ones.
+    """
+    width = logits.size(1) - 1
+    offered, minimum, room, beta, tau, rest = table.tensor_split((1, 2, 3, 4, 5), 1)  # (R, 1) five times, (R, ..)
+    tokens = rest[:, :width] if guesses is None else guesses  # (R, K)
+    forced = rest[:, rest.size(1) - width - 1 :] if has_forced else None  # (R, K+1)
+    allowed, cut = restrict(logits, constraints, minimum, room if limited else None, forced)
+    best = allowed.argmax(-1)  # (R, K+1)
+    passes = tokens == best[:, :width]  # (R, K)
+    if tolerant:
+        passes |= _tolerates(allowed[:, :width], best[:, :width], tokens, beta, tau.contiguous().view(torch.float64))
+    passes &= torch.arange(width, device=passes.device) < offered
+    if guesses is not None:  # nothing is offered after eos: the host has clipped its own drafts there
+        ends = (tokens == constraints.symbols.eos).long()
+        passes &= ends.cumsum(1) == ends
+    accepted = passes.long().cumprod(1).sum(1, keepdim=True)  # (R, 1) up to the first refusal
+    own = best.gather(1, accepted)  # (R, 1)
+
+    # Scores are those of the unconstrained model, as in fairseq.
+    said = torch.cat([tokens, own], 1).scatter(1, accepted, own)  # (R, K+1)
+    raw = logits.float()
+    scores = raw.gather(2, said[..., None])[..., 0] - raw.logsumexp(-1)  # (R, K+1)
+    return [torch.cat([each.double() for each in (accepted, own, cut.gather(1, accepted), scores, tokens)], 1)]
+
+
+def _tolerates(logits: Tensor, best: Tensor, tokens: Tensor, beta: Tensor, tau: Tensor) -> Tensor:
+    """(R, K) bool: whether a token ranks among the ``beta`` (R, 1) best and lies within ``tau`` (R, 1) nats of the best.
+
+    Xia et al. 2023, section 3.3.
+    """
+    top, own = (logits.gather(2, each[..., None]) for each in (best, tokens))  # (R, K, 1)
+    near = (top.float() - own.float() <= tau[..., None]) & (own > -math.inf)
+    earlier = torch.arange(logits.size(-1), device=logits.device) < tokens[..., None]  # (R, K, V)
+    rank = ((logits > own) | ((logits == own) & earlier)).sum(-1)
+    return near[..., 0] & (rank < beta)

@@ -1,0 +1,231 @@
+"""A Transformer's passes in PyTorch: on GPUs, in float64, and for models that the CPU kernels do not compute.
+
+B rows, which become R >= B where a recorded pass computes more, Q tokens read in a pass, W of them with a prediction, K guesses,
+S source positions, T positions in the cache, D width, V vocabulary.
+"""
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specdec_plugins.decoding.backends.cache import KVCache, hide, span
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
+from specdec_plugins.decoding.backends.torch.judge import judge
+from specdec_plugins.decoding.backends.torch.state import DenseState
+from specdec_plugins.decoding.backends.torch.transformer import Transformer, attention
+from specdec_plugins.decoding.constraints import Bounds
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import DeviceDraft, Draft, Source, Tolerance, Verdict, pad_rows, send
+from specdec_plugins.formats.spec import Symbols
+
+CANDIDATES = 16  # tokens a position among which a successor network chooses
+
+
+@dataclass(frozen=True)
+class TorchPass:
+    """A pass that has run: ``results`` are logits, features and, with a successor network, gates."""
+
+    model: "TorchModel"
+    results: Sequence[Tensor]
+
+    def logits(self) -> Tensor:
+        return self.results[0]
+
+    def features(self) -> Tensor:
+        return self.results[1]
+
+    def with_logits(self, logits: Tensor) -> "TorchPass":
+        """The same pass with other logits."""
+        return replace(self, results=[logits, *self.results[1:]])
+
+    @torch.inference_mode()
+    def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
+        return self.model.choose(self.results[0], self.results[2] if len(self.results) > 2 else None, prefix, lengths)
+
+    @torch.inference_mode()
+    def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
+        return judge(self.model.runner, self.results[0], draft, bounds, tolerances)
+
+
+class TorchModel:
+    """A `Transformer` and its passes, each of which ``runner`` runs as it comes or records."""
+
+    def __init__(self, transformer: Transformer, runner: Runner = EAGER):
+        self.transformer, self.spec, self.runner = transformer, transformer.spec, runner
+        self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: recordings are bound to their memory
+
+    # ---- what a row keeps
+
+    def start(self, rows: int) -> DenseState:
+        """A state without rows."""
+        decoder = self.transformer.decoder
+        width, like = 2 * decoder.width, decoder.embedding.tokens
+        layers = len(decoder.layers) + (decoder.copy is not None)  # the source copy's entries are a last layer
+        cache, sources = self.idle.pop() if self.idle else (KVCache(layers, width, like), KVCache(layers, width, like))
+        state = DenseState(cache, sources, self._remember)
+        if self.runner is not EAGER:
+            weakref.finalize(state, self.idle.append, (cache, sources))
+        return state
+
+    def bytes_for(self, source: int, target: int) -> int:
+        decoder = self.transformer.decoder
+        return (source + target) * len(decoder.layers) * 2 * decoder.width * decoder.embedding.tokens.element_size()
+
+    def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, rows: Sequence[int]) -> None:
+        """Write what belongs to some sentences of a source: cross-attention entries, and keys and values of the source copy."""
+        encoder, decoder = self.transformer.encoder, self.transformer.decoder
+        entries = decoder.memory(source.encoded_by(encoder)[span(numbers)])  # (N, S, L 2 D)
+        cache.put(rows, entries.unflatten(-1, (len(decoder.layers), -1)).permute(2, 0, 1, 3))
+        if decoder.copy is not None:
+            tokens = source.tokens[span(numbers)]
+            positions = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
+            embedded = encoder.embedding.embed(tokens)  # (N, S, D)
+            keys = (embedded + encoder.embedding.place(positions)) @ decoder.copy  # W p . k = p . (k W)
+            cache.put(rows, torch.cat([keys, embedded], -1)[None], len(decoder.layers))
+
+    # ---- passes
+
+    @torch.inference_mode()
+    def read(
+        self, state: DenseState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
+        guesses: Tensor | None = None,
+    ) -> TorchPass:  # fmt: skip
+        """See `LoadedModel.read`."""
+        state.encode()
+        runner, cache, sources = self.runner, state.cache, state.sources
+        firsts = firsts or [0] * len(tokens)
+        results = max(len(row) - first for row, first in zip(tokens, firsts))
+        width = runner.round(max(map(len, tokens)), results)
+        padding = runner.round(len(tokens)) - len(tokens)
+        # One transfer to the device, not four. Rows of padding read at position 0 of a source with one token.
+        lines = [(position, first, length, *row, *[0] * (width - len(row)))
+                 for position, first, length, row in zip(positions, firsts, state.lengths, tokens)]  # fmt: skip
+        table = send([*lines, *[(0, 0, 1, *[0] * width)] * padding], cache.data.device)
+        inputs = [table]
+        if guesses is not None:
+            inputs.append(pad_rows(guesses, len(table)))
+            results, width = results + guesses.size(1), width + guesses.size(1)
+        longest = max(positions) + width
+        seen, read = runner.round(longest, 64), runner.round(state.longest, 32)
+        cache.reserve(len(table), seen)
+        sources.reserve(len(table), read)
+        # What need not be hidden: the only query is at the last position; no source is padded.
+        alone = len(table) * width == 1 and seen == longest
+        even = all(length == read for length in state.lengths) and not padding
+        settings = seen, read, results, alone, even, max(firsts) > 0
+        return TorchPass(self, runner.run(self._read, inputs, (cache, sources), settings))
+
+    def _read(
+        self, cache: KVCache, sources: KVCache, seen: int, read: int, results: int, alone: bool, even: bool, chosen: bool,
+        table: Tensor, guesses: Tensor | None = None,
+    ) -> list[Tensor]:  # fmt: skip
+        """A pass's results. ``table`` (R, 3 + Q) has each row's position, first result, source length and tokens.
+
+        T = ``seen`` target and S = ``read`` source positions are attended to, W = ``results``.
+        """
+        decoder, device, rows = self.transformer.decoder, table.device, len(table)
+        start, first, lengths, tokens = table.tensor_split((1, 2, 3), 1)  # (R, 1) three times, (R, Q)
+        if guesses is not None:
+            tokens = torch.cat([tokens, guesses], 1)
+        width = tokens.size(1)
+        positions = start + torch.arange(width, device=device)  # (R, Q)
+        mask = padded = keep = None
+        if not alone:
+            mask = hide(torch.arange(seen, device=device) > positions[..., None], cache.data.dtype)[:, None]  # (R, 1, Q, T)
+        if not even:
+            padded = hide(torch.arange(read, device=device) >= lengths, cache.data.dtype)[:, None, None]  # (R, 1, 1, S)
+        if chosen:
+            wanted = (first + torch.arange(results, device=device)).clamp_(max=width - 1)  # (R, W)
+            keep = torch.arange(rows, device=device)[:, None], wanted
+
+        x = decoder.embedding(tokens, positions)
+        for index, layer in enumerate(decoder.layers):
+            kept = keep if layer is decoder.layers[-1] else None
+            visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (R, 1, W, T)
+
+            def attend(queries: Tensor, entries: Tensor, index: int = index, visible: Tensor | None = visible) -> Tensor:
+                cache.write(index, positions, entries)
+                return attention(queries, cache.read(index, rows, seen), decoder.heads, visible)
+
+            def cross_attend(queries: Tensor, index: int = index) -> Tensor:
+                return attention(queries, sources.read(index, rows, read), decoder.heads, padded)
+
+            x = layer(x, attend, cross_attend, kept)
+        return self._results(x)
+
+    def _results(self, x: Tensor) -> list[Tensor]:
+        """Logits, features and gates for the last layer's output (..., D)."""
+        decoder = self.transformer.decoder
+        features = decoder.features(x)
+        gates = [decoder.successor.gate(features)] if decoder.successor else []
+        return [decoder.project(features), features, *gates]
+
+    @torch.inference_mode()
+    def read_block(self, state: DenseState, prefix: Prefix, lengths: Sequence[int]) -> TorchPass:
+        """See `LoadedModel.read_block`. Positions are added before every layer, as in the published drafter."""
+        state.encode()
+        decoder, committed = self.transformer.decoder, prefix.lengths
+        masks = send(lengths, committed.device)  # (B,)
+        width = max(lengths)
+        longest = max(len(output) + length for output, length in zip(prefix.outputs, lengths))
+        place = torch.arange(max(longest, prefix.longest), device=committed.device)
+        positions = decoder.embedding.place(place)  # (T, D)
+        # (B, K) where each row's masks are; a row with fewer masks repeats its last position
+        where = committed[:, None] + torch.minimum(place[:width], (masks[:, None] - 1).clamp(min=0))
+        where = where.clamp(max=len(place) - 1)
+        row = torch.arange(len(prefix), device=committed.device)[:, None]
+
+        tokens = torch.full((len(prefix), len(place)), prefix.symbols.mask, device=committed.device)
+        tokens[:, : prefix.longest] = prefix.tokens[:, 1 : prefix.longest + 1]
+        ends = (committed + masks)[:, None]  # (B, 1)
+        tokens[(place >= committed[:, None]) & (place < ends)] = prefix.symbols.mask
+        x = decoder.embedding.embed(tokens)  # (B, T, D)
+        if decoder.copy is not None:
+            x[row, where] = attention(
+                positions[where], state.read_sources(len(decoder.layers)), 1, state.source_mask, scale=1.0
+            )
+        # A row without masks still attends to something, so that no softmax is over nothing.
+        mask = hide(place >= ends.clamp(min=1), x.dtype)[:, None, None]
+
+        def attend(queries: Tensor, entries: Tensor) -> Tensor:
+            return attention(queries, entries, decoder.heads, mask)
+
+        for index, layer in enumerate(decoder.layers):
+            x = x + positions
+            if index == 0 and decoder.embedding.norm is not None:
+                x = decoder.embedding.norm(x)
+
+            def cross_attend(queries: Tensor, index: int = index) -> Tensor:
+                return attention(queries, state.read_sources(index), decoder.heads, state.source_mask)
+
+            x = layer(x, attend, cross_attend, keep=(row, where) if layer is decoder.layers[-1] else None)
+        return TorchPass(self, self._results(x))  # the last layer went on with the masks alone
+
+    # ---- choosing
+
+    def choose(self, logits: Tensor, gates: Tensor | None, prefix: Prefix, lengths: Sequence[int]) -> DeviceDraft:
+        """The likeliest tokens by logits (R, K, V), and gates (R, K, G) if the model has a successor network."""
+        sizes = send([*map(len, prefix.outputs), *[1] * (len(logits) - len(prefix))], logits.device)
+        inputs = [logits, sizes] if gates is None else [logits, sizes, gates]
+        best = self.runner.run(self._choose, inputs, settings=(prefix.symbols,))[0]
+        vocabulary = self.transformer.decoder.vocabulary
+        return DeviceDraft(best if vocabulary is None else vocabulary[best], list(lengths))
+
+    def _choose(self, symbols: Symbols, logits: Tensor, sizes: Tensor, gates: Tensor | None = None) -> list[Tensor]:
+        """(R, K) numbers of logits, which are overwritten; ``sizes`` (R,) is 0 where nothing is committed."""
+        logits[..., symbols.pad] = -math.inf
+        logits[:, 0, symbols.eos].masked_fill_(sizes == 0, -math.inf)
+        successor = self.transformer.decoder.successor
+        if gates is None or successor is None:
+            return [logits.argmax(-1)]
+        scores, tokens = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
+        chosen = [tokens[:, 0, 0]]  # (R,) each
+        for place in range(1, logits.size(1)):
+            relation = torch.relu(gates[:, place] + successor.tokens[chosen[-1]])  # (R, G)
+            total = scores[:, place] + (successor.out[tokens[:, place]] @ relation[..., None])[..., 0]  # (R, C)
+            chosen.append(tokens[:, place].gather(1, total.argmax(1, keepdim=True))[:, 0])
+        return [torch.stack(chosen, 1)]

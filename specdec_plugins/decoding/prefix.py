@@ -1,0 +1,137 @@
+"""The committed tokens of the sentences in flight.
+
+B rows, T target positions, K drafted tokens.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_plugins.decoding.constraints import Bounds, Constraints
+from specdec_plugins.decoding.values import Draft, Hypothesis, Request, Step, Verdict, send
+
+
+class Prefix:
+    """One row a sentence. Rows join by `admit`; `select` moves, copies and drops them.
+
+    ``outputs[b]`` is row b's y1 .. yn. For models that read the whole prefix each time there are tensors, too: ``tokens`` (B, T) begins
+    with the start token, as the verifier's input does, and is undefined past row b's n = ``lengths[b]`` tokens.
+    """
+
+    def __init__(self, constraints: Constraints | None = None, device: torch.device | str = "cpu"):
+        self.constraints = constraints or Constraints()
+        self.symbols = self.constraints.symbols
+        self.device = torch.device(device)
+        self.requests: list[Request] = []
+        self.outputs: list[list[int]] = []
+        self.scores: list[list[float]] = []
+        self.steps: list[list[Step]] = []
+        self.cut: list[bool] = []
+        self.forced: list[tuple[int, ...]] = []  # the tokens that a row's output begins with
+        self._tensors: tuple[Tensor, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def tokens(self) -> Tensor:
+        return self._placed()[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) int64"""
+        return self._placed()[1]
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest output."""
+        return max(map(len, self.outputs), default=0)
+
+    @property
+    def last(self) -> list[int]:
+        """Each row's last token; the start token where nothing is committed."""
+        start = self.symbols.start
+        return [output[-1] if output else start for output in self.outputs]
+
+    @property
+    def room(self) -> list[int]:
+        """How many tokens each row may still commit before eos."""
+        return [request.limit - len(output) for request, output in zip(self.requests, self.outputs)]
+
+    def bounds(self) -> Bounds:
+        """What constrains the next tokens of each row."""
+        sizes = list(map(len, self.outputs))
+        minimum = [max(0, request.min_length - size) for request, size in zip(self.requests, sizes)]
+        forced = [tokens[size:] if tokens else () for tokens, size in zip(self.forced, sizes)]
+        return Bounds(self.constraints, self.room, minimum, forced)
+
+    def _placed(self) -> tuple[Tensor, Tensor]:
+        """The tensors, made when they are read after a change."""
+        if self._tensors is None:
+            start, pad, longest = self.symbols.start, self.symbols.pad, self.longest
+            rows = [[start, *output, *[pad] * (longest - len(output))] for output in self.outputs]
+            self._tensors = send(rows, self.device), send(list(map(len, self.outputs)), self.device)
+        return self._tensors
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Append rows with nothing committed."""
+        self.requests.extend(requests)
+        for histories in (self.outputs, self.scores, self.steps):
+            histories.extend([] for _ in requests)
+        self.cut.extend(False for _ in requests)
+        self.forced.extend((*self.constraints.forced, *request.forced) for request in requests)
+        self._tensors = None
+
+    def select(self, order: list[int]) -> None:
+        """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice becomes two that go on apart."""
+        for name in ("requests", "cut", "forced"):
+            values = getattr(self, name)
+            setattr(self, name, [values[row] for row in order])
+        copied = len(set(order)) < len(order)
+        for name in ("outputs", "scores", "steps"):
+            values = getattr(self, name)
+            setattr(self, name, [values[row].copy() if copied else values[row] for row in order])
+        self._tensors = None
+
+    def clip(self, draft: Draft) -> Draft:
+        """Offer no drafted token after eos, and none beyond the length limit."""
+        return draft.clip(self.room, self.symbols.eos)
+
+    def commit(self, draft: Draft, verdict: Verdict) -> tuple[list[Step], list[int]]:
+        """Append each row's accepted tokens and the verifier's own, up to eos. Returns each row's step, and the finished rows."""
+        eos, steps, finished = self.symbols.eos, [], []
+        unverified = verdict.own is None
+        for row, (drafted, accepted) in enumerate(zip(draft.tokens, verdict.accepted)):
+            new, output = drafted[:accepted], self.outputs[row]
+            own = None
+            if verdict.own is not None and not (new and new[-1] == eos):
+                own = verdict.own[row]
+                new.append(own)
+            output += new
+            self.scores[row] += verdict.scores[row][: len(new)]
+            ended = output and output[-1] == eos
+            full = unverified and (len(output) >= self.requests[row].limit or not new)  # or no more positions
+            if (verdict.cut[row] and own is not None) or (full and not ended):
+                self.cut[row] = True
+            step = Step(drafted, accepted, own)
+            steps.append(step)
+            self.steps[row].append(step)
+            if ended or full:
+                finished.append(row)
+        self._tensors = None
+        return steps, finished
+
+    def hypothesis(self, row: int) -> Hypothesis:
+        """What a row holds."""
+        output = self.outputs[row]
+        tokens = output[:-1] if output[-1:] == [self.symbols.eos] else output
+        return Hypothesis(self.requests[row].index, tokens, self.scores[row], self.steps[row], self.cut[row])
+
+
+def compacted(rows: int, leaving: Sequence[int]) -> list[int]:
+    """The staying rows in a new order that moves few: rows from the end of the batch fill the gaps."""
+    gone = set(leaving)
+    staying = rows - len(gone)
+    movers = [row for row in range(staying, rows) if row not in gone]
+    return [movers.pop() if row in gone else row for row in range(staying)]

@@ -1,0 +1,66 @@
+"""``--arch drafter``: the one shim that brings a drafter's file to fairseq-train. See `training.drafter_code`."""
+
+from dataclasses import asdict
+
+import torch
+from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
+
+from specdec_plugins.decoding import drafters
+from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats.spec import Model, fingerprint
+from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, options_of
+
+
+@register_model("drafter")
+class DrafterShim(BaseFairseqModel):
+    """A drafter's network, and its verifier, which is not part of the checkpoint."""
+
+    @classmethod
+    def add_args(cls, parser):
+        parser.add_argument("--drafter", metavar="NAME", help="the drafter's code: module:object, or an installed entry point")
+        parser.add_argument("--drafter-options", nargs="*", default=[], metavar="NAME=VALUE", help="its options")
+        parser.add_argument("--verifier", metavar="PT", help="checkpoint of the model that it drafts for")
+        parser.add_argument("--drafter-block-size", type=int, default=4, metavar="K", help="tokens to draft, if nobody says otherwise")
+
+    @classmethod
+    def build_model(cls, args, task):
+        if not args.drafter or not args.verifier:
+            raise ValueError("--arch drafter needs --drafter and --verifier")
+        code = drafters.find(args.drafter)
+        missing = [name for name in ("Options", "Network") if not hasattr(code, name)]
+        if missing:
+            raise ValueError(f"--drafter {args.drafter} has no {' and no '.join(missing)}, so it cannot be trained")
+        try:
+            options = options_of(code, args.drafter_options)
+        except ValueError as error:
+            raise ValueError(f"--drafter-options: {error}") from None
+        model = fairseq.read(checkpoint.load(args.verifier), args.verifier)
+        if not isinstance(model, Model):
+            raise ValueError(f"--verifier {args.verifier} is a drafter")
+        args.drafter_options = asdict(options)  # complete and typed, for the checkpoint
+        return cls(code, options, model)
+
+    def __init__(self, code, options, model: Model):
+        super().__init__()
+        self._verifier = [model]  # in a list, so that it is no part of the module
+        self._frozen: FrozenVerifier | None = None
+        self.network = code.Network(options, self.verifier_on(torch.device("cpu")))
+        self.register_buffer("block_verifier", torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8))
+
+    def verifier_on(self, device: torch.device) -> FrozenVerifier:
+        """The verifier on a device, loaded there when that changes."""
+        if self._frozen is None or self._frozen.embeddings.device != device:
+            self._frozen = FrozenVerifier(self._verifier[0], device)
+        return self._frozen
+
+    def loss(self, batch: Batch) -> Loss:
+        return self.network.loss(batch)
+
+    def max_positions(self):
+        spec = self._verifier[0].spec
+        return spec.encoder.max_positions, spec.decoder.max_positions
+
+
+@register_model_architecture("drafter", "drafter")
+def drafter_architecture(args):
+    """Everything is in the drafter's own options."""

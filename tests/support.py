@@ -1,0 +1,245 @@
+"""What the engine's tests share: models of known logits, drafters of known quality, and a loop that checks its statistics."""
+
+import itertools
+import random
+
+import torch
+from conftest import make_drafter, make_verifier, model_settings
+
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.acceptance.unverified import accept_all
+from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.backends.torch.model import TorchModel
+from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source
+from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.formats import fairseq
+from specdec_plugins.formats.spec import Symbols
+
+WORDS, EOS = 20, 2
+SYMBOLS = Symbols()
+SHAPES = {
+    "post-norm": {},
+    "pre-norm": {"encoder_normalize_before": True, "decoder_normalize_before": True},
+    "learned": {"encoder_learned_pos": True, "decoder_learned_pos": True, "activation_fn": "gelu"},
+    "separate": {"share_all_embeddings": False, "decoder_layers": 1},
+    "untied": {"share_all_embeddings": False, "share_decoder_input_output_embed": False, "decoder_ffn_embed_dim": 40},
+    "unscaled": {"no_scale_embedding": True, "layernorm_embedding": True, "decoder_normalize_before": True},
+}
+DRAFTERS = {
+    "block": {"src_embedding_copy": False},
+    "source copy": {"src_embedding_copy": True},
+    "causal": {"arch": "block_causal"},
+    "successor": {"arch": "block_causal", "successor_width": 7},
+    "untied successor": {
+        "arch": "block_causal",
+        "successor_width": 7,
+        "share_all_embeddings": False,
+        "share_decoder_input_output_embed": False,
+    },
+    "some tokens": {"draft_vocabulary": [*range(8), 9, 13, 21], "src_embedding_copy": False},
+    "some tokens, successor": {"draft_vocabulary": [*range(4), *range(9, 24)], "arch": "block_causal", "successor_width": 7},
+}
+
+
+# ---- models
+
+
+def engine_model(model, args, name="model"):
+    """A fairseq model as the engine's formats read it."""
+    return fairseq.read({"model": model.state_dict(), "args": args, "cfg": None}, name)
+
+
+def load(verifier, drafter=None, dtype=torch.float64, runner=EAGER):
+    """fairseq models, each with its settings, on the PyTorch backend."""
+    models = load_pair(engine_model(*verifier), drafter and engine_model(*drafter), dtype=dtype)
+    return tuple(model and TorchModel(model, runner) for model in models)
+
+
+def shaken(model, seed=0):
+    """A model whose every weight matters: fresh biases are 0 and fresh norms 1, so that leaving them out would go unnoticed."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def make_tilt(seed, eos_bias, positions=64):
+    """(positions, V) what to add at each target position; ``eos_bias`` decides how soon sentences end."""
+    tilt = 2 * torch.randn(positions, WORDS + 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    tilt[:, EOS] += eos_bias
+    return tilt
+
+
+class Tilted:
+    """A loaded model with something added to its logits, position by position: a random model says one word all the time."""
+
+    def __init__(self, model, tilt):
+        self.model = model
+        names = getattr(model, "vocabulary", None)
+        names = names or getattr(getattr(getattr(model, "transformer", None), "decoder", None), "vocabulary", None)
+        self.tilt = tilt if names is None else tilt[:, names]
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def read(self, state, tokens, positions, firsts=None, guesses=None):
+        starts = [position + first for position, first in zip(positions, firsts or [0] * len(positions))]
+        return self._tilted(self.model.read(state, tokens, positions, firsts, guesses), starts)
+
+    def read_block(self, state, prefix, lengths):
+        return self._tilted(self.model.read_block(state, prefix, lengths), list(map(len, prefix.outputs)))
+
+    def _tilted(self, done, starts):
+        logits = done.logits().clone()  # a recorded pass computes more rows
+        places = torch.tensor(starts)[:, None] + torch.arange(logits.size(1))
+        logits[: len(starts)] += self.tilt[places.clamp(max=len(self.tilt) - 1)].to(logits)
+        return done.with_logits(logits)
+
+
+def tilted_verifier(model, tilt):
+    return ModelVerifier(Tilted(model, tilt))
+
+
+def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, shake=0.0, runner=EAGER, **changes):
+    """A verifier and a block drafter, both tilted alike, in fairseq's form and as roles; and the tilt.
+
+    ``shake`` moves the drafter's weights: a fresh successor network adds nothing.
+    """
+    verifier, args = make_verifier(seed=seed, words=WORDS, **changes)
+    changes = {**changes, **(drafter or {})}
+    plugin = make_drafter(seed=seed + 1, words=WORDS, **changes)
+    if "draft_vocabulary" in changes:
+        plugin.decoder.register_buffer("draft_vocabulary", torch.tensor(changes["draft_vocabulary"]))
+    with torch.no_grad():
+        for parameter in plugin.parameters() if shake else ():
+            parameter.add_(shake * torch.randn(parameter.shape))
+    if same_encoder:
+        plugin.encoder.load_state_dict(verifier.double().encoder.state_dict())
+    settings = model_settings(**{"activation_fn": "relu", **changes})
+    models = load((verifier.double(), args), (plugin, settings), runner=runner)
+    assert (models[0].transformer.encoder is models[1].transformer.encoder) == same_encoder
+    tilt = make_tilt(seed, bias)
+    role = drafters.find(settings.arch).build(None, Tilted(models[1], tilt), models[0])
+    return (verifier, plugin), (tilted_verifier(models[0], tilt), role), tilt
+
+
+# ---- drafters and controllers
+
+
+class Knowing:
+    """A drafter that knows the outputs and errs with a given probability: from random to perfect."""
+
+    def __init__(self, outputs, error, seed=0):
+        self.outputs, self.error, self.random = outputs, error, random.Random(seed)
+
+    def start(self, rows, shared):
+        return None
+
+    def admit(self, state, source):
+        return None
+
+    def propose(self, state, prefix, plan):
+        rows = []
+        for request, output, length in zip(prefix.requests, prefix.outputs, plan.lengths):
+            future = [*self.outputs[request.index], EOS][len(output) :][:length]
+            future += [self.random.randrange(WORDS) for _ in range(length - len(future))]
+            row = [self.random.randrange(WORDS) if self.random.random() < self.error else token for token in future]
+            rows.append(row[: self.random.choice([length, self.random.randrange(length + 1)])])
+        return Draft(rows)
+
+
+class Planned(Knowing):
+    """A drafter with a fixed text for each sentence, from which it drafts what follows the output's length."""
+
+    def __init__(self, plans):
+        self.plans = plans
+
+    def propose(self, state, prefix, plan):
+        starts = [(self.plans[request.index], len(output)) for request, output in zip(prefix.requests, prefix.outputs)]
+        return Draft([text[start : start + length] for (text, start), length in zip(starts, plan.lengths)])
+
+
+class Lengths:
+    """A controller that cycles through some draft lengths, counts, and gives up on a loop that does not end.
+
+    With ``ragged`` each row gets another one.
+    """
+
+    def __init__(self, lengths, ragged=False):
+        self.lengths, self.ragged = itertools.cycle(lengths), ragged
+        self.passes = self.drafted = self.accepted = 0
+
+    def plan(self, prefix):
+        assert self.passes < 1000, "the loop does not end"
+        if self.ragged:
+            return Plan([next(self.lengths) for _ in range(len(prefix))])
+        return Plan([next(self.lengths)] * len(prefix))
+
+    def update(self, outcome):
+        self.passes += 1
+        self.drafted += sum(len(step.drafted) for step in outcome.steps)
+        self.accepted += sum(step.accepted for step in outcome.steps)
+        assert outcome.seconds >= 0 and len(outcome.plan.lengths) == len(outcome.steps)
+
+
+# ---- decoding
+
+
+def sentences(count, seed, longest=9):
+    rng = random.Random(seed)
+    return [[rng.randrange(4, WORDS + 4) for _ in range(rng.randrange(longest))] + [EOS] for _ in range(count)]
+
+
+def decode(verifier, drafter, sources, limits, block, rows, acceptance=None, ragged=False):
+    """Hypotheses in the order of the sources, and statistics that balance; ``block`` is a draft length, or several in turn."""
+    requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
+    stats, controller = DecodeStats(), Lengths([block] if isinstance(block, int) else block, ragged)
+    found = speculative_decode(drafter, verifier, acceptance or TopBetaTau(), controller, requests, rows, stats)
+    hypotheses = sorted(found, key=lambda hypothesis: hypothesis.index)
+    assert [hypothesis.index for hypothesis in hypotheses] == list(range(len(sources)))
+    check_balance(stats, hypotheses)
+    assert (controller.passes, controller.drafted, controller.accepted) == (stats.passes, stats.drafted, stats.accepted)
+    assert stats.passes <= stats.iterations <= stats.passes * rows
+    return hypotheses, stats
+
+
+def check_balance(stats, hypotheses):
+    """The promise of DecodeStats, against a recount from the steps."""
+    steps = [step for hypothesis in hypotheses for step in hypothesis.steps]
+    assert stats.sentences == len(hypotheses) and stats.iterations == len(steps)
+    assert stats.cut == sum(hypothesis.cut for hypothesis in hypotheses)
+    assert stats.committed == sum(len(hypothesis.token_scores) for hypothesis in hypotheses)
+    assert stats.drafted == sum(len(step.drafted) for step in steps)
+    assert stats.accepted == sum(step.accepted for step in steps)
+    assert stats.own_tokens == sum(step.own is not None for step in steps)
+    for hypothesis in hypotheses:
+        said = []
+        for step in hypothesis.steps:
+            said += step.drafted[: step.accepted] + ([] if step.own is None else [step.own])
+            assert step.accepted <= len(step.drafted)
+            assert EOS not in step.drafted[:-1]  # nothing is offered after an end of sentence
+            assert stats.own_tokens == 0 or step.own is not None or step.drafted[step.accepted - 1] == EOS
+            if step.own is not None:
+                assert step.own != next(iter(step.drafted[step.accepted :]), None), "the refused token was right"
+        assert said in (hypothesis.tokens, [*hypothesis.tokens, EOS])
+
+
+def standing(role, sources, targets, limit=60):
+    """A verifier's or drafter's state and the prefix after some sentences are in flight and have said ``targets``."""
+    state, prefix = role.start(len(sources)) if isinstance(role, ModelVerifier) else role.start(len(sources), None), Prefix()
+    role.admit(state, Source(sources, SYMBOLS))
+    prefix.admit([Request(index, source, limit) for index, source in enumerate(sources)])
+    commit(prefix, targets)
+    return state, prefix
+
+
+def commit(prefix, tokens):
+    """Append tokens to the outputs, as if they had been accepted."""
+    draft = Draft([list(row) for row in tokens])
+    prefix.commit(draft, accept_all(None, draft))

@@ -1,0 +1,283 @@
+"""Requests that come and go: joining, cancelling, options by request, duplicated rows, and what bounds admission."""
+
+import itertools
+import random
+from collections import deque
+
+import pytest
+import torch
+from conftest import make_verifier
+from reference import following, greedy
+from support import (
+    EOS,
+    SHAPES,
+    WORDS,
+    Knowing,
+    Lengths,
+    check_balance,
+    decode,
+    load,
+    make_pair,
+    make_tilt,
+    sentences,
+    standing,
+    tilted_verifier,
+)
+
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.admission import PATIENCE, BoundedAdmission
+from specdec_plugins.decoding.backends.cpu.state import Slots
+from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.drafters.none import NoDrafter
+from specdec_plugins.decoding.loop import Session, speculative_decode
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Draft, Request, Tolerance
+
+
+@pytest.fixture(scope="module")
+def world():
+    """A verifier, its tilt, and the outputs of some sentences."""
+    model, args = make_verifier(words=WORDS, **SHAPES["pre-norm"])
+    loaded, _ = load((model.double(), args))
+    tilt = make_tilt(3, -1.0)
+    sources = sentences(30, seed=5)
+    limits = [4 + index % 13 for index in range(30)]
+    expected = [greedy(model, source, limit, tilt) for source, limit in zip(sources, limits)]
+    return model, tilted_verifier(loaded, tilt), tilt, sources, limits, expected
+
+
+def make_session(verifier, drafter, rows, lengths=(3,), **bounds):
+    stats = DecodeStats()
+    session = Session(
+        drafter, verifier, TopBetaTau(), Lengths(list(lengths), ragged=True), BoundedAdmission(rows, **bounds), rows, stats=stats
+    )
+    return session, stats
+
+
+def test_requests_join_and_leave_while_others_are_in_flight(world):
+    """Submitted at any time, cancelled at any time, whether they wait or are in flight: the others are not affected."""
+    _, verifier, _, sources, limits, expected = world
+    rng = random.Random(0)
+    for rows in (1, 3, 7):
+        session, stats = make_session(verifier, Knowing(expected, 0.3), rows, (0, 3, 5, 1))
+        waiting, cancelled, partial, found = deque(range(30)), set(), {}, []
+        while waiting or not session.idle:
+            for _ in range(rng.randrange(3)):
+                if waiting:
+                    index = waiting.popleft()
+                    session.submit(Request(index, sources[index], limits[index]))
+            found += session.step()
+            if rng.random() < 0.15:
+                index = rng.randrange(30)
+                known = {request.index for request in (*session.waiting, *session.prefix.requests)}
+                hypothesis = session.cancel(index)
+                if index in known:
+                    cancelled.add(index)
+                if hypothesis is not None:
+                    partial[index] = hypothesis
+        assert session.step() == []
+        outputs = {hypothesis.index: hypothesis.tokens for hypothesis in found}
+        assert outputs == {index: tokens for index, tokens in enumerate(expected) if index not in cancelled}
+        assert 0 < len(partial) and cancelled
+        for index, hypothesis in partial.items():
+            assert hypothesis.tokens == expected[index][: len(hypothesis.tokens)]
+        check_balance(stats, [*found, *partial.values()])
+
+
+def test_a_request_without_room_is_refused(world):
+    session, _ = make_session(world[1], NoDrafter(), 2)
+    with pytest.raises(ValueError, match="request 7: an output has at least one token, and its limit is 0"):
+        session.submit(Request(7, [5, EOS], 0))
+
+
+@pytest.mark.parametrize("error", [0.2, 1.0])
+def test_each_request_has_its_own_options(world, error):
+    """Forced tokens, shortest outputs and tolerances of neighbours in a batch, against one sentence at a time."""
+    model, verifier, tilt, sources, _, _ = world
+    rng, requests, expected = random.Random(1), [], []
+    for index, source in enumerate(sources[:20]):
+        forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 0, 1, 4]))]
+        request = Request(index, source, limit=rng.randrange(1, 14), min_length=rng.choice([0, 1, 6]), forced=forced)
+        requests.append(request)
+        expected.append(constrained(model, request, tilt))
+    assert len({len(output) for output in expected}) > 3
+    found = []
+    stats, drafter = DecodeStats(), Knowing(expected, error)
+    for hypothesis in speculative_decode(drafter, verifier, TopBetaTau(), Lengths([4, 0, 2], ragged=True), requests, 6, stats):
+        found.append((hypothesis.index, hypothesis.tokens))
+    assert [tokens for _, tokens in sorted(found)] == expected
+    # A row with tolerance accepts any draft; its neighbours accept none but the verifier's own.
+    outputs = [[rng.randrange(4, WORDS) for _ in range(9)] for _ in range(6)]
+    mixed = [
+        Request(index, sources[index], 9, tolerance=Tolerance(99, float("inf")) if index % 2 else None) for index in range(6)
+    ]
+    for hypothesis in speculative_decode(Knowing(outputs, 0.0), verifier, TopBetaTau(), Lengths([9]), mixed, 6, DecodeStats()):
+        if hypothesis.index % 2:
+            assert hypothesis.tokens[: hypothesis.steps[0].accepted] == outputs[hypothesis.index][: hypothesis.steps[0].accepted]
+            assert hypothesis.steps[0].accepted == len(hypothesis.steps[0].drafted)
+        else:
+            assert hypothesis.tokens == greedy(model, sources[hypothesis.index], 9, tilt)
+
+
+def constrained(model, request, tilt):
+    """The verifier's greedy output under a request's options, one token at a time, with nothing cached."""
+    encoder_out = model.encoder(torch.tensor([request.tokens]), src_lengths=torch.tensor([len(request.tokens)]))
+    output = []
+    while len(output) < request.limit:
+        logits = following(model, encoder_out, output, tilt) if output else unbounded(model, encoder_out, tilt)
+        if len(output) < request.min_length:
+            logits[EOS] = -torch.inf
+        best = request.forced[len(output)] if len(output) < len(request.forced) else int(logits.argmax())
+        if best == EOS:
+            break
+        output.append(best)
+    return output
+
+
+def unbounded(model, encoder_out, tilt):
+    """The first position's logits, where an output may be empty."""
+    with torch.no_grad():
+        logits = model.decoder(torch.tensor([[EOS]]), encoder_out=encoder_out)[0][0, -1] + tilt[0]
+    logits[1] = -torch.inf
+    return logits
+
+
+def test_a_models_own_constraints_hold_for_every_output(world):
+    """Tokens that begin every output, and tokens that none has."""
+    _, verifier, _, sources, limits, expected = world
+    common = max(set(itertools.chain(*expected)), key=lambda token: sum(token in output for output in expected))
+    constraints = Constraints(forced=(17, 9), suppressed=(common,))
+    requests = [Request(index, source, limit + 2) for index, (source, limit) in enumerate(zip(sources, limits))]
+    outputs = {}
+    for block in ([0], [5, 2]):
+        found = speculative_decode(
+            Knowing(expected, 0.5), verifier, TopBetaTau(), Lengths(block, ragged=True), requests, 5, DecodeStats(), constraints
+        )
+        outputs[tuple(block)] = [hypothesis.tokens for hypothesis in sorted(found, key=lambda hypothesis: hypothesis.index)]
+    assert outputs[(0,)] == outputs[(5, 2)]
+    assert all(output[:2] == [17, 9] and common not in output for output in outputs[(0,)])
+
+
+def test_rows_have_drafts_of_their_own_length(world):
+    _, verifier, _, sources, limits, expected = world
+    hypotheses, stats = decode(verifier, Knowing(expected, 0.0), sources, limits, [0, 1, 7, 3], 5, ragged=True)
+    assert [hypothesis.tokens for hypothesis in hypotheses] == expected
+    assert len({len(step.drafted) for hypothesis in hypotheses for step in hypothesis.steps}) > 3
+    for arch in ("block", "block_causal"):
+        (model, _), roles, tilt = make_pair(bias=-1.0, drafter={"arch": arch})
+        expected = [greedy(model, source, limit, tilt) for source, limit in zip(sources, limits)]
+        hypotheses, stats = decode(*roles, sources, limits, [0, 6, 1, 3], 5, ragged=True)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == expected and stats.accepted
+
+
+def test_duplicated_rows_go_on_apart(world):
+    """A row named twice becomes two; forced apart, each says what the verifier says after its own tokens."""
+    model, verifier, tilt, sources, _, _ = world
+    outputs = [[5, 6], [7], [8, 9, 10]]
+    state, prefix = standing(verifier, sources[:3], outputs, limit=20)
+    # The cache holds nothing yet: read the outputs as drafts after an empty prefix.
+    fresh, empty = standing(verifier, sources[:3], [[], [], []], limit=20)
+    verifier.score(fresh, empty, Draft([list(output) for output in outputs])).logits()
+    order = [2, 0, 2, 1, 2, 0]
+    for each in (fresh, prefix):
+        each.select(order)
+    drafts = [[11 + row] for row in range(6)]
+    logits = verifier.score(fresh, prefix, Draft([list(draft) for draft in drafts])).logits()
+    again = verifier.score(fresh, prefix, Draft([[*draft, 4] for draft in drafts])).logits()
+    assert torch.equal(logits[:, :2], again[:, :2]) or torch.allclose(logits[:, :2], again[:, :2], atol=1e-12)
+    for row, old in enumerate(order):
+        said = [*outputs[old], *drafts[row]]
+        with torch.no_grad():
+            expected = model.decoder(torch.tensor([[EOS, *said]]), encoder_out=model.encoder(
+                torch.tensor([sources[old]]), src_lengths=torch.tensor([len(sources[old])])))[0][0, -1]  # fmt: skip
+        torch.testing.assert_close(again[row, 1], expected + tilt[len(said)], rtol=1e-9, atol=1e-9)
+
+
+def test_slots_are_counted():
+    slots = Slots()
+    assert [slots.take() for _ in range(3)] == [0, 1, 2]
+    assert slots.share(1) == 1 and not slots.release(1)
+    assert slots.release(1) and slots.release(0)
+    assert [slots.take() for _ in range(3)] == [0, 1, 3] and slots.bound == 4
+
+
+# ---- admission
+
+
+def flying(sizes):
+    prefix = Prefix()
+    prefix.admit([Request(100 + index, [5] * size, 9) for index, size in enumerate(sizes)])
+    return prefix
+
+
+def queued(sizes):
+    return deque(Request(index, [5] * size, 9) for index, size in enumerate(sizes))
+
+
+def test_admission_by_rows():
+    """As many as fit, a quarter of the batch at a time."""
+    bounds = BoundedAdmission(8)
+    assert bounds.admits(flying([]), queued([3] * 20)) == 8
+    assert bounds.admits(flying([3] * 7), queued([3] * 20)) == 0
+    assert bounds.admits(flying([3] * 6), queued([3] * 20)) == 2
+    assert bounds.admits(flying([3] * 6), queued([3])) == 1
+    assert bounds.admits(flying([3] * 8), queued([3])) == 0
+    assert BoundedAdmission(3).admits(flying([3] * 2), queued([3] * 9)) == 1
+
+
+def test_a_request_waits_for_others_only_so_long():
+    bounds = BoundedAdmission(8)
+    waits = list(itertools.takewhile(lambda admitted: not admitted, (bounds.admits(flying([3] * 7), queued([3])) for _ in range(99))))
+    assert len(waits) == PATIENCE
+
+
+def test_admission_by_tokens():
+    """Rows x the longest source; what exceeds the bound alone is decoded alone."""
+    bounds = BoundedAdmission(8, tokens=20)
+    assert bounds.admits(flying([]), queued([5] * 9)) == 4
+    assert bounds.admits(flying([]), queued([10, 5, 5])) == 2
+    assert bounds.admits(flying([10]), queued([5, 5])) == 1
+    assert bounds.admits(flying([5, 5]), queued([10, 5])) == 0
+    assert bounds.admits(flying([]), queued([50, 5])) == 1
+    assert bounds.admits(flying([50]), queued([5])) == 0
+    assert bounds.admits(flying([]), queued([1] * 30)) == 8
+
+
+def test_admission_by_bytes():
+    bounds = BoundedAdmission(8, bytes=100, bytes_for=lambda request: 10 * len(request.tokens))
+    assert bounds.admits(flying([]), queued([3] * 9)) == 3
+    assert bounds.admits(flying([3]), queued([3] * 9)) == 2
+    assert bounds.admits(flying([9]), queued([3])) == 0
+    assert bounds.admits(flying([]), queued([40, 3])) == 1
+
+
+def test_max_tokens_bounds_what_is_in_flight(world):
+    """In every step of a run, by what the drafter sees; and the bound is used, not just kept."""
+    _, verifier, _, sources, limits, expected = world
+    seen = []
+
+    class Watching(Knowing):
+        def propose(self, state, prefix, plan):
+            sizes = [len(request.tokens) for request in prefix.requests]
+            seen.append((len(sizes), max(sizes)))
+            return super().propose(state, prefix, plan)
+
+    requests = [Request(index, source, limit) for index, (source, limit) in enumerate(zip(sources, limits))]
+    requests.sort(key=lambda request: -len(request.tokens))
+    for bound in (1, 8, 20, 50, 1000):
+        seen.clear()
+        found = speculative_decode(
+            Watching(expected, 0.5), verifier, TopBetaTau(), Lengths([2]), requests, 30, DecodeStats(), max_tokens=bound
+        )
+        assert [hypothesis.tokens for hypothesis in sorted(found, key=lambda each: each.index)] == expected
+        assert all(rows * longest <= bound or rows == 1 for rows, longest in seen)
+        assert max(rows * longest for rows, longest in seen) > 0.5 * min(bound, 30 * max(map(len, sources)))
+
+
+def test_bytes_of_a_row_are_what_its_entries_take(world):
+    _, verifier, _, sources, _, _ = world
+    request = Request(0, sources[0], 9)
+    spec = verifier.model.spec.decoder
+    entries = spec.layers * 2 * spec.width * 8  # float64
+    assert verifier.bytes_for(request) == (len(sources[0]) + 10) * entries
