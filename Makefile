@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 
 install: .venv/installed
 
-.venv/installed: setup.py constraints.txt specdec_plugins/decoding/backends/cpu/csrc/kernels.cpp
+.venv/installed: setup.py constraints.txt $(wildcard specdec_plugins/decoding/backends/cpu/csrc/*)
 	@echo "== making .venv (once; building fairseq takes about three minutes)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "== torch and build tools first, so that fairseq builds against them and fetches no torch of its own"
@@ -42,4 +42,4 @@ bench-step: .venv/installed
 	.venv/bin/python benchmarks/glancing_step.py
 
 clean:
-	rm -rf .venv build *.egg-info runs/toy specdec_plugins/decoding/*.so
+	rm -rf .venv build *.egg-info runs/toy specdec_plugins/decoding/backends/cpu/*.so

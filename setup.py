@@ -7,21 +7,24 @@ from setuptools import Extension, find_packages, setup
 
 HERE = Path(__file__).parent
 
-# The CPU kernels, once for each set of vector instructions; at run time the widest that the CPU has is used. Where they do not
+# The CPU kernels, compiled once per instruction set; at run time the best one that the CPU supports is used. Where they do not
 # compile, PyTorch computes alone.
-VECTORS = {
+X86 = {
     "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"],
     "avx2": ["-mavx2", "-mfma"],
 }
+INSTRUCTION_SETS = {**(X86 if platform.machine() in ("x86_64", "AMD64") else {}), "generic": []}
+KERNELS_SOURCE = Path("specdec_plugins/decoding/backends/cpu/csrc")
 KERNELS = [
     Extension(
         f"specdec_plugins.decoding.backends.cpu._kernels_{name}",
-        ["specdec_plugins/decoding/backends/cpu/csrc/kernels.cpp"],
+        [str(KERNELS_SOURCE / "api.cpp")],
+        depends=sorted(str(path.relative_to(HERE)) for path in (HERE / KERNELS_SOURCE).glob("*.h")),
         extra_compile_args=["-std=c++20", "-O3", "-pthread", *flags],
         language="c++",
         optional=True,
     )
-    for name, flags in (VECTORS if platform.machine() in ("x86_64", "AMD64") else {"generic": []}).items()
+    for name, flags in INSTRUCTION_SETS.items()
 ]
 
 setup(

@@ -13,7 +13,7 @@ from test_transformer import SYMBOLS, commit, shaken, standing
 
 from specdec_plugins.commands.benchmark import tensor_bytes
 from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.backends.cpu import kernels
+from specdec_plugins.decoding.backends.cpu import binding, kernels
 from specdec_plugins.decoding.backends.torch import transformer
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.transformer import Transformer
@@ -42,7 +42,7 @@ def variant(request, monkeypatch):
     """The kernels as compiled for each set of instructions that this CPU has."""
     request.addfinalizer(kernels.library.cache_clear)
     kernels.library.cache_clear()
-    monkeypatch.setattr(kernels, "VARIANTS", (request.param,))
+    monkeypatch.setattr(binding, "VARIANTS", (request.param,))
     return kernels.library() or pytest.skip(f"not compiled for {request.param}, or not for this CPU")
 
 

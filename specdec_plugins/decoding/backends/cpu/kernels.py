@@ -1,4 +1,4 @@
-"""The forward of `transformer.py` on CPU kernels (`kernels.cpp`): the same weights, one call a pass.
+"""The forward of `transformer.py` on CPU kernels (`binding.py`): the same weights, one call a pass.
 
 Nothing is padded, starting a pass costs microseconds, and each position's result is, bit for bit, the same whatever is computed
 beside it. Weights are held in float32, bfloat16 or int8; everything else is float32.
@@ -6,67 +6,38 @@ beside it. Weights are held in float32, bfloat16 or int8; everything else is flo
 B rows, K drafted tokens, S source positions, T positions in the cache, D width, V vocabulary, L layers.
 """
 
-import ctypes
-import math
-import weakref
 from array import array
-from collections.abc import Iterable, Sequence
-from ctypes import c_double, c_float, c_int, c_int64, c_void_p
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate, chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.acceptance import TopBetaTau
+from specdec_plugins.decoding.backends.cpu.binding import (
+    DTYPES,
+    TILE,
+    Buffer,
+    Engine,
+    NativeLinear,
+    Stack,
+    address,
+    integers,
+    library,
+    start,
+    starts,
+)
 from specdec_plugins.decoding.backends.torch.cache import KVCache, SourceMemory
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
-from specdec_plugins.decoding.backends.torch.transformer import Decoder, Embedding, Encoder, Layer, Linear, Norm, Transformer
+from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Linear, Norm, Transformer
 from specdec_plugins.decoding.drafters.block import CANDIDATES, BlockDrafter
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.reader import Reader, ReaderState, widest
 from specdec_plugins.decoding.values import Bounds, Draft, Prefix, Source, Verdict
 from specdec_plugins.decoding.verifier import TransformerVerifier
 
-DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
-ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2}
-TILE = 32  # widths are multiples of it
-VARIANTS = ("avx512", "avx2", "generic")  # of the library, the best first: see setup.py
-
-SIGNATURES = {
-    "supported": (c_int, []),
-    "engine": (c_void_p, [c_int]),
-    "engine_free": (None, [c_void_p]),
-    "linear": (c_void_p, [c_void_p, c_void_p, c_int, c_int, c_int]),
-    "linear_free": (None, [c_void_p]),
-    "remember": (None, [c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 2, c_int64, c_void_p, c_int64, c_int64]),
-    "stack": (c_void_p, [*[c_int] * 4, c_void_p, c_float, c_void_p, c_int, c_int, *[c_void_p] * 3]),
-    "stack_free": (None, [c_void_p]),
-    "layer": (None, [c_void_p] * 3),
-    "encode": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
-    "read": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, *[c_void_p, c_int64, c_int64] * 2, c_void_p, c_void_p]),
-    "draft": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p,
-                     c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
-    "choose": (None, [c_void_p, c_void_p, *[c_int64] * 5, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p]),
-    "judge": (None, [c_void_p, c_void_p, *[c_int64] * 3, c_void_p, *[c_int64] * 3, c_double, c_void_p, c_void_p]),
-}  # fmt: skip
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """The compiled kernels for this CPU's widest vectors; None if there are none, and eager PyTorch has to do."""
-    for variant in VARIANTS:
-        for path in Path(__file__).parent.glob(f"_kernels_{variant}.*"):
-            found = ctypes.CDLL(str(path))
-            for name, (result, arguments) in SIGNATURES.items():
-                function = getattr(found, f"specdec_{name}")
-                function.restype, function.argtypes = result, arguments
-            if found.specdec_supported():
-                return found
-    return None
+__all__ = ["DTYPES", "Engine", "NativeLinear", "integers", "library", "obstacles", "on_kernels", "start"]
 
 
 def obstacles(model: Transformer) -> list[str]:
@@ -83,60 +54,30 @@ def obstacles(model: Transformer) -> list[str]:
     return found
 
 
-class Handle:
-    """Something that the library made and must free."""
-
-    def __init__(self, kind: str, *arguments):
-        made = library()
-        assert made is not None, "ask `obstacles` first"
-        self.library = made
-        self.pointer = getattr(made, f"specdec_{kind}")(*arguments)
-        weakref.finalize(self, getattr(made, f"specdec_{kind}_free"), self.pointer)
-
-
-class Engine(Handle):
-    """Threads and scratch memory for passes, one at a time."""
-
-    def __init__(self, threads: int):
-        super().__init__("engine", threads)
-
-
-class NativeLinear(Handle):
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
-        """``weight`` (O, I), ``bias`` (O,) or None for none."""
-        self.outputs = weight.size(0)
-        self.sources = floats(weight), None if bias is None else floats(bias)
-        super().__init__("linear", *map(address, self.sources), *weight.shape, DTYPES[dtype])
-        size = {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
-        self.weight_bytes = -(-weight.size(0) // TILE) * TILE * (weight.size(1) * size + 12)  # 12: bias, scale and offset
-        del self.sources  # the library has its own copy
+def stack_of(
+    engine: Engine, side: Encoder | Decoder, activation: str, dtype: str, projection: NativeLinear | None = None,
+    gate: NativeLinear | None = None,
+) -> Stack:  # fmt: skip
+    """An encoder or decoder of `transformer.py` on the kernels."""
+    embedding = side.embedding
+    stack = Stack(
+        engine, embedding.tokens, embedding.positions, heads=side.heads, activation=activation, prenorm=side.layers[0].prenorm,
+        scale=embedding.scale, offset=embedding.pad + 1, embedding_norm=pair(embedding.norm), last_norm=pair(side.norm),
+        projection=projection, gate=gate,
+    )  # fmt: skip
+    for layer in side.layers:
+        cross = hasattr(layer, "cross_query")
+        between = (layer.cross_query, layer.cross_out) if cross else (None, None)
+        linears: list[Linear | None] = [layer.qkv, layer.out, *between, layer.fc1, layer.fc2]
+        norms = layer.norm, layer.cross_norm if cross else None, layer.final_norm
+        stack.add_layer(
+            [NativeLinear(each.weight, each.bias, dtype) if each else None for each in linears], [pair(norm) for norm in norms]
+        )
+    return stack
 
 
-class Stack(Handle):
-    """The embedding, the layers and what follows them."""
-
-    def __init__(
-        self, engine: Engine, embedding: Embedding, layers: Sequence[Layer], last: Norm | None, heads: int, activation: str,
-        projection: "NativeLinear | None", dtype: str, gate: "NativeLinear | None" = None,
-    ):  # fmt: skip
-        self.engine, self.projection, self.gate = engine, projection, gate
-        self.tables = floats(embedding.tokens), floats(embedding.positions)  # the library reads them
-        self.vocabulary = projection.outputs if projection else 0
-        super().__init__(
-            "stack", embedding.tokens.size(1), heads, ACTIVATIONS[activation], layers[0].prenorm, address(self.tables[0]),
-            embedding.scale, address(self.tables[1]), embedding.pad + 1, embedding.positions.size(0) - 1,
-            addresses(*parts(embedding.norm), *parts(last)), self.projection and self.projection.pointer,
-            gate and gate.pointer,
-        )  # fmt: skip
-        self.linears = []
-        for layer in layers:
-            cross = hasattr(layer, "cross_query")
-            between = (layer.cross_query, layer.cross_out) if cross else (None, None)
-            linears: list[Linear | None] = [layer.qkv, layer.out, *between, layer.fc1, layer.fc2]
-            held = [NativeLinear(each.weight, each.bias, dtype) if each else None for each in linears]
-            self.linears.append(held)
-            norms = *parts(layer.norm), *parts(layer.cross_norm if cross else None), *parts(layer.final_norm)
-            self.library.specdec_layer(self.pointer, pointers(each.pointer if each else None for each in held), addresses(*norms))
+def pair(norm: Norm | None) -> tuple[Tensor, Tensor] | None:
+    return None if norm is None else (norm.weight, norm.bias)
 
 
 class NativeEncoder:
@@ -144,7 +85,7 @@ class NativeEncoder:
 
     def __init__(self, engine: Engine, encoder: Encoder, activation: str, dtype: str):
         self.embedding = encoder.embedding
-        self.stack = Stack(engine, encoder.embedding, encoder.layers, encoder.norm, encoder.heads, activation, None, dtype)
+        self.stack = stack_of(engine, encoder, activation, dtype)
 
     def __call__(self, source: Source) -> Tensor:
         sentences, longest, stack = source.sentences, source.longest, self.stack
@@ -166,10 +107,8 @@ class NativeDecoder:
         self.memory = NativeLinear(decoder.memory.weight, decoder.memory.bias, dtype)
         self.successor = successor = decoder.successor
         gate = NativeLinear(successor.gate.weight, successor.gate.bias, dtype) if successor else None
-        self.stack = Stack(
-            engine, decoder.embedding, decoder.layers, decoder.norm, decoder.heads, activation, projection, dtype, gate
-        )
-        self.layers = self.stack.linears
+        self.stack = stack_of(engine, decoder, activation, dtype, projection, gate)
+        self.layers = self.stack.layers
 
     def remember(self, source: Source, encoder: NativeEncoder, numbers: list[int], cache: KVCache, rows: list[int]) -> None:
         """As `Decoder.remember`."""
@@ -196,24 +135,6 @@ class NativeTransformer:
         self.decoder = NativeDecoder(engine, model.decoder, model.config.activation, dtype, projection)
 
 
-class Buffer:
-    """Memory for logits that are read before the next pass; one large allocation a pass would cost more than the pass."""
-
-    def __init__(self):
-        self.memory = torch.empty(0)
-        self.known: dict[tuple[int, ...], tuple[Tensor, int]] = {}
-
-    def view(self, *shape: int) -> tuple[Tensor, int]:
-        """The first numbers as a tensor, and their address."""
-        if shape not in self.known:
-            size = math.prod(shape)
-            if self.memory.numel() < size:
-                self.memory = torch.empty(2 * size)
-                self.known.clear()
-            self.known[shape] = self.memory[:size].view(shape), self.memory.data_ptr()
-        return self.known[shape]
-
-
 class NativeReader(Reader):
     """Reads tokens; the logits stand until the next call."""
 
@@ -234,9 +155,9 @@ class NativeReader(Reader):
         cache.reserve(max(memory.slots) + 1, max(place + len(row) for place, row in zip(places, tokens)))
         logits, output = self.buffer.view(rows, width, stack.vocabulary)
         gates, gate_output = self.gates.view(rows, width, stack.gate.outputs) if stack.gate else (None, None)
-        numbers = integers(starts(tokens), places, firsts, memory.slots, memory.lengths, *tokens)
+        numbers = integers(starts(tokens), places, firsts, memory.slots, memory.slots, memory.lengths, *tokens)
         stack.library.specdec_read(
-            stack.engine.pointer, stack.pointer, rows, width, start(numbers), *cache.layout, *sources, output, gate_output
+            stack.engine.pointer, stack.pointer, rows, width, start(numbers), *cache.layout, *sources, output, gate_output, None
         )
         return logits, gates
 
@@ -253,11 +174,12 @@ class NativeChoice:
 
     def choose(self, prefix: Prefix, logits: Tensor, gates: Tensor | None) -> list[list[int]]:
         rows, width, vocabulary = logits.shape
-        successor, lengths = self.model.decoder.successor, integers(map(len, prefix.outputs))
+        successor = self.model.decoder.successor
+        numbers = integers([width] * rows, [not output for output in prefix.outputs])
         chosen = integers([0] * (rows * width))
         self.engine.library.specdec_choose(
             self.engine.pointer, address(logits), rows, width, vocabulary, prefix.symbols.pad, prefix.symbols.eos,
-            start(lengths), address(gates), 0 if gates is None else gates.size(-1), successor and address(successor.tokens),
+            start(numbers), address(gates), 0 if gates is None else gates.size(-1), successor and address(successor.tokens),
             successor and address(successor.out), min(CANDIDATES, vocabulary), start(chosen),
         )  # fmt: skip
         tokens = chosen.tolist()
@@ -284,12 +206,11 @@ class NativeBlockDrafter(NativeChoice, BlockDrafter):
         stack = decoder.stack
         room, _ = self.room.view(max(state.slots) + 1, prefix.longest + num_tokens, 2 * decoder.width)
         logits, output = self.buffer.view(rows, num_tokens, stack.vocabulary)
-        numbers = integers(state.slots, state.lengths)
+        numbers = integers(starts(prefix.outputs), [num_tokens] * rows, state.slots, state.slots, state.lengths, *prefix.outputs)
         copied = None if decoder.copy is None else entries.data[len(decoder.layers)]
         stack.library.specdec_draft(
-            stack.engine.pointer, stack.pointer, rows, address(prefix.tokens), prefix.tokens.stride(0), address(prefix.lengths),
-            num_tokens, prefix.symbols.mask, address(room), room.stride(0), *entries.layout, start(numbers),
-            address(copied), output,
+            stack.engine.pointer, stack.pointer, rows, num_tokens, start(numbers), prefix.symbols.mask, address(room),
+            room.stride(0), *entries.layout, address(copied), output,
         )  # fmt: skip
         return logits, None
 
@@ -302,31 +223,17 @@ class NativeTopBetaTau(TopBetaTau):
 
     def __call__(self, logits: Tensor, draft: Draft, bounds: Bounds) -> Verdict:
         rows, width, vocabulary = logits.shape
-        numbers = integers(starts(draft.tokens), bounds.empty, bounds.room, *draft.tokens)
+        numbers = integers(starts(draft.tokens), [self.beta] * rows, bounds.room, bounds.empty, [0] * (rows + 1), *draft.tokens)
+        tau = array("d", [self.tau]) * rows
         judged, scores = integers([0] * (3 * rows)), array("f", bytes(4 * rows * width))
         self.engine.library.specdec_judge(
             self.engine.pointer, address(logits), rows, width, vocabulary, start(numbers), bounds.symbols.pad, bounds.symbols.eos,
-            self.beta, self.tau, start(judged), start(scores),
+            0, None, start(tau), start(judged), start(scores),
         )  # fmt: skip
         found = judged.tolist()
         counts = found[:rows]
         parts = [scores[row * width : row * width + count + 1].tolist() for row, count in enumerate(counts)]
         return Verdict(counts, found[rows : 2 * rows], parts, list(map(bool, found[2 * rows :])))
-
-
-def integers(*parts: Iterable[int]) -> array:
-    """int64, one part after the other: in one array, as each costs more than a handful of numbers does."""
-    return array("q", [*chain.from_iterable(parts)])
-
-
-def start(numbers: array) -> int:
-    """The address of the first; valid as long as the array is."""
-    return numbers.buffer_info()[0]
-
-
-def starts(rows: Sequence[Sequence[int]]) -> Iterable[int]:
-    """Where each row begins and ends if they stand one after the other."""
-    return accumulate(map(len, rows), initial=0)
 
 
 def on_kernels(
@@ -345,25 +252,3 @@ def on_kernels(
 def drafter(model: NativeTransformer) -> BlockDrafter:
     """The drafter that decodes with a model."""
     return NativeCausalBlockDrafter(NativeReader(model)) if model.config.drafter == "block_causal" else NativeBlockDrafter(model)
-
-
-def floats(tensor: Tensor) -> Tensor:
-    return tensor.detach().float().contiguous()
-
-
-def address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def addresses(*tensors: Tensor | None):
-    """An array of pointers. Valid as long as the tensors are."""
-    return pointers(map(address, tensors))
-
-
-def pointers(values: Iterable[int | None]):
-    values = list(values)
-    return (c_void_p * len(values))(*map(c_void_p, values))
-
-
-def parts(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if norm is None else (floats(norm.weight), floats(norm.bias))

@@ -1,0 +1,416 @@
+// The library's C interface: engines, weights, passes, choosing tokens, judging drafts.
+//
+// Tensors are contiguous unless a stride is given; strides count numbers. Token numbers, positions, slots and lengths are int64,
+// everything else is float32. The int64 arguments of a call lie in one array, `numbers`, one part after the other: (B) is one
+// number per row of the batch, (B + 1) where each row's tokens begin, and the end of them all.
+//
+// Functions that make something return NULL, and the others a status that is not 0, if there is too little memory.
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <vector>
+
+#include "forward.h"
+#include "judge.h"
+#include "linear.h"
+#include "select.h"
+#include "team.h"
+
+namespace {
+
+// Threads and scratch memory for one call at a time.
+struct Engine {
+    explicit Engine(int threads) : team(threads) {}
+    Team team;
+    Scratch scratch;
+    Judge judge;
+    std::vector<float> kept;                    // (threads, forbidden tokens)
+    std::vector<int64_t> positions, candidates;  // positions to choose tokens for; the candidates of each
+};
+
+// Takes the parts of `numbers` one after the other.
+class Numbers {
+  public:
+    explicit Numbers(const int64_t* next) : next(next) {}
+    const int64_t* take(int64_t count) {
+        next += count;
+        return next - count;
+    }
+
+  private:
+    const int64_t* next;
+};
+
+// An exception, which can only be a failed allocation, must not cross the C interface.
+template <class Call>
+int status_of(Call&& call) {
+    try {
+        call();
+        return 0;
+    } catch (const std::exception&) {
+        return 1;
+    }
+}
+template <class Make>
+auto made(Make&& make) -> decltype(make()) {
+    try {
+        return make();
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+
+Norm norm_of(const float* const* pair, int width) {
+    return pair[0] ? Norm{{pair[0], pair[0] + width}, {pair[1], pair[1] + width}} : Norm{};
+}
+
+// The rows of a causal pass; returns whether some have no result. `firsts` is NULL if all have one.
+bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const int64_t* starts, const int64_t* places,
+                     const int64_t* firsts, const int64_t* slots, const int64_t* source_slots, const int64_t* source_lengths,
+                     const int64_t* tokens) {
+    bool narrowed = false;
+    rows.clear();
+    for (int64_t b = 0; b < batch; ++b) {
+        const int64_t first = firsts ? firsts[b] : 0;
+        for (int64_t k = 0; k < starts[b + 1] - starts[b]; ++k) {
+            const int64_t position = places[b] + k;
+            rows.push_back({.token = tokens[starts[b] + k], .slot = slots[b], .position = position, .visible = position + 1,
+                            .source_slot = source_slots[b], .source_length = source_lengths[b],
+                            .target = b * width + k - first, .mask = false, .wanted = k >= first});
+            narrowed |= k < first;
+        }
+    }
+    return narrowed;
+}
+
+// The choice of a token for each position of drafts.
+struct Choice {
+    float* logits;  // (B, width, V)
+    int64_t batch, width, vocabulary, pad, eos;
+    const int64_t *drafted, *empty;  // (B)
+    const float* gates;              // (B, width, R); NULL without a successor network
+    int64_t gate_width;              // R
+    const float *tokens, *outs;      // (V, R)
+    int64_t candidates;
+    int64_t* to;  // (B, width)
+
+    // Called before the team runs.
+    void reserve(Engine& engine) const {
+        auto& positions = engine.positions;
+        positions.clear();
+        for (int64_t b = 0; b < batch; ++b)
+            for (int64_t k = 0; k < drafted[b]; ++k) positions.push_back(b * width + k);
+        const size_t size = gates ? batch * width * candidates : 0;
+        if (engine.candidates.size() < size) engine.candidates.resize(size);
+    }
+
+    void run(Engine& engine, int member) const {
+        Team& team = engine.team;
+        Range mine = share(int(engine.positions.size()), member, team.size);
+        for (int number = mine.from; number < mine.to; ++number) {
+            const int64_t position = engine.positions[number], k = position % width;
+            float* values = logits + position * vocabulary;
+            values[pad] = -INFINITY;
+            if (k == 0 && empty[position / width]) values[eos] = -INFINITY;
+            if (gates && k)
+                best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
+            else
+                to[position] = best_of(values, vocabulary);
+        }
+        if (!gates) return;
+        team.sync();
+        mine = share(int(batch), member, team.size);
+        for (int64_t b = mine.from; b < mine.to; ++b)
+            for (int64_t position = b * width + 1; position < b * width + drafted[b]; ++position)
+                to[position] = best_successor(logits + position * vocabulary, &engine.candidates[position * candidates],
+                                              candidates, gates + position * gate_width,
+                                              tokens + to[position - 1] * gate_width, outs, gate_width);
+    }
+};
+
+// The judging of a batch of drafts. Row b's draft is its tokens from number starts[b] + skip up to starts[b + 1].
+struct Judging {
+    float* logits;  // (B, width, V)
+    int64_t batch, width, skip;
+    const int64_t* starts;  // (B + 1)
+    const double* tau;      // (B)
+    int64_t* judged;        // (3, B)
+    float* scores;          // (B, width)
+    const int64_t *beta{}, *room{}, *minimum{}, *forced_starts{}, *forced{}, *tokens{};
+
+    // Takes the options by row from `numbers`, and the tokens, which follow them.
+    void take(Numbers& numbers) {
+        beta = numbers.take(batch), room = numbers.take(batch), minimum = numbers.take(batch);
+        forced_starts = numbers.take(batch + 1), forced = numbers.take(forced_starts[batch]);
+        tokens = numbers.take(starts[batch]);
+    }
+
+    // Called before the team runs.
+    void reserve(Engine& engine, int64_t vocabulary, int64_t pad, int64_t eos, int64_t count, const int64_t* suppressed) const {
+        engine.judge.vocabulary = vocabulary;
+        auto& forbidden = engine.judge.forbidden;
+        forbidden.assign(1, pad);
+        forbidden.insert(forbidden.end(), suppressed, suppressed + count);
+        forbidden.push_back(eos);
+        if (engine.kept.size() < engine.team.size * forbidden.size()) engine.kept.resize(engine.team.size * forbidden.size());
+    }
+
+    void run(Engine& engine, int member) const {
+        const Judge& judge = engine.judge;
+        const Range mine = share(int(batch), member, engine.team.size);
+        for (int b = mine.from; b < mine.to; ++b) {
+            const Draft draft{tokens + starts[b] + skip, starts[b + 1] - starts[b] - skip,
+                              beta[b], tau[b], room[b], minimum[b],
+                              forced + forced_starts[b], forced_starts[b + 1] - forced_starts[b]};
+            judged[b] = judge(draft, logits + b * width * judge.vocabulary, &engine.kept[member * judge.forbidden.size()],
+                              &judged[batch + b], &judged[2 * batch + b], scores + b * width);
+        }
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Changes with the functions' parameters, so that a library compiled from other sources is noticed.
+int specdec_version() { return 2; }
+
+// Whether this CPU has the instructions that this library was compiled for.
+int specdec_supported() {
+#if defined(__AVX512VNNI__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+#elif defined(__AVX2__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return 1;
+#endif
+}
+
+Engine* specdec_engine(int threads) {
+    return made([&] { return new Engine(threads); });
+}
+void specdec_engine_free(Engine* engine) { delete engine; }
+
+// Packs weight (O, I) and bias (O), which may be NULL; neither is needed afterwards.
+Linear* specdec_linear(const float* weight, const float* bias, int outputs, int inputs, int kind) {
+    return made([&] { return new Linear(weight, bias, outputs, inputs, Kind(kind)); });
+}
+void specdec_linear_free(Linear* linear) { delete linear; }
+
+// An encoder or decoder without layers yet. `tokens` (V, D) and `places` (positions, D) are read by every pass; row `first` of
+// `places` is that of position 0, and row `last` the last one. With `zero_start` the token embedding of position 0 is zero.
+// `norms`: weight and bias of the norm after the embedding, and of the one after the last layer; NULL where there is none.
+Stack* specdec_stack(int width, int heads, int activation, int prenorm, int zero_start, const float* tokens, float scale,
+                     const float* places, int first, int last, const float* const* norms, const Linear* projection,
+                     const Linear* gate) {
+    return made([&] {
+        Embedding embedding{tokens, places, scale, first, last, bool(zero_start), norm_of(norms, width)};
+        return new Stack{width, heads, activation, bool(prenorm), embedding, {}, norm_of(norms + 2, width), projection, gate};
+    });
+}
+void specdec_stack_free(Stack* stack) { delete stack; }
+
+// Appends a layer. `linears`: qkv, out, cross query, cross out, fc1, fc2, the cross ones NULL in an encoder; `norms`: weights and
+// biases of those of self-attention, cross-attention and feed-forward.
+int specdec_layer(Stack* stack, const Linear* const* linears, const float* const* norms) {
+    return status_of([&] {
+        const int width = stack->width;
+        stack->layers.push_back({linears[0], linears[1], linears[2], linears[3], linears[4], linears[5], norm_of(norms, width),
+                                 norm_of(norms + 2, width), norm_of(norms + 4, width)});
+    });
+}
+
+// Encodes sentences -> output (B, longest, D). Positions past a sentence's end are undefined.
+// numbers: starts (B + 1), tokens.
+int specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t longest, const int64_t* numbers, float* output) {
+    return status_of([&] {
+        const int64_t *starts = numbers, *tokens = starts + batch + 1;
+        auto& rows = engine->scratch.rows;
+        rows.clear();
+        for (int64_t b = 0; b < batch; ++b)
+            for (int64_t s = 0, length = starts[b + 1] - starts[b]; s < length; ++s)
+                rows.push_back({.token = tokens[starts[b] + s], .slot = b, .position = s, .visible = length, .source_slot = 0,
+                                .source_length = 0, .target = b * longest + s, .mask = false, .wanted = true});
+        auto& entries = engine->scratch.entries;
+        const size_t size = size_t(batch) * longest * 2 * stack->width;
+        if (entries.size() < size) entries.resize(size);
+        const Pass pass{{entries.data(), 0, longest * 2 * stack->width}, {}, nullptr, false, false, output, nullptr, nullptr};
+        Forward forward(*stack, pass, engine->team, engine->scratch);
+        engine->team.run([&](int member) { forward.run(member); });
+    });
+}
+
+// Makes the keys and values of cross-attention: products of encoded (.., longest, I), `width` outputs for each layer.
+// numbers: sentences (B), their numbers in `encoded`; slots (B) of the memory; lengths (B).
+int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_t longest, const int64_t* numbers,
+                     const float* encoded, int64_t width, float* memory, int64_t memory_layer, int64_t memory_slot) {
+    return status_of([&] {
+        const int64_t *sentences = numbers, *slots = sentences + batch, *lengths = slots + batch;
+        auto& rows = engine->scratch.rows;
+        rows.clear();
+        for (int64_t b = 0; b < batch; ++b)
+            for (int64_t s = 0; s < lengths[b]; ++s)
+                rows.push_back({.token = 0, .slot = slots[b], .position = s, .visible = 0, .source_slot = 0, .source_length = 0,
+                                .target = sentences[b] * longest + s, .mask = false, .wanted = true});
+        Input& input = engine->scratch.input;
+        const int count = int(rows.size()), inputs = linear->inputs;
+        const bool quantised = QUANTISED_INPUT && linear->kind == INT8;
+        input.resize(count, inputs, quantised);
+        Team& team = engine->team;
+        team.run([&](int member) {
+            const Range mine = share(count, member, team.size);
+            for (int row = mine.from; row < mine.to; ++row) {
+                const float* from = encoded + rows[row].target * inputs;
+                std::copy(from, from + inputs, &input.values[size_t(row) * inputs]);
+                if (quantised) input.quantise(row, inputs);
+            }
+            team.sync();
+            multiply(*linear, input, {0, count}, share(linear->panels, member, team.size),
+                     [&](int row, int column, const float* result) {
+                         float* entry = memory + column / width * memory_layer + rows[row].slot * memory_slot +
+                                        rows[row].position * width;
+                         std::memcpy(entry + column % width, result, std::min(TILE, linear->outputs - column) * sizeof(float));
+                     });
+        });
+    });
+}
+
+// Reads each row's tokens, which take the positions from places[b] on, and overwrites what the cache holds there -> output
+// (B, width, V): logits after row b's tokens from number firsts[b] on. Positions past a row's results are left as they are, here
+// and in `gates` (B, width, R), which is NULL if the stack has no gate, and `features` (B, width, D): what the logits are
+// computed from, after the last norm; NULL if not wanted.
+// numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens.
+int specdec_read(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
+                 int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
+                 float* output, float* gates, float* features) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
+        const int64_t *slots = parts.take(batch), *source_slots = parts.take(batch), *source_lengths = parts.take(batch);
+        const bool narrowed = add_causal_rows(engine->scratch.rows, batch, width, starts, places, firsts, slots, source_slots,
+                                              source_lengths, parts.take(starts[batch]));
+        const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
+                        gates, features};
+        Forward forward(*stack, pass, engine->team, engine->scratch);
+        engine->team.run([&](int member) { forward.run(member); });
+    });
+}
+
+// Reads each row's last committed token and its draft -> output (B, width, V), and judges the draft by them: `judged` (3, B) and
+// `scores` as in `specdec_judge`. Every row has at least one token.
+// numbers: starts (B + 1), places (B), slots (B), source_slots (B), source_lengths (B), beta (B), room (B), minimum (B),
+// forced_starts (B + 1), the forced tokens, tokens: row b's last committed one and its draft.
+int specdec_verify(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
+                   int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
+                   float* output, int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed,
+                   const double* tau, int64_t* judged, float* scores) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        Judging judging{output, batch, width, 1, parts.take(batch + 1), tau, judged, scores};
+        const int64_t *places = parts.take(batch), *slots = parts.take(batch), *source_slots = parts.take(batch);
+        const int64_t* source_lengths = parts.take(batch);
+        judging.take(parts);
+        judging.reserve(*engine, stack->projection->outputs, pad, eos, suppressed_count, suppressed);
+        add_causal_rows(engine->scratch.rows, batch, width, judging.starts, places, nullptr, slots, source_slots, source_lengths,
+                        judging.tokens);
+        const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, false, output,
+                        nullptr, nullptr};
+        Forward forward(*stack, pass, engine->team, engine->scratch);
+        engine->team.run([&](int member) {
+            forward.run(member);
+            engine->team.sync();
+            judging.run(*engine, member);
+        });
+    });
+}
+
+// Judges drafts by logits (B, width, V), which it restores. Position k of a row chooses the token after k tokens of its draft:
+// never pad or a token of `suppressed`; not eos while k < minimum[b]; only forced[k] while there is one, whatever else is
+// forbidden; only eos at k >= room[b], whatever is forced. A drafted token passes if it is among the beta[b] best and within
+// tau[b] nats of the best. `judged` (3, B): how many tokens pass; the row's own next token; whether the limit made that eos.
+// `scores` (B, width): log-probabilities (nats) by the logits as they are, of each token that passes and of the row's own.
+// numbers: starts (B + 1), beta (B), room (B), minimum (B), forced_starts (B + 1), the forced tokens, the drafts.
+int specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* numbers,
+                  int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed, const double* tau,
+                  int64_t* judged, float* scores) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        Judging judging{logits, batch, width, 0, parts.take(batch + 1), tau, judged, scores};
+        judging.take(parts);
+        judging.reserve(*engine, vocabulary, pad, eos, suppressed_count, suppressed);
+        engine->team.run([&](int member) { judging.run(*engine, member); });
+    });
+}
+
+// Chooses a token for each of row b's first drafted[b] positions by logits (B, width, V) -> to (B, width): never pad, and not eos
+// at the first position where empty[b]; sets those logits to minus infinity. Without `gates` (B, width, R) the best token; with
+// them, among the `candidates` best, the best after the token chosen before it, by the successor network's tables (V, R):
+// `tokens` for the token before, `outs` for the candidate. Positions beyond drafted[b] are left as they are.
+// numbers: drafted (B), empty (B).
+int specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, int64_t pad, int64_t eos,
+                   const int64_t* numbers, const float* gates, int64_t gate_width, const float* tokens, const float* outs,
+                   int64_t candidates, int64_t* to) {
+    return status_of([&] {
+        const Choice choice{logits, batch, width, vocabulary, pad, eos, numbers, numbers + batch, gates, gate_width, tokens, outs,
+                            candidates, to};
+        choice.reserve(*engine);
+        engine->team.run([&](int member) { choice.run(*engine, member); });
+    });
+}
+
+// A causal drafter's step: `specdec_read` -> output (B, width, V) and gates (B, width, R), then `specdec_choose` -> to (B, width).
+// numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), drafted (B), empty (B), tokens.
+int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
+                    int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
+                    float* output, float* gates, int64_t pad, int64_t eos, const float* tokens, const float* outs,
+                    int64_t candidates, int64_t* to) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
+        const int64_t *slots = parts.take(batch), *source_slots = parts.take(batch), *source_lengths = parts.take(batch);
+        const int64_t *drafted = parts.take(batch), *empty = parts.take(batch);
+        const bool narrowed = add_causal_rows(engine->scratch.rows, batch, width, starts, places, firsts, slots, source_slots,
+                                              source_lengths, parts.take(starts[batch]));
+        const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
+                        gates, nullptr};
+        Forward forward(*stack, pass, engine->team, engine->scratch);
+        const Choice choice{output, batch, width, stack->projection->outputs, pad, eos, drafted, empty,
+                            stack->gate ? gates : nullptr, stack->gate ? stack->gate->outputs : 0, tokens, outs, candidates, to};
+        choice.reserve(*engine);
+        engine->team.run([&](int member) {
+            forward.run(member);
+            engine->team.sync();
+            choice.run(*engine, member);
+        });
+    });
+}
+
+// The block drafter's pass: row b's prefix (without the start token) and drafted[b] masks, all of which see each other -> output
+// (B, width, V) at the masks. A row without masks is left out. `cache` (.., T, 2 D) is scratch memory with room for each slot's
+// prefix and masks; `copied` are the source copy's entries by source slot, NULL if the drafter has none.
+// numbers: starts (B + 1), drafted (B), slots (B), source_slots (B), source_lengths (B), tokens.
+int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, int64_t mask,
+                  float* cache, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
+                  const float* copied, float* output) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        const int64_t *starts = parts.take(batch + 1), *drafted = parts.take(batch), *slots = parts.take(batch);
+        const int64_t *source_slots = parts.take(batch), *source_lengths = parts.take(batch), *tokens = parts.take(starts[batch]);
+        auto& rows = engine->scratch.rows;
+        rows.clear();
+        for (int64_t b = 0; b < batch; ++b) {
+            const int64_t length = starts[b + 1] - starts[b], visible = length + drafted[b];
+            for (int64_t t = 0; drafted[b] && t < visible; ++t) {
+                const bool masked = t >= length;
+                rows.push_back({.token = masked ? mask : tokens[starts[b] + t], .slot = slots[b], .position = t,
+                                .visible = visible, .source_slot = source_slots[b], .source_length = source_lengths[b],
+                                .target = b * width + t - length, .mask = masked, .wanted = masked});
+            }
+        }
+        const Pass pass{{cache, 0, cache_slot}, {memory, memory_layer, memory_slot}, copied, true, true, output, nullptr, nullptr};
+        Forward forward(*stack, pass, engine->team, engine->scratch);
+        engine->team.run([&](int member) { forward.run(member); });
+    });
+}
+}

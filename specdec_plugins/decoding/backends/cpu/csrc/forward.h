@@ -1,0 +1,357 @@
+// A Transformer's forward over few rows at a time, where eager PyTorch spends most of its time on starting operations.
+//
+// A *row* is one position of one sentence. A pass takes rows of any sentences, at any positions, in any number: nothing is
+// padded. A row's result is computed by the same operations in the same order whatever other rows are in the pass, so a block
+// scored in one pass gets, bit for bit, the scores of its tokens one at a time: speculation is exact in every data type.
+//
+// A sentence's target side has its keys and values in a *slot* of the cache, its source side in a slot of the memory; several
+// target slots may share a source slot. Shape letters: N rows, D width, V vocabulary, R width of the successor network.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+#include "team.h"
+#include "vectors.h"
+
+namespace {
+
+struct Norm {
+    std::vector<float> weight, bias;
+
+    bool empty() const { return weight.empty(); }
+    void operator()(const float* x, float* to) const {  // x and to may be the same
+        const int width = int(weight.size());
+        float mean = 0, variance = 0;
+        Floats total{};
+        for (int i = 0; i < width; i += W) total += load(x + i);
+        mean = sum(total) / width;
+        total = Floats{};
+        for (int i = 0; i < width; i += W) total += (load(x + i) - mean) * (load(x + i) - mean);
+        variance = sum(total) / width;
+        const float factor = 1 / std::sqrt(variance + 1e-5f);
+        for (int i = 0; i < width; i += W) store(to + i, (load(x + i) - mean) * factor * load(&weight[i]) + load(&bias[i]));
+    }
+};
+
+enum Activation { RELU, GELU, GELU_TANH, SWISH };
+
+struct Layer {
+    const Linear *qkv, *out, *cross_query, *cross_out, *fc1, *fc2;  // the cross ones are NULL in an encoder
+    Norm norm, cross_norm, final_norm;
+};
+
+struct Embedding {
+    const float *tokens, *positions;  // (V, D), (positions, D)
+    float scale;
+    int64_t first, last;  // rows of `positions`: of position 0, and of the last one
+    bool zero_start;      // the token embedding at position 0 is zero, whatever the token
+    Norm norm;            // empty if there is none
+};
+
+struct Stack {
+    int width, heads, activation;
+    bool prenorm;
+    Embedding embedding;
+    std::vector<Layer> layers;
+    Norm last;                 // empty if there is none
+    const Linear* projection;  // NULL in an encoder
+    const Linear* gate;        // of the successor network; NULL if there is none
+};
+
+// Keys and values by layer, slot and position: 2 D numbers each. Strides count numbers.
+struct Entries {
+    float* data;
+    int64_t layer, slot;
+};
+
+// What a pass reads and writes besides its rows.
+struct Pass {
+    Entries cache;
+    Entries memory;       // of the source side; no data for an encoder
+    const float* copied;  // entries of the source copy, by source slot as in `memory`; NULL if the drafter has none
+    bool block;           // position embeddings are added before every layer
+    bool narrowed;        // some rows have no result: the last layer drops them once their keys and values are made
+    float* output;        // (results, V) logits, or (results, D) of a stack without projection; at each row's `target`
+    float* gates;         // (results, R); used if the stack has a gate
+    float* features;      // (results, D): what the logits are computed from; NULL if not wanted
+};
+
+struct Row {
+    int64_t token, slot, position;
+    int64_t visible;  // positions that its self-attention sees
+    int64_t source_slot, source_length;
+    int64_t target;  // number of its result
+    bool mask;       // a mask of the block drafter: embeds the source copy, if there is one
+    bool wanted;     // has a result
+};
+
+// Memory that passes reuse.
+struct Scratch {
+    std::vector<Row> rows;
+    std::vector<float> x, queries, entries;
+    Input input, hidden;
+    std::vector<int> bounds;                    // the first row of each member's part
+    std::vector<std::vector<float>> attention;  // of each member
+};
+
+// One pass over scratch.rows. Each member of the team calls `run` with its number. Allocates in the constructor only.
+class Forward {
+  public:
+    Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch)
+        : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries),
+          input(scratch.input), hidden(scratch.hidden), bounds(scratch.bounds), attention(scratch.attention),
+          count(int(rows.size())) {
+        bool quantised = false;
+        int inner = 0;
+        for (const Layer& layer : stack.layers) {
+            quantised |= QUANTISED_INPUT && layer.qkv->kind == INT8;
+            inner = std::max(inner, layer.fc1->outputs);
+        }
+        input.resize(count, stack.width, quantised);
+        hidden.resize(count, inner, quantised);
+        const size_t size = size_t(count) * stack.width;
+        if (values.size() < size) values.resize(size), queries.resize(size);
+        int64_t longest = 0;
+        for (const Row& row : rows) longest = std::max({longest, row.visible, row.source_length});
+        attention.resize(team.size);
+        const size_t room = attention_scratch(stack.heads, longest);
+        for (auto& own : attention)
+            if (own.size() < room) own.resize(2 * room);
+        apart = splits();
+    }
+
+    void run(int member) {
+        Part part{member, apart ? Range{bounds[member], bounds[member + 1]} : share(count, member, team.size)};
+        each_row(part, [&](int row) { embed(row, part); });
+        for (size_t index = 0; index < stack.layers.size(); ++index) layer(int(index), part);
+        finish(part);
+    }
+
+  private:
+    // Minimum rows per thread for splitting a pass by sentence.
+    static constexpr int MIN_ROWS_APART = 8;
+
+    // One member's part of the work. With few rows, all members compute all rows together: each member computes some columns of
+    // every product, and some rows of everything else. With enough sentences each member takes some of them through the whole
+    // pass on its own: it reads all weights for them, which costs less than waiting at barriers and moving data between caches.
+    struct Part {
+        int member;
+        Range rows;
+    };
+
+    float* x(int row) { return &values[size_t(row) * stack.width]; }
+
+    // Whether the rows can be split evenly by sentence, as the rows of a sentence see each other; sets `bounds`.
+    bool splits() {
+        const int fair = count / team.size;
+        if (team.size == 1 || fair < MIN_ROWS_APART) return false;
+        bounds.assign(team.size + 1, count);
+        for (int member = 0; member < team.size; ++member) {
+            int& row = bounds[member] = share(count, member, team.size).from;
+            while (row && rows[row].slot == rows[row - 1].slot) --row;
+        }
+        for (int member = 0; member < team.size; ++member)
+            if (bounds[member + 1] - bounds[member] > fair + fair / 4) return false;
+        return true;
+    }
+
+    template <class Do>
+    void each_row(const Part& part, Do&& todo) {
+        for (int row = part.rows.from; row < part.rows.to; ++row) todo(row);
+    }
+    void sync() {
+        if (!apart) team.sync();
+    }
+    template <class Done>
+    void product(const Linear& linear, const Input& from, const Part& part, Done&& done) {
+        if (apart)
+            multiply(linear, from, part.rows, {0, linear.panels}, done);
+        else
+            multiply(linear, from, {0, count}, share(linear.panels, part.member, team.size), done);
+    }
+
+    // The last row of the table stands in for positions beyond it.
+    const float* position(int row) const {
+        const Embedding& from = stack.embedding;
+        return from.positions + std::min(rows[row].position + from.first, from.last) * stack.width;
+    }
+
+    void embed(int row, const Part& part) {
+        const Row& what = rows[row];
+        const Embedding& embedding = stack.embedding;
+        const int width = stack.width;
+        const float* place = position(row);
+        if (what.mask && pass.copied) {
+            attend(place, pass.copied + what.source_slot * pass.memory.slot, 2 * width, int(what.source_length), width, 1, 1.0f,
+                   attention[part.member].data(), x(row));
+            for (int i = 0; i < width; i += W) store(x(row) + i, load(x(row) + i) + load(place + i));
+        } else if (embedding.zero_start && what.position == 0) {
+            std::copy(place, place + width, x(row));
+        } else {
+            const float* token = embedding.tokens + what.token * width;
+            for (int i = 0; i < width; i += W) store(x(row) + i, load(token + i) * embedding.scale + load(place + i));
+        }
+        if (!embedding.norm.empty()) embedding.norm(x(row), x(row));
+    }
+
+    void quantise(Input& what, const Linear& linear, int row) {
+        if (QUANTISED_INPUT && linear.kind == INT8) what.quantise(row, linear.inputs);
+    }
+
+    // Makes x, normalised if there is a norm, the input of a product.
+    void prepare(const Linear& linear, const Norm* norm, const Part& part) {
+        each_row(part, [&](int row) {
+            float* to = &input.values[size_t(row) * stack.width];
+            if (norm && !norm->empty())
+                (*norm)(x(row), to);
+            else
+                std::copy(x(row), x(row) + stack.width, to);
+            quantise(input, linear, row);
+        });
+        sync();
+    }
+
+    const Norm* before(const Norm& norm) const { return stack.prenorm ? &norm : nullptr; }
+
+    // Adds a product to x, and normalises the sum if norms come after it.
+    void residual(const Linear& linear, const Input& from, const Norm& norm, const Part& part) {
+        product(linear, from, part, [&](int row, int column, const float* result) {
+            float* to = x(row) + column;
+            for (int c = 0; c < TILE; c += W) store(to + c, load(to + c) + load(result + c));
+        });
+        sync();
+        if (!stack.prenorm) each_row(part, [&](int row) { norm(x(row), x(row)); });
+    }
+
+    // Attention of the queries over the cache or the memory, as the input of the product `next`.
+    void attend_rows(const Linear& next, const Entries& entries, int index, bool source, const Part& part) {
+        const float* data = entries.data + index * entries.layer;
+        const float scale = 1 / std::sqrt(float(stack.width / stack.heads));
+        each_row(part, [&](int row) {
+            const Row& what = rows[row];
+            const int64_t seen = source ? what.source_length : what.visible, slot = source ? what.source_slot : what.slot;
+            attend(&queries[size_t(row) * stack.width], data + slot * entries.slot, 2 * stack.width, int(seen), stack.width,
+                   stack.heads, scale, attention[part.member].data(), &input.values[size_t(row) * stack.width]);
+            quantise(input, next, row);
+        });
+        sync();
+    }
+
+    void layer(int index, Part& part) {
+        const Layer& layer = stack.layers[index];
+        const int width = stack.width;
+        if (pass.block && index)
+            each_row(part, [&](int row) {
+                for (int i = 0; i < width; i += W) store(x(row) + i, load(x(row) + i) + load(position(row) + i));
+            });
+        prepare(*layer.qkv, before(layer.norm), part);
+        float* cache = pass.cache.data + index * pass.cache.layer;
+        product(*layer.qkv, input, part, [&](int row, int column, const float* result) {
+            float* entry = cache + rows[row].slot * pass.cache.slot + rows[row].position * 2 * width;
+            float* to = column < width ? &queries[size_t(row) * width] + column : entry + (column - width);
+            std::memcpy(to, result, TILE * sizeof(float));
+        });
+        sync();
+        if (pass.narrowed && index + 1 == int(stack.layers.size())) drop_unwanted(part);
+        attend_rows(*layer.out, pass.cache, index, false, part);
+        residual(*layer.out, input, layer.norm, part);
+        if (layer.cross_query) {
+            prepare(*layer.cross_query, before(layer.cross_norm), part);
+            product(*layer.cross_query, input, part, [&](int row, int column, const float* result) {
+                std::memcpy(&queries[size_t(row) * width] + column, result, TILE * sizeof(float));
+            });
+            sync();
+            attend_rows(*layer.cross_out, pass.memory, index, true, part);
+            residual(*layer.cross_out, input, layer.cross_norm, part);
+        }
+        prepare(*layer.fc1, before(layer.final_norm), part);
+        const int inner = layer.fc1->outputs;
+        product(*layer.fc1, input, part, [&](int row, int column, const float* result) {
+            float* to = &hidden.values[size_t(row) * inner] + column;
+            for (int c = 0; c < TILE; c += W) store(to + c, activate(load(result + c)));
+        });
+        sync();
+        if (QUANTISED_INPUT && layer.fc2->kind == INT8) {
+            each_row(part, [&](int row) { hidden.quantise(row, inner); });
+            sync();
+        }
+        residual(*layer.fc2, hidden, layer.final_norm, part);
+    }
+
+    Floats activate(Floats value) const {
+        return stack.activation == RELU        ? maximum(value, Floats{})
+               : stack.activation == GELU      ? gelu(value)
+               : stack.activation == GELU_TANH ? gelu_tanh(value)
+                                               : swish(value);
+    }
+
+    void drop_unwanted(Part& part) {
+        if (apart) {
+            part.rows.to = compacted(part.rows);
+            return;
+        }
+        if (part.member == 0) count = compacted({0, count});
+        team.sync();
+        part.rows = share(count, part.member, team.size);
+    }
+
+    // Moves the wanted rows of a range to its beginning; returns their end.
+    int compacted(Range range) {
+        int end = range.from;
+        for (int row = range.from; row < range.to; ++row)
+            if (rows[row].wanted) {
+                std::copy(x(row), x(row) + stack.width, x(end));
+                const float* query = &queries[size_t(row) * stack.width];
+                std::copy(query, query + stack.width, &queries[size_t(end) * stack.width]);
+                rows[end++] = rows[row];
+            }
+        return end;
+    }
+
+    void finish(const Part& part) {
+        if (!stack.projection) {
+            each_row(part, [&](int row) {
+                float* to = pass.output + rows[row].target * stack.width;
+                if (stack.last.empty())
+                    std::copy(x(row), x(row) + stack.width, to);
+                else
+                    stack.last(x(row), to);
+            });
+            return;
+        }
+        prepare(*stack.projection, &stack.last, part);
+        if (pass.features)
+            each_row(part, [&](int row) {
+                const float* from = &input.values[size_t(row) * stack.width];
+                std::copy(from, from + stack.width, pass.features + rows[row].target * stack.width);
+            });
+        project(*stack.projection, pass.output, part);
+        if (stack.gate) project(*stack.gate, pass.gates, part);
+    }
+
+    void project(const Linear& linear, float* output, const Part& part) {
+        product(linear, input, part, [&](int row, int column, const float* result) {
+            float* to = output + rows[row].target * linear.outputs + column;
+            std::memcpy(to, result, std::min(TILE, linear.outputs - column) * sizeof(float));
+        });
+    }
+
+    const Stack& stack;
+    const Pass& pass;
+    Team& team;
+    std::vector<Row>& rows;
+    std::vector<float>&values, &queries;
+    Input &input, &hidden;
+    std::vector<int>& bounds;
+    std::vector<std::vector<float>>& attention;
+    int count;   // rows that the pass still computes
+    bool apart;  // members work on their own, and do not meet before the end
+};
+
+}  // namespace

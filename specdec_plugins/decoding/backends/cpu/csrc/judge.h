@@ -1,0 +1,86 @@
+// Which drafted tokens pass, and what follows them, by the verifier's logits (Xia et al. 2023, section 3.3).
+//
+// Position k of a row chooses the token after the first k tokens of its draft. K drafted tokens, V vocabulary.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "select.h"
+#include "vectors.h"
+
+namespace {
+
+// log(sum(e^values)); `most` is the largest of them.
+inline float log_sum_exp(const float* values, int64_t count, float most) {
+    Floats total{};
+    int64_t i = 0;
+    for (; i + W <= count; i += W) total += exponential(load(values + i) - most);
+    float rest = sum(total);
+    for (; i < count; ++i) rest += std::exp(values[i] - most);
+    return most + std::log(rest);
+}
+
+// A row's draft, and how it is judged.
+struct Draft {
+    const int64_t* tokens;
+    int64_t offered;  // K
+    int64_t beta;     // a token passes among the `beta` best ..
+    double tau;       // .. and within `tau` nats of the best; beta = 1: only the best
+    int64_t room;     // positions before the length limit; from there on only eos is allowed
+    int64_t minimum;  // positions at which eos is forbidden
+    const int64_t* forced;  // the only choices at the first positions
+    int64_t forced_count;
+};
+
+struct Judge {
+    // Tokens that are never allowed, then eos. A forced token, and eos at the limit, are allowed all the same.
+    std::vector<int64_t> forbidden;
+    int64_t vocabulary;
+
+    // Judges a draft by logits (K + 1, V) -> how many of its tokens pass. Writes the row's own next token, whether the length
+    // limit is why it is eos, and for each token that passes and the row's own its log-probability. Restores what it changes in
+    // the logits; `kept` is scratch memory of as many numbers as there are forbidden tokens.
+    int64_t operator()(const Draft& draft, float* logits, float* kept, int64_t* own, int64_t* cut, float* scores) const {
+        const int64_t eos = forbidden.back();
+        for (int64_t k = 0;; ++k) {
+            float* values = logits + k * vocabulary;
+            const size_t count = forbidden.size() - (k >= draft.minimum);
+            float most = -INFINITY;
+            for (size_t i = 0; i < count; ++i) {
+                kept[i] = values[forbidden[i]];
+                most = std::max(most, kept[i]);
+                values[forbidden[i]] = -INFINITY;
+            }
+            int64_t best = best_of(values, vocabulary);
+            most = std::max(most, values[best]);
+            const bool limit = k >= draft.room, forced = k < draft.forced_count;
+            if (forced) best = draft.forced[k];
+            *cut = limit && best != eos;
+            if (limit) best = eos;
+            const bool passes = k < draft.offered && (draft.tokens[k] == best ||
+                                                      (!limit && !forced && tolerates(draft, values, best, draft.tokens[k])));
+            for (size_t i = count; i-- > 0;) values[forbidden[i]] = kept[i];  // backwards, as a token may be there twice
+            const int64_t said = passes ? draft.tokens[k] : best;
+            scores[k] = values[said] - log_sum_exp(values, vocabulary, most);  // of all that the model says, as in fairseq
+            if (!passes) {
+                *own = best;
+                return k;
+            }
+        }
+    }
+
+  private:
+    // Whether a token that is not the best passes. Equal logits rank in the order of the tokens' numbers.
+    bool tolerates(const Draft& draft, const float* values, int64_t best, int64_t token) const {
+        const float own = values[token];
+        if (draft.beta < 2 || own == -INFINITY || double(values[best]) - double(own) > draft.tau) return false;
+        int64_t rank = 0;
+        for (int64_t i = 0; i < vocabulary; ++i) rank += values[i] > own || (values[i] == own && i < token);
+        return rank < draft.beta;
+    }
+};
+
+}  // namespace

@@ -1,0 +1,68 @@
+// Choosing tokens by logits: the best, the best few, and the best after a given token.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "vectors.h"
+
+namespace {
+
+inline float largest(const float* values, int64_t count) {
+    Floats most = broadcast(-INFINITY);
+    int64_t i = 0;
+    for (; i + W <= count; i += W) most = maximum(most, load(values + i));
+    float top = largest(most);
+    for (; i < count; ++i) top = std::max(top, values[i]);
+    return top;
+}
+
+constexpr int64_t PART = 16 * W;  // values that are skipped together if none of them is large enough
+
+// The index of the largest of `count` values, the first among equals; 0 if all are minus infinity.
+inline int64_t best_of(const float* values, int64_t count) {
+    int64_t part = 0;
+    float top = -INFINITY;
+    for (int64_t i = 0; i < count; i += PART) {
+        const float most = largest(values + i, std::min(PART, count - i));
+        if (most > top) top = most, part = i;
+    }
+    const float *end = values + std::min(part + PART, count), *found = std::find(values + part, end, top);
+    return found == end ? 0 : found - values;
+}
+
+// The indices of the `few` largest values, largest first and equal ones in order.
+inline void best_few(const float* values, int64_t count, int64_t few, int64_t* to) {
+    int64_t found = 0;
+    float least = -INFINITY;  // the smallest of those found, once there are `few`
+    for (int64_t start = 0; start < count; start += PART) {
+        const int64_t end = std::min(start + PART, count);
+        if (found == few && largest(values + start, end - start) <= least) continue;  // true of most parts soon
+        for (int64_t i = start; i < end; ++i) {
+            if (found == few && values[i] <= least) continue;
+            int64_t place = found < few ? found++ : few - 1;
+            for (; place && values[to[place - 1]] < values[i]; --place) to[place] = to[place - 1];
+            to[place] = i;
+            if (found == few) least = values[to[few - 1]];
+        }
+    }
+}
+
+// The best of the candidates after a token: by the logits plus out . relu(gate + token), which the successor network adds for the
+// candidate's row of `outs` (V, width). `gate` and `token` (width,) belong to the position and to the token before it.
+inline int64_t best_successor(const float* logits, const int64_t* candidates, int64_t count, const float* gate,
+                              const float* token, const float* outs, int64_t width) {
+    float most = -INFINITY;
+    int64_t best = candidates[0];
+    for (int64_t number = 0; number < count; ++number) {
+        const float* out = outs + candidates[number] * width;
+        Floats total{};
+        for (int64_t i = 0; i < width; i += W) total += maximum(load(gate + i) + load(token + i), Floats{}) * load(out + i);
+        const float score = logits[candidates[number]] + sum(total);
+        if (score > most) most = score, best = candidates[number];
+    }
+    return best;
+}
+
+}  // namespace
