@@ -53,7 +53,12 @@ class Worker:
     def __init__(self, root: Path, options: argparse.Namespace, dtype: str, strategy: str, lines: list[str]):
         command = [sys.executable, "-c", WORKER, str(Path(options.model).resolve()), dtype, strategy, str(options.threads or 0)]
         self.process = subprocess.Popen(
-            command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            command,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         self.ask(lines)
 

@@ -27,13 +27,13 @@ from torch.overrides import TorchFunctionMode
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.acceptance.unverified import accept_all
-from specdec_plugins.decoding.constraints import Constraints, restrict
+from specdec_plugins.decoding.constraints import restrict
 from specdec_plugins.decoding.control import Adaptive, FixedLength
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import DeviceDraft, Draft, Request, Tolerance
+from specdec_plugins.decoding.values import DeviceDraft, Draft, Request
 from specdec_plugins.decoding.verifier import Unverified
 
 

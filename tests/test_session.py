@@ -79,7 +79,7 @@ def test_requests_join_and_leave_while_others_are_in_flight(world):
         assert session.step() == []
         outputs = {hypothesis.index: hypothesis.tokens for hypothesis in found}
         assert outputs == {index: tokens for index, tokens in enumerate(expected) if index not in cancelled}
-        assert 0 < len(partial) and cancelled
+        assert len(partial) > 0 and cancelled
         for index, hypothesis in partial.items():
             assert hypothesis.tokens == expected[index][: len(hypothesis.tokens)]
         check_balance(stats, [*found, *partial.values()])
@@ -228,7 +228,9 @@ def test_admission_by_rows():
 
 def test_a_request_waits_for_others_only_so_long():
     bounds = BoundedAdmission(8)
-    waits = list(itertools.takewhile(lambda admitted: not admitted, (bounds.admits(flying([3] * 7), queued([3])) for _ in range(99))))
+    waits = list(
+        itertools.takewhile(lambda admitted: not admitted, (bounds.admits(flying([3] * 7), queued([3])) for _ in range(99)))
+    )
     assert len(waits) == PATIENCE
 
 

@@ -85,9 +85,7 @@ class Draft:
 
     guesses: Tensor | None = None  # where they are not on the host: see `DeviceDraft`
 
-    def __init__(
-        self, tokens: list[list[int]], distribution: Tensor | None = None, confidence: list[list[float]] | None = None
-    ):
+    def __init__(self, tokens: list[list[int]], distribution: Tensor | None = None, confidence: list[list[float]] | None = None):
         self.tokens, self.distribution, self.confidence = tokens, distribution, confidence
 
     def clip(self, room: Sequence[int], eos: int) -> "Draft":

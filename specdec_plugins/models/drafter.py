@@ -20,7 +20,9 @@ class DrafterShim(BaseFairseqModel):
         parser.add_argument("--drafter", metavar="NAME", help="the drafter's code: module:object, or an installed entry point")
         parser.add_argument("--drafter-options", nargs="*", default=[], metavar="NAME=VALUE", help="its options")
         parser.add_argument("--verifier", metavar="PT", help="checkpoint of the model that it drafts for")
-        parser.add_argument("--drafter-block-size", type=int, default=4, metavar="K", help="tokens to draft, if nobody says otherwise")
+        parser.add_argument(
+            "--drafter-block-size", type=int, default=4, metavar="K", help="tokens to draft, if nobody says otherwise"
+        )
 
     @classmethod
     def build_model(cls, args, task):

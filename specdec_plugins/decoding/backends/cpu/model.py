@@ -28,7 +28,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
 )
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.torch.model import CANDIDATES
-from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Transformer
+from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Linear, Norm, Transformer
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Source, Tolerance, Verdict
@@ -48,9 +48,7 @@ def obstacles(model: Transformer) -> list[str]:
     return faults
 
 
-def load(
-    verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int
-) -> tuple["CpuModel", "CpuModel | None"]:
+def load(verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int) -> tuple["CpuModel", "CpuModel | None"]:
     """Both models on one team of threads; an encoder or output projection that they share stays shared."""
     engine = Engine(threads)
     first = CpuModel(verifier, engine, dtype)
@@ -66,14 +64,16 @@ class CpuEncoder:
 
     def __init__(self, engine: Engine, encoder: Encoder, activation: str, dtype: str):
         self.width = encoder.embedding.tokens.size(1)
-        self.stack = Stack(engine, encoder.embedding, encoder.layers, encoder.norm, encoder.heads, activation, None, dtype)
+        self.stack = stack_of(engine, encoder, activation, dtype)
 
     def __call__(self, source: Source) -> Tensor:
         """(B, S, D); undefined past a sentence's end."""
         sentences, stack = source.sentences, self.stack
         output = torch.empty(len(sentences), source.longest, self.width)
         numbers = integers(starts(sentences), *sentences)
-        stack.call("encode", len(sentences), source.longest, start(numbers), address(output))
+        stack.library.specdec_encode(
+            stack.engine.pointer, stack.pointer, len(sentences), source.longest, start(numbers), address(output)
+        )
         return output
 
 
@@ -87,7 +87,9 @@ class CpuModel:
         decoder, activation = model.decoder, model.spec.activation
         self.spec, self.engine = model.spec, engine
         self.encoder = encoder or CpuEncoder(engine, model.encoder, activation, dtype)
-        self.stack = decoder_stack(engine, decoder, activation, dtype, projection)
+        projection = projection or NativeLinear(decoder.projection, decoder.bias, dtype)
+        gate = decoder.successor and NativeLinear(decoder.successor.gate.weight, decoder.successor.gate.bias, dtype)
+        self.stack = stack_of(engine, decoder, activation, dtype, projection, gate)
         self.memory = NativeLinear(decoder.memory.weight, decoder.memory.bias, dtype)
         self.layers, self.width = len(decoder.layers), decoder.width
         self.successor, self.copy = decoder.successor, decoder.copy
@@ -114,9 +116,10 @@ class CpuModel:
         encoded, lengths = source.encoded_by(self.encoder), [source.sizes[number] for number in numbers]
         cache.reserve(max(slots) + 1, max(lengths))
         given = integers(numbers, slots, lengths)
-        self.engine.call(
-            "remember", self.memory.pointer, len(slots), source.longest, start(given), address(encoded), 2 * self.width, *cache.layout
-        )
+        self.engine.library.specdec_remember(
+            self.engine.pointer, self.memory.pointer, len(slots), source.longest, start(given), address(encoded), 2 * self.width,
+            *cache.layout,
+        )  # fmt: skip
         if self.copy is not None:
             embedding = self.embeddings[0]
             tokens = source.tokens[list(numbers)]
@@ -140,12 +143,30 @@ class CpuModel:
         return BlockPass(self, state, prefix, lengths)
 
 
-def decoder_stack(engine: Engine, decoder: Decoder, activation: str, dtype: str, projection: NativeLinear | None) -> Stack:
-    projection = projection or NativeLinear(decoder.projection, decoder.projection_bias, dtype)
-    gate = decoder.successor and NativeLinear(decoder.successor.gate.weight, decoder.successor.gate.bias, dtype)
-    return Stack(
-        engine, decoder.embedding, decoder.layers, decoder.norm, decoder.heads, activation, projection, dtype, gate
-    )
+def stack_of(
+    engine: Engine, side: Encoder | Decoder, activation: str, dtype: str, projection: NativeLinear | None = None,
+    gate: NativeLinear | None = None,
+) -> Stack:  # fmt: skip
+    """An encoder or decoder of `transformer.py` on the kernels."""
+    embedding = side.embedding
+    stack = Stack(
+        engine, embedding.tokens, embedding.positions, heads=side.heads, activation=activation, prenorm=side.layers[0].prenorm,
+        scale=embedding.scale, offset=embedding.offset, zero_start=embedding.zero_start, embedding_norm=pair(embedding.norm),
+        last_norm=pair(side.norm), projection=projection, gate=gate,
+    )  # fmt: skip
+    for layer in side.layers:
+        cross = hasattr(layer, "cross_query")
+        between = (layer.cross_query, layer.cross_out) if cross else (None, None)
+        linears: list[Linear | None] = [layer.qkv, layer.out, *between, layer.fc1, layer.fc2]
+        norms = layer.norm, layer.cross_norm if cross else None, layer.final_norm
+        stack.add_layer(
+            [NativeLinear(each.weight, each.bias, dtype) if each else None for each in linears], [pair(norm) for norm in norms]
+        )
+    return stack
+
+
+def pair(norm: Norm | None) -> tuple[Tensor, Tensor] | None:
+    return None if norm is None else (norm.weight, norm.bias)
 
 
 class CpuPass:
@@ -184,8 +205,8 @@ class CpuPass:
         model, symbols, logits = self.model, prefix.symbols, self.logits()
         numbers = integers(lengths, (not output for output in prefix.outputs))
         chosen = array("q", bytes(8 * self.rows * self.width))
-        model.engine.call(
-            "choose", address(logits), self.rows, self.width, logits.size(2), symbols.pad, symbols.eos, start(numbers),
+        model.engine.library.specdec_choose(
+            model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), symbols.pad, symbols.eos, start(numbers),
             address(self._gates), 0 if self._gates is None else self._gates.size(2), *successor_tables(model), start(chosen),
         )  # fmt: skip
         return self.drafted(chosen, lengths)
@@ -200,9 +221,9 @@ class CpuPass:
     def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
         judging = Judging(self.rows, self.width, tolerances)
         numbers = integers(starts(draft.tokens), *judging_options(bounds, tolerances), *draft.tokens)
-        logits = self.logits()
-        self.model.engine.call(
-            "judge", address(logits), self.rows, self.width, logits.size(2), start(numbers), *judging.arguments(bounds)
+        logits, engine = self.logits(), self.model.engine
+        engine.library.specdec_judge(
+            engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(numbers), *judging.arguments(bounds)
         )
         return judging.verdict()
 
@@ -241,7 +262,10 @@ class CausalPass(CpuPass):
             starts(self.tokens), self.positions, self.firsts or [0] * self.rows, state.slots, state.source_slots, state.lengths,
             *self.tokens,
         )  # fmt: skip
-        self.model.stack.call("read", self.rows, self.width, start(numbers), *self._caches(), *self._results())
+        stack = self.model.stack
+        stack.library.specdec_read(
+            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), *self._results()
+        )
 
     def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
         """In one call with the pass, if that has not run."""
@@ -254,8 +278,8 @@ class CausalPass(CpuPass):
         )  # fmt: skip
         logits, gates, _ = self._results()
         chosen = array("q", bytes(8 * self.rows * self.width))
-        model.stack.call(
-            "propose", self.rows, self.width, start(numbers), *self._caches(), logits, gates, symbols.pad, symbols.eos,
+        model.stack.library.specdec_propose(
+            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(), logits, gates, symbols.pad, symbols.eos,
             *successor_tables(model), start(chosen),
         )  # fmt: skip
         return self.drafted(chosen, lengths)
@@ -271,7 +295,11 @@ class CausalPass(CpuPass):
             *judging_options(bounds, tolerances), *self.tokens,
         )  # fmt: skip
         logits, _, _ = self._results()
-        self.model.stack.call("verify", self.rows, self.width, start(numbers), *self._caches(), logits, *judging.arguments(bounds))
+        stack = self.model.stack
+        stack.library.specdec_verify(
+            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), logits,
+            *judging.arguments(bounds),
+        )  # fmt: skip
         return judging.verdict()
 
 
@@ -289,8 +317,8 @@ class BlockPass(CpuPass):
         self._logits, logits = model.logits.view(self.rows, self.width, model.stack.vocabulary)
         copied = None if model.copy is None else address(state.sources.data[model.layers])
         numbers = integers(starts(outputs), self.lengths, state.slots, state.source_slots, state.lengths, *outputs)
-        model.stack.call(
-            "draft", self.rows, self.width, start(numbers), self.prefix.symbols.mask, scratch_address, scratch.stride(0),
+        model.stack.library.specdec_draft(
+            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), self.prefix.symbols.mask, scratch_address, scratch.stride(0),
             *state.sources.layout, copied, logits,
         )  # fmt: skip
 
@@ -306,7 +334,15 @@ class Judging:
     def arguments(self, bounds: Bounds) -> tuple[int, ...]:
         symbols = bounds.constraints.symbols
         self.suppressed = suppressed = integers(bounds.constraints.suppressed)
-        return symbols.pad, symbols.eos, len(suppressed), start(suppressed), start(self.tau), start(self.judged), start(self.scores)
+        return (
+            symbols.pad,
+            symbols.eos,
+            len(suppressed),
+            start(suppressed),
+            start(self.tau),
+            start(self.judged),
+            start(self.scores),
+        )
 
     def verdict(self) -> Verdict:
         rows, width = self.rows, self.width

@@ -185,9 +185,7 @@ class TorchModel:
         tokens[(place >= committed[:, None]) & (place < ends)] = prefix.symbols.mask
         x = decoder.embedding.embed(tokens)  # (B, T, D)
         if decoder.copy is not None:
-            x[row, where] = attention(
-                positions[where], state.read_sources(len(decoder.layers)), 1, state.source_mask, scale=1.0
-            )
+            x[row, where] = attention(positions[where], state.read_sources(len(decoder.layers)), 1, state.source_mask, scale=1.0)
         # A row without masks still attends to something, so that no softmax is over nothing.
         mask = hide(place >= ends.clamp(min=1), x.dtype)[:, None, None]
 
