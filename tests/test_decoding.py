@@ -17,7 +17,7 @@ from specdec_plugins.decoding.control import Adaptive, FixedLength
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.values import DecodeStats, DeviceDraft, Draft, Prefix, Request, Symbols, compacted
 from specdec_plugins.decoding.verifier import TransformerVerifier, Unverified
-from specdec_plugins.formats import fairseq as checkpoint
+from specdec_plugins.formats import fairseq
 
 WORDS, EOS = 20, 2
 SHAPES = {
@@ -31,7 +31,8 @@ SHAPES = {
 
 
 def engine_model(model, args, name="model"):
-    return checkpoint.engine_model({"model": model.state_dict(), "args": args, "cfg": None}, name)
+    """The engine's model of a fairseq one."""
+    return fairseq.read({"model": model.state_dict(), "args": args, "cfg": None}, name)
 
 
 def load(verifier, drafter=None, dtype=torch.float64, runner=EAGER):
@@ -214,7 +215,7 @@ def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, shake=0.0, run
     models = load((verifier.double(), args), (plugin, model_settings(**{"activation_fn": "relu", **changes})), runner=runner)
     assert (models[0].encoder is models[1].encoder) == same_encoder
     tilt = make_tilt(seed, bias)
-    role = drafters.build(models[1].config.drafter, models[1])
+    role = drafters.build(models[1].code, models[1])
     return (verifier, plugin), (Tilted(TransformerVerifier(models[0]), tilt), tilted(role, tilt)), tilt
 
 

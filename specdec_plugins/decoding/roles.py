@@ -1,24 +1,21 @@
 """From two models' weights to the loop's roles, on the best backend there is: the CPU kernels, or PyTorch."""
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import kernels
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, cuda_graphs
-from specdec_plugins.decoding.backends.torch.transformer import Config, load_pair
+from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.loop import Drafter
 from specdec_plugins.decoding.verifier import TransformerVerifier
+from specdec_plugins.formats.spec import DrafterModel, Model
 
 THREADS = torch.get_num_threads()  # torch's choice, before anything here changes it
-Parts = tuple[Mapping[str, Tensor], Config]  # a model's weights and settings
 
 
 def load_roles(
-    verifier: Parts, drafter: Parts | None, device: torch.device | str = "cpu", dtype: str = "float32",
+    verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
     threads: int | None = None, beta: int = 1, tau: float = float("inf"),
 ) -> tuple[Drafter, TransformerVerifier, TopBetaTau]:  # fmt: skip
     """A block drafter (or the drafter ``none``), the verifier and the acceptance rule.
@@ -53,7 +50,7 @@ def load_roles(
     torch.set_num_threads(threads or THREADS)
     drafting_model = models[1]
     return (
-        drafters.build(drafting_model.config.drafter or "none" if drafting_model else "none", drafting_model),
+        drafters.build(drafting_model.code or "none" if drafting_model else "none", drafting_model),
         TransformerVerifier(models[0]),
         TopBetaTau(beta, tau, runner),
     )

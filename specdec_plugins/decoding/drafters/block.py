@@ -51,7 +51,7 @@ class BlockDrafter:
 
     def propose(self, state: SourceMemory, prefix: Prefix, num_tokens: int) -> Draft:
         """The K = ``num_tokens`` most likely tokens after each row's prefix."""
-        positions = self.model.config.max_target_positions
+        positions = self.model.spec.decoder.max_positions
         room = [max(0, positions - len(output)) for output in prefix.outputs]
         best = self.choose(prefix, *self.guess(state, prefix, num_tokens))
         if isinstance(best, list):

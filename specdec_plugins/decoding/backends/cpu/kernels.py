@@ -32,7 +32,7 @@ from specdec_plugins.decoding.values import Bounds, Draft, Prefix, Source, Verdi
 from specdec_plugins.decoding.verifier import TransformerVerifier
 
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
-ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2}
+ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2}
 TILE = 32  # widths are multiples of it
 VARIANTS = ("avx512", "avx2", "generic")  # of the library, the best first: see setup.py
 
@@ -75,6 +75,10 @@ def obstacles(model: Transformer) -> list[str]:
     found = [] if library() else ["they were not compiled for this machine"]
     if not model.encoder.layers or not model.decoder.layers:
         found.append("there is a side without layers")
+    if model.spec.activation not in ACTIVATIONS:
+        found.append(f"the activation {model.spec.activation}")
+    if model.spec.zero_start:
+        found.append("a zero embedding at the start")
     widths = {model.encoder.embedding.tokens.size(1), decoder.width}
     widths |= {layer.fc1.weight.size(0) for layer in (*model.encoder.layers, *decoder.layers)}
     widths |= {decoder.successor.tokens.size(1)} if decoder.successor else set()
@@ -124,7 +128,7 @@ class Stack(Handle):
         self.vocabulary = projection.outputs if projection else 0
         super().__init__(
             "stack", embedding.tokens.size(1), heads, ACTIVATIONS[activation], layers[0].prenorm, address(self.tables[0]),
-            embedding.scale, address(self.tables[1]), embedding.pad + 1, embedding.positions.size(0) - 1,
+            embedding.scale, address(self.tables[1]), embedding.offset, embedding.positions.size(0) - 1,
             addresses(*parts(embedding.norm), *parts(last)), self.projection and self.projection.pointer,
             gate and gate.pointer,
         )  # fmt: skip
@@ -160,7 +164,7 @@ class NativeDecoder:
     """What `Decoder` holds, for the roles below."""
 
     def __init__(self, engine: Engine, decoder: Decoder, activation: str, dtype: str, projection: NativeLinear | None):
-        projection = projection or NativeLinear(decoder.projection, None, dtype)
+        projection = projection or NativeLinear(decoder.projection, decoder.bias, dtype)
         self.embedding, self.width, self.copy = decoder.embedding, decoder.width, decoder.copy
         self.vocabulary = decoder.vocabulary
         self.memory = NativeLinear(decoder.memory.weight, decoder.memory.bias, dtype)
@@ -191,9 +195,9 @@ class NativeTransformer:
         self, model: Transformer, engine: Engine, dtype: str, encoder: NativeEncoder | None = None,
         projection: NativeLinear | None = None,
     ):  # fmt: skip
-        self.config, self.engine = model.config, engine
-        self.encoder = encoder or NativeEncoder(engine, model.encoder, model.config.activation, dtype)
-        self.decoder = NativeDecoder(engine, model.decoder, model.config.activation, dtype, projection)
+        self.spec, self.code, self.engine = model.spec, model.code, engine
+        self.encoder = encoder or NativeEncoder(engine, model.encoder, model.spec.activation, dtype)
+        self.decoder = NativeDecoder(engine, model.decoder, model.spec.activation, dtype, projection)
 
 
 class Buffer:
@@ -338,13 +342,15 @@ def on_kernels(
     if drafter is None:
         return first, None
     encoder = first.encoder if drafter.encoder is verifier.encoder else None
-    projection = first.decoder.stack.projection if drafter.decoder.projection is verifier.decoder.projection else None
+    ours, theirs = verifier.decoder, drafter.decoder
+    same = theirs.projection is ours.projection and theirs.bias is ours.bias
+    projection = first.decoder.stack.projection if same else None
     return first, NativeTransformer(drafter, engine, dtype, encoder, projection)
 
 
 def drafter(model: NativeTransformer) -> BlockDrafter:
     """The drafter that decodes with a model."""
-    return NativeCausalBlockDrafter(NativeReader(model)) if model.config.drafter == "block_causal" else NativeBlockDrafter(model)
+    return NativeCausalBlockDrafter(NativeReader(model)) if model.code == "block_causal" else NativeBlockDrafter(model)
 
 
 def floats(tensor: Tensor) -> Tensor:
