@@ -17,7 +17,6 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends.cpu import kernels
 from specdec_plugins.decoding.backends.torch import transformer
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
-from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.roles import load_roles
 from specdec_plugins.decoding.values import Draft, Prefix, Request, Source

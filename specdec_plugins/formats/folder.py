@@ -1,6 +1,6 @@
 """A translation model on disk: verifier, drafter, dictionaries and BPE codes, as one folder or as parts by path.
 
-A model folder holds ``model.json`` (`Description`), the dictionaries and codes, and the weights in safetensors by canonical names.
+A model folder holds ``model.json`` (`Description`), dictionaries and codes, and the weights in safetensors by canonical names.
 Tensors are stored once: one that a model has twice is in ``aliases``, one that the drafter has in common with the verifier in
 ``shared``, and a sinusoidal position table, which is computed, in ``sinusoidal``. A folder names code and never carries any.
 
@@ -129,22 +129,17 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
     folder = Path(folder)
     path = folder / "model.json"
     try:
-        content = _read_json(path)
-        version = content.get("format")
-        if version not in (1, FORMAT):
-            raise ValueError(f"{path}: format {version}; this version reads formats 1 and {FORMAT}")
-        try:
-            described = parse(Description if version == FORMAT else DescriptionOfFormat1, content)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        names = described.source_dict, described.target_dict, described.codes
-        source, target, codes = (_inside(folder, name, MAX_TEXT_BYTES) if name is not None else None for name in names)
-        assert source is not None and target is not None, "the description has both"
-        verifier, drafter = (_load_models if isinstance(described, Description) else _load_models_of_format_1)(folder, described)
-        pair = Pair(
-            str(folder), verifier, drafter, Vocabulary(source), Vocabulary(target), described.source_lang, described.target_lang,
-            codes, described.tokenizer if isinstance(described, Description) else TOKENIZERS[0],
-        )  # fmt: skip
+        described = _described(path)
+        files = described.source_dict, described.target_dict, described.codes
+        source, target, codes = (_inside(folder, name, MAX_TEXT_BYTES) if name else None for name in files)
+        if source is None or target is None:
+            raise ValueError(f"{path}: a dictionary has no name")
+        if isinstance(described, Description):
+            (verifier, drafter), tokenizer = _load_models(folder, described), described.tokenizer
+        else:
+            (verifier, drafter), tokenizer = _load_models_of_format_1(folder, described), TOKENIZERS[0]
+        languages = described.source_lang, described.target_lang
+        pair = Pair(str(folder), verifier, drafter, Vocabulary(source), Vocabulary(target), *languages, codes, tokenizer)
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: not a model folder (no {Path(error.filename).name} in it)") from None
     except NotADirectoryError:
@@ -257,6 +252,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: damaged or not ours (no object)")
     return content
+
+
+def _described(path: Path) -> Description | DescriptionOfFormat1:
+    """What ``model.json`` says. Raises ValueError naming the file and everything that is wrong with it."""
+    content = _read_json(path)
+    version = content.get("format")
+    if version not in (1, FORMAT):
+        raise ValueError(f"{path}: format {version}; this version reads formats 1 and {FORMAT}")
+    try:
+        return parse(Description, content) if version == FORMAT else parse(DescriptionOfFormat1, content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _inside(folder: Path, name: str, most: int | None = None) -> Path:
