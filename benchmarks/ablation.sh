@@ -11,7 +11,7 @@ export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 GLIB
 export ONEDNN_PRIMITIVE_CACHE_CAPACITY=64
 shape=$("$python" - "$run/verifier.pt" <<'PYTHON'
 import sys
-from specdec_plugins.formats.fairseq import load, model_args
+from specdec_plugins.formats.checkpoint import load, model_args
 args = vars(model_args(load(sys.argv[1])))
 for side in ("encoder", "decoder"):
     for part in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads"):

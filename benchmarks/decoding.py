@@ -69,8 +69,8 @@ def build(options: argparse.Namespace, successor: bool = True, **settings) -> Tr
     """A translator of the model; without ``successor``, its drafter chooses each token of a block by itself."""
     pair = load_folder(options.model)
     if not successor and pair.drafter:
-        kept = {name: tensor for name, tensor in pair.drafter["model"].items() if ".successor." not in name}
-        pair = replace(pair, drafter={**pair.drafter, "model": kept})
+        kept = {name: tensor for name, tensor in pair.drafter.tensors.items() if ".successor." not in name}
+        pair = replace(pair, drafter=replace(pair.drafter, tensors=kept, options={**pair.drafter.options, "successor_width": 0}))
     if settings["strategy"] == "specdec":
         settings = {"block_size": pair.block_size, **settings}
     dtype = "float32" if settings["strategy"] == "fairseq" else options.dtype
@@ -139,8 +139,8 @@ def tolerance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
 def acceptance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     """What is accepted, by block size, position in the block and length of the source, with and without successor network."""
     rows = []
-    drafter = load_folder(options.model).drafter or {"model": {}}
-    related = (True, False) if any(".successor." in name for name in drafter["model"]) else (False,)
+    drafter = load_folder(options.model).drafter
+    related = (True, False) if drafter and any(".successor." in name for name in drafter.tensors) else (False,)
     print("    K  successor  tokens/pass  accepted by position, if all before it were")
     for block_size, successor in product(options.block_sizes, related):
         found = build(options, successor, strategy="specdec", block_size=block_size).translate(lines)

@@ -107,10 +107,9 @@ def norm(given: Any) -> nn.LayerNorm:
 
 
 def parts(folder: str) -> Any:
-    from specdec_plugins.formats.fairseq import engine_model
     from specdec_plugins.formats.folder import load_folder
 
-    return engine_model(load_folder(folder).verifier, "verifier")
+    return load_folder(folder).verifier
 
 
 def engine(native: bool, folder: str, dtype: str, threads: int, width: int) -> Callable[[], list[int]]:

@@ -66,7 +66,7 @@ def make_pair(options: argparse.Namespace, folder: Path) -> None:
     from fairseq.models.transformer import TransformerModel, base_architecture
 
     from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
-    from specdec_plugins.formats import fairseq as checkpoint
+    from specdec_plugins.formats import checkpoint
     from specdec_plugins.training.initialise import architectures
 
     dictionary = Dictionary()
@@ -148,7 +148,7 @@ def fairseq(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
     from specdec_plugins.decoding.values import DecodeStats, Request
     from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
-    generator = FairseqGenerator(pair.verifier, len(pair.source), len(pair.target), 1, torch.device("cpu"), getattr(torch, dtype))
+    generator = FairseqGenerator(pair.verifier, 1, torch.device("cpu"), getattr(torch, dtype))
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         stats, requests = DecodeStats(), [Request(number, source, OUTPUT - 1) for number, source in enumerate(sources)]
@@ -185,10 +185,9 @@ def ours(pair: Any, dtype: str, block: str, threads: int) -> Decode:
     from specdec_plugins.decoding.loop import speculative_decode
     from specdec_plugins.decoding.roles import load_roles
     from specdec_plugins.decoding.values import DecodeStats, Request
-    from specdec_plugins.formats.fairseq import engine_model
 
-    drafting = engine_model(pair.drafter, "drafter") if block != "0" else None
-    drafter, verifier, rule = load_roles(engine_model(pair.verifier, "verifier"), drafting, "cpu", dtype, threads)
+    drafting = pair.drafter if block != "0" else None
+    drafter, verifier, rule = load_roles(pair.verifier, drafting, "cpu", dtype, threads)
     controller: Any = Adaptive(8) if block == "auto" else FixedLength(int(block))
     replayed = Replayed(rule, acceptance())
 

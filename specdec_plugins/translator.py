@@ -24,7 +24,6 @@ from specdec_plugins.decoding.schedule import schedule
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
-from specdec_plugins.formats.fairseq import engine_model
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.bpe import Bpe
@@ -77,31 +76,30 @@ class Translator:
     """
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
+        self.trained_block_size = pair.block_size
         if drafter is not None:
-            pair = replace(pair, drafter=None, block_size=pair.block_size or USUAL_BLOCK_SIZE)
+            self.trained_block_size = pair.block_size or USUAL_BLOCK_SIZE
+            pair = replace(pair, drafter=None)
         elif pair.drafter is None and settings.strategy in ("specdec", "drafter"):
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs")
         self.pair, self.settings = pair, settings
         self.stats = DecodeStats()
-        self.block_size = "auto" if settings.adaptive else settings.block_size or pair.block_size
+        self.block_size = "auto" if settings.adaptive else settings.block_size or self.trained_block_size
         device = usable_device(settings.device)
         wants_drafter = pair.drafter is not None and settings.strategy in ("specdec", "drafter")
-        verifier = engine_model(pair.verifier, f"{pair.name}: verifier")
-        drafting = engine_model(pair.drafter, f"{pair.name}: drafter") if pair.drafter and wants_drafter else None
-        configs = [model[1] for model in (verifier, drafting) if model]
-        self.max_source = min(config.max_source_positions for config in configs)
-        self.max_target = verifier[1].max_target_positions - 1  # as in fairseq, which counts the closing eos
+        drafting = pair.drafter if wants_drafter else None
+        specs = [pair.verifier.spec] + ([drafting.spec] if drafting and drafting.spec else [])
+        self.max_source = min(spec.encoder.max_positions for spec in specs)
+        self.max_target = pair.verifier.spec.decoder.max_positions - 1  # as in fairseq, which counts the closing eos
         if settings.strategy == "drafter":
-            self.max_target = min(config.max_target_positions for config in configs) - 1
+            self.max_target = min(spec.decoder.max_positions for spec in specs) - 1
         if settings.strategy == "fairseq":
             from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
             torch.set_num_threads(settings.threads or THREADS)
-            self._generator = FairseqGenerator(
-                pair.verifier, len(pair.source), len(pair.target), settings.beam, device, getattr(torch, settings.dtype)
-            )
+            self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
         else:
-            self._roles = self._assign(verifier, drafting, device, drafter)
+            self._roles = self._assign(pair.verifier, drafting, device, drafter)
         self._codes = Bpe(pair.codes) if pair.codes else None
         self._moses: tuple[Moses, Moses] | None = None
 
@@ -117,7 +115,7 @@ class Translator:
         drafting = own or drafting
         length: Controller = FixedLength(0)
         if how.strategy != "ar":
-            length = Adaptive(self.pair.block_size) if self.block_size == "auto" else FixedLength(int(self.block_size))
+            length = Adaptive(self.trained_block_size) if self.block_size == "auto" else FixedLength(int(self.block_size))
         return (drafting, Unverified(), accept_all, length) if how.strategy == "drafter" else (drafting, verifying, rule, length)
 
     def translate(

@@ -112,8 +112,7 @@ def test_drafts_from_the_cache_are_drafts_from_nothing(shape):
     """Pass after pass, rows at different lengths, with commits of any length and pauses between drafts of any length."""
     changes = {"activation_fn": "relu", "max_target_positions": 300, **SHAPES[shape]}
     plugin = make_causal(**changes)
-    weights, config = engine_model(plugin, model_settings(arch="block_causal", **changes))
-    model, _ = load_pair((weights, config), None, dtype=torch.float64)
+    model, _ = load_pair(engine_model(plugin, model_settings(arch="block_causal", **changes)), None, dtype=torch.float64)
     role, rng, sources = build("block_causal", model), random.Random(shape), sentences(5, seed=3)
     state, prefix = standing(role, sources, [[] for _ in sources])
     for _ in range(8):

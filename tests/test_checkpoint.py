@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec_plugins.commands import average
-from specdec_plugins.formats import fairseq as checkpoint
+from specdec_plugins.formats import checkpoint
 
 
 def make_checkpoint(seed=0, **extra):

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, run_python
 from test_training import train
 
-from specdec_plugins.formats import fairseq as checkpoint
+from specdec_plugins.formats import checkpoint
 
 
 @pytest.fixture(scope="module")

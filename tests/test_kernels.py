@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +10,13 @@ import torch
 from conftest import make_drafter, make_verifier, model_settings
 from reference import greedy
 from test_decoding import EOS, SHAPES, WORDS, Knowing, Tilted, decode, engine_model, load, make_tilt, sentences
-from test_transformer import SYMBOLS, commit, shaken, standing
+from test_transformer import SYMBOLS, commit, placed, shaken, standing
 
 from specdec_plugins.commands.benchmark import tensor_bytes
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends.cpu import binding, kernels
 from specdec_plugins.decoding.backends.torch import transformer
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
-from specdec_plugins.decoding.backends.torch.transformer import Transformer
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.roles import load_roles
 from specdec_plugins.decoding.values import Draft, Prefix, Request, Source
@@ -155,9 +155,9 @@ def test_logits_are_pytorchs(shape, dtype, variant):
 @pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned", "unscaled"])
 @torch.inference_mode()
 def test_drafters_logits_are_pytorchs(shape, copy, variant):
-    weights, config = engine_model(*wide_drafter(src_embedding_copy=copy, **KERNEL_SHAPES[shape]))
-    eager = BlockDrafter(Transformer.load(transformer.place(weights, "cpu", torch.float64), config))
-    model = Transformer.load(transformer.place(weights, "cpu", torch.float32), config)
+    given = engine_model(*wide_drafter(src_embedding_copy=copy, **KERNEL_SHAPES[shape]))
+    eager = BlockDrafter(placed(given, torch.float64))
+    model = placed(given, torch.float32)
     native = kernels.NativeBlockDrafter(kernels.NativeTransformer(model, kernels.Engine(2), "float32"))
     rng, sources = random.Random(5), sentences(6, seed=4)
     targets = [[rng.randrange(4, WORDS + 4) for _ in range(length)] for length in (3, 0, 7, 1, 12, 3)]
@@ -175,10 +175,11 @@ def test_drafters_logits_are_pytorchs(shape, copy, variant):
 @torch.inference_mode()
 def test_causal_drafts_are_pytorchs(shape, vocabulary, variant):
     """Pass after pass, with pauses, rows at different lengths."""
-    weights, config = engine_model(*wide_drafter(arch="block_causal", successor_width=32, **KERNEL_SHAPES[shape]))
-    weights |= {} if vocabulary is None else {transformer.DRAFT_VOCABULARY: torch.tensor(vocabulary)}
-    eager = drafters.build("block_causal", Transformer.load(transformer.place(weights, "cpu", torch.float64), config))
-    model = Transformer.load(transformer.place(weights, "cpu", torch.float32), config)
+    given = engine_model(*wide_drafter(arch="block_causal", successor_width=32, **KERNEL_SHAPES[shape]))
+    if vocabulary is not None:
+        given = replace(given, tensors={**given.tensors, transformer.DRAFT_VOCABULARY: torch.tensor(vocabulary)})
+    eager = drafters.build("block_causal", placed(given, torch.float64))
+    model = placed(given, torch.float32)
     native = kernels.drafter(kernels.NativeTransformer(model, kernels.Engine(2), "float32"))
     found = []
     for role in (eager, native):

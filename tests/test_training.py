@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT, run_python
 
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
-from specdec_plugins.formats import fairseq as checkpoint
+from specdec_plugins.formats import checkpoint, fairseq
 
 TINY = [
     "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",
@@ -137,7 +137,7 @@ def test_a_frozen_encoder_stays_the_verifiers(toy_data, tmp_path):
         same = {name for name in before if after[name].equal(before[name])}
         kept = {name for name in before if name.startswith("encoder.") or "embed_tokens" in name or "output_projection" in name}
         assert kept <= same and not any(name.startswith("decoder.layers.") for name in same)
-    pair = [checkpoint.engine_model(state, name) for state, name in ((checkpoint.load(verifier), "verifier"), (mean, "drafter"))]
+    pair = [fairseq.read(state, name) for state, name in ((checkpoint.load(verifier), "verifier"), (mean, "drafter"))]
     verifying, drafting = load_pair(*pair)
     assert drafting is not None and drafting.encoder is verifying.encoder
 

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,8 @@ from specdec_plugins.decoding.backends.torch.transformer import Transformer, Uns
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.values import Draft, Prefix, Request, Source, Symbols
 from specdec_plugins.decoding.verifier import TransformerVerifier
-from specdec_plugins.formats import fairseq as checkpoint
+from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats.checkpoint import CheckpointError
 
 SYMBOLS = Symbols()
 MORE_SHAPES = {
@@ -132,11 +134,12 @@ def test_named_architectures(arch, tmp_path):
     """From a file, with the settings where fairseq 0.12 puts them; all that an architecture's name implies must arrive."""
     model, args = make_architecture(arch)
     checkpoint.save({"args": None, "cfg": {"model": args, "task": {}}, "model": model.state_dict()}, tmp_path / "model.pt")
-    weights, config = checkpoint.engine_model(checkpoint.load(tmp_path / "model.pt"), arch)
-    assert config.decoder_prenorm == config.encoder_prenorm == arch.endswith("t2t")
-    assert (config.encoder_scale == 1.0) == arch.startswith("bart")
-    assert config.activation == ("gelu" if "bart" in arch else "relu")
-    assert_same_logits(model, load_pair((weights, config), None, dtype=torch.float64)[0])
+    given = fairseq.read(checkpoint.load(tmp_path / "model.pt"), arch)
+    spec = given.spec
+    assert spec.decoder.prenorm == spec.encoder.prenorm == arch.endswith("t2t")
+    assert (spec.encoder.embedding_scale == 1.0) == arch.startswith("bart")
+    assert spec.activation == ("gelu" if "bart" in arch else "relu")
+    assert_same_logits(model, load_pair(given, None, dtype=torch.float64)[0])
 
 
 def test_a_classification_head_is_no_part_of_translating():
@@ -168,8 +171,8 @@ def test_drafters_logits_are_the_plugins(form, copy, shape):
     if form == 1:
         del weights["block_format"]
     fairseq_model.load_state_dict(weights.copy(), strict=True)
-    weights, config = checkpoint.engine_model({"model": weights, "args": args, "cfg": None}, "drafter")
-    model = Transformer.load(transformer.place(weights, "cpu", torch.float64), config)
+    given = fairseq.read({"model": weights, "args": args, "cfg": None}, "drafter")
+    model = placed(given, torch.float64)
     drafter, sources = BlockDrafter(model), sentences(6, seed=4)
     rng = random.Random(5)
     targets = [[rng.randrange(4, WORDS + 4) for _ in range(length)] for length in (3, 0, 7, 1, 12, 3)]
@@ -184,6 +187,11 @@ def test_drafters_logits_are_the_plugins(form, copy, shape):
             expected[:, SYMBOLS.pad] = -torch.inf
             expected[0, EOS] -= torch.inf if not target else 0
             assert draft.tokens[row] == expected.argmax(-1).tolist()
+
+
+def placed(model, dtype):
+    """An engine's model in a data type."""
+    return Transformer.load(replace(model, tensors=transformer.place(model.tensors, "cpu", dtype)))
 
 
 def standing(role, sources, targets, limit=60):
@@ -270,9 +278,7 @@ def test_checkpoints_of_old_versions(prenorm, versions):
     weights.update({f"{side}.version": torch.tensor([number]) for side, number in versions.items()})
     again, _ = make_verifier(seed=9, words=WORDS, **changes)
     again.double().load_state_dict(weights.copy(), strict=False)
-    engine, _ = load_pair(
-        checkpoint.engine_model({"model": weights, "args": args, "cfg": None}, "old"), None, dtype=torch.float64
-    )
+    engine, _ = load_pair(fairseq.read({"model": weights, "args": args, "cfg": None}, "old"), None, dtype=torch.float64)
     assert_same_logits(again, engine)
     if prenorm:
         assert (engine.encoder.norm is None) == (versions.get("encoder", 1) < 2)
@@ -343,10 +349,10 @@ def test_unsupported_settings_are_refused_together():
     changes = {
         "arch": "lightconv", "adaptive_input": True, "adaptive_softmax_cutoff": "100,200", "cross_self_attention": True,
         "no_cross_attention": True, "no_token_positional_embeddings": True, "quant_noise_pq": 0.1, "scale_attn": True,
-        "scale_fc": True, "scale_heads": True, "scale_resids": True, "activation_fn": "swish", "decoder_output_dim": 8,
+        "scale_fc": True, "scale_heads": True, "scale_resids": True, "activation_fn": "tanh", "decoder_output_dim": 8,
         "decoder_input_dim": 9, "encoder_attention_heads": None,
     }  # fmt: skip
-    with pytest.raises(checkpoint.CheckpointError, match=r"^mine: the engine does not support") as caught:
+    with pytest.raises(CheckpointError, match=r"^mine: the engine does not support") as caught:
         engine_model(model, argparse.Namespace(**{**vars(args), **changes}), "mine")
     for setting, value in changes.items():
         named = str(caught.value)
@@ -356,48 +362,48 @@ def test_unsupported_settings_are_refused_together():
 @pytest.mark.parametrize("arch", ["transformer_lm", "lstm", "nonautoregressive_transformer", ""])
 def test_other_architectures_are_refused(arch):
     model, args = make_shaken()
-    with pytest.raises(checkpoint.CheckpointError, match=f"architecture '{arch}'; available: transformer, bart, mbart, block"):
+    with pytest.raises(CheckpointError, match=f"architecture '{arch}'; available: transformer, bart, mbart, block"):
         engine_model(model, argparse.Namespace(**{**vars(args), "arch": arch}))
 
 
 def test_a_drafter_of_a_later_format_is_refused():
     drafter = make_drafter()
     weights = {**drafter.state_dict(), "block_format": torch.tensor([3])}
-    with pytest.raises(checkpoint.CheckpointError, match="format 3; this version reads formats 1 and 2"):
-        checkpoint.engine_model({"model": weights, "args": model_settings(), "cfg": None}, "drafter")
+    with pytest.raises(CheckpointError, match="format 3; this version reads formats 1 and 2"):
+        fairseq.read({"model": weights, "args": model_settings(), "cfg": None}, "drafter")
 
 
 def test_foreign_and_missing_weights_are_refused_together():
     model, args = make_shaken()
-    weights, config = engine_model(model, args)
+    given = engine_model(model, args)
     absent = [
         "decoder.layers.1.fc1.weight",
         "encoder.layers.0.final_layer_norm.bias",
         "decoder.layers.0.encoder_attn.k_proj.weight",
     ]
-    weights = {name: tensor for name, tensor in weights.items() if name not in absent}
+    weights = {name: tensor for name, tensor in given.tensors.items() if name not in absent}
     weights |= {"decoder.alien.weight": torch.ones(2), "encoder.layers.0.scale": torch.ones(1)}
+    weights["encoder.layers.1.fc2.bias"] = torch.ones(7)
+    faults = [*absent, "decoder.alien.weight", "encoder.layers.0.scale", "encoder.layers.1.fc2.bias (7,), not (16,)"]
     with pytest.raises(UnsupportedModel) as caught:
-        load_pair((weights, config), None)
-    for name in [*absent, "decoder.alien.weight", "encoder.layers.0.scale"]:
-        assert name in str(caught.value)
-    drafter = make_drafter()
-    weights, config = engine_model(drafter, model_settings())
-    del weights["encoder.layers.0.fc1.weight"]
+        load_pair(replace(given, tensors=weights), None)
+    assert all(name in str(caught.value) for name in faults)
+    with pytest.raises(CheckpointError) as caught:
+        fairseq.read({"model": {**weights, "decoder.layers.1.fc1.weight": torch.ones(1)}, "args": args, "cfg": None}, "mine.pt")
+    assert str(caught.value).startswith("mine.pt: ") and all(name in str(caught.value) for name in faults if name != absent[0])
+    drafter = engine_model(make_drafter(), model_settings())
+    del drafter.tensors["encoder.layers.0.fc1.weight"]
     with pytest.raises(UnsupportedModel, match=r"encoder\.layers\.0\.fc1\.weight"):
-        load_pair(engine_model(model, args), (weights, config))
+        load_pair(given, drafter)
 
 
 def test_no_weight_can_be_missing_unnoticed():
     model, args = make_shaken(**SHAPES["pre-norm"])
-    weights, config = engine_model(model, args)
-    # The output projection may be the embedding's twin, and a decoder may have no final norm: shapes cannot tell.
-    optional = ("decoder.output_projection.weight", "decoder.layer_norm.weight", "encoder.layer_norm.weight", "version")
-    for absent in weights:
-        if not absent.endswith(optional):
-            others = {name: tensor for name, tensor in weights.items() if name != absent}
-            with pytest.raises(UnsupportedModel, match=absent.removesuffix(".bias")):
-                load_pair((others, config), None)
+    given = engine_model(model, args)
+    for absent in given.tensors:
+        others = {name: tensor for name, tensor in given.tensors.items() if name != absent}
+        with pytest.raises(UnsupportedModel, match=f"missing weights.*{absent}"):
+            load_pair(replace(given, tensors=others), None)
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", required=True, metavar="PT", help="where the average goes")
     options = parser.parse_args(argv)
 
-    from specdec_plugins.formats import fairseq as checkpoint  # after parsing: --help does not wait for torch
+    from specdec_plugins.formats import checkpoint  # after parsing: --help does not wait for torch
 
     try:
         checkpoint.save(checkpoint.average(options.inputs), options.output)

@@ -250,17 +250,18 @@ def convert(pair: "Pair", folder: Path) -> None:
     from ctranslate2.converters import FairseqConverter
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from specdec_plugins.formats.fairseq import allow_fairseq_types, model_args
+    from specdec_plugins.formats.checkpoint import allow_fairseq_types
+    from specdec_plugins.formats.fairseq import checkpoint_of
 
-    args = model_args(pair.verifier)
-    args.arch = getattr(args, "arch", None) or args._name
+    checkpoint = checkpoint_of(pair.verifier)
+    args = checkpoint["args"]
     args.task, args.left_pad_source, args.left_pad_target = "translation", True, False
     args.source_lang, args.target_lang = "source", "target"
     ARCH_CONFIG_REGISTRY[args.arch](args)
     for side, vocabulary in (("source", pair.source), ("target", pair.target)):
         shutil.copyfile(vocabulary.path, folder / f"dict.{side}.txt")
     allow_fairseq_types()
-    torch.save({"args": args, "cfg": None, "model": pair.verifier["model"]}, folder / "model.pt")
+    torch.save(checkpoint, folder / "model.pt")
     FairseqConverter(str(folder / "model.pt"), str(folder)).convert(str(folder / "converted"))
 
 

@@ -58,12 +58,12 @@ def run(options: argparse.Namespace) -> list[str]:
     pair = model_folder.load_parts(*paths)
     if options.block_size is not None:
         Settings(block_size=options.block_size)  # raises if it cannot be
-        pair = replace(pair, block_size=options.block_size)
+        pair = replace(pair, drafter=pair.drafter and replace(pair.drafter, block_size=options.block_size))
     if options.draft_vocabulary:
         if not pair.drafter:
             raise ValueError("--draft-vocabulary is for a drafter: give --drafter, too")
         tokens = torch.tensor(frequent(options.draft_vocabulary, pair.target))
-        pair = replace(pair, drafter={**pair.drafter, "model": {**pair.drafter["model"], DRAFT_VOCABULARY: tokens}})
+        pair = replace(pair, drafter=replace(pair.drafter, tensors={**pair.drafter.tensors, DRAFT_VOCABULARY: tokens}))
     sizes = model_folder.save_folder(pair, options.output, options.half)
     Translator(model_folder.load_folder(options.output), Settings(strategy="specdec" if pair.drafter else "ar"))
     total = sum(sizes.values())

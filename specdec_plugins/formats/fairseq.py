@@ -1,157 +1,181 @@
-"""The one file that knows fairseq's ``.pt`` format: safe loading, atomic saving, averaging.
+"""The one file that knows fairseq's naming: a checkpoint's settings and weights into a neutral model, and back.
 
-Knows torch and the shape of fairseq's checkpoint dictionary, but never imports fairseq. A checkpoint is untrusted
-input: it is read with ``weights_only`` on, and only fairseq's own plain containers are allow-listed.
+Covers what fairseq calls ``transformer``, ``bart`` and ``mbart``, and the project's drafters ``block`` and ``block_causal``, as
+versions from 0.6 to 0.12 write them. Each setting of a checkpoint is one of five kinds:
+
+1. those that say how the model computes, which go into its `ModelSpec`;
+2. those that would change that in a way that the engine does not compute, unless they have a harmless value (`HARMLESS`);
+3. those of the model's training, and those without effect unless one of the second kind is on (`WITHOUT_EFFECT`);
+4. any other that is named as fairseq names a model's options (`MODEL_OPTION`): refused by name, whatever its value but None,
+   as nobody can tell whether the engine computes it;
+5. everything else is about training, data or generation: not read.
+
+Never imports fairseq.
 """
 
 import argparse
 import math
-import os
-import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.transformer import ACTIVATIONS, Config
+from specdec_plugins.formats.checkpoint import Checkpoint, CheckpointError, model_args, task_settings
+from specdec_plugins.formats.spec import (
+    DrafterModel,
+    Model,
+    ModelSpec,
+    SideSpec,
+    Symbols,
+    sinusoidal_table,
+    tensor_faults,
+    tensor_shapes,
+)
 
-Checkpoint = dict[str, Any]
+PAD = Symbols().pad
+OFFSET = PAD + 1  # the row of a position table for the first token: fairseq counts from the padding symbol's number + 1
+POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target-positions
+PUBLISHED_BLOCK_SIZE = 25
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "swish"}
+DRAFTERS = ("block", "block_causal")  # architectures that are drafters; the engine's drafters have the same names
+ARCHITECTURES = ("transformer", "bart", "mbart", *DRAFTERS)  # by the first part of --arch
+SIDES = ("encoder", "decoder")
 
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message names the file and every fault found."""
-
-
-def allow_fairseq_types() -> None:
-    """Let ``torch.load(weights_only=True)`` read the containers in which fairseq stores a model's settings.
-
-    None of them runs code when unpickled: a namespace and, in checkpoints of fairseq 1.0.0a0, omegaconf's nodes.
-    """
-    types: list[Any] = [argparse.Namespace]
-    try:
-        from omegaconf import DictConfig, ListConfig, nodes
-        from omegaconf.base import ContainerMetadata, Metadata
-    except ImportError:
-        pass
-    else:
-        # The engine's side can do without omegaconf; what is not installed cannot be asked for either.
-        from collections import defaultdict
-
-        values = [nodes.AnyNode, nodes.BooleanNode, nodes.EnumNode, nodes.FloatNode, nodes.IntegerNode, nodes.StringNode]
-        types += [DictConfig, ListConfig, ContainerMetadata, Metadata, Any, dict, list, int, defaultdict, *values]
-    torch.serialization.add_safe_globals(types)
-
-
-def load(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a fairseq checkpoint onto the CPU.
-
-    Raises CheckpointError for a missing, truncated, unsafe or foreign file.
-    """
-    allow_fairseq_types()
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such checkpoint") from None
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{path}: refused: {_refusal(error)}") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        # A cut or foreign file can fail at any step of reading; to the user every way means the same.
-        raise CheckpointError(f"{path}: not a readable checkpoint, or a damaged one ({type(error).__name__})") from None
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
-        raise CheckpointError(f"{path}: not a fairseq checkpoint (no 'model' in it)")
-    if checkpoint.get("args") is None and checkpoint.get("cfg") is None:
-        raise CheckpointError(f"{path}: not a fairseq checkpoint (neither 'args' nor 'cfg' in it)")
-    return checkpoint
-
-
-def _refusal(error: pickle.UnpicklingError) -> str:
-    """The line of torch's message that names what the file asked to run, without its advice to run it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "global" in line.lower()), "it asks for more than weights and settings")
-
-
-def model_args(checkpoint: Checkpoint) -> argparse.Namespace:
-    """The model's settings as a namespace, whichever fairseq version wrote them."""
-    settings = checkpoint["args"] if checkpoint.get("args") is not None else checkpoint["cfg"]["model"]
-    return argparse.Namespace(**(vars(settings) if isinstance(settings, argparse.Namespace) else dict(settings)))
-
-
-def task_settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The task's settings (data folder, languages), whichever fairseq version wrote them."""
-    return dict(vars(checkpoint["args"])) if checkpoint.get("args") is not None else dict(checkpoint["cfg"]["task"])
-
-
-# Families whose forward the engine computes, by the first part of their --arch.
-DRAFTERS = ("block", "block_causal")  # architectures that are drafters, and the files in `drafters/` that decode with them
-ENGINE_ARCHITECTURES = ("transformer", "bart", "mbart", *DRAFTERS)
-# Settings that change the function in a way that the engine does not compute, with the values that do not.
-ENGINE_SETTINGS: dict[str, tuple[Any, ...]] = {
+SPEC_SETTINGS = frozenset({
+    "arch", "_name", "activation_fn", "max_source_positions", "max_target_positions", "no_scale_embedding", "layernorm_embedding",
+    "no_decoder_final_norm", "share_all_embeddings", "share_decoder_input_output_embed", "decoder_input_dim",
+    "decoder_output_dim", "src_embedding_copy", "successor_width",
+    *(f"{side}_{name}" for side in SIDES for name in (
+        "embed_dim", "ffn_embed_dim", "layers", "attention_heads", "normalize_before", "learned_pos",
+    )),
+})  # fmt: skip
+HARMLESS: dict[str, tuple[Any, ...]] = {  # None always is
     "adaptive_input": (False,),
-    "adaptive_softmax_cutoff": (None,),
+    "adaptive_softmax_cutoff": (),
+    "base_layers": (0,),
+    "char_inputs": (False,),
     "cross_self_attention": (False,),
+    "decoder_layers_to_keep": ("",),
+    "decoder_xformers_att_config": ("",),
+    "encoder_layers_to_keep": ("",),
+    "encoder_xformers_att_config": ("",),
+    "full_context_alignment": (False,),
+    "merge_src_tgt_embed": (False,),
     "no_cross_attention": (False,),
     "no_token_positional_embeddings": (False,),
     "quant_noise_pq": (0,),
+    "quant_noise_scalar": (0,),
     "scale_attn": (False,),
     "scale_fc": (False,),
     "scale_heads": (False,),
     "scale_resids": (False,),
-    "full_context_alignment": (False,),
 }
+WITHOUT_EFFECT = frozenset({
+    "activation_dropout", "attention_dropout", "dropout", "relu_dropout", "encoder_layerdrop", "decoder_layerdrop",
+    "encoder_embed_path", "decoder_embed_path", "checkpoint_activations", "offload_activations", "min_params_to_wrap", "export",
+    "adaptive_input_cutoff", "adaptive_input_factor", "adaptive_softmax_dropout", "adaptive_softmax_factor",
+    "tie_adaptive_weights", "tie_adaptive_proj", "base_sublayers", "base_shuffle", "quant_noise_pq_block_size",
+    "apply_bert_init", "freeze_encoder", "pooler_activation_fn", "pooler_dropout", "spectral_norm_classification_head",
+})  # fmt: skip
+# How fairseq names the options of models...
+MODEL_OPTION = re.compile(
+    r"(encoder|decoder|share|no|scale|layernorm|activation|adaptive|attention|base|cross|quant_noise|tie)_|max_(.+_)?positions$"
+)
+# ...and its options of training, data and generation that look the same.
+NO_MODEL_OPTIONS = frozenset({
+    "decoder_langtok", "encoder_langtok", "max_positions", "no_beamable_mm", "no_bias_correction", "no_early_stop",
+    "no_epoch_checkpoints", "no_last_checkpoints", "no_progress_bar", "no_repeat_ngram_size", "no_reshard_after_forward",
+    "no_save", "no_save_optimizer_state", "no_save_optimizer_state_on_training_finished", "no_seed_provided", "no_shuffle",
+    "no_whole_word_mask_langs", "scale_parameter",
+})  # fmt: skip
+# In a checkpoint, but no part of the function: counters, sinusoidal tables that are computed again, unused heads, marks.
+NO_WEIGHTS = re.compile(
+    r"(encoder|decoder)\.(version|embed_positions\.(weights|_float_tensor))|classification_heads\..*|block_(format|verifier)"
+)
 
 
-def engine_model(checkpoint: Checkpoint, name: str) -> tuple[dict[str, torch.Tensor], Config]:
-    """A checkpoint's weights in fairseq's present naming, and what the engine must know of its settings.
+def read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
+    """The model of a loaded checkpoint: a `DrafterModel` if its architecture is one of `DRAFTERS`.
 
-    ``name`` is what errors call it. Raises CheckpointError with all that the engine does not support.
+    ``name`` is what errors call it. Raises CheckpointError with everything that the engine does not support.
     """
-    args = vars(model_args(checkpoint))
-    arch = str(args.get("arch") or args.get("_name") or "")
-    faults = []
-    if arch.split("_")[0] not in ENGINE_ARCHITECTURES or arch.startswith("transformer_lm"):
-        faults.append(f"architecture '{arch}'; available: {', '.join(ENGINE_ARCHITECTURES)} and those named after them")
-    for setting, harmless in ENGINE_SETTINGS.items():
-        if args.get(setting) not in (None, *harmless):
-            faults.append(f"--{setting.replace('_', '-')} {args[setting]}")
-    activation = args.get("activation_fn") or "relu"
-    if activation not in ACTIVATIONS:
-        faults.append(f"--activation-fn {activation}; available: {', '.join(ACTIVATIONS)}")
-    for part in ("input", "output"):
-        width = args.get(f"decoder_{part}_dim")
-        if width not in (None, args.get("decoder_embed_dim")):
-            faults.append(f"--decoder-{part}-dim {width} with --decoder-embed-dim {args.get('decoder_embed_dim')}")
-    needed = ("encoder_embed_dim", "decoder_embed_dim", "encoder_attention_heads", "decoder_attention_heads")
-    faults += [f"no '{setting}' in its settings" for setting in needed if not args.get(setting)]
+    args = flat(model_args(checkpoint))
+    faults = list(setting_faults(args))
     if faults:
         raise CheckpointError(f"{name}: the engine does not support " + "; ".join(faults))
-
     weights = modern_names(checkpoint["model"])
     absent = [weight for weight in announced(args) if weight not in weights]
     if absent:
         raise CheckpointError(f"{name}: its settings announce weights that it has not: {', '.join(absent)}")
+    code = architecture(args) if architecture(args) in DRAFTERS else None
     form = int(weights["block_format"]) if "block_format" in weights else 1
-    drafter = arch if arch in DRAFTERS else None
-    if drafter and form not in (1, 2):
+    if code and form not in (1, 2):
         raise CheckpointError(f"{name}: block drafter of format {form}; this version reads formats 1 and 2")
-    unscaled = bool(args.get("no_scale_embedding")) or (drafter is not None and form == 1)
-    return weights, Config(
-        encoder_heads=int(args["encoder_attention_heads"]),
-        decoder_heads=int(args["decoder_attention_heads"]),
-        encoder_prenorm=bool(args.get("encoder_normalize_before")),
-        decoder_prenorm=bool(args.get("decoder_normalize_before")),
-        activation=activation,
-        encoder_scale=1.0 if unscaled else math.sqrt(args["encoder_embed_dim"]),
-        decoder_scale=1.0 if unscaled else math.sqrt(args["decoder_embed_dim"]),
-        max_source_positions=int(args.get("max_source_positions") or 1024),
-        max_target_positions=int(args.get("max_target_positions") or 1024),
-        drafter=drafter,
-    )
+    try:
+        spec = spec_of(args, weights, unscaled=bool(args.get("no_scale_embedding")) or (code is not None and form == 1))
+    except ValueError as error:
+        raise CheckpointError(f"{name}: {error}") from None
+    tensors = canonical(weights, spec)
+    if code:
+        task = task_settings(checkpoint)
+        return DrafterModel(
+            code, tensors, spec, drafter_options(code, tensors), int(task.get("block_size") or PUBLISHED_BLOCK_SIZE),
+            verifier_mark(weights),
+        )  # fmt: skip
+    # A drafter's own weights are for its code to check.
+    faults = tensor_faults(spec, tensor_shapes(tensors))
+    if faults:
+        raise CheckpointError(f"{name}: {'; '.join(faults)}")
+    return Model(spec, tensors)
 
 
-def announced(args: dict[str, Any]) -> Iterator[str]:
+def flat(settings: argparse.Namespace) -> dict[str, Any]:
+    """Settings as one dictionary. fairseq's dataclass nests those of the two sides and of quantisation noise."""
+    result = {}
+    for key, value in vars(settings).items():
+        if key in (*SIDES, "quant_noise") and not isinstance(value, bool | int | float | str | None):
+            inner = value if isinstance(value, Mapping) or hasattr(value, "items") else vars(value)
+            result.update({f"{key}_{name}": each for name, each in inner.items()})
+        else:
+            result[key] = value
+    return result
+
+
+def architecture(args: Mapping[str, Any]) -> str:
+    return str(args.get("arch") or args.get("_name") or "")
+
+
+def setting_faults(args: Mapping[str, Any]) -> Iterator[str]:
+    """All that the engine does not support."""
+    arch = architecture(args)
+    if arch.split("_")[0] not in ARCHITECTURES or arch.startswith("transformer_lm"):
+        yield f"architecture '{arch}'; available: {', '.join(ARCHITECTURES)} and those named after them"
+    activation = args.get("activation_fn") or "relu"
+    if activation not in ACTIVATIONS:
+        yield f"--activation-fn {activation}; available: {', '.join(ACTIVATIONS)}"
+    for part in ("input", "output"):
+        width = args.get(f"decoder_{part}_dim")
+        if width not in (None, args.get("decoder_embed_dim")):
+            yield f"--decoder-{part}-dim {width} with --decoder-embed-dim {args.get('decoder_embed_dim')}"
+    for needed in ("encoder_embed_dim", "decoder_embed_dim", "encoder_attention_heads", "decoder_attention_heads"):
+        if not args.get(needed):
+            yield f"no '{needed}' in its settings"
+    for setting, value in args.items():
+        known = setting in SPEC_SETTINGS or setting in WITHOUT_EFFECT or setting in NO_MODEL_OPTIONS
+        if value is None or known:
+            continue
+        if setting in HARMLESS:
+            if value not in HARMLESS[setting]:
+                yield f"--{setting.replace('_', '-')} {value}"
+        elif MODEL_OPTION.match(setting):
+            yield f"the unknown model option --{setting.replace('_', '-')} {value}"
+
+
+def announced(args: Mapping[str, Any]) -> Iterator[str]:
     """Weights that a model of these settings has beside those that every model has; by one each where they come in groups."""
-    for side in ("encoder", "decoder"):
+    for side in SIDES:
         if args.get(f"{side}_layers"):
             yield f"{side}.layers.{int(args[f'{side}_layers']) - 1}.fc1.weight"
         if args.get(f"{side}_learned_pos"):
@@ -160,15 +184,17 @@ def announced(args: dict[str, Any]) -> Iterator[str]:
             yield f"{side}.layernorm_embedding.weight"
     if args.get("share_decoder_input_output_embed") is False and not args.get("share_all_embeddings"):
         yield "decoder.output_projection.weight"
+    if architecture(args) == "block_causal" and args.get("successor_width"):
+        yield "decoder.successor.out.weight"
 
 
-def modern_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def modern_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights under the names that fairseq 0.12 gives them; older versions named and packed some differently."""
     norms = {
         "encoder": ("self_attn_layer_norm", "final_layer_norm"),
         "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
     }
-    renamed: dict[str, torch.Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         side, _, rest = name.partition(".")
         number = re.fullmatch(r"(layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)", rest)
@@ -189,36 +215,125 @@ def modern_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return renamed
 
 
-def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
-    """Write a checkpoint so that ``path`` is either absent, the old file or the whole new one."""
-    temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
-    try:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        torch.save(checkpoint, temporary)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
+def spec_of(args: Mapping[str, Any], weights: Mapping[str, Tensor], unscaled: bool) -> ModelSpec:
+    """What settings and, where they are silent, weights say. Raises ValueError with everything that cannot be."""
+
+    def side(name: str, positions: str) -> SideSpec:
+        width, prenorm = int(args[f"{name}_embed_dim"]), bool(args.get(f"{name}_normalize_before"))
+        table, inner = weights.get(f"{name}.embed_positions.weight"), weights.get(f"{name}.layers.0.fc1.weight")
+        most = POSITIONS if table is None else len(table) - OFFSET
+        layers = {key.split(".")[2] for key in weights if key.startswith(f"{name}.layers.")}
+        return SideSpec(
+            layers=int(args.get(f"{name}_layers") or len(layers)),
+            heads=int(args[f"{name}_attention_heads"]),
+            width=width,
+            inner_width=int(args.get(f"{name}_ffn_embed_dim") or (0 if inner is None else len(inner))),
+            prenorm=prenorm,
+            final_norm=prenorm and f"{name}.layer_norm.weight" in weights,
+            embedding_norm=f"{name}.layernorm_embedding.weight" in weights,
+            embedding_scale=1.0 if unscaled else math.sqrt(width),
+            max_positions=int(args.get(positions) or most),
+            position_offset=OFFSET,
+        )
+
+    activation = ACTIVATIONS[args.get("activation_fn") or "relu"]
+    return ModelSpec(side("encoder", "max_source_positions"), side("decoder", "max_target_positions"), activation)
 
 
-def average(paths: Sequence[str | os.PathLike[str]]) -> Checkpoint:
-    """The mean of the weights of several checkpoints of one model, in the container of the last one.
+def canonical(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+    """Weights by canonical names: without what is no part of the function, and with the sinusoidal tables.
 
-    Floating-point tensors are summed in float64; counters and format markers are the last checkpoint's. Weights that
-    share memory, as tied embeddings do, still share it. Optimizer state is dropped: it belongs to no average.
+    Older versions do not write the output projection of a decoder that shares it with its embeddings.
     """
-    if not paths:
-        raise ValueError("no checkpoints to average")
-    sums: dict[str, torch.Tensor] = {}
-    for path in paths:
-        checkpoint = load(path)
-        weights = checkpoint["model"]
-        if sums and {name: tensor.shape for name, tensor in weights.items()} != {name: sums[name].shape for name in sums}:
-            raise CheckpointError(f"{path}: not the same model as {paths[0]} (other parameter names or shapes)")
-        for name, tensor in weights.items():
-            sums[name] = sums.get(name, 0) + tensor.double() if tensor.is_floating_point() else tensor
-    means: dict[int, torch.Tensor] = {}  # by the memory of the last checkpoint's tensor
-    for name, tensor in weights.items():
-        if tensor.is_floating_point():
-            weights[name] = means.setdefault(tensor.data_ptr(), (sums[name] / len(paths)).to(tensor.dtype))
-    return {**checkpoint, "last_optimizer_state": None}
+    tensors = {name: tensor for name, tensor in weights.items() if not NO_WEIGHTS.fullmatch(name)}
+    for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+        if f"{name}.embed_positions.weight" not in tensors:
+            table = sinusoidal_table(side)
+            if table is not None:
+                tensors[f"{name}.embed_positions.weight"] = table
+    if "decoder.embed_tokens.weight" in tensors:
+        tensors.setdefault("decoder.output_projection.weight", tensors["decoder.embed_tokens.weight"])
+    return tensors
+
+
+def drafter_options(code: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a drafter has beside the Transformer, as its weights tell."""
+    if code == "block":
+        return {"source_copy": "decoder.copy_attn.weight" in tensors}
+    out = tensors.get("decoder.successor.out.weight")
+    return {"successor_width": 0 if out is None else out.size(-1)}
+
+
+def verifier_mark(weights: Mapping[str, Tensor]) -> str | None:
+    """The fingerprint of the verifier that a drafter was initialised from, which training carries along as 32 bytes."""
+    mark = weights.get("block_verifier")
+    return bytes(mark.tolist()).hex() if mark is not None and mark.any() else None
+
+
+# ---- and back, for fairseq's own generator and for converters that read its checkpoints
+
+
+def checkpoint_of(model: Model) -> Checkpoint:
+    """A checkpoint of ``--arch transformer`` that computes what ``model`` does.
+
+    Raises ValueError with everything that fairseq's Transformer does not compute.
+    """
+    spec, tensors = model.spec, model.tensors
+    faults = fairseq_faults(spec)
+    if faults:
+        raise ValueError("fairseq's Transformer does not compute " + "; ".join(faults))
+    embedding = tensors["decoder.embed_tokens.weight"]
+    tied = same(tensors["decoder.output_projection.weight"], embedding)
+    args: dict[str, Any] = {
+        "arch": "transformer",
+        "activation_fn": {canonical: name for name, canonical in reversed(ACTIVATIONS.items())}[spec.activation],
+        "max_source_positions": spec.encoder.max_positions,
+        "max_target_positions": spec.decoder.max_positions,
+        "no_scale_embedding": spec.encoder.embedding_scale == 1.0,
+        "layernorm_embedding": spec.encoder.embedding_norm,
+        "no_decoder_final_norm": spec.decoder.prenorm and not spec.decoder.final_norm,
+        "share_decoder_input_output_embed": tied,
+        "share_all_embeddings": tied and same(tensors["encoder.embed_tokens.weight"], embedding),
+        "decoder_input_dim": spec.decoder.width,
+        "decoder_output_dim": spec.decoder.width,
+    }
+    # Version 1 of an encoder has no norm after its last layer.
+    weights = {**tensors, "encoder.version": torch.tensor([3.0 if spec.encoder.final_norm or not spec.encoder.prenorm else 1.0])}
+    weights["decoder.version"] = torch.tensor([3.0])
+    for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+        positions = f"{name}.embed_positions.weight"
+        weights[positions], table = weights[positions][: side.max_positions + OFFSET], sinusoidal_table(side)
+        learned = table is None or not same(weights[positions], table)
+        if not learned:
+            del weights[positions]  # fairseq computes it
+        args |= {
+            f"{name}_embed_dim": side.width, f"{name}_ffn_embed_dim": side.inner_width, f"{name}_layers": side.layers,
+            f"{name}_attention_heads": side.heads, f"{name}_normalize_before": side.prenorm, f"{name}_learned_pos": learned,
+        }  # fmt: skip
+    return {"args": argparse.Namespace(**args), "cfg": None, "model": weights}
+
+
+def fairseq_faults(spec: ModelSpec) -> list[str]:
+    """What of a spec fairseq's Transformer does not compute."""
+    symbols = spec.symbols
+    unlike = {
+        "the activation swish": spec.activation == "swish",  # its own fails
+        "an output bias": spec.output_bias,
+        "a zero embedding at the start": spec.zero_start,
+        f"a start token that is not eos ({symbols.start})": symbols.start != symbols.eos,
+        f"pad and eos as {symbols.pad} and {symbols.eos}": (symbols.pad, symbols.eos) != (PAD, Symbols().eos),
+        "forced or suppressed tokens": bool(spec.forced or spec.suppressed),
+        "an embedding norm on one side": spec.encoder.embedding_norm != spec.decoder.embedding_norm,
+    }
+    scales = {side.embedding_scale / math.sqrt(side.width) for side in (spec.encoder, spec.decoder)}
+    plain = {side.embedding_scale for side in (spec.encoder, spec.decoder)} == {1.0}
+    unlike["embeddings scaled by neither 1 nor the root of their width"] = scales != {1.0} and not plain
+    for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
+        unlike[f"positions of the {name} from row {side.position_offset} on"] = side.position_offset != OFFSET
+        unlike[f"a norm after the {name}'s last layer with norms after each part"] = side.final_norm and not side.prenorm
+    return [what for what, is_so in unlike.items() if is_so]
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same numbers."""
+    return one is other or (one.shape == other.shape and torch.equal(one, other.to(one)))

@@ -1,84 +1,149 @@
 """A translation model on disk: verifier, drafter, dictionaries and BPE codes, as one folder or as parts by path.
 
-A model folder holds ``model.json``, the dictionaries and codes, and the weights in safetensors. ``model.json`` keeps the settings
-of both models in fairseq's words, so a folder and a pair of fairseq checkpoints are read by the same code. A tensor that a
-model has twice (``aliases``) or that the drafter has in common with the verifier (``shared``) is stored once.
+A model folder holds ``model.json`` (`Description`), dictionaries and codes, and the weights in safetensors by canonical names.
+Tensors are stored once: one that a model has twice is in ``aliases``, one that the drafter has in common with the verifier in
+``shared``, and a sinusoidal position table, which is computed, in ``sinusoidal``. A folder names code and never carries any.
+
+Folders of format 1 hold fairseq's settings and names, and are read by the code that reads its checkpoints.
 """
 
 import argparse
+import dataclasses
 import errno
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.formats import fairseq as checkpoint
-from specdec_plugins.formats.fairseq import Checkpoint, CheckpointError
+from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats.spec import (
+    DrafterModel,
+    Model,
+    ModelSpec,
+    fingerprint,
+    shapes,
+    sinusoidal_table,
+    tensor_faults,
+    tensor_shapes,
+)
+from specdec_plugins.formats.strict import parse
 from specdec_plugins.text.vocabulary import Vocabulary
 
-FORMAT = 1
+log = logging.getLogger(__name__)
+FORMAT = 2
 MAX_JSON_BYTES = 1_000_000
-# What of fairseq's settings says how a model computes; the rest tells of its training.
-MODEL_SETTINGS = (
-    "arch", "activation_fn", "max_source_positions", "max_target_positions", "no_scale_embedding",
-    "layernorm_embedding", "src_embedding_copy", "successor_width", "share_all_embeddings", "share_decoder_input_output_embed",
-    "no_token_positional_embeddings", "no_decoder_final_norm", "adaptive_input", "adaptive_softmax_cutoff",
-    "cross_self_attention", "no_cross_attention", "quant_noise_pq", "scale_attn", "scale_fc", "scale_heads",
-    "scale_resids", "full_context_alignment", "pooler_activation_fn",
-    *(f"{side}_{name}" for side in ("encoder", "decoder") for name in (
-        "embed_dim", "ffn_embed_dim", "layers", "attention_heads", "normalize_before", "learned_pos",
-    )),
-    "decoder_input_dim", "decoder_output_dim",
-)  # fmt: skip
+MAX_TEXT_BYTES = 100_000_000  # of a dictionary or BPE codes
+TOKENIZERS = ("moses",)
+
+
+@dataclass(frozen=True)
+class VerifierEntry:
+    """The verifier in ``model.json``."""
+
+    weights: str  # the name of its file
+    spec: ModelSpec
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    sinusoidal: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DrafterEntry:
+    """The drafter in ``model.json``; see `DrafterModel`."""
+
+    weights: str
+    spec: ModelSpec | None
+    code: str
+    block_size: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    verifier: str | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    shared: tuple[str, ...] = ()
+    sinusoidal: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Description:
+    """``model.json``."""
+
+    format: int
+    source_lang: str
+    target_lang: str
+    source_dict: str
+    target_dict: str
+    codes: str | None
+    verifier: VerifierEntry
+    drafter: DrafterEntry | None
+    tokenizer: str = TOKENIZERS[0]
+
+
+@dataclass(frozen=True)
+class EntryOfFormat1:
+    weights: str
+    settings: Mapping[str, Any]
+    aliases: Mapping[str, str]
+    shared: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DescriptionOfFormat1:
+    format: int
+    source_lang: str
+    target_lang: str
+    source_dict: str
+    target_dict: str
+    codes: str | None
+    block_size: int
+    verifier: EntryOfFormat1
+    drafter: EntryOfFormat1 | None
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A verifier (`checkpoint.load`'s dictionary), the drafter if there is one, and what turns text into their tokens."""
+    """A verifier, the drafter if there is one, and what turns text into their tokens."""
 
     name: str
-    verifier: Checkpoint
-    drafter: Checkpoint | None
+    verifier: Model
+    drafter: DrafterModel | None
     source: Vocabulary
     target: Vocabulary
     source_lang: str
     target_lang: str
     codes: Path | None
-    block_size: int  # drafted tokens an iteration, if nobody says otherwise: what the drafter was trained with
+    tokenizer: str = TOKENIZERS[0]
+
+    @property
+    def block_size(self) -> int:
+        """Drafted tokens an iteration unless asked otherwise: what the drafter was trained with; 0 without one."""
+        return self.drafter.block_size if self.drafter else 0
 
 
 def load_folder(folder: str | os.PathLike[str]) -> Pair:
     """Read a model folder. Raises ValueError naming the file at fault."""
     folder = Path(folder)
-    description = folder / "model.json"
+    path = folder / "model.json"
     try:
-        if description.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"{description}: larger than {MAX_JSON_BYTES:,} bytes")
-        content = json.loads(description.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"{description}: format {content['format']}; this version reads format {FORMAT}")
-        source_lang, target_lang = content["source_lang"], content["target_lang"]
-        files = {name: _inside(folder, content[name]) for name in ("source_dict", "target_dict")}
-        codes = _inside(folder, content["codes"]) if content["codes"] else None
-        block_size = int(content["block_size"])
-        verifier = _load_model(folder, content["verifier"], {})
-        drafter = content["drafter"] and _load_model(folder, content["drafter"], verifier["model"])
+        described = _described(path)
+        files = described.source_dict, described.target_dict, described.codes
+        source, target, codes = (_inside(folder, name, MAX_TEXT_BYTES) if name else None for name in files)
+        if source is None or target is None:
+            raise ValueError(f"{path}: a dictionary has no name")
+        if isinstance(described, Description):
+            (verifier, drafter), tokenizer = _load_models(folder, described), described.tokenizer
+        else:
+            (verifier, drafter), tokenizer = _load_models_of_format_1(folder, described), TOKENIZERS[0]
+        languages = described.source_lang, described.target_lang
+        pair = Pair(str(folder), verifier, drafter, Vocabulary(source), Vocabulary(target), *languages, codes, tokenizer)
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: not a model folder (no {Path(error.filename).name} in it)") from None
     except NotADirectoryError:
         raise ValueError(f"{folder}: not a model folder (not a folder)") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{description}: damaged or not ours ({type(error).__name__}: {error})") from None
-    pair = Pair(
-        str(folder), verifier, drafter or None, Vocabulary(files["source_dict"]), Vocabulary(files["target_dict"]),
-        str(source_lang), str(target_lang), codes, block_size,
-    )  # fmt: skip
     return _checked(pair)
 
 
@@ -86,19 +151,26 @@ def load_parts(
     verifier: str, drafter: str | None, data: str, source_lang: str | None, target_lang: str | None, codes: str | None
 ) -> Pair:
     """Read fairseq checkpoints with the dictionaries of a binarised data folder. Raises ValueError with what does not fit."""
-    model = checkpoint.load(verifier)
-    settings = checkpoint.task_settings(model)
+    files = {"verifier": checkpoint.load(verifier)} | ({"drafter": checkpoint.load(drafter)} if drafter else {})
+    settings = checkpoint.task_settings(files["verifier"])
     source_lang = source_lang or settings.get("source_lang")
     target_lang = target_lang or settings.get("target_lang")
     if not source_lang or not target_lang:
         raise ValueError(f"{verifier} does not say its languages: give --source-lang and --target-lang")
-    draft_model = checkpoint.load(drafter) if drafter else None
-    block_size = int(checkpoint.task_settings(draft_model).get("block_size") or 25) if draft_model else 0
     source, target = (Vocabulary(Path(data) / f"dict.{lang}.txt") for lang in (source_lang, target_lang))
-    pair = Pair(
-        verifier, model, draft_model, source, target, source_lang, target_lang, Path(codes) if codes else None, block_size
+    faults, models = [], {}
+    for role, path in (("verifier", verifier), ("drafter", drafter)):
+        if not path:
+            continue
+        models[role] = fairseq.read(files[role], path)
+        marks = (files[role].get("task_state") or {}).get("dictionaries")
+        for side, dictionary, mark in zip(("source", "target"), (source, target), marks or ()):
+            if mark != dictionary.fingerprint():
+                faults.append(f"the {role} was trained with another {side} dictionary than {dictionary.path}")
+    model, drafting = _roles(verifier, models["verifier"], models.get("drafter"))
+    return _checked(
+        Pair(verifier, model, drafting, source, target, source_lang, target_lang, Path(codes) if codes else None), faults
     )
-    return _checked(pair)
 
 
 def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) -> dict[str, int]:
@@ -112,37 +184,43 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
-        files = {"source_dict": f"dict.{pair.source_lang}.txt", "target_dict": f"dict.{pair.target_lang}.txt"}
-        shutil.copyfile(pair.source.path, temporary / files["source_dict"])
-        shutil.copyfile(pair.target.path, temporary / files["target_dict"])
-        if pair.codes:
-            shutil.copyfile(pair.codes, temporary / "codes")
-        verifier = _save_model(temporary, "verifier", pair.verifier, {}, half)
-        drafter = _save_model(temporary, "drafter", pair.drafter, pair.verifier["model"], half) if pair.drafter else None
-        content = {
-            "format": FORMAT, "source_lang": pair.source_lang, "target_lang": pair.target_lang, **files,
-            "codes": "codes" if pair.codes else None, "block_size": pair.block_size, "verifier": verifier, "drafter": drafter,
-        }  # fmt: skip
-        (temporary / "model.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        names = f"dict.{pair.source_lang}.txt", f"dict.{pair.target_lang}.txt", "codes" if pair.codes else None
+        for name, path in zip(names, (pair.source.path, pair.target.path, pair.codes)):
+            if name and path:
+                shutil.copyfile(path, temporary / name)
+        stored = _store(temporary, "verifier", pair.verifier, {}, half)
+        del stored["shared"]
+        verifier = VerifierEntry(spec=pair.verifier.spec, **stored)
+        drafter = None
+        if (model := pair.drafter) is not None:
+            drafter = DrafterEntry(
+                spec=model.spec, code=model.code, block_size=model.block_size, options=model.options, verifier=model.verifier,
+                **_store(temporary, "drafter", model, pair.verifier.tensors, half),
+            )  # fmt: skip
+        described = Description(FORMAT, pair.source_lang, pair.target_lang, *names, verifier, drafter, pair.tokenizer)
+        text = json.dumps(dataclasses.asdict(described), indent=1)
+        (temporary / "model.json").write_text(f"{text}\n", encoding="utf-8")
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
 
 
-def _save_model(folder: Path, name: str, model: Checkpoint, others: Mapping[str, Tensor], half: bool) -> dict[str, Any]:
-    """Write ``name``.safetensors, and return the model's entry in ``model.json``."""
+def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping[str, Tensor], half: bool) -> dict[str, Any]:
+    """Write ``name``.safetensors; returns what ``model.json`` says about the tensors."""
     from safetensors.torch import save_file
 
-    settings = vars(checkpoint.model_args(model))
     first: dict[tuple, str] = {}  # by the memory of a tensor, the first name it goes by
     stored: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
-    shared: list[str] = []
-    for key, tensor in model["model"].items():
-        twin = others.get(key)
+    shared, computed = [], []
+    tables = _tables(model.spec)
+    for key, tensor in model.tensors.items():
+        twin, table = others.get(key), tables.get(key)
         original = first.setdefault((tensor.data_ptr(), tensor.shape), key)
-        if twin is not None and twin.shape == tensor.shape and torch.equal(twin, tensor):
+        if table is not None and table.shape == tensor.shape and torch.equal(table, tensor):
+            computed.append(key)
+        elif twin is not None and twin.shape == tensor.shape and torch.equal(twin, tensor):
             shared.append(key)
         elif original != key and original in stored:
             aliases[key] = original
@@ -152,56 +230,167 @@ def _save_model(folder: Path, name: str, model: Checkpoint, others: Mapping[str,
                 raise ValueError(f"{name}: {key} has numbers that are not finite{' in float16' if half else ''}")
     file = f"{name}.safetensors"
     save_file({key: tensor.contiguous() for key, tensor in stored.items()}, folder / file)
-    kept = {key: settings[key] for key in MODEL_SETTINGS if settings.get(key) is not None}
-    kept["arch"] = settings.get("arch") or settings.get("_name")
-    return {"weights": file, "settings": kept, "aliases": aliases, "shared": shared}
+    return {"weights": file, "aliases": aliases, "shared": tuple(shared), "sinusoidal": tuple(computed)}
 
 
-def _load_model(folder: Path, entry: Mapping[str, Any], others: Mapping[str, Tensor]) -> Checkpoint:
-    """A model as `checkpoint.load` would give it."""
+def _tables(spec: ModelSpec | None) -> dict[str, Tensor]:
+    """The sinusoidal position tables of a model, if it has sinusoidal ones."""
+    if spec is None:
+        return {}
+    tables = {f"{name}.embed_positions.weight": sinusoidal_table(getattr(spec, name)) for name in ("encoder", "decoder")}
+    return {name: table for name, table in tables.items() if table is not None}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Raises ValueError naming the file if it is no JSON object of a reasonable size."""
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise ValueError(f"{path}: larger than {MAX_JSON_BYTES:,} bytes")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: damaged or not ours ({type(error).__name__}: {error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: damaged or not ours (no object)")
+    return content
+
+
+def _described(path: Path) -> Description | DescriptionOfFormat1:
+    """What ``model.json`` says. Raises ValueError naming the file and everything that is wrong with it."""
+    content = _read_json(path)
+    version = content.get("format")
+    if version not in (1, FORMAT):
+        raise ValueError(f"{path}: format {version}; this version reads formats 1 and {FORMAT}")
+    try:
+        return parse(Description, content) if version == FORMAT else parse(DescriptionOfFormat1, content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _inside(folder: Path, name: str, most: int | None = None) -> Path:
+    """A file of the folder, which a description from outside must not leave, of at most so many bytes."""
+    if Path(name).name != name or name == "..":
+        raise ValueError(f"{folder / 'model.json'}: '{name}' is not the name of a file in the folder")
+    path = folder / name
+    if not path.is_file():  # safetensors' own error does not say which file
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if most is not None and path.stat().st_size > most:
+        raise ValueError(f"{path}: larger than {most:,} bytes")
+    return path
+
+
+def _load_models(folder: Path, described: Description) -> tuple[Model, DrafterModel | None]:
+    entry, drafting = described.verifier, described.drafter
+    if described.tokenizer not in TOKENIZERS:
+        raise ValueError(f"{folder / 'model.json'}: tokenizer '{described.tokenizer}'; available: {', '.join(TOKENIZERS)}")
+    verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}))
+    if drafting is None:
+        return verifier, None
+    tensors = _load_tensors(folder, "drafter", drafting, verifier.tensors)
+    return verifier, DrafterModel(drafting.code, tensors, drafting.spec, drafting.options, drafting.block_size, drafting.verifier)
+
+
+def _load_tensors(
+    folder: Path, role: str, entry: VerifierEntry | DrafterEntry, others: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """A model's tensors, checked against its spec before they are read; floating-point ones in float32."""
+    path = _inside(folder, entry.weights)
+    faults: list[str] = []
+    tables = _tables(entry.spec)
+    shared = entry.shared if isinstance(entry, DrafterEntry) else ()
+    given = _stored_shapes(path)
+    for names, known, what in (
+        (shared, tensor_shapes(others), "shared"),
+        (entry.sinusoidal, tensor_shapes(tables), "sinusoidal"),
+    ):
+        faults += [f"{what}: {name} is none" for name in names if name not in known]
+        faults += [f"{what}: {name} is there twice" for name in names if name in given]
+        given |= {name: known[name] for name in names if name in known}
+    for name, original in entry.aliases.items():
+        if name in given or original not in given or original in entry.aliases:
+            faults.append(f"aliases: {name} for {original}")
+    given |= {name: given[original] for name, original in entry.aliases.items() if original in given}
+    if entry.spec is not None and not faults:
+        more: dict[str, tuple[int, ...]] = {}
+        if isinstance(entry, DrafterEntry):  # what it has of its own is for its code to check
+            more = {name: shape for name, shape in given.items() if name not in shapes(entry.spec, 0, 0)}
+        faults += tensor_faults(entry.spec, given, more)
+    if faults:
+        raise ValueError(f"{folder}: {role}: {'; '.join(faults)}")
+    weights = _read_tensors(path)
+    weights |= {name: others[name] for name in shared} | {name: tables[name] for name in entry.sinusoidal}
+    return weights | {name: weights[original] for name, original in entry.aliases.items()}
+
+
+def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a safetensors file's tensors, without reading them. Raises ValueError naming the file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dictionary
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a readable safetensors file, or a damaged one ({error})") from None
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """A safetensors file's tensors. Tied ones must be one in every data type, so halves are widened before they are tied."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = _inside(folder, entry["weights"])
-    if not path.exists():  # safetensors' own error does not say which file
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     try:
-        weights: dict[str, Tensor] = load_file(path)
+        stored = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path}: not a readable safetensors file, or a damaged one ({error})") from None
-    # Tied tensors must be one in every dtype, so halves are widened before they are tied.
-    weights = {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
-    weights.update({key: others[key] for key in entry["shared"]})
-    weights.update({key: weights[original] for key, original in entry["aliases"].items()})
-    return {"model": weights, "args": argparse.Namespace(**entry["settings"]), "cfg": None}
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """A file of the folder; a description from outside must not point elsewhere."""
-    if Path(name).name != name or name == "..":
-        raise ValueError(f"{folder / 'model.json'}: '{name}' is not the name of a file in the folder")
-    return folder / name
+def _load_models_of_format_1(folder: Path, described: DescriptionOfFormat1) -> tuple[Model, DrafterModel | None]:
+    verifier = _load_checkpoint(folder, described.verifier, {})
+    model = fairseq.read(verifier, f"{folder}: verifier")
+    drafting = None
+    if described.drafter is not None:
+        drafting = fairseq.read(_load_checkpoint(folder, described.drafter, verifier["model"]), f"{folder}: drafter")
+    first, second = _roles(str(folder), model, drafting)
+    return first, second and dataclasses.replace(second, block_size=described.block_size)
 
 
-def _checked(pair: Pair) -> Pair:
-    """The pair, if its dictionaries fit its models."""
-    faults = []
-    dictionaries = {"source": pair.source, "target": pair.target}
+def _load_checkpoint(folder: Path, entry: EntryOfFormat1, others: Mapping[str, Tensor]) -> checkpoint.Checkpoint:
+    """A model of a folder of format 1 as `checkpoint.load` would give it."""
+    weights = _read_tensors(_inside(folder, entry.weights))
+    try:
+        weights.update({key: others[key] for key in entry.shared})
+        weights.update({key: weights[original] for key, original in entry.aliases.items()})
+    except KeyError as error:
+        raise ValueError(f"{folder / 'model.json'}: there is no tensor {error}") from None
+    return {"model": weights, "args": argparse.Namespace(**entry.settings), "cfg": None}
+
+
+def _roles(name: str, verifier: Model | DrafterModel, drafter: Model | DrafterModel | None) -> tuple[Model, DrafterModel | None]:
+    """The two, if each is what its role needs. Raises CheckpointError."""
+    if isinstance(verifier, DrafterModel) or isinstance(drafter, Model):
+        faults = ["the verifier is a block drafter"] if isinstance(verifier, DrafterModel) else []
+        faults += ["the drafter is no block drafter"] if isinstance(drafter, Model) else []
+        raise checkpoint.CheckpointError(f"{name}: {'; '.join(faults)}")
+    return verifier, drafter
+
+
+def _checked(pair: Pair, faults: list[str] | None = None) -> Pair:
+    """The pair, if its dictionaries fit its models. Warns of a drafter that was trained for another verifier."""
+    faults = list(faults or ())
     for role, model in (("verifier", pair.verifier), ("drafter", pair.drafter)):
-        if model is None:
+        if model is None or model.spec is None:
             continue
-        args = checkpoint.model_args(model)
-        block = (getattr(args, "arch", None) or getattr(args, "_name", None)) in checkpoint.DRAFTERS
-        if block != (role == "drafter"):
-            faults.append(f"the {role} is {'a' if block else 'no'} block drafter")
-        for side, half in (("source", "encoder"), ("target", "decoder")):
-            embedding, vocabulary = model["model"].get(f"{half}.embed_tokens.weight"), dictionaries[side]
-            if embedding is not None and embedding.size(0) != len(vocabulary):
-                faults.append(f"{vocabulary.path} has {len(vocabulary):,} entries, the {role}'s {half} {embedding.size(0):,}")
-        marks = (model.get("task_state") or {}).get("dictionaries")
-        for side, mark in zip(("source", "target"), marks or ()):
-            if mark != dictionaries[side].fingerprint():
-                faults.append(f"the {role} was trained with another {side} dictionary than {dictionaries[side].path}")
+        for half, vocabulary in (("encoder", pair.source), ("decoder", pair.target)):
+            embedding = model.tensors.get(f"{half}.embed_tokens.weight")
+            if embedding is not None and len(embedding) != len(vocabulary):
+                faults.append(f"{vocabulary.path} has {len(vocabulary):,} entries, the {role}'s {half} {len(embedding):,}")
+        symbols = (*dataclasses.astuple(model.spec.symbols), *model.spec.forced, *model.spec.suppressed)
+        if max(symbols) >= len(pair.target):
+            faults.append(
+                f"the {role}'s symbols go up to {max(symbols):,}, and {pair.target.path} has {len(pair.target):,} entries"
+            )
     if faults:
-        raise CheckpointError(f"{pair.name}: " + "; ".join(faults))
+        raise checkpoint.CheckpointError(f"{pair.name}: " + "; ".join(faults))
+    if pair.drafter is not None and pair.drafter.verifier not in (None, fingerprint(pair.verifier)):
+        log.warning("%s: the drafter was trained for another verifier: fewer of its tokens will be accepted", pair.name)
     return pair

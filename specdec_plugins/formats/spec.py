@@ -9,16 +9,24 @@ SIDE is ``encoder`` or ``decoder``, I a layer from 0, D the width, H the inner w
     SIDE.layers.I.{fc1 (H, D),fc2 (D, H)}.{weight,bias}, SIDE.layers.I.final_layer_norm.{weight,bias}
     SIDE.layer_norm.{weight,bias}, decoder.output_projection.{weight (V, D),bias (V,)}
 
-Position tables are tensors like any other, as their frequencies differ between families. Tied tensors are the same object.
+Position tables are tensors like any other, as their frequencies differ between families: row ``position_offset`` is for the
+first token, and there are rows for ``max_positions`` tokens at least. Tied tensors are the same object.
 """
 
-from collections.abc import Mapping
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
+# No known model is near these; a file of a few bytes must not ask for all the memory.
+MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE = 1_000, 1 << 17, 1 << 20, 1 << 28
 
 
 @dataclass(frozen=True)
@@ -66,10 +74,20 @@ class ModelSpec:
         if self.activation not in ACTIVATIONS:
             faults.append(f"activation function '{self.activation}'; available: {', '.join(ACTIVATIONS)}")
         for name, side in (("encoder", self.encoder), ("decoder", self.decoder)):
-            if min(side.layers, side.heads, side.width, side.inner_width, side.max_positions) < 1:
-                faults.append(f"{name}: layers, heads, widths and positions are at least 1")
+            if min(side.layers, side.heads, side.width, side.inner_width, side.max_positions) < 1 or side.position_offset < 0:
+                faults.append(f"{name}: layers, heads, widths and positions are at least 1, and the offset of positions 0")
             elif side.width % side.heads:
                 faults.append(f"{name}: {side.heads} heads do not divide a width of {side.width}")
+            rows = side.max_positions + side.position_offset
+            if side.layers > MAX_LAYERS or max(side.width, side.inner_width) > MAX_WIDTH:
+                faults.append(f"{name}: more than {MAX_LAYERS:,} layers, or wider than {MAX_WIDTH:,}")
+            elif rows > MAX_POSITIONS or rows * side.width > MAX_TABLE:
+                faults.append(f"{name}: {rows:,} positions of width {side.width:,}")
+            if not (math.isfinite(side.embedding_scale) and side.embedding_scale > 0):
+                faults.append(f"{name}: embeddings scaled by {side.embedding_scale}")
+        symbols = self.symbols
+        if min(symbols.pad, symbols.eos, symbols.start, symbols.mask, *self.forced, *self.suppressed) < 0:
+            faults.append("there are no tokens below 0")
         if faults:
             raise ValueError("; ".join(faults))
 
@@ -98,10 +116,98 @@ class DrafterModel:
     verifier: str | None = None
 
 
+@lru_cache(maxsize=8)
+def sinusoidal(rows: int, width: int, pad: int) -> Tensor:
+    """(rows, width) float32 position table of tensor2tensor and fairseq: all sines, then all cosines; row ``pad`` is zero.
+
+    The same object for the same arguments, so that models share it. Do not write to it.
+    """
+    half = width // 2
+    if half < 2 or rows <= pad:
+        raise ValueError(f"no sinusoidal position table has {rows} rows of width {width}")
+    rates = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(rows, dtype=torch.float)[:, None] * rates
+    table = F.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, width % 2))
+    table[pad] = 0
+    return table
+
+
+def sinusoidal_table(side: SideSpec) -> Tensor | None:
+    """The `sinusoidal` table of a side, zero in the row before the first token's; None if it cannot have one."""
+    if side.position_offset < 1 or side.width < 4:
+        return None
+    return sinusoidal(side.position_offset + side.max_positions, side.width, side.position_offset - 1)
+
+
+def shapes(spec: ModelSpec, source_size: int, target_size: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of a model with these vocabulary sizes, and their shapes; of a position table the fewest rows."""
+    return dict(_shapes(spec, source_size, target_size))
+
+
+def _shapes(spec: ModelSpec, source_size: int, target_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name, side, size in (("encoder", spec.encoder, source_size), ("decoder", spec.decoder, target_size)):
+        width, inner = side.width, side.inner_width
+        yield f"{name}.embed_tokens.weight", (size, width)
+        yield f"{name}.embed_positions.weight", (side.position_offset + side.max_positions, width)
+        norms = ["layernorm_embedding"] * side.embedding_norm + ["layer_norm"] * side.final_norm
+        linears = []
+        for index in range(side.layers):
+            layer = f"layers.{index}"
+            attentions = [("self_attn", width)] + [("encoder_attn", spec.encoder.width)] * (name == "decoder")
+            for attention, memory in attentions:
+                linears += [(f"{layer}.{attention}.{part}_proj", width, memory) for part in "kv"]
+                linears += [(f"{layer}.{attention}.{part}_proj", width, width) for part in ("q", "out")]
+                norms.append(f"{layer}.{attention}_layer_norm")
+            linears += [(f"{layer}.fc1", inner, width), (f"{layer}.fc2", width, inner)]
+            norms.append(f"{layer}.final_layer_norm")
+        for linear, outputs, inputs in linears:
+            yield f"{name}.{linear}.weight", (outputs, inputs)
+            yield f"{name}.{linear}.bias", (outputs,)
+        for norm in norms:
+            yield f"{name}.{norm}.weight", (width,)
+            yield f"{name}.{norm}.bias", (width,)
+    yield "decoder.output_projection.weight", (target_size, spec.decoder.width)
+    if spec.output_bias:
+        yield "decoder.output_projection.bias", (target_size,)
+
+
+def tensor_faults(
+    spec: ModelSpec, given: Mapping[str, tuple[int, ...]], more: Mapping[str, tuple[int, ...]] | None = None
+) -> list[str]:
+    """What is wrong with tensors of the shapes ``given`` for a model of this spec; empty if they are the model's.
+
+    ``more`` are those that a drafter has beside the Transformer's.
+    """
+    vocabularies = [(given.get(f"{side}.embed_tokens.weight") or (0,))[0] for side in ("encoder", "decoder")]
+    wanted = {**shapes(spec, *vocabularies), **(more or {})}
+    wrong = [
+        f"{name} {tuple(given[name])}, not {shape}" for name, shape in wanted.items()
+        if name in given and not _fits(name, tuple(given[name]), shape)
+    ]  # fmt: skip
+    missing = [name for name in wanted if name not in given]
+    foreign = [name for name in given if name not in wanted]
+    return [
+        f"{what}: {', '.join(names)}"
+        for what, names in (
+            ("missing weights", missing), ("weights without a place here", foreign), ("weights of another shape", wrong)
+        )
+        if names
+    ]  # fmt: skip
+
+
+def _fits(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    if name.endswith(".embed_positions.weight"):
+        return len(given) == 2 and given[1] == wanted[1] and given[0] >= wanted[0]
+    return given == wanted
+
+
+def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes of tensors by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def fingerprint(model: Model) -> str:
     """The sha256 of a model's tensors, rounded to float16 so that a folder in half precision has its checkpoint's."""
-    import hashlib
-
     digest = hashlib.sha256()
     for name, tensor in sorted(model.tensors.items()):
         values = tensor.detach().half() if tensor.is_floating_point() else tensor.detach()

@@ -7,33 +7,34 @@ from types import SimpleNamespace
 import torch
 
 from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Source, Symbols
-from specdec_plugins.formats.fairseq import Checkpoint, model_args
+from specdec_plugins.formats.fairseq import checkpoint_of
+from specdec_plugins.formats.spec import Model
 
 
 class FairseqGenerator:
     """fairseq's `SequenceGenerator` with a beam, fed with the engine's requests."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, source_size: int, target_size: int, beam: int, device: torch.device, dtype: torch.dtype
-    ):
+    def __init__(self, model: Model, beam: int, device: torch.device, dtype: torch.dtype):
+        """Raises ValueError if fairseq does not compute the model."""
+        checkpoint = checkpoint_of(model)
         logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it tells of packages nobody asked for
         from fairseq.data import Dictionary
         from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
-        args = model_args(checkpoint)
-        arch = getattr(args, "arch", None) or args._name
-        ARCH_CONFIG_REGISTRY[arch](args)
+        args = checkpoint["args"]
+        ARCH_CONFIG_REGISTRY[args.arch](args)
         self.dictionaries = []
-        for size in (source_size, target_size):
+        for side in ("encoder", "decoder"):
+            size = len(model.tensors[f"{side}.embed_tokens.weight"])
             dictionary = Dictionary()  # only its size and special symbols matter here
             for number in range(size - len(dictionary)):
                 dictionary.add_symbol(f"#{number}")
             self.dictionaries.append(dictionary)
         source, target = self.dictionaries
-        if getattr(args, "share_all_embeddings", False) and source_size == target_size:
+        if args.share_all_embeddings:
             target = self.dictionaries[1] = source
         task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
-        self.model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
+        self.model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
         self.model.load_state_dict(checkpoint["model"], strict=True)
         self.model.make_generation_fast_()
         self.model.to(device=device, dtype=dtype).eval()

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from specdec_plugins.formats.fairseq import allow_fairseq_types
+from specdec_plugins.formats.checkpoint import allow_fairseq_types
 
 
 def choose_kernels() -> None:

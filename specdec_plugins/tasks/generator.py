@@ -13,9 +13,9 @@ from specdec_plugins.decoding.control import Adaptive, FixedLength
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.roles import load_roles
 from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Symbols
-from specdec_plugins.formats import fairseq as checkpoint
-from specdec_plugins.formats.fairseq import CheckpointError, engine_model
-from specdec_plugins.formats.folder import MODEL_SETTINGS
+from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats.checkpoint import CheckpointError
+from specdec_plugins.formats.spec import DrafterModel, Model
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +49,12 @@ class SpeculativeGenerator:
         self.eos = self.symbols.eos  # fairseq strips it from what it prints
         self.options, self.max_positions = options, models[0].max_decoder_positions()
         drafter = load_drafter(drafter_path, dictionaries)
+        verifier = read_loaded(models[0])
         weight = next(models[0].parameters())
         self.device = weight.device
-        verifier = engine_model({"model": models[0].state_dict(), "args": settings(models[0])}, "--path")
-        drafting_model = engine_model(drafter, drafter_path)
-        if not drafting_model[1].drafter:
-            raise CheckpointError(f"--drafter-path {drafter_path}: it is no block drafter")
         dtype = str(weight.dtype).removeprefix("torch.")
-        drafting, verifying, rule = load_roles(verifier, drafting_model, weight.device, dtype, None, beta, tau)
-        trained = int(checkpoint.task_settings(drafter).get("block_size") or 25)
+        drafting, verifying, rule = load_roles(verifier, drafter, weight.device, dtype, None, beta, tau)
+        trained = drafter.block_size
         fixed = block_size or beta > 1  # with tolerance the length changes the output
         self.roles = drafting, verifying, rule, FixedLength(block_size or trained) if fixed else Adaptive(trained)
         self.stats = DecodeStats()
@@ -91,22 +88,28 @@ class SpeculativeGenerator:
             )  # fmt: skip
 
 
-def settings(model) -> argparse.Namespace:
-    """A loaded model's settings, flat: fairseq keeps them in a nested dataclass that answers to the flat names, too."""
+def read_loaded(model) -> Model:
+    """The verifier that fairseq has loaded. Raises ValueError if the engine does not support it."""
     if not isinstance(model, TransformerModelBase):
         raise ValueError(f"--path: the engine does not support a {type(model).__name__}")
-    flat = {name: getattr(model.cfg, name, None) for name in MODEL_SETTINGS}
-    return argparse.Namespace(**{**flat, "arch": "bart" if isinstance(model, BARTModel) else "transformer"})
+    arch = "bart" if isinstance(model, BARTModel) else "transformer"
+    settings = argparse.Namespace(**{**vars(model.cfg), "arch": arch, "_name": arch})
+    verifier = fairseq.read({"model": model.state_dict(), "args": settings}, "--path")
+    assert isinstance(verifier, Model), "by its arch"
+    return verifier
 
 
-def load_drafter(path: str, dictionaries) -> checkpoint.Checkpoint:
-    """The drafter's checkpoint, if it was made for these dictionaries."""
+def load_drafter(path: str, dictionaries) -> DrafterModel:
+    """The drafter, if it was made for these dictionaries."""
     from specdec_plugins.tasks.translation_lev_modified import fingerprint
 
-    drafter = checkpoint.load(path)
-    marks = (drafter.get("task_state") or {}).get("dictionaries") or [None, None]
+    loaded = checkpoint.load(path)
+    marks = (loaded.get("task_state") or {}).get("dictionaries") or [None, None]
     for side, half, dictionary, mark in zip(("source", "target"), ("encoder", "decoder"), dictionaries, marks):
-        embedding = drafter["model"].get(f"{half}.embed_tokens.weight")
+        embedding = loaded["model"].get(f"{half}.embed_tokens.weight")
         if mark not in (None, fingerprint(dictionary)) or (embedding is not None and embedding.size(0) != len(dictionary)):
             raise CheckpointError(f"--drafter-path {path}: it was trained with another {side} dictionary than the verifier's")
+    drafter = fairseq.read(loaded, path)
+    if not isinstance(drafter, DrafterModel):
+        raise CheckpointError(f"--drafter-path {path}: it is no block drafter")
     return drafter

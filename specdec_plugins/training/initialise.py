@@ -66,7 +66,7 @@ def run(options: Options) -> tuple[Origins, dict[str, int]]:
 
     import torch
 
-    from specdec_plugins.formats import fairseq as checkpoint
+    from specdec_plugins.formats import checkpoint
 
     verifier = checkpoint.load(options.verifier)
     verifier_args = checkpoint.model_args(verifier)
@@ -160,7 +160,7 @@ def load_dictionaries(verifier, weights, data: str | None) -> tuple[SimpleNamesp
     from fairseq.data import Dictionary
     from fairseq.data.data_utils import infer_language_pair
 
-    from specdec_plugins.formats import fairseq as checkpoint
+    from specdec_plugins.formats import checkpoint
 
     task = checkpoint.task_settings(verifier)
     names = task.get("source_lang"), task.get("target_lang")

@@ -1,15 +1,13 @@
-"""The encoder-decoder forward of fairseq's Transformer, on explicit weights and an explicit state.
+"""The forward of an encoder-decoder Transformer, on explicit weights and an explicit state.
 
-Weights come as a dictionary in fairseq's naming, settings as a `Config`. Covers what fairseq calls ``transformer`` and
-``bart``: norms before or after a layer, learned or sinusoidal positions, relu or gelu, any sharing of embeddings. What is in
-the weights and not understood here is refused by name.
+A model is a `ModelSpec` and tensors by canonical names (`formats/spec.py`). What is in the tensors and not understood here is
+refused by name.
 
 B rows, S source positions, Q positions computed, T positions seen, D width, V vocabulary, L layers.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,67 +17,39 @@ from torch import Tensor
 from specdec_plugins.decoding.backends.cache import KVCache, hide, span
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.values import Source
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, SideSpec, tensor_faults, tensor_shapes
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_accurate": partial(F.gelu, approximate="tanh"),
-    "gelu_fast": partial(F.gelu, approximate="tanh"),  # the same under its old name
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "swish": F.silu,
 }
 Attend = Callable[[Tensor, Tensor], Tensor]  # queries (B, Q, D), keys and values (B, Q, 2 D) -> (B, Q, D)
 
 
 class UnsupportedModel(ValueError):
-    """Settings or weights that this forward does not compute; the message names them all."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """What the weights' shapes do not tell."""
-
-    encoder_heads: int
-    decoder_heads: int
-    encoder_prenorm: bool
-    decoder_prenorm: bool
-    activation: str
-    encoder_scale: float  # token embeddings are multiplied by it
-    decoder_scale: float
-    max_source_positions: int
-    max_target_positions: int
-    drafter: str | None = None  # the file in `drafters/` that decodes with it; None for an autoregressive model
-    pad: int = 1
+    """A model that this forward does not compute; the message names every reason."""
 
 
 class Weights:
-    """Hands out a model's tensors by name, and keeps account of what was used or missed."""
+    """Hands out a model's tensors by name, in the groups that a pass uses them in."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
         self.tensors = tensors
-        self.used: set[str] = set()
-        self.missing: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
     def __call__(self, name: str) -> Tensor:
-        if name not in self.tensors:
-            self.missing.append(name)
-            return torch.zeros(0)
-        self.used.add(name)
         return self.tensors[name]
 
     def linear(self, *names: str) -> "Linear":
-        """One product for several projections of the same input. Empty if a weight is missing, which `faults` will tell."""
-        weights = [self(f"{name}.weight") for name in names]
-        biases = [self(f"{name}.bias") for name in names]
-        return Linear(torch.zeros(0), torch.zeros(0)) if self.missing else Linear(torch.cat(weights), torch.cat(biases))
+        """One product for several projections of the same input."""
+        return Linear(torch.cat([self(f"{name}.weight") for name in names]), torch.cat([self(f"{name}.bias") for name in names]))
 
     def norm(self, name: str) -> "Norm":
         return Norm(self(f"{name}.weight"), self(f"{name}.bias"))
-
-    def count_layers(self, side: str) -> int:
-        numbers = {name.split(".")[2] for name in self.tensors if name.startswith(f"{side}.layers.")}
-        return len(numbers)
 
 
 @dataclass(frozen=True)
@@ -112,41 +82,29 @@ def attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None,
 class Embedding:
     """Token embedding, position embedding, norm: the bottom of an encoder or decoder."""
 
-    def __init__(self, weights: Weights, side: str, scale: float, max_positions: int, pad: int):
-        self.tokens = weights(f"{side}.embed_tokens.weight")  # (V, D)
-        self.scale, self.pad = scale, pad
-        learned = f"{side}.embed_positions.weight"
-        width = self.tokens.size(-1)
-        self.positions = (
-            weights(learned) if learned in weights else sinusoidal(max_positions + pad + 1, width, pad).to(self.tokens)
-        )
-        named = f"{side}.layernorm_embedding"
-        self.norm = weights.norm(named) if f"{named}.weight" in weights else None
+    def __init__(self, weights: Weights, name: str, side: SideSpec, zero_start: bool = False):
+        self.tokens = weights(f"{name}.embed_tokens.weight")  # (V, D)
+        self.positions = weights(f"{name}.embed_positions.weight")  # (P, D)
+        self.scale, self.offset, self.zero_start = side.embedding_scale, side.position_offset, zero_start
+        self.norm = weights.norm(f"{name}.layernorm_embedding") if side.embedding_norm else None
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, Q, D) scaled embeddings of tokens (B, Q)."""
         return F.embedding(tokens, self.tokens) * self.scale
 
     def place(self, positions: Tensor) -> Tensor:
-        """(B, Q, D) embeddings of positions counted from 0; fairseq's table counts from the padding symbol's number + 1.
+        """(B, Q, D) embeddings of positions counted from 0.
 
-        What lies beyond the table (only ever an entry that nobody will look at) gets its last row.
+        A position past the table's end, which only an entry has that no query attends to, gets its last row.
         """
-        return F.embedding((positions + (self.pad + 1)).clamp_(max=self.positions.size(0) - 1), self.positions)
+        return F.embedding((positions + self.offset).clamp_(max=self.positions.size(0) - 1), self.positions)
 
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        x = self.embed(tokens) + self.place(positions)
+        x = self.embed(tokens)
+        if self.zero_start:
+            x = x.masked_fill((positions == 0)[..., None], 0)
+        x = x + self.place(positions)
         return x if self.norm is None else self.norm(x)
-
-
-def sinusoidal(positions: int, width: int, pad: int) -> Tensor:
-    """(positions, width) float32 table as in tensor2tensor and fairseq: all sines, then all cosines."""
-    half = width // 2
-    rates = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
-    angles = torch.arange(positions, dtype=torch.float)[:, None] * rates
-    table = F.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, width % 2))
-    table[pad] = 0
-    return table
 
 
 class Layer:
@@ -190,14 +148,15 @@ class Layer:
 
 
 class Encoder:
-    """A source of B sentences -> (B, S, D); behind a sentence stands anything."""
+    """A source of B sentences -> (B, S, D); positions past a sentence's end are undefined."""
 
-    def __init__(self, weights: Weights, config: Config):
-        self.embedding = Embedding(weights, "encoder", config.encoder_scale, config.max_source_positions, config.pad)
-        names = [f"encoder.layers.{index}" for index in range(weights.count_layers("encoder"))]
-        self.layers = [Layer(weights, name, config.encoder_prenorm, config.activation, cross=False) for name in names]
-        self.norm = final_norm(weights, "encoder", config.encoder_prenorm)
-        self.heads = config.encoder_heads
+    def __init__(self, weights: Weights, spec: ModelSpec):
+        side = spec.encoder
+        self.embedding = Embedding(weights, "encoder", side)
+        names = [f"encoder.layers.{index}" for index in range(side.layers)]
+        self.layers = [Layer(weights, name, side.prenorm, spec.activation, cross=False) for name in names]
+        self.norm = weights.norm("encoder.layer_norm") if side.final_norm else None
+        self.heads = side.heads
 
     def __call__(self, source: Source) -> Tensor:
         tokens, lengths = source.tokens, source.lengths
@@ -224,31 +183,31 @@ class Successor:
         name = "decoder.successor"
         self.gate = weights.linear(f"{name}.from_feature")  # G, (R, D), and its bias
         token, out = weights(f"{name}.from_token.weight"), weights(f"{name}.out.weight")  # (R, D), (D, R)
-        if not weights.missing:
-            self.tokens, self.out = embeddings @ token.T, projection @ out  # T and P, (V, R)
+        self.tokens, self.out = embeddings @ token.T, projection @ out  # T and P, (V, R)
 
 
 class Decoder:
     """The parts of a decoder; `verifier.py` and `drafters/block.py` say what attends to what."""
 
-    def __init__(self, weights: Weights, config: Config):
-        self.embedding = Embedding(weights, "decoder", config.decoder_scale, config.max_target_positions, config.pad)
-        names = [f"decoder.layers.{index}" for index in range(weights.count_layers("decoder"))]
-        self.layers = [Layer(weights, name, config.decoder_prenorm, config.activation, cross=True) for name in names]
+    def __init__(self, weights: Weights, spec: ModelSpec, code: str | None = None):
+        """``code`` is a drafter's: with it the weights may have what belongs to that drafter alone."""
+        side = spec.decoder
+        self.embedding = Embedding(weights, "decoder", side, spec.zero_start)
+        names = [f"decoder.layers.{index}" for index in range(side.layers)]
+        self.layers = [Layer(weights, name, side.prenorm, spec.activation, cross=True) for name in names]
         self.memory = weights.linear(*(f"{name}.encoder_attn.{part}_proj" for name in names for part in "kv"))  # (L 2 D, D)
-        self.norm = final_norm(weights, "decoder", config.decoder_prenorm)
-        self.heads = config.decoder_heads
-        projection = "decoder.output_projection.weight"
-        self.projection = weights(projection) if projection in weights else self.embedding.tokens  # (V, D)
+        self.norm = weights.norm("decoder.layer_norm") if side.final_norm else None
+        self.heads = side.heads
+        self.projection = weights("decoder.output_projection.weight")  # (V, D)
+        self.bias = weights("decoder.output_projection.bias") if spec.output_bias else None  # (V,)
         embeddings, self.vocabulary = self.embedding.tokens, None
-        if config.drafter and DRAFT_VOCABULARY in weights:
+        if code and DRAFT_VOCABULARY in weights:
             self.vocabulary = draft_vocabulary(weights(DRAFT_VOCABULARY), len(self.projection))  # from here on that is V
             embeddings, self.projection = embeddings[self.vocabulary], self.projection[self.vocabulary]
-        successor = config.drafter == "block_causal" and "decoder.successor.out.weight" in weights
+            self.bias = None if self.bias is None else self.bias[self.vocabulary]
+        successor = code == "block_causal" and "decoder.successor.out.weight" in weights
         self.successor = Successor(weights, embeddings, self.projection) if successor else None
-        self.copy = (
-            weights("decoder.copy_attn.weight") if config.drafter == "block" and "decoder.copy_attn.weight" in weights else None
-        )
+        self.copy = weights(COPY) if code == "block" and COPY in weights else None
 
     @property
     def width(self) -> int:
@@ -265,12 +224,14 @@ class Decoder:
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., V) for the last layer's output (..., D)."""
-        return F.linear(self.features(x), self.projection)
+        return F.linear(self.features(x), self.projection, self.bias)
 
 
 # A drafter's weights may name the tokens that it drafts, as few of a vocabulary make up most of what is said (FR-Spec, Zhao et
 # al. 2025). Of the others it computes no logits, which would be half of a shallow drafter's work.
 DRAFT_VOCABULARY = "decoder.draft_vocabulary"
+COPY = "decoder.copy_attn.weight"
+POSITIONS = "encoder.embed_positions.weight"
 
 
 def draft_vocabulary(tokens: Tensor, size: int) -> Tensor:
@@ -281,49 +242,50 @@ def draft_vocabulary(tokens: Tensor, size: int) -> Tensor:
     return tokens
 
 
-def final_norm(weights: Weights, side: str, prenorm: bool) -> Norm | None:
-    """The norm after the last layer. Models with norms before the layers have it, except under ``--no-decoder-final-norm``."""
-    return weights.norm(f"{side}.layer_norm") if prenorm and f"{side}.layer_norm.weight" in weights else None
-
-
-# In a checkpoint, but no part of the function: counters, sinusoidal tables that are computed again, unused heads.
-IGNORED = ("version", "_float_tensor", "embed_positions.weights", "embed_positions._float_tensor", "block_format")
+def drafter_shapes(model: DrafterModel) -> dict[str, tuple[int, ...]]:
+    """The tensors that a built-in drafter has beside its Transformer's."""
+    assert model.spec is not None, "a Transformer"
+    width, options, given = model.spec.decoder.width, model.options, model.tensors
+    more: dict[str, tuple[int, ...]] = {}
+    if DRAFT_VOCABULARY in given:
+        more[DRAFT_VOCABULARY] = tuple(given[DRAFT_VOCABULARY].shape)  # its values are checked: `draft_vocabulary`
+    if model.code == "block" and options.get("source_copy"):
+        more[COPY] = (width, width)
+    hidden = options.get("successor_width", 0) if model.code == "block_causal" else 0
+    if hidden:
+        name = "decoder.successor"
+        more |= {
+            f"{name}.from_feature.weight": (hidden, width), f"{name}.from_feature.bias": (hidden,),
+            f"{name}.from_token.weight": (hidden, width), f"{name}.out.weight": (width, hidden),
+        }  # fmt: skip
+    return more
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """A loaded model."""
+    """A loaded model; ``code`` names the drafter that decodes with it, None for an autoregressive model."""
 
-    config: Config
+    spec: ModelSpec
     encoder: Encoder
     decoder: Decoder
+    code: str | None = None
     runner: Runner = EAGER
 
     @classmethod
-    def load(
-        cls, tensors: Mapping[str, Tensor], config: Config, encoder: Encoder | None = None, runner: Runner = EAGER
-    ) -> "Transformer":
-        """Build a model on its weights, with another's encoder if one is given, and its passes run by ``runner``.
+    def load(cls, model: Model | DrafterModel, encoder: Encoder | None = None, runner: Runner = EAGER) -> "Transformer":
+        """Build a model on its tensors, with another's encoder if one is given, and its passes run by ``runner``.
 
-        Raises UnsupportedModel with everything that is missing or has no place here.
+        Raises UnsupportedModel with everything that is missing, has another shape or has no place here.
         """
-        if config.activation not in ACTIVATIONS:
-            raise UnsupportedModel(f"activation function '{config.activation}'; available: {', '.join(ACTIVATIONS)}")
-        weights = Weights(tensors)
-        own = encoder is None
-        encoder, decoder = encoder or Encoder(weights, config), Decoder(weights, config)
-        foreign = [
-            name
-            for name in tensors
-            if not (name in weights.used or name.endswith(IGNORED) or name.startswith("classification_heads."))
-            and (own or not is_encoder(name))
-        ]
-        faults = [f"weights without a place here: {', '.join(foreign)}"] if foreign else []
-        if weights.missing:
-            faults.append(f"missing weights: {', '.join(weights.missing)}")
+        code = model.code if isinstance(model, DrafterModel) else None
+        if model.spec is None:
+            raise UnsupportedModel(f"drafter '{code}' is no Transformer")
+        more = drafter_shapes(model) if isinstance(model, DrafterModel) else {}
+        faults = tensor_faults(model.spec, tensor_shapes(model.tensors), more)
         if faults:
             raise UnsupportedModel("; ".join(faults))
-        return cls(config, encoder, decoder, runner)
+        weights = Weights(model.tensors)
+        return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code), code, runner)
 
 
 def place(
@@ -346,26 +308,35 @@ def place(
 
 
 def load_pair(
-    verifier: tuple[Mapping[str, Tensor], Config],
-    drafter: tuple[Mapping[str, Tensor], Config] | None,
+    verifier: Model | DrafterModel,
+    drafter: DrafterModel | None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     runner: Runner = EAGER,
 ) -> tuple[Transformer, Transformer | None]:
     """Load verifier and drafter. A drafter whose encoder equals the verifier's gets that very encoder: held once, run once."""
-    tensors = place(verifier[0], device, dtype)
-    model = Transformer.load(tensors, verifier[1], runner=runner)
+    placed = replace(verifier, tensors=place(verifier.tensors, device, dtype))
+    model = Transformer.load(placed, runner=runner)
     if drafter is None:
         return model, None
-    others = place(drafter[0], device, dtype, beside=tensors)
-    own, given = ({name: id(tensor) for name, tensor in each.items() if is_encoder(name)} for each in (others, tensors))
-    twin = encoder_settings(drafter[1]) == encoder_settings(verifier[1]) and own == given
-    return model, Transformer.load(others, drafter[1], model.encoder if twin else None, runner)
+    other = replace(drafter, tensors=place(drafter.tensors, device, dtype, beside=placed.tensors))
+    return model, Transformer.load(other, model.encoder if same_encoder(placed, other) else None, runner)
 
 
-def is_encoder(name: str) -> bool:
-    return name.startswith("encoder.") and not name.endswith(IGNORED)
+def same_encoder(verifier: Model | DrafterModel, drafter: DrafterModel) -> bool:
+    """Whether the encoders of two models that `place` put beside each other are one function.
 
-
-def encoder_settings(config: Config) -> tuple:
-    return (config.encoder_heads, config.encoder_prenorm, config.activation, config.encoder_scale, config.pad)
+    Position tables may differ in length: both read sources only up to the shorter one.
+    """
+    sides = [
+        model.spec and (replace(model.spec.encoder, max_positions=1), model.spec.activation) for model in (verifier, drafter)
+    ]
+    tables = [model.tensors.get(POSITIONS) for model in (verifier, drafter)]
+    weights = [
+        {name: id(tensor) for name, tensor in model.tensors.items() if name.startswith("encoder.") and name != POSITIONS}
+        for model in (verifier, drafter)
+    ]
+    if sides[0] != sides[1] or weights[0] != weights[1] or tables[0] is None or tables[1] is None:
+        return False
+    rows = min(map(len, tables))  # type: ignore[arg-type]
+    return tables[0] is tables[1] or torch.equal(tables[0][:rows], tables[1][:rows])

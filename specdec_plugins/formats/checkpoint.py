@@ -1,0 +1,114 @@
+"""fairseq's ``.pt`` files as containers: safe loading, atomic saving, averaging.
+
+Knows torch and the layout of fairseq's checkpoint dictionary, but not what settings and weights mean (`fairseq.py`), and never
+imports fairseq. A checkpoint is untrusted input: it is read with ``weights_only`` on, and only fairseq's own plain containers
+are allow-listed.
+"""
+
+import argparse
+import os
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Checkpoint = dict[str, Any]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message names the file and every fault found."""
+
+
+def allow_fairseq_types() -> None:
+    """Let ``torch.load(weights_only=True)`` read the containers in which fairseq stores a model's settings.
+
+    None of them runs code when unpickled: a namespace and, in checkpoints of fairseq 1.0.0a0, omegaconf's nodes.
+    """
+    types: list[Any] = [argparse.Namespace]
+    try:
+        from omegaconf import DictConfig, ListConfig, nodes
+        from omegaconf.base import ContainerMetadata, Metadata
+    except ImportError:
+        pass
+    else:
+        # The engine's side can do without omegaconf; what is not installed cannot be asked for either.
+        from collections import defaultdict
+
+        values = [nodes.AnyNode, nodes.BooleanNode, nodes.EnumNode, nodes.FloatNode, nodes.IntegerNode, nodes.StringNode]
+        types += [DictConfig, ListConfig, ContainerMetadata, Metadata, Any, dict, list, int, defaultdict, *values]
+    torch.serialization.add_safe_globals(types)
+
+
+def load(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a fairseq checkpoint onto the CPU.
+
+    Raises CheckpointError for a missing, truncated, unsafe or foreign file.
+    """
+    allow_fairseq_types()
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such checkpoint") from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path}: refused: {_refusal(error)}") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        # A cut or foreign file can fail at any step of reading; to the user every way means the same.
+        raise CheckpointError(f"{path}: not a readable checkpoint, or a damaged one ({type(error).__name__})") from None
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
+        raise CheckpointError(f"{path}: not a fairseq checkpoint (no 'model' in it)")
+    if checkpoint.get("args") is None and checkpoint.get("cfg") is None:
+        raise CheckpointError(f"{path}: not a fairseq checkpoint (neither 'args' nor 'cfg' in it)")
+    return checkpoint
+
+
+def _refusal(error: pickle.UnpicklingError) -> str:
+    """The line of torch's message that names what the file asked to run, without its advice to run it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "global" in line.lower()), "it asks for more than weights and settings")
+
+
+def model_args(checkpoint: Checkpoint) -> argparse.Namespace:
+    """The model's settings as a namespace, whichever fairseq version wrote them."""
+    settings = checkpoint["args"] if checkpoint.get("args") is not None else checkpoint["cfg"]["model"]
+    return argparse.Namespace(**(vars(settings) if isinstance(settings, argparse.Namespace) else dict(settings)))
+
+
+def task_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The task's settings (data folder, languages), whichever fairseq version wrote them."""
+    return dict(vars(checkpoint["args"])) if checkpoint.get("args") is not None else dict(checkpoint["cfg"].get("task") or {})
+
+
+def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
+    """Write a checkpoint so that ``path`` is either absent, the old file or the whole new one."""
+    temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        torch.save(checkpoint, temporary)
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+
+
+def average(paths: Sequence[str | os.PathLike[str]]) -> Checkpoint:
+    """The mean of the weights of several checkpoints of one model, in the container of the last one.
+
+    Floating-point tensors are summed in float64; counters and format markers are the last checkpoint's. Weights that
+    share memory, as tied embeddings do, still share it. Optimizer state is dropped: it belongs to no average.
+    """
+    if not paths:
+        raise ValueError("no checkpoints to average")
+    sums: dict[str, torch.Tensor] = {}
+    for path in paths:
+        checkpoint = load(path)
+        weights = checkpoint["model"]
+        if sums and {name: tensor.shape for name, tensor in weights.items()} != {name: sums[name].shape for name in sums}:
+            raise CheckpointError(f"{path}: not the same model as {paths[0]} (other parameter names or shapes)")
+        for name, tensor in weights.items():
+            sums[name] = sums.get(name, 0) + tensor.double() if tensor.is_floating_point() else tensor
+    means: dict[int, torch.Tensor] = {}  # by the memory of the last checkpoint's tensor
+    for name, tensor in weights.items():
+        if tensor.is_floating_point():
+            weights[name] = means.setdefault(tensor.data_ptr(), (sums[name] / len(paths)).to(tensor.dtype))
+    return {**checkpoint, "last_optimizer_state": None}

@@ -1,0 +1,66 @@
+"""JSON of unknown origin into dataclasses, strictly: what is unknown, missing or of another type is named, all of it at once."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def parse(cls: type[T], data: Any, where: str = "") -> T:
+    """A dataclass from a JSON object whose keys are its fields; fields with defaults may be absent.
+
+    ``where`` is what errors call the object. Raises ValueError with every fault.
+    """
+    faults: list[str] = []
+    result = _object(cls, data, where, faults)
+    if faults:
+        raise ValueError("; ".join(faults))
+    return result
+
+
+def _object(cls: Any, data: Any, where: str, faults: list[str]) -> Any:
+    if not isinstance(data, dict):
+        faults.append(f"{where or 'it'} is no object")
+        return None
+    fields = {each.name: each for each in dataclasses.fields(cls)}
+    dot = f"{where}." if where else ""
+    faults += [f"unknown key '{dot}{key}'" for key in data if key not in fields]
+    needed = [
+        name for name, each in fields.items()
+        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    ]  # fmt: skip
+    faults += [f"no '{dot}{name}'" for name in needed if name not in data]
+    hints, before = typing.get_type_hints(cls), len(faults)
+    values = {name: _value(hints[name], data[name], f"{dot}{name}", faults) for name in fields if name in data}
+    if len(faults) > before or any(name not in values for name in needed):
+        return None
+    try:
+        return cls(**values)
+    except ValueError as error:
+        faults.append(f"{where or 'it'}: {error}")
+        return None
+
+
+def _value(hint: Any, value: Any, where: str, faults: list[str]) -> Any:
+    """``value`` as the type ``hint``; adds to ``faults`` if it is of another one."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is types.UnionType:  # of something and None
+        return None if value is None else _value(arguments[0], value, where, faults)
+    if dataclasses.is_dataclass(hint):
+        return _object(hint, value, where, faults)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(arguments[0], each, f"{where}[{index}]", faults) for index, each in enumerate(value))
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _value(arguments[1], each, f"{where}.{key}", faults) for key, each in value.items()}
+    if hint is float and type(value) is int:
+        return float(value)
+    if origin is None and type(value) is hint:
+        return value
+    name = {tuple: "list", Mapping: "object"}.get(origin) or hint.__name__
+    faults.append(f"'{where}' is {value!r:.80}, not of type {name}")
+    return None
