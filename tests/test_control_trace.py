@@ -1,4 +1,4 @@
-"""The adaptive controller chooses the lengths that were recorded.
+"""The throughput policy chooses the lengths that were recorded.
 
 ``control_traces.json`` was recorded from the controller of commit 09c9bf4 on the machines of `control_simulation`. For each
 simulation it holds a digest of all lengths, and the first 200 of them, each as a character ("0" is 0, "8" is 8, "A" is 17).
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from control_simulation import BLOCK_SIZES, PROGRAMMES, simulate
 
-from specdec_plugins.decoding.control import Adaptive
+from specdec_plugins.decoding.control import Outcome, Throughput
 
 RECORD = Path(__file__).with_name("control_traces.json")
 SEEDS = {
@@ -24,16 +24,14 @@ CASES = [f"{name} {block_size} {seed}" for name in SEEDS for block_size in BLOCK
 def trace(case: str) -> tuple[str, str]:
     """Digest of the lengths chosen in a simulation, and the first of them."""
     name, block_size, seed = case.split()
-    now = [0.0]
-    controller = Adaptive(int(block_size), clock=lambda: now[0])
+    controller, plans = Throughput(int(block_size)), []
 
     def choose(rows):
-        now[0] = 0.0
-        return controller.next_length(rows)
+        plans.append(controller.plan(range(rows)))
+        return plans[-1].lengths[0]
 
     def observe(steps, seconds):
-        now[0] = seconds
-        controller.update(steps)
+        controller.update(Outcome(plans[-1], steps, seconds))
 
     lengths = simulate(PROGRAMMES[name], int(seed), choose, observe)
     return hashlib.sha256(bytes(lengths)).hexdigest()[:16], "".join(chr(ord("0") + length) for length in lengths[:200])
