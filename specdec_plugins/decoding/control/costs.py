@@ -1,0 +1,111 @@
+"""Cost model: seconds that an iteration takes, by the length of its draft.
+
+Measured: the seconds of single iterations, for each class of batches by itself, as a geometric running mean for each length.
+Assumed: among drafts, cost is a line in the length. A length that was measured often departs from the line: past some lengths the
+kernels read the weights twice. All costs share one factor, the machine's pace: other programs use the machine, too, and slow
+down all lengths alike, so lengths that are measured at different times can be compared.
+
+One iteration says little: it may have been interrupted and taken many times as long. So its weight is bounded.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MAX_CHANGE = 1.25  # ratio that one measurement is believed to differ from the mean at most, in either direction
+RELIABLE = 4  # measurements; with fewer, a cost is a guess, and tells nothing of the machine's pace
+MEMORY = 32  # measurements that the mean of a length spans at most: costs change with sentence lengths
+OUTLIER = 0.5  # of the mean: an iteration this fast shows that the few measurements before it were interrupted
+FIRST_EXCESS = 1.5  # of what the line predicts: the most that the first measurement of a length is believed
+TOLERANCE = 0.2  # of what was predicted: a cost farther off calls for a new decision
+LINE_WEIGHT = 20.0  # measurements of one length that weigh as much as the line does there
+SLOPE_WEIGHT = 20.0  # measurements, one token off the mean length, that weigh as much as the prior of the slope
+PRIOR_FIXED = 0.5  # prior: the part of what the mean draft adds to a plain pass that does not depend on its length
+EXTRAPOLATION = 2  # times the longest length that was measured: up to there the line is trusted
+PACE_GAIN = 0.05  # weight of one measurement in the pace: 20 iterations, shorter than spells of other programs
+
+
+def believed(ratio: float) -> float:
+    """A ratio of seconds, as far as one measurement is believed."""
+    return min(max(ratio, 1 / MAX_CHANGE), MAX_CHANGE)
+
+
+class Cost(NamedTuple):
+    """Mean of the measurements of a length."""
+
+    seconds: float
+    count: int  # measurements, up to `MEMORY`
+
+
+@dataclass
+class CostModel:
+    """Costs of one class of batches. Length 0 is a plain pass."""
+
+    measured: dict[int, Cost] = field(default_factory=dict)
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a plain pass; infinity before one is measured."""
+        return self.measured[0].seconds if 0 in self.measured else math.inf
+
+    @property
+    def longest(self) -> int:
+        """The longest draft that costs can be told of."""
+        return EXTRAPOLATION * max(self.measured, default=0)
+
+    def reliable(self, length: int) -> bool:
+        return length in self.measured and self.measured[length].count >= RELIABLE
+
+    def observe(self, length: int, seconds: float) -> bool:
+        """Take in a measurement; returns whether the cost of that length is now far from what was expected."""
+        expected, old = self.expected(length)[length], self.measured.get(length)
+        if old is None or (old.count < RELIABLE and seconds < OUTLIER * old.seconds):
+            new = Cost(min(seconds, FIRST_EXCESS * expected), 1)
+        else:
+            count = min(old.count + 1, MEMORY)
+            new = Cost(old.seconds * believed(seconds / old.seconds) ** (1 / count), count)
+        self.measured[length] = new
+        return not (1 - TOLERANCE) * expected <= new.seconds <= (1 + TOLERANCE) * expected
+
+    def expected(self, longest: int) -> list[float]:
+        """Seconds of an iteration with a draft of 0, 1, .. ``longest`` tokens; infinity where nothing is known."""
+        plain = self.plain
+        drafts = [(cost.count, length, cost.seconds) for length, cost in self.measured.items() if length]
+        if not drafts:
+            return [plain, *[math.inf] * longest]
+        mean_length, mean_seconds, slope = self._line(drafts)
+        floor = plain if plain < math.inf else 0.0  # no iteration gets faster with a draft
+        seconds = [plain, *(max(floor, mean_seconds + slope * (length - mean_length)) for length in range(1, longest + 1))]
+        for count, length, measured in drafts:
+            if length <= longest:
+                seconds[length] += count / (count + LINE_WEIGHT) * (measured - seconds[length])
+        return seconds
+
+    def _line(self, drafts: list[tuple[int, int, float]]) -> tuple[float, float, float]:
+        """The line through the costs of drafts: mean length, mean seconds, and seconds that a further token takes.
+
+        Least squares, weighted by the counts, with a prior for the slope.
+        """
+        total = sum(count for count, _, _ in drafts)
+        mean_length = sum(count * length for count, length, _ in drafts) / total
+        mean_seconds = sum(count * seconds for count, _, seconds in drafts) / total
+        covariance = sum(count * (length - mean_length) * (seconds - mean_seconds) for count, length, seconds in drafts)
+        variance = sum(count * (length - mean_length) ** 2 for count, length, _ in drafts)
+        prior = max(0.0, mean_seconds - self.plain) * (1 - PRIOR_FIXED) / mean_length
+        slope = max(0.0, (covariance + SLOPE_WEIGHT * prior) / (variance + SLOPE_WEIGHT))
+        if 0 not in self.measured:  # nothing else keeps the line from crossing zero
+            slope = min(slope, mean_seconds / mean_length)
+        return mean_length, mean_seconds, slope
+
+
+@dataclass
+class Pace:
+    """How slow the machine is at present, relative to the costs that are kept."""
+
+    factor: float = 1.0
+
+    def normalised(self, seconds: float, length: int, costs: CostModel) -> float:
+        """A measurement at the pace that the costs are kept at; follows the pace where the cost is known."""
+        if costs.reliable(length):
+            self.factor *= believed(seconds / (self.factor * costs.measured[length].seconds)) ** PACE_GAIN
+        return seconds / self.factor

@@ -1,0 +1,79 @@
+"""Exploration: which length is tried next, when, and what trials may cost.
+
+The cost model and the acceptance estimate know only what was decoded. Each class of batches therefore begins with a series of
+trials, and later tries something else from time to time, less and less often while the decision stays the same. In large batches
+a draft can take as long as many plain passes, and with few rows there may be nothing to gain for hours: there trials are paid
+from a budget, a share of all time.
+"""
+
+from dataclasses import dataclass
+
+BUDGET = 0.01  # share of all time that trials may take where they are rationed
+MIN_TRIAL = 5  # plain passes that a trial takes at least; what the last one took is known better
+SMALL_TRIAL, LARGE_TRIAL = 3, 2  # passes of a trial: the first after plain passes is no measurement, as the drafter catches up
+WARM_START = 16  # passes in a new class of batches before the first trial, where similar classes tell what to do until then
+FIRST_INTERVAL, LAST_INTERVAL = 32, 512  # passes between trials: doubled after each
+RATIONED_INTERVAL = 256  # passes: from this interval on, small batches that do not draft pay from the budget, too
+
+
+@dataclass
+class Budget:
+    """Seconds that trials may still take."""
+
+    seconds: float = 0.0
+
+    def earn(self, seconds: float) -> None:
+        """Called with all time that passes, in trials or not."""
+        self.seconds += BUDGET * seconds
+
+    def spend(self, seconds: float) -> None:
+        self.seconds -= seconds
+
+    def allows(self, seconds: float) -> bool:
+        return seconds < self.seconds
+
+
+class Trials:
+    """Schedule of one class of batches, in passes of that class.
+
+    ``small`` batches are likely to gain from drafts: they try long and short ones and none, twice. Large ones are likely to be
+    slowed down by drafts: they try a short one.
+    """
+
+    def __init__(self, block_size: int, small: bool, first: int):
+        third = max(1, block_size // 3)
+        self.block_size, self.small, self.passes = block_size, small, SMALL_TRIAL if small else LARGE_TRIAL
+        self.drafts = (block_size, third) if small else (third, max(1, third // 2))  # lengths to try where nothing is drafted
+        self.series = [*self.drafts, 0] * 2 if small else [third]  # lengths still to try before the first decision
+        self.due = first  # the pass from which the next trial may be made
+        self.interval = FIRST_INTERVAL
+        self.seconds = 0.0  # that the last trial took
+
+    def affordable(self, budget: Budget, plain: float) -> bool:
+        """Whether the budget has enough for one more trial; ``plain`` seconds of a plain pass."""
+        return budget.allows(max(self.seconds, MIN_TRIAL * plain))
+
+    def initial(self, now: int, affordable: bool) -> int | None:
+        """The next length of the series, if it is time for one at pass ``now``."""
+        if now < self.due or not (affordable or self.small):
+            return None
+        length = self.series.pop(0)
+        if not self.series:
+            self.due = FIRST_INTERVAL
+        self.seconds = 0.0
+        return length
+
+    def periodic(self, now: int, chosen: int, affordable: bool) -> int | None:
+        """A length other than ``chosen``, if it is time for a trial at pass ``now``."""
+        free = chosen or (self.small and self.interval < RATIONED_INTERVAL)
+        if now < self.due or not (affordable or free):
+            return None
+        self.interval = min(2 * self.interval, LAST_INTERVAL)
+        self.due = now + self.interval
+        self.seconds = 0.0
+        # Doubling makes the two alternate; at the last interval it is the first of them.
+        return ((0, self.block_size) if chosen else self.drafts)[self.interval.bit_length() % 2]
+
+    def restart(self) -> None:
+        """Try more often again, as the decision changed."""
+        self.interval = FIRST_INTERVAL

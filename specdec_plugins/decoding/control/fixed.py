@@ -1,0 +1,23 @@
+"""The policy that always drafts as many tokens."""
+
+from collections.abc import Sized
+from dataclasses import dataclass
+
+from specdec_plugins.decoding.control.protocol import Outcome, Plan, uniform
+
+
+@dataclass(frozen=True)
+class FixedLength:
+    """Block size K for each row in each step; 0 is plain autoregressive decoding."""
+
+    length: int
+
+    def plan(self, prefix: Sized) -> Plan:
+        return uniform(len(prefix), self.length)
+
+    def update(self, outcome: Outcome) -> None:
+        """Learns nothing."""
+
+    def next_length(self, rows: int) -> int:
+        """For callers of the protocol before `Plan`."""
+        return self.length

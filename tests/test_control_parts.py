@@ -1,0 +1,229 @@
+"""What the throughput policy is made of: cost model, pace, acceptance estimate, exploration."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from specdec_plugins.decoding.control.acceptance import DECAY, PRIOR, AcceptanceEstimate
+from specdec_plugins.decoding.control.costs import CostModel, Pace
+from specdec_plugins.decoding.control.exploration import (
+    BUDGET,
+    FIRST_INTERVAL,
+    LAST_INTERVAL,
+    MIN_TRIAL,
+    RATIONED_INTERVAL,
+    WARM_START,
+    Budget,
+    Trials,
+)
+from specdec_plugins.decoding.values import Step
+
+
+def observed(*measurements, times=50):
+    costs = CostModel()
+    for _ in range(times):
+        for length, seconds in measurements:
+            costs.observe(length, seconds)
+    return costs
+
+
+# Costs
+
+
+def test_nothing_is_expected_of_what_was_never_measured():
+    costs = CostModel()
+    assert costs.expected(3) == [math.inf] * 4
+    assert (costs.plain, costs.longest) == (math.inf, 0)
+    costs.observe(0, 2.0)
+    assert costs.expected(2) == [2.0, math.inf, math.inf]
+    assert (costs.plain, costs.longest) == (2.0, 0)
+
+
+def test_costs_of_other_lengths_lie_on_a_line():
+    costs = observed((4, 3.0), times=1)
+    assert costs.expected(9)[9] == 3.0
+    costs = observed((0, 1.9), (4, 3.0), (8, 5.0))
+    assert costs.expected(8) == pytest.approx([1.9, 1.9, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0], abs=0.2)
+    assert costs.expected(12)[12] == pytest.approx(7.0, abs=0.2)
+    assert costs.longest == 16
+
+
+def test_one_length_tells_half_of_the_slope():
+    """Of what a draft of 4 adds to a plain pass, 2 s, half is taken to grow with the length."""
+    assert observed((0, 1.0), (4, 3.0)).expected(8)[2::2] == pytest.approx([2.5, 3.0, 3.5, 4.0], abs=0.01)
+
+
+def test_a_length_off_the_line_is_found_when_measured_often():
+    """Drafts of more than 8 take another second."""
+    cost = {length: 1.0 + 0.1 * length + (length > 8) for length in range(4, 13)}
+    found = observed(*cost.items()).expected(12)
+    assert found[9] - found[8] > 0.5
+    rare = observed(*cost.items(), times=2).expected(12)
+    assert rare[9] - rare[8] < 0.3
+
+
+def test_drafts_make_no_iteration_faster():
+    assert min(observed((0, 2.0), (8, 1.5), (16, 3.0)).expected(5)[1:]) == pytest.approx(2.0)
+
+
+def test_costs_stay_above_zero_where_no_plain_pass_was_measured():
+    """The line through 8 and 25 crosses zero at 6, and tokens are divided by costs."""
+    costs = observed((25, 10.0), (8, 1.0), times=10)
+    assert min(costs.expected(25)[1:]) > 0.1
+    costs.observe(4, 2.0)
+    costs.observe(4, 2.0)
+    assert costs.expected(4)[4] > 0.5
+
+
+def test_interrupted_iterations_change_little():
+    costs = observed((0, 1.9), (4, 3.0), (8, 5.0))
+    costs.observe(0, 100.0)
+    costs.observe(8, 100.0)
+    costs.observe(12, 100.0)  # measured for the first time
+    assert costs.expected(8)[::2] == pytest.approx([1.9, 2.0, 3.0, 4.0, 5.0], abs=0.3)
+
+
+def test_a_first_measurement_that_was_interrupted_is_replaced():
+    costs = observed((8, 50.0), times=1)
+    costs.observe(8, 2.0)
+    assert costs.expected(8)[6:] == [2.0, 2.0, 2.0]
+
+
+def test_costs_follow_a_change():
+    """After 32 measurements a new one weighs 1/32, so the mean of many old ones is left behind."""
+    costs = observed((0, 1.0), times=1000)
+    for _ in range(200):
+        costs.observe(0, 2.0)
+    assert costs.plain == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_cost_that_was_not_expected_is_reported():
+    costs = CostModel()
+    assert costs.observe(4, 1.0)
+    assert not costs.observe(4, 1.01)
+    assert not costs.observe(8, 1.1)  # within 20 % of the line
+    assert costs.observe(8, 0.3)  # the one before was interrupted, it seems
+
+
+def test_a_slow_machine_is_no_change_of_costs():
+    """Others use it for a while: all lengths take twice as long."""
+    costs, pace = CostModel(), Pace()
+    for number in range(4000):
+        slow = 2.0 if number >= 2000 else 1.0
+        for length, seconds in ((0, 1.0), (8, 3.0)):
+            costs.observe(length, pace.normalised(slow * seconds, length, costs))
+    assert pace.factor == pytest.approx(2.0, rel=0.2)
+    assert costs.measured[8].seconds / costs.plain == pytest.approx(3.0, rel=0.01)
+    assert costs.plain == pytest.approx(1.0, rel=0.2)
+
+
+def test_the_pace_is_read_from_costs_that_are_reliable():
+    costs, pace = CostModel(), Pace()
+    for _ in range(3):
+        costs.observe(0, 1.0)
+    assert pace.normalised(2.0, 0, costs) == 2.0
+    assert pace.factor == 1.0
+    costs.observe(0, 1.0)
+    pace.normalised(1e9, 0, costs)
+    assert pace.factor == pytest.approx(1.25**0.05)
+
+
+# Acceptance
+
+
+def test_acceptance_is_known_by_position():
+    estimate, dice = AcceptanceEstimate(4), random.Random(1)
+    rates = [0.9, 0.5, 0.8, 0.0]
+    for _ in range(3000):
+        accepted = next((position for position, rate in enumerate(rates) if dice.random() >= rate), 4)
+        estimate.observe([Step([1, 2, 3, 4], accepted, 5)])
+    assert estimate.expected_tokens() == pytest.approx([1.0, 1.9, 2.35, 2.71, 2.71], abs=0.25)
+
+
+def test_positions_past_a_refusal_or_the_draft_say_nothing():
+    estimate = AcceptanceEstimate(5)
+    estimate.observe([Step([1, 2, 3, 4], 1, 9), Step([1, 2], 2, 9), Step([], 0, 9)])
+    assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, 0.0, 0.0, 0.0])
+    assert estimate.passed == pytest.approx([DECAY + 1, 1.0, 0.0, 0.0, 0.0])
+
+
+def test_an_unknown_position_passes_as_the_one_before():
+    estimate = AcceptanceEstimate(3)
+    assert estimate.expected_tokens() == pytest.approx([1.0, 1 + PRIOR, 1 + PRIOR + PRIOR**2, 1 + PRIOR + PRIOR**2 + PRIOR**3])
+    for _ in range(2000):
+        estimate.observe([Step([1], 0, 9)])
+    assert estimate.expected_tokens() == pytest.approx([1.0, 1.03, 1.03, 1.03], abs=0.02)
+
+
+def test_old_drafts_count_less():
+    estimate = AcceptanceEstimate(1)
+    for accepted in [1] * 1000 + [0] * 100:
+        estimate.observe([Step([1], accepted, 9)])
+    assert estimate.expected_tokens()[1] == pytest.approx(1 + math.exp(-1), abs=0.03)
+
+
+# Exploration
+
+
+def test_the_budget_is_a_share_of_all_time():
+    budget = Budget()
+    assert not budget.allows(0.0)
+    budget.earn(300.0)
+    assert budget.allows(0.99 * 300 * BUDGET) and not budget.allows(1.01 * 300 * BUDGET)
+    budget.spend(2.0)
+    assert budget.allows(0.99) and not budget.allows(1.01)
+
+
+def test_a_trial_is_affordable_at_the_price_of_the_last():
+    trials, budget = Trials(8, small=False, first=0), Budget(seconds=10.0)
+    assert not trials.affordable(budget, math.inf)  # nothing is known
+    assert trials.affordable(budget, 9.9 / MIN_TRIAL) and not trials.affordable(budget, 10.1 / MIN_TRIAL)
+    trials.seconds = 10.1
+    assert not trials.affordable(budget, 0.1)
+
+
+def test_small_batches_begin_with_a_series():
+    trials = Trials(9, small=True, first=0)
+    assert [trials.initial(now, affordable=False) for now in range(6)] == [9, 3, 0, 9, 3, 0]
+    assert not trials.series
+
+
+def test_large_batches_begin_with_a_short_draft_when_they_can_afford_it():
+    trials = Trials(9, small=False, first=WARM_START)
+    assert trials.initial(WARM_START - 1, affordable=True) is None
+    assert trials.initial(WARM_START, affordable=False) is None
+    assert trials.initial(WARM_START, affordable=True) == 3
+    assert not trials.series
+
+
+def periodic(trials, chosen, affordable, passes=3000):
+    """The passes at which something is tried, and what."""
+    while trials.series:
+        trials.initial(10**9, affordable=True)
+    tried = ((now, trials.periodic(now, chosen, affordable)) for now in range(passes))
+    return [(now, length) for now, length in tried if length is not None]
+
+
+def test_trials_become_rare_up_to_a_limit():
+    passes, lengths = zip(*periodic(Trials(8, small=True, first=0), 5, affordable=False))
+    intervals = [later - now for now, later in itertools.pairwise(passes)]
+    assert passes[0] == FIRST_INTERVAL
+    assert intervals == [64, 128, 256, *[LAST_INTERVAL] * (len(intervals) - 3)]
+    assert lengths[:4] == (8, 0, 8, 0)  # a full block and none, by turns
+
+
+def test_trials_are_rationed_where_nothing_is_drafted():
+    small = periodic(Trials(8, small=True, first=0), 0, affordable=False)
+    assert [length for _, length in small] == [2, 8, 2]
+    assert small[-1][0] < RATIONED_INTERVAL
+    assert periodic(Trials(8, small=False, first=0), 0, affordable=False) == []
+    assert [length for _, length in periodic(Trials(8, small=False, first=0), 0, affordable=True)][:4] == [1, 2, 1, 2]
+
+
+def test_a_new_decision_is_tried_soon():
+    trials = Trials(8, small=True, first=0)
+    periodic(trials, 5, affordable=False)
+    trials.restart()
+    assert trials.interval == FIRST_INTERVAL
