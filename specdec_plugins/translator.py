@@ -16,11 +16,14 @@ from typing import Literal
 
 import torch
 
-from specdec_plugins.decoding.acceptance import accept_all
-from specdec_plugins.decoding.control import Adaptive, FixedLength
-from specdec_plugins.decoding.loop import Acceptance, Controller, Drafter, Verifier, speculative_decode
-from specdec_plugins.decoding.roles import THREADS, load_roles
-from specdec_plugins.decoding.schedule import schedule
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.acceptance.unverified import accept_all
+from specdec_plugins.decoding.assembly import THREADS, assemble
+from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.control.throughput import Throughput
+from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
@@ -58,7 +61,7 @@ class Translation:
     @property
     def accepted_lengths(self) -> list[int]:
         """Tokens that each iteration committed, the verifier's own included."""
-        return [step.accepted + (step.correction is not None) for step in self.steps]
+        return [step.accepted + (step.own is not None) for step in self.steps]
 
 
 class SourceTooLong(ValueError):
@@ -111,12 +114,14 @@ class Translator:
     def _assign(self, verifier, drafter, device, own: Drafter | None) -> tuple[Drafter, Verifier, Acceptance, Controller]:
         """The loop's roles under the strategy; the drafter is ``own``, if there is one."""
         how = self.settings
-        drafting, verifying, rule = load_roles(verifier, drafter, device, how.dtype, how.threads, how.beta, how.tau)
+        drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
         drafting = own or drafting
-        length: Controller = FixedLength(0)
+        controller: Controller = FixedLength(0)
         if how.strategy != "ar":
-            length = Adaptive(self.trained_block_size) if self.block_size == "auto" else FixedLength(int(self.block_size))
-        return (drafting, Unverified(), accept_all, length) if how.strategy == "drafter" else (drafting, verifying, rule, length)
+            controller = Throughput(self.trained_block_size) if self.block_size == "auto" else FixedLength(int(self.block_size))
+        if how.strategy == "drafter":
+            return drafting, Unverified(), accept_all, controller
+        return drafting, verifying, TopBetaTau(how.beta, how.tau), controller
 
     def translate(
         self,
@@ -198,12 +203,13 @@ class Translator:
 
     def _decode(self, requests: Sequence[Request], batch_size: int | None, max_tokens: int | None) -> Iterator[Hypothesis]:
         options = self.settings
-        for rows, group in schedule(requests, batch_size, max_tokens):
-            if options.strategy == "fairseq":
-                yield from self._generator.decode(group, rows, options.max_len_a, options.max_len_b, self.stats)
-            else:
-                drafter, verifier, rule, length = self._roles
-                yield from speculative_decode(drafter, verifier, rule, length, group, rows, self.stats, device=options.device)
+        requests = sorted(requests, key=lambda request: -len(request.tokens))  # short outputs end a run, and leave few rows idle
+        rows = batch_size or max(1, len(requests))
+        if options.strategy == "fairseq":
+            yield from self._generator.decode(requests, rows, max_tokens, options.max_len_a, options.max_len_b, self.stats)
+        else:
+            constraints = Constraints.of(self.pair.verifier.spec)
+            yield from speculative_decode(*self._roles, requests, rows, self.stats, constraints, options.device, max_tokens)
 
     def limit(self, source_length: int) -> int:
         """The most tokens that the output of so many source tokens, eos included, may have (fairseq's --max-len-a, -b)."""

@@ -54,8 +54,7 @@ CASES = {
 
 def on_kernels(logits, draft, bounds, tolerances):
     """The kernels' rule on given logits."""
-    scores = CpuPass(SimpleNamespace(engine=Engine(2)), len(logits), logits.size(1))
-    return scores.with_logits(logits).judge(draft, bounds, tolerances)
+    return CpuPass.of(SimpleNamespace(engine=Engine(2)), logits).judge(draft, bounds, tolerances)
 
 
 def on_tensors(*arguments):

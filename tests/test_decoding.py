@@ -28,7 +28,8 @@ from torch.overrides import TorchFunctionMode
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.constraints import restrict
-from specdec_plugins.decoding.control import Adaptive, FixedLength
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.prefix import Prefix, compacted
@@ -96,7 +97,7 @@ def test_adaptive_lengths_leave_the_verifiers_output(arch):
     expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
     for rows in (1, 3, 4):
         requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
-        stats, controller = DecodeStats(), Adaptive(4)
+        stats, controller = DecodeStats(), Throughput(4)
         found = sorted(
             speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats), key=lambda h: h.index
         )

@@ -58,7 +58,7 @@ def make_session(verifier, drafter, rows, lengths=(3,), **bounds):
 def test_requests_join_and_leave_while_others_are_in_flight(world):
     """Submitted at any time, cancelled at any time, whether they wait or are in flight: the others are not affected."""
     _, verifier, _, sources, limits, expected = world
-    rng = random.Random(0)
+    rng, interrupted = random.Random(0), 0
     for rows in (1, 3, 7):
         session, stats = make_session(verifier, Knowing(expected, 0.3), rows, (0, 3, 5, 1))
         waiting, cancelled, partial, found = deque(range(30)), set(), {}, []
@@ -79,10 +79,11 @@ def test_requests_join_and_leave_while_others_are_in_flight(world):
         assert session.step() == []
         outputs = {hypothesis.index: hypothesis.tokens for hypothesis in found}
         assert outputs == {index: tokens for index, tokens in enumerate(expected) if index not in cancelled}
-        assert len(partial) > 0 and cancelled
+        interrupted += len(partial)
         for index, hypothesis in partial.items():
             assert hypothesis.tokens == expected[index][: len(hypothesis.tokens)]
         check_balance(stats, [*found, *partial.values()])
+    assert interrupted > 3
 
 
 def test_a_request_without_room_is_refused(world):
@@ -175,7 +176,7 @@ def test_duplicated_rows_go_on_apart(world):
     """A row named twice becomes two; forced apart, each says what the verifier says after its own tokens."""
     model, verifier, tilt, sources, _, _ = world
     outputs = [[5, 6], [7], [8, 9, 10]]
-    state, prefix = standing(verifier, sources[:3], outputs, limit=20)
+    _, prefix = standing(verifier, sources[:3], outputs, limit=20)
     # The cache holds nothing yet: read the outputs as drafts after an empty prefix.
     fresh, empty = standing(verifier, sources[:3], [[], [], []], limit=20)
     verifier.score(fresh, empty, Draft([list(output) for output in outputs])).logits()
@@ -191,7 +192,7 @@ def test_duplicated_rows_go_on_apart(world):
         with torch.no_grad():
             expected = model.decoder(torch.tensor([[EOS, *said]]), encoder_out=model.encoder(
                 torch.tensor([sources[old]]), src_lengths=torch.tensor([len(sources[old])])))[0][0, -1]  # fmt: skip
-        torch.testing.assert_close(again[row, 1], expected + tilt[len(said)], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(again[row, 1], expected + tilt[len(said)], rtol=1e-6, atol=1e-6)  # its softmax is in float32
 
 
 def test_slots_are_counted():

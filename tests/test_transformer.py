@@ -10,11 +10,11 @@ import pytest
 import torch
 from conftest import make_batch, make_dictionary, make_drafter, make_verifier, model_settings
 from reference import drafted
+from specdec_plugins.decoding.backends.torch.cache import KVCache, SourceMemory
 from test_decoding import EOS, SHAPES, WORDS, decode, engine_model, load, sentences
 
 from specdec_plugins.decoding.acceptance import accept_all
 from specdec_plugins.decoding.backends.torch import transformer
-from specdec_plugins.decoding.backends.torch.cache import KVCache, SourceMemory
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, UnsupportedModel, load_pair
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.values import Draft, Prefix, Request, Source, Symbols

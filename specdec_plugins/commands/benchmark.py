@@ -166,7 +166,7 @@ class Engine:
         offered, passed = [0] * 64, [0] * 64
         committed: Counter[int] = Counter()
         for step in (step for hypothesis in hypotheses for step in hypothesis.steps):
-            committed[step.accepted + (step.correction is not None)] += 1
+            committed[step.accepted + (step.own is not None)] += 1
             for position in range(min(64, len(step.drafted))):
                 offered[position] += 1
                 passed[position] += step.accepted > position
@@ -183,7 +183,8 @@ class Engine:
         if self.translator.settings.strategy == "fairseq":
             return {}
         from specdec_plugins.decoding.loop import speculative_decode
-        from specdec_plugins.decoding.values import DecodeStats, Request
+        from specdec_plugins.decoding.stats import DecodeStats
+        from specdec_plugins.decoding.values import Request
 
         states = []
 

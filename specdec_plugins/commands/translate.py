@@ -429,7 +429,7 @@ def traced(result: "Translation", words: Callable[[Iterable[int]], list[str]]) -
         TracedStep(
             words(step.drafted[: step.accepted]),
             words(step.drafted[step.accepted :]),
-            None if step.correction is None else words([step.correction])[0],
+            None if step.own is None else words([step.own])[0],
         )
         for step in result.steps
     ]

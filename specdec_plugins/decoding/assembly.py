@@ -28,8 +28,8 @@ def assemble(
 ) -> Roles:  # fmt: skip
     """The verifier and its drafter (``none`` without weights).
 
-    The kernels compute on CPUs in ``cpu.DTYPES``, everything else PyTorch. Data type ``auto`` is the fastest: int8 on the kernels,
-    float16 on a GPU, else float32. Raises ValueError if nothing computes in that data type.
+    The kernels compute on CPUs in ``cpu.DTYPES``, everything else PyTorch. Data type ``auto`` is the fastest: int8 on the
+    kernels, float16 on a GPU, else float32. Raises ValueError if nothing computes in that data type.
     """
     loaded, drafting = load(verifier, drafter, device, dtype, threads)
     code = drafters.find(drafter.code if drafter else "none")

@@ -1,14 +1,14 @@
 """What may be said next, whatever the logits are: the limit, forced and suppressed tokens, the shortest output.
 
-By fairseq's conventions: never pad, no empty output unless a request allows it, and only eos at the length limit. Every backend applies
-the same constraints at each verified position, with that position's prefix, before any acceptance rule.
+By fairseq's conventions: never pad, no empty output unless a request allows it, and only eos at the length limit. Every backend
+applies the same constraints at each verified position, with that position's prefix, before any acceptance rule.
 
 B rows, which a recorded pass makes R >= B, K drafted tokens, V vocabulary.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from specdec_plugins.formats.spec import ModelSpec, Symbols
 class Constraints:
     """A model's own: its special symbols, the tokens that begin every output, and tokens that no output has (besides pad)."""
 
-    symbols: Symbols = Symbols()
+    symbols: Symbols = field(default_factory=Symbols)
     forced: tuple[int, ...] = ()
     suppressed: tuple[int, ...] = ()
 
@@ -33,8 +33,8 @@ class Constraints:
 class Bounds(NamedTuple):
     """The constraints of one step, by row.
 
-    ``room`` is how many tokens may still be committed before eos, ``minimum`` how many must be before eos may follow, and ``forced``
-    the tokens that must come next. The limit takes precedence over forced tokens.
+    ``room`` is how many tokens may still be committed before eos, ``minimum`` how many must be before eos may follow, and
+    ``forced`` the tokens that must come next. The limit takes precedence over forced tokens.
     """
 
     constraints: Constraints
@@ -49,8 +49,8 @@ def restrict(
     """A copy of logits (R, K+1, V) with minus infinity where a token may not follow, and (R, K+1) bool: whether the limit forbids
     the best token.
 
-    Position k of a row comes after k drafted tokens. ``minimum`` (R, 1); ``room`` (R, 1), or None where every row has room for all
-    K + 1 tokens; ``forced`` (R, K+1) has the token that must come, or -1; None where none is forced.
+    Position k of a row comes after k drafted tokens. ``minimum`` (R, 1); ``room`` (R, 1), or None where every row has room for
+    all K + 1 tokens; ``forced`` (R, K+1) has the token that must come, or -1; None where none is forced.
     """
     eos = constraints.symbols.eos
     allowed = logits.clone()

@@ -15,8 +15,8 @@ from specdec_plugins.decoding.values import Draft, Hypothesis, Request, Step, Ve
 class Prefix:
     """One row a sentence. Rows join by `admit`; `select` moves, copies and drops them.
 
-    ``outputs[b]`` is row b's y1 .. yn. For models that read the whole prefix each time there are tensors, too: ``tokens`` (B, T) begins
-    with the start token, as the verifier's input does, and is undefined past row b's n = ``lengths[b]`` tokens.
+    ``outputs[b]`` is row b's y1 .. yn. For models that read the whole prefix each time there are tensors, too: ``tokens`` (B,
+    T) begins with the start token, as the verifier's input does, and is undefined past row b's n = ``lengths[b]`` tokens.
     """
 
     def __init__(self, constraints: Constraints | None = None, device: torch.device | str = "cpu"):

@@ -1,7 +1,7 @@
 """The roles that play a step of speculative decoding; `loop.py` is the play.
 
-Drafter and verifier keep a state with one row a sentence, in the order of the batch. A method that is marked optional is absent where
-a role has no need of it.
+Drafter and verifier keep a state with one row a sentence, in the order of the batch. A method that is marked optional is absent
+where a role has no need of it.
 """
 
 from collections.abc import Sequence

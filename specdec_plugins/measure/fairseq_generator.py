@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import torch
 
-from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Source, Symbols
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Hypothesis, Request, Source
 from specdec_plugins.formats.fairseq import checkpoint_of
-from specdec_plugins.formats.spec import Model
+from specdec_plugins.formats.spec import Model, Symbols
 
 
 class FairseqGenerator:
@@ -42,17 +43,20 @@ class FairseqGenerator:
         self.limits = self.model.max_decoder_positions()
 
     def decode(
-        self, requests: Sequence[Request], rows: int, max_len_a: float, max_len_b: int, stats: DecodeStats
+        self, requests: Sequence[Request], rows: int, max_tokens: int | None, max_len_a: float, max_len_b: int, stats: DecodeStats
     ) -> Iterator[Hypothesis]:
-        """Yield the best output of each request. The length limit is fairseq's, of the longest source of a batch."""
+        """Yield the best output of each request, in batches of ``rows`` and ``max_tokens`` source tokens (padding included) at
+        most.
+
+        The length limit is fairseq's, of the longest source of a batch.
+        """
         from fairseq.sequence_generator import SequenceGenerator
 
         generator = SequenceGenerator(
             [self.model], self.dictionaries[1], beam_size=self.beam, max_len_a=max_len_a, max_len_b=max_len_b
         )
         pad = Symbols().pad
-        for start in range(0, len(requests), rows):
-            batch = requests[start : start + rows]
+        for batch in batches(requests, rows, max_tokens):
             stats.lap(None, self.device)
             source = Source([request.tokens for request in batch], Symbols(), self.device)
             left = torch.full_like(source.tokens, pad)  # fairseq pads sources on the left
@@ -68,5 +72,18 @@ class FairseqGenerator:
                 found = Hypothesis(request.index, tokens, best["positional_scores"].tolist(), [], len(tokens) >= limit)
                 stats.finish(found)
                 stats.iterations += len(tokens) + 1
-                stats.corrections += len(tokens) + 1
+                stats.own_tokens += len(tokens) + 1
                 yield found
+
+
+def batches(requests: Sequence[Request], rows: int, max_tokens: int | None) -> Iterator[list[Request]]:
+    """The requests in their order, ``rows`` at a time and at most ``max_tokens`` tokens with padding; a longer one goes alone."""
+    batch: list[Request] = []
+    for request in requests:
+        longest = max(len(each.tokens) for each in (*batch, request))
+        if batch and (len(batch) == rows or (max_tokens is not None and (len(batch) + 1) * longest > max_tokens)):
+            yield batch
+            batch = []
+        batch.append(request)
+    if batch:
+        yield batch

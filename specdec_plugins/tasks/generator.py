@@ -9,13 +9,17 @@ import torch
 from fairseq.models.bart import BARTModel
 from fairseq.models.transformer import TransformerModelBase
 
-from specdec_plugins.decoding.control import Adaptive, FixedLength
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.assembly import assemble
+from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.loop import speculative_decode
-from specdec_plugins.decoding.roles import load_roles
-from specdec_plugins.decoding.values import DecodeStats, Hypothesis, Request, Symbols
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Hypothesis, Request
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
-from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.formats.spec import DrafterModel, Model, Symbols
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +49,8 @@ class SpeculativeGenerator:
             raise ValueError("--drafter-path does not go with " + ", ".join(faults))
         if getattr(options, "beam", 1) != 1:
             logger.info("speculative decoding is greedy: --beam %d is not used", options.beam)
-        self.symbols = Symbols(dictionaries[1].pad(), dictionaries[1].eos(), dictionaries[1].unk())
+        eos = dictionaries[1].eos()
+        self.symbols = Symbols(dictionaries[1].pad(), eos, eos, dictionaries[1].unk())
         self.eos = self.symbols.eos  # fairseq strips it from what it prints
         self.options, self.max_positions = options, models[0].max_decoder_positions()
         drafter = load_drafter(drafter_path, dictionaries)
@@ -53,10 +58,10 @@ class SpeculativeGenerator:
         weight = next(models[0].parameters())
         self.device = weight.device
         dtype = str(weight.dtype).removeprefix("torch.")
-        drafting, verifying, rule = load_roles(verifier, drafter, weight.device, dtype, None, beta, tau)
-        trained = drafter.block_size
+        roles = assemble(verifier, drafter, weight.device, dtype)
         fixed = block_size or beta > 1  # with tolerance the length changes the output
-        self.roles = drafting, verifying, rule, FixedLength(block_size or trained) if fixed else Adaptive(trained)
+        trained = drafter.block_size
+        self.roles = *roles, TopBetaTau(beta, tau), FixedLength(block_size or trained) if fixed else Throughput(trained)
         self.stats = DecodeStats()
         atexit.register(self.log_stats)  # fairseq tells no one when it is done
 
@@ -68,7 +73,7 @@ class SpeculativeGenerator:
         limit = min(limit, self.max_positions - 1)
         sources = [[token for token in row if token != self.symbols.pad] for row in tokens.tolist()]
         requests = [Request(index, source, limit) for index, source in enumerate(sources)]
-        found = list(speculative_decode(*self.roles, requests, len(requests), self.stats, self.symbols, self.device))
+        found = list(speculative_decode(*self.roles, requests, len(requests), self.stats, Constraints(self.symbols), self.device))
         return [[self.hypothesis(hypothesis)] for hypothesis in sorted(found, key=lambda hypothesis: hypothesis.index)]
 
     def hypothesis(self, found: Hypothesis) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 A drafter's file has an object with
 
-    Options   a dataclass of int, float, str and bool fields with defaults: the drafter's options
-    Network   a torch module, made by ``Network(options, verifier)``, with ``loss(batch) -> Loss``; its tensors are the drafter's weights
-    build     ``build(weights, model, verifier) -> Drafter``, its decoding half: `specdec_plugins.decoding.drafters`
+    Options   a dataclass of int, float, str and bool fields with defaults: the drafter's options Network   a torch module, made
+    by ``Network(options, verifier)``, with ``loss(batch) -> Loss``; its tensors are the drafter's weights build
+    ``build(weights, model, verifier) -> Drafter``, its decoding half: `specdec_plugins.decoding.drafters`
 
 and is named as ``module:object``, or by an installed entry point of the group ``specdec.drafters``. It trains with
 
@@ -29,11 +29,11 @@ from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
 
 
 class Loss(NamedTuple):
-    """``total`` in nats, summed over ``count`` predictions. ``right`` (N, K) bool, if given, tells which positions of N blocks were
-    predicted right, from which ``accept_len`` is logged."""
+    """``total`` in nats, summed over ``predictions``. ``right`` (N, K) bool, if given, tells which positions of N blocks
+    were predicted right, from which ``accept_len`` is logged."""
 
     total: Tensor
-    count: Tensor | int
+    predictions: Tensor | int
     right: Tensor | None = None
 
 

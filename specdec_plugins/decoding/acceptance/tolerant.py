@@ -1,7 +1,7 @@
 """The exact rule and the tolerant one (Xia et al. 2023, section 3.3).
 
-A drafted token is accepted if it is among the verifier's ``beta`` best and within ``tau`` nats of the best; after the first refusal
-follows the verifier's best token. With ``beta`` 1 the output is the verifier's greedy output.
+A drafted token is accepted if it is among the verifier's ``beta`` best and within ``tau`` nats of the best; after the first
+refusal follows the verifier's best token. With ``beta`` 1 the output is the verifier's greedy output.
 """
 
 import math

@@ -1,10 +1,10 @@
 """What computes a model's passes: PyTorch, or kernels compiled for this CPU.
 
-A backend offers passes, not roles: it loads models, and a loaded model encodes sources, reads tokens after those in its cache, reads a
-block in which every position attends to all others, chooses tokens, and judges drafts. The roles over it exist once.
+A backend offers passes, not roles: it loads models, and a loaded model encodes sources, reads tokens after those in its cache,
+reads a block in which every position attends to all others, chooses tokens, and judges drafts. The roles over it exist once.
 
-B rows, which a recorded pass makes R >= B, Q tokens read, W of them with a prediction, S source positions, T target positions, D width,
-V vocabulary.
+B rows, which a recorded pass makes R >= B, Q tokens read, W of them with a prediction, S source positions, T target positions,
+D width, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -67,17 +67,18 @@ class LoadedModel(Protocol):
         ...
 
     def read(
-        self, state: RowState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
+        self, state: Any, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
         guesses: Tensor | None = None,
     ) -> Pass:  # fmt: skip
-        """Read row b's ``tokens[b]`` from position ``positions[b]`` on; entries of an earlier pass at these positions are overwritten.
+        """Read row b's ``tokens[b]`` from position ``positions[b]`` on; entries of an earlier pass at these positions are
+        overwritten.
 
         Every token attends to those before it. Results are wanted from each row's token number ``firsts[b]`` on (None: all).
         ``guesses`` (R, K) are further tokens of each row that are still on the device, after the one in ``tokens``.
         """
         ...
 
-    def read_block(self, state: RowState, prefix: Prefix, lengths: Sequence[int]) -> Pass:
+    def read_block(self, state: Any, prefix: Prefix, lengths: Sequence[int]) -> Pass:
         """Read row b's prefix and ``lengths[b]`` mask tokens, which all attend to each other; results at the masks."""
         ...
 

@@ -1,7 +1,7 @@
 """Keys and values of the sentences in flight, addressed by slot and absolute position.
 
-Knows nothing about what is cached. A query at position p attends to the positions up to p; so a refused token's entry is hidden at
-once and overwritten later, rows have different lengths, and nothing is cropped, shifted or padded.
+Knows nothing about what is cached. A query at position p attends to the positions up to p; so a refused token's entry is hidden
+at once and overwritten later, rows have different lengths, and nothing is cropped, shifted or padded.
 
 L layers, R slots of capacity, B rows in use, T positions of capacity, Q positions written, W numbers an entry.
 """

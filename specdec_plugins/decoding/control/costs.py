@@ -10,7 +10,6 @@ One iteration says little: it may have been interrupted and taken many times as 
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 MAX_CHANGE = 1.25  # ratio that one measurement is believed to differ from the mean at most, in either direction
 RELIABLE = 4  # measurements; with fewer, a cost is a guess, and tells nothing of the machine's pace
@@ -30,7 +29,8 @@ def believed(ratio: float) -> float:
     return min(max(ratio, 1 / MAX_CHANGE), MAX_CHANGE)
 
 
-class Cost(NamedTuple):
+@dataclass(frozen=True)
+class Cost:
     """Mean of the measurements of a length."""
 
     seconds: float

@@ -3,7 +3,7 @@
 from collections.abc import Sized
 from dataclasses import dataclass
 
-from specdec_plugins.decoding.control.protocol import Outcome, Plan, uniform
+from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,3 @@ class FixedLength:
 
     def update(self, outcome: Outcome) -> None:
         """Learns nothing."""
-
-    def next_length(self, rows: int) -> int:
-        """For callers of the protocol before `Plan`."""
-        return self.length

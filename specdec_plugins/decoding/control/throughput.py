@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
 from specdec_plugins.decoding.control.costs import CostModel, Pace
 from specdec_plugins.decoding.control.exploration import WARM_START, Budget, Trials
-from specdec_plugins.decoding.control.protocol import Outcome, Plan, uniform
+from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 CLASSES = 4  # of batches for each doubling of the rows
 SMALL = 4  # rows that make a small batch at most: it is bound by reading weights, so that drafts are likely to pay

@@ -1,9 +1,9 @@
 """Drafters, one file each, and how they are named.
 
-A drafter's file is a module or an object with ``build(weights, model, verifier)`` that returns a `Drafter`: ``weights`` is what its
-folder or checkpoint holds (a `DrafterModel`), ``model`` the same loaded on the verifier's backend if it is a Transformer, and ``verifier``
-the loaded verifier. A name is a built-in drafter's (a file in this folder), an installed entry point's of the group
-``specdec.drafters``, or ``module:object``.
+A drafter's file is a module or an object with ``build(weights, model, verifier)`` that returns a `Drafter`: ``weights`` is what
+its folder or checkpoint holds (a `DrafterModel`), ``model`` the same loaded on the verifier's backend if it is a Transformer,
+and ``verifier`` the loaded verifier. A name is a built-in drafter's (a file in this folder), an installed entry point's of the
+group ``specdec.drafters``, or ``module:object``.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """The published block drafter: fills K mask symbols after the prefix in one pass (Xia et al. 2023, section 3.2).
 
-Its decoder attends to everything before and after, so nothing of the target side can be cached, and the whole prefix is read again
-for every draft. What belongs to the source is computed once a sentence.
+Its decoder attends to everything before and after, so nothing of the target side can be cached, and the whole prefix is read
+again for every draft. What belongs to the source is computed once a sentence.
 """
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState

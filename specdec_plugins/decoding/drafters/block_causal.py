@@ -1,7 +1,7 @@
 """The causal block drafter: reads the tokens committed since its last draft, then K - 1 mask symbols, and drafts K tokens.
 
-The last committed token predicts the first token of the block, each mask symbol the next one. No position attends to later ones, so
-keys and values of committed tokens are kept, and those of the masks are overwritten by the next pass.
+The last committed token predicts the first token of the block, each mask symbol the next one. No position attends to later
+ones, so keys and values of committed tokens are kept, and those of the masks are overwritten by the next pass.
 """
 
 from dataclasses import dataclass, field
@@ -39,7 +39,9 @@ class CausalBlockDrafter:
 
     def propose(self, state: CausalState, prefix: Prefix, plan: Plan) -> Draft:
         start, mask = prefix.symbols.start, prefix.symbols.mask
-        tokens, positions, firsts = [], state.read.copy(), []
+        positions = state.read.copy()
+        tokens: list[list[int]] = []
+        firsts: list[int] = []
         for row, (output, length) in enumerate(zip(prefix.outputs, plan.lengths)):
             if not length:  # the row reads nothing now, and all of it before its next draft
                 tokens.append([])

@@ -88,7 +88,8 @@ class CpuModel:
         self.spec, self.engine = model.spec, engine
         self.encoder = encoder or CpuEncoder(engine, model.encoder, activation, dtype)
         projection = projection or NativeLinear(decoder.projection, decoder.bias, dtype)
-        gate = decoder.successor and NativeLinear(decoder.successor.gate.weight, decoder.successor.gate.bias, dtype)
+        successor = decoder.successor
+        gate = NativeLinear(successor.gate.weight, successor.gate.bias, dtype) if successor else None
         self.stack = stack_of(engine, decoder, activation, dtype, projection, gate)
         self.memory = NativeLinear(decoder.memory.weight, decoder.memory.bias, dtype)
         self.layers, self.width = len(decoder.layers), decoder.width
@@ -178,6 +179,13 @@ class CpuPass:
         self._gates: Tensor | None = None
         self._features: Tensor | None = None
 
+    @classmethod
+    def of(cls, model: CpuModel, logits: Tensor) -> "CpuPass":
+        """A pass whose logits (B, W, V) were computed elsewhere."""
+        done = cls(model, *logits.shape[:2])
+        done._logits = logits.contiguous()
+        return done
+
     def run(self) -> None:
         """Compute the pass alone."""
         raise NotImplementedError
@@ -206,7 +214,8 @@ class CpuPass:
         numbers = integers(lengths, (not output for output in prefix.outputs))
         chosen = array("q", bytes(8 * self.rows * self.width))
         model.engine.library.specdec_choose(
-            model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), symbols.pad, symbols.eos, start(numbers),
+            model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), symbols.pad, symbols.eos,
+            start(numbers),
             address(self._gates), 0 if self._gates is None else self._gates.size(2), *successor_tables(model), start(chosen),
         )  # fmt: skip
         return self.drafted(chosen, lengths)
@@ -279,7 +288,8 @@ class CausalPass(CpuPass):
         logits, gates, _ = self._results()
         chosen = array("q", bytes(8 * self.rows * self.width))
         model.stack.library.specdec_propose(
-            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(), logits, gates, symbols.pad, symbols.eos,
+            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(), logits, gates,
+            symbols.pad, symbols.eos,
             *successor_tables(model), start(chosen),
         )  # fmt: skip
         return self.drafted(chosen, lengths)
@@ -318,7 +328,8 @@ class BlockPass(CpuPass):
         copied = None if model.copy is None else address(state.sources.data[model.layers])
         numbers = integers(starts(outputs), self.lengths, state.slots, state.source_slots, state.lengths, *outputs)
         model.stack.library.specdec_draft(
-            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), self.prefix.symbols.mask, scratch_address, scratch.stride(0),
+            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), self.prefix.symbols.mask,
+            scratch_address, scratch.stride(0),
             *state.sources.layout, copied, logits,
         )  # fmt: skip
 

@@ -22,7 +22,8 @@ def judge(runner: Runner, logits: Tensor, draft: Draft, bounds: Bounds, toleranc
     device_draft = draft if isinstance(draft, DeviceDraft) else None
     if device_draft is not None:
         width, guesses = device_draft.guesses.size(1), [pad_rows(device_draft.guesses, len(logits))]
-        offered, tokens = device_draft.room, [[]] * len(device_draft.room)
+        offered = device_draft.room
+        tokens: list[list[int]] = [[] for _ in offered]
     else:
         width, guesses = max(map(len, draft.tokens)), []
         offered, tokens = list(map(len, draft.tokens)), [[*row, *[0] * (width - len(row))] for row in draft.tokens]

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import KVCache, hide, span
-from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
+from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.values import Source
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, SideSpec, tensor_faults, tensor_shapes
 
@@ -213,18 +212,13 @@ class Decoder:
     def width(self) -> int:
         return self.embedding.tokens.size(1)
 
-    def remember(self, source: Source, encoder: "Encoder", numbers: list[int], cache: KVCache, rows: list[int]) -> None:
-        """Write the cross-attention keys and values of some sentences of a source, of all layers, into rows of a cache."""
-        entries = self.memory(source.encoded_by(encoder)[span(numbers)])  # (N, S, L 2 D)
-        cache.put(rows, entries.unflatten(-1, (len(self.layers), -1)).permute(2, 0, 1, 3))
-
     def features(self, x: Tensor) -> Tensor:
-        """(..., D): what the logits are made of, for the last layer's output (..., D)."""
+        """(..., D) hidden states that the logits are computed from, for the last layer's output (..., D)."""
         return x if self.norm is None else self.norm(x)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """(..., V) for the last layer's output (..., D)."""
-        return F.linear(self.features(x), self.projection, self.bias)
+    def project(self, features: Tensor) -> Tensor:
+        """(..., V) logits."""
+        return F.linear(features, self.projection, self.bias)
 
 
 # A drafter's weights may name the tokens that it drafts, as few of a vocabulary make up most of what is said (FR-Spec, Zhao et
@@ -269,11 +263,10 @@ class Transformer:
     encoder: Encoder
     decoder: Decoder
     code: str | None = None
-    runner: Runner = EAGER
 
     @classmethod
-    def load(cls, model: Model | DrafterModel, encoder: Encoder | None = None, runner: Runner = EAGER) -> "Transformer":
-        """Build a model on its tensors, with another's encoder if one is given, and its passes run by ``runner``.
+    def load(cls, model: Model | DrafterModel, encoder: Encoder | None = None) -> "Transformer":
+        """Build a model on its tensors, with another's encoder if one is given.
 
         Raises UnsupportedModel with everything that is missing, has another shape or has no place here.
         """
@@ -285,7 +278,7 @@ class Transformer:
         if faults:
             raise UnsupportedModel("; ".join(faults))
         weights = Weights(model.tensors)
-        return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code), code, runner)
+        return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code), code)
 
 
 def place(
@@ -312,15 +305,14 @@ def load_pair(
     drafter: DrafterModel | None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    runner: Runner = EAGER,
 ) -> tuple[Transformer, Transformer | None]:
     """Load verifier and drafter. A drafter whose encoder equals the verifier's gets that very encoder: held once, run once."""
     placed = replace(verifier, tensors=place(verifier.tensors, device, dtype))
-    model = Transformer.load(placed, runner=runner)
+    model = Transformer.load(placed)
     if drafter is None:
         return model, None
     other = replace(drafter, tensors=place(drafter.tensors, device, dtype, beside=placed.tensors))
-    return model, Transformer.load(other, model.encoder if same_encoder(placed, other) else None, runner)
+    return model, Transformer.load(other, model.encoder if same_encoder(placed, other) else None)
 
 
 def same_encoder(verifier: Model | DrafterModel, drafter: DrafterModel) -> bool:
