@@ -1,0 +1,452 @@
+"""The kernels' functions on random stacks: against a plain PyTorch forward and a plain acceptance rule, and against themselves.
+
+B rows, S source positions, T target positions, D width, V vocabulary, R width of the successor network.
+"""
+
+import math
+import random
+from array import array
+from functools import partial, reduce
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Stack, integers, start, starts
+
+pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+DTYPES = list(binding.DTYPES)
+WIDTH, INNER, HEADS, VOCABULARY, LAYERS, GATE = 64, 96, 4, 45, 2, 32  # 45: the last panel of the projection is not full
+PAD, EOS, SLOTS, ROOM = 1, 2, 8, 40
+ACTIVATIONS = {
+    "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "swish": lambda x: x * x.sigmoid(),
+}  # fmt: skip
+
+
+@pytest.fixture(params=binding.VARIANTS)
+def variant(request, monkeypatch):
+    """The kernels as compiled for each instruction set that this CPU supports."""
+    request.addfinalizer(binding.library.cache_clear)
+    binding.library.cache_clear()
+    monkeypatch.setattr(binding, "VARIANTS", (request.param,))
+    if not binding.library():
+        pytest.skip(f"not compiled for {request.param}, or not for this CPU")
+    return request.param
+
+
+def rounded(weight, dtype):
+    """(O, I) float64: a weight as the kernels hold it."""
+    if dtype == "int8":
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        return (weight / scale).round().double() * scale.double()
+    return weight.to(getattr(torch, dtype)).double()
+
+
+class Decoder:
+    """A random decoder on the kernels, and the same one in PyTorch, in float64."""
+
+    def __init__(
+        self, dtype="float32", threads=2, seed=0, activation="relu", prenorm=False, zero_start=False, offset=0, bias=True,
+        embedding_norm=False, scale=1.0, gate=False,
+    ):  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
+
+        def tensor(*shape, spread=None):
+            return torch.randn(*shape, generator=generator) * (spread or shape[-1] ** -0.5)
+
+        def linear(outputs, inputs=WIDTH):
+            return tensor(outputs, inputs), tensor(outputs, spread=0.3)
+
+        def norm():
+            return 1 + tensor(WIDTH, spread=0.2), tensor(WIDTH, spread=0.2)
+
+        self.dtype, self.prenorm, self.zero_start, self.offset, self.scale = dtype, prenorm, zero_start, offset, scale
+        self.activation = activation
+        self.tokens, self.positions = tensor(VOCABULARY, WIDTH, spread=1.0), tensor(ROOM + offset, WIDTH, spread=1.0)
+        self.norms = norm() if embedding_norm else None, norm() if prenorm else None
+        self.layers = [
+            (
+                [linear(3 * WIDTH), *[linear(WIDTH) for _ in range(3)], linear(INNER), linear(WIDTH, INNER)],
+                [norm() for _ in "123"],
+            )
+            for _ in range(LAYERS)
+        ]
+        self.memory = linear(LAYERS * 2 * WIDTH)
+        self.projection = tensor(VOCABULARY, WIDTH), tensor(VOCABULARY, spread=1.0) if bias else None
+        self.gate = linear(GATE) if gate else None
+        self.successor = [tensor(VOCABULARY, GATE, spread=1.0) for _ in range(2)]
+
+        self.engine, self.library = Engine(threads), binding.library()
+        held = [NativeLinear(*each, dtype) if each else None for each in (self.projection, self.gate, self.memory)]
+        self.native_memory = held.pop()
+        self.stack = Stack(
+            self.engine, self.tokens, self.positions, heads=HEADS, activation=activation, prenorm=prenorm, scale=scale,
+            offset=offset, zero_start=zero_start, embedding_norm=self.norms[0], last_norm=self.norms[1], projection=held[0],
+            gate=held[1],
+        )  # fmt: skip
+        for linears, norms in self.layers:
+            self.stack.add_layer([NativeLinear(*each, dtype) for each in linears], norms)
+        self.cache = torch.full((LAYERS, SLOTS, ROOM, 2 * WIDTH), math.nan)
+        self.entries = torch.full((LAYERS, SLOTS, ROOM, 2 * WIDTH), math.nan)
+
+    def remember(self, encoded, lengths, slots):
+        """Fill source slots from encoded (B, S, D)."""
+        numbers = integers(range(len(slots)), slots, lengths)
+        self.library.specdec_remember(
+            self.engine.pointer, self.native_memory.pointer, len(slots), encoded.size(1), start(numbers), encoded.data_ptr(),
+            2 * WIDTH, *layout(self.entries),
+        )  # fmt: skip
+
+    def read(self, tokens, places, slots, source_slots, source_lengths, firsts=None):
+        """Each row's results in lists: logits, features and gates (None without)."""
+        firsts = firsts or [0] * len(tokens)
+        counts = [len(row) - first for row, first in zip(tokens, firsts)]
+        width = max(counts)
+        logits, features, gates = (torch.full((len(tokens), width, size), math.nan) for size in (VOCABULARY, WIDTH, GATE))
+        numbers = integers(starts(tokens), places, firsts, slots, source_slots, source_lengths, *tokens)
+        self.library.specdec_read(*self.call(tokens, width, numbers), logits.data_ptr(), gates.data_ptr(), features.data_ptr())
+        for result in (logits, features):
+            for row, count in zip(result, counts):
+                assert row[:count].isfinite().all() and row[count:].isnan().all()
+        results = zip(logits, features, gates, counts)
+        return [SimpleNamespace(logits=a[:n], features=b[:n], gates=c[:n] if self.gate else None) for a, b, c, n in results]
+
+    def call(self, rows, width, numbers):
+        """The first arguments of every causal pass."""
+        pass_ = self.engine.pointer, self.stack.pointer, len(rows), width, start(numbers)
+        return *pass_, *layout(self.cache), *layout(self.entries)
+
+    def expected(self, tokens, encoded):
+        """(T, V) and (T, D) float64 logits and features of all of one sentence, for encoded (S, D)."""
+
+        def product(x, weights):
+            weight, bias = weights
+            return x @ rounded(weight, self.dtype).T + (0 if bias is None else bias.double())
+
+        def norm(x, weights):
+            return x if weights is None else F.layer_norm(x, (WIDTH,), *(each.double() for each in weights))
+
+        def attend(queries, entries, mask=None):
+            heads = [each.unflatten(-1, (HEADS, -1)).transpose(0, 1) for each in (queries, *entries)]
+            return F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(0, 1).flatten(1)
+
+        def compose(*functions):
+            return lambda x: reduce(lambda value, function: function(value), functions, x)
+
+        causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
+        x = self.tokens[tokens].double() * self.scale
+        if self.zero_start:
+            x[0] = 0
+        x = norm(x + self.positions[self.offset : self.offset + len(tokens)].double(), self.norms[0])
+        remembered = product(encoded.double(), self.memory).split(WIDTH, -1)
+        for index, (linears, norms) in enumerate(self.layers):
+            qkv, out, cross_query, cross_out, fc1, fc2 = (partial(product, weights=each) for each in linears)
+            entries = remembered[2 * index : 2 * index + 2]
+            parts = (
+                compose(qkv, lambda y: attend(y[:, :WIDTH], y[:, WIDTH:].split(WIDTH, -1), causal), out),
+                compose(cross_query, partial(attend, entries=entries), cross_out),
+                compose(fc1, ACTIVATIONS[self.activation], fc2),
+            )
+            for weights, part in zip(norms, parts):
+                x = x + part(norm(x, weights)) if self.prenorm else norm(x + part(x), weights)
+        x = norm(x, self.norms[1])
+        return product(x, self.projection), x
+
+
+def layout(entries):
+    return entries.data_ptr(), *entries.stride()[:2]
+
+
+def close(found, expected, exact):
+    """Whether results are those of float64, or, where inputs are quantised, near them in the mean."""
+    if exact:
+        torch.testing.assert_close(found.double(), expected, rtol=2e-4, atol=2e-4)
+    else:
+        assert (found - expected).abs().mean() < 0.03 * expected.abs().mean()
+
+
+def texts(rng, lengths):
+    return [[rng.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+MODELS = {
+    "marian": {"activation": "swish", "zero_start": True, "scale": 8.0},
+    "bart": {"activation": "gelu", "embedding_norm": True, "offset": 2},
+    "nllb": {"prenorm": True, "offset": 2, "scale": 8.0, "bias": False},
+    "mixed": {"activation": "gelu_tanh", "prenorm": True, "zero_start": True, "embedding_norm": True, "offset": 5},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_forward_is_pytorchs(model, dtype, variant):
+    """Activations, output bias, a zero embedding at the start, position offsets: first a prefix, then what follows it."""
+    decoder = Decoder(dtype, **MODELS[model])
+    exact = dtype != "int8" or variant != "avx512"
+    rng, lengths = random.Random(model), [5, 1, 9]
+    encoded = torch.randn(3, 9, WIDTH, generator=torch.Generator().manual_seed(3))
+    decoder.remember(encoded, lengths, [4, 0, 2])
+    for prefix, more in (((3, 1, 7), (4, 2, 6)), ((20, 2, 9), (1, 12, 3))):
+        prefixes, drafts = texts(rng, prefix), texts(rng, more)
+        read = [decoder.read(tokens, places, [1, 5, 3], [4, 0, 2], lengths)
+                for tokens, places in ((prefixes, [0] * 3), (drafts, prefix))]  # fmt: skip
+        for row, length in enumerate(lengths):
+            logits, features = decoder.expected(prefixes[row] + drafts[row], encoded[row, :length])
+            close(torch.cat([each[row].logits for each in read]), logits, exact)
+            close(torch.cat([each[row].features for each in read]), features, exact)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_at_the_extremes(name, variant):
+    """Finite and right from -1e4 to 1e4, through the feed-forward part of a layer that is otherwise the identity."""
+    x = torch.tensor([0.0, -0.0, 1e-6, 0.5, -0.5, 3, -3, 20, -20, 87, -87, 89, -89, 1e4, -1e4, 500]).repeat(2)
+    unit, none = torch.eye(32), torch.zeros(32, 32)
+    engine = Engine(1)
+    stack = Stack(engine, torch.zeros(3, 32), torch.zeros(4, 32), heads=1, activation=name, prenorm=True)
+    linears = [NativeLinear(torch.zeros(96, 32), None, "float32"), NativeLinear(none, None, "float32"), None, None,
+               NativeLinear(none, x, "float32"), NativeLinear(unit, None, "float32")]  # fmt: skip
+    plain = torch.ones(32), torch.zeros(32)
+    stack.add_layer(linears, [plain, None, plain])
+    numbers, output = integers([0, 1], [2]), torch.empty(1, 1, 32)
+    stack.library.specdec_encode(engine.pointer, stack.pointer, 1, 1, start(numbers), output.data_ptr())
+    torch.testing.assert_close(output[0, 0].double(), ACTIVATIONS[name](x.double()), rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_do_not_depend_on_each_other(dtype, variant):
+    """Bit for bit, ragged: rows of any length, some without results or tokens, siblings of one source slot, any threads."""
+    encoded, lengths = torch.randn(2, 11, WIDTH, generator=torch.Generator().manual_seed(5)), [11, 4]
+    source_slots, slots = [3, 3, 0, 0, 3, 0], [6, 2, 0, 7, 1, 4]
+    rng, alone = random.Random(4), []
+    prefixes, drafts = texts(rng, (4, 9, 1, 15, 6, 2)), texts(rng, (5, 1, 20, 3, 9, 0))
+    firsts = [2, 0, 19, 3, 0, 0]
+    source_lengths = [lengths[0 if slot == 3 else 1] for slot in source_slots]
+    for row in range(6):
+        decoder = Decoder(dtype, 1, gate=True)
+        decoder.remember(encoded[:1] if source_slots[row] == 3 else encoded[1:], source_lengths[row : row + 1], [5])
+        results = [decoder.read([[token]], [place], [2], [5], source_lengths[row : row + 1])[0]
+                   for place, token in enumerate(prefixes[row] + drafts[row])]  # fmt: skip
+        alone.append(results[len(prefixes[row]) + firsts[row] :])
+    for threads in (1, 2, 3):
+        decoder = Decoder(dtype, threads, gate=True)
+        decoder.remember(encoded, lengths, [3, 0])
+        decoder.read(prefixes, [0] * 6, slots, source_slots, source_lengths, [len(row) - 1 for row in prefixes])
+        together = decoder.read(drafts, list(map(len, prefixes)), slots, source_slots, source_lengths, firsts)
+        for row, results in enumerate(alone):
+            for name in ("logits", "features", "gates"):
+                found = getattr(together[row], name)
+                assert len(found) == len(results)
+                assert all(torch.equal(one, getattr(other, name)[0]) for one, other in zip(found, results))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ragged_blocks_are_those_of_rows_alone(dtype, variant):
+    """Bit for bit: the block drafter's pass, with and without the source copy; rows without masks are left out."""
+    rng, drafted, lengths = random.Random(8), [3, 0, 7, 1], [2, 11, 5, 5]
+    source_slots, encoded = [1, 0, 4, 4], torch.randn(4, 11, WIDTH, generator=torch.Generator().manual_seed(2))
+    prefixes = texts(rng, (4, 2, 0, 12))
+    copied = torch.randn(SLOTS, ROOM, 2 * WIDTH, generator=torch.Generator().manual_seed(6))
+
+    def draft(decoder, rows, slots, copied):
+        cache = torch.full((SLOTS, 20, 2 * WIDTH), math.nan)
+        width = max(drafted[row] for row in rows)
+        logits = torch.full((len(rows), max(width, 1), VOCABULARY), math.nan)
+        given = [prefixes[row] for row in rows]
+        parts = [[values[row] for row in rows] for values in (source_slots, lengths)]
+        numbers = integers(starts(given), [drafted[row] for row in rows], slots, *parts, *given)
+        decoder.library.specdec_draft(
+            decoder.engine.pointer, decoder.stack.pointer, len(rows), max(width, 1), start(numbers), 3, cache.data_ptr(),
+            cache.stride(0), *layout(decoder.entries), None if copied is None else copied.data_ptr(), logits.data_ptr(),
+        )  # fmt: skip
+        return logits
+
+    for given, threads in ((copied, 1), (copied, 2), (None, 3)):
+        decoder = Decoder(dtype, threads, prenorm=True)
+        decoder.remember(encoded, lengths, source_slots)
+        together = draft(decoder, range(4), [2, 3, 0, 5], given)
+        for row, count in enumerate(drafted):
+            assert torch.equal(together[row, :count], draft(decoder, [row], [1], given)[0, :count])
+            assert together[row, :count].isfinite().all() and together[row, count:].isnan().all()
+
+
+# ---- the rule
+
+
+def judged(logits, draft, beta, tau, room, minimum, forced, suppressed):
+    """How many pass, the row's own token, whether the limit made it eos, scores: the rule in words, for one row (K + 1, V)."""
+    scores = []
+    for k in range(len(draft) + 1):
+        values = logits[k].double().clone()
+        values[[PAD, *suppressed]] = -math.inf
+        if k < minimum:
+            values[EOS] = -math.inf
+        ranking = sorted(range(VOCABULARY), key=lambda token: (-values[token].item(), token))
+        near = [token for token in ranking[:beta] if values[ranking[0]] - values[token] <= tau and values[token] > -math.inf]
+        candidates, cut = near, False
+        if k < len(forced):
+            candidates = [forced[k]]
+        if k >= room:
+            cut, candidates = candidates[0] != EOS, [EOS]
+        passes = k < len(draft) and draft[k] in candidates
+        said = draft[k] if passes else candidates[0]
+        scores.append(logits[k].double().log_softmax(0)[said].item())
+        if not passes:
+            return k, said, cut, scores
+    raise AssertionError("a row ends with its own token")
+
+
+def random_case(rng, generator, width=9, rows=7):
+    """Options by row that matter, and logits in quarters, so that there are ties."""
+    logits = (4 * torch.randn(rows, width, VOCABULARY, generator=generator)).round() / 4
+    logits[:, :, EOS] += rng.choice([0, 4])
+    tokens = [[rng.choice(logits[row, k].topk(6).indices.tolist()) for k in range(rng.randrange(width))] for row in range(rows)]
+    options = SimpleNamespace(
+        beta=[rng.choice([1, 1, 2, 5, 60]) for _ in range(rows)],
+        tau=[rng.choice([0.0, 0.5, 2.0, math.inf]) for _ in range(rows)],
+        room=[rng.choice([0, 2, 5, 99]) for _ in range(rows)],
+        minimum=[rng.choice([-3, 0, 1, 4]) for _ in range(rows)],
+        forced=[tokens[row][: rng.randrange(4)] + texts(rng, [rng.choice([0, 0, 1])])[0] for row in range(rows)],
+        suppressed=rng.choice([[], [7, 9], [EOS, 5, 5, PAD]]),
+    )
+    return logits, tokens, options
+
+
+def option_parts(options):
+    return options.beta, options.room, options.minimum, starts(options.forced), *options.forced
+
+
+def rule_arguments(options, rows, width):
+    """The last arguments of judge and verify, and the arrays that they point to."""
+    held = SimpleNamespace(
+        suppressed=integers(options.suppressed), tau=array("d", options.tau), judged=integers([-9] * (3 * rows)),
+        scores=torch.full((rows, width), math.nan),
+    )  # fmt: skip
+    pointers = start(held.suppressed), start(held.tau), start(held.judged), held.scores.data_ptr()
+    return (PAD, EOS, len(options.suppressed), *pointers), held
+
+
+def test_judging_is_the_rule_in_words(variant):
+    rng, generator, engine = random.Random(1), torch.Generator().manual_seed(1), Engine(2)
+    seen = set()
+    for _ in range(60):
+        logits, drafts, options = random_case(rng, generator)
+        rows, width, _ = logits.shape
+        numbers = integers(starts(drafts), *option_parts(options), *drafts)
+        arguments, held = rule_arguments(options, rows, width)
+        given = logits.clone()
+        engine.library.specdec_judge(engine.pointer, given.data_ptr(), rows, width, VOCABULARY, start(numbers), *arguments)
+        assert torch.equal(given, logits)
+        for row in range(rows):
+            accepted, own, cut, scores = judged(
+                logits[row], drafts[row], options.beta[row], options.tau[row], options.room[row], options.minimum[row],
+                options.forced[row], options.suppressed,
+            )  # fmt: skip
+            assert held.judged.tolist()[row::rows] == [accepted, own, cut]
+            torch.testing.assert_close(held.scores[row, : accepted + 1].tolist(), scores, rtol=1e-5, atol=1e-5)
+            assert held.scores[row, accepted + 1 :].isnan().all()
+            seen.add((accepted > 3, cut, own == EOS, accepted < len(options.forced[row]), options.beta[row] > 1))
+    assert len(seen) > 12
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_verify_is_read_and_judge(dtype, variant):
+    """One call gives, bit for bit, what two give."""
+    rng, generator = random.Random(2), torch.Generator().manual_seed(2)
+    encoded, rows, width = torch.randn(2, 7, WIDTH, generator=generator), 5, 9
+    sources = [0, 1, 1, 0, 1], [[7, 3][slot] for slot in (0, 1, 1, 0, 1)]
+    prefixes, places = texts(rng, (3, 1, 6, 2, 9)), [3, 1, 6, 2, 9]
+    for threads in (1, 2):
+        decoder = Decoder(dtype, threads, prenorm=True)
+        decoder.remember(encoded, [7, 3], [0, 1])
+        for _ in range(5):
+            _, _, options = random_case(rng, generator, width, rows)
+            tokens = texts(rng, [rng.randrange(1, width + 1) for _ in range(rows)])
+            decoder.read(prefixes, [0] * rows, range(rows), *sources)
+            read = decoder.read(tokens, places, range(rows), *sources)
+            for row, result in enumerate(read):  # the best tokens, mostly: some of the draft passes
+                best = result.logits[: len(tokens[row]) - 1].argmax(-1).tolist()
+                tokens[row][1:] = [rng.choice([token, token, 7]) for token in best]
+            read = decoder.read(tokens, places, range(rows), *sources)
+            logits = torch.nn.utils.rnn.pad_sequence([result.logits for result in read], batch_first=True)
+            found = []
+            drafts = [row[1:] for row in tokens]
+            arguments, held = rule_arguments(options, rows, logits.size(1))
+            numbers = integers(starts(drafts), *option_parts(options), *drafts)
+            decoder.library.specdec_judge(
+                decoder.engine.pointer, logits.data_ptr(), rows, logits.size(1), VOCABULARY, start(numbers), *arguments
+            )
+            found.append(held)
+            decoder.cache[:] = math.nan
+            decoder.read(prefixes, [0] * rows, range(rows), *sources)
+            output = torch.empty_like(logits)
+            arguments, held = rule_arguments(options, rows, logits.size(1))
+            numbers = integers(starts(tokens), places, range(rows), *sources, *option_parts(options), *tokens)
+            decoder.library.specdec_verify(*decoder.call(tokens, logits.size(1), numbers), output.data_ptr(), *arguments)
+            found.append(held)
+            assert found[0].judged == found[1].judged
+            assert torch.equal(found[0].scores.nan_to_num(), found[1].scores.nan_to_num())
+            assert all(torch.equal(result.logits, row[: len(result.logits)]) for result, row in zip(read, output))
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_propose_is_read_and_choose(gate, variant):
+    """One call gives what two give, and each row, with as many tokens as it has positions, what it gets alone."""
+    rng, encoded = random.Random(3), torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(4))
+    tokens, firsts, drafted = texts(rng, (6, 3, 9, 1)), [2, 3, 0, 0], [4, 0, 7, 1]
+    sources = [0, 1, 2, 2], [6, 2, 5, 5]
+    empty, candidates = [True, False, True, False], 5
+
+    def run(rows, threads, fused):
+        decoder = Decoder("float32", threads, gate=gate)
+        decoder.remember(encoded, [6, 2, 5], [0, 1, 2])
+        mine = [[values[row] for row in rows] for values in (tokens, firsts, *sources, drafted, empty)]
+        width = max(1, *(len(row) - first for row, first in zip(*mine[:2])))
+        logits, gates = torch.full((len(rows), width, VOCABULARY), math.nan), torch.full((len(rows), width, GATE), math.nan)
+        to = integers([-1] * (len(rows) * width))
+        tables = [*(each.data_ptr() for each in decoder.successor), candidates, start(to)]
+        parts = starts(mine[0]), [0] * len(rows), mine[1], rows, *mine[2:4]
+        choice = mine[4:]
+        if fused:
+            numbers = integers(*parts, *choice, *mine[0])
+            decoder.library.specdec_propose(
+                *decoder.call(rows, width, numbers), logits.data_ptr(), gates.data_ptr(), PAD, EOS, *tables
+            )
+        else:
+            numbers, chosen = integers(*parts, *mine[0]), integers(*choice)
+            decoder.library.specdec_read(*decoder.call(rows, width, numbers), logits.data_ptr(), gates.data_ptr(), None)
+            decoder.library.specdec_choose(
+                decoder.engine.pointer, logits.data_ptr(), len(rows), width, VOCABULARY, PAD, EOS, start(chosen),
+                gates.data_ptr() if gate else None, GATE, *tables,
+            )  # fmt: skip
+        return [to[row * width : (row + 1) * width].tolist() for row in range(len(rows))], logits
+
+    expected = [run([row], 1, False)[0][0][:count] for row, count in enumerate(drafted)]
+    assert len({*expected[0], *expected[2]}) > 2
+    for threads, fused in ((1, True), (2, False), (2, True), (3, True)):
+        found, logits = run(range(4), threads, fused)
+        for row, count in enumerate(drafted):
+            assert found[row] == expected[row] + [-1] * (len(found[row]) - count)
+            assert (logits[row, :count, PAD] == -math.inf).all()
+            assert all(logits[row, k, EOS].isfinite() != (k == 0 and empty[row]) for k in range(count))
+
+
+# ---- errors
+
+
+def test_too_little_memory_is_an_error(variant):
+    weight, library, engine = torch.zeros(4), binding.library(), Engine(1)
+    with pytest.raises(MemoryError, match="weights"):
+        library.specdec_linear(weight.data_ptr(), None, 2**30, 2**20, 0)
+    decoder = Decoder()
+    numbers = integers([0, 1], [3])
+    with pytest.raises(MemoryError, match="pass"):
+        library.specdec_encode(engine.pointer, decoder.stack.pointer, 1, 2**50, start(numbers), weight.data_ptr())
+
+
+def test_a_library_of_other_sources_is_refused(variant, monkeypatch):
+    binding.library.cache_clear()
+    monkeypatch.setattr(binding, "VERSION", binding.VERSION + 1)
+    with pytest.raises(RuntimeError, match=r"_kernels_.*is not of this version of the sources: install the package again"):
+        binding.library()
