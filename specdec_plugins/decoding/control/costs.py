@@ -11,17 +11,20 @@ One iteration says little: it may have been interrupted and taken many times as 
 import math
 from dataclasses import dataclass, field
 
-MAX_CHANGE = 1.25  # ratio that one measurement is believed to differ from the mean at most, in either direction
-RELIABLE = 4  # measurements; with fewer, a cost is a guess, and tells nothing of the machine's pace
-MEMORY = 32  # measurements that the mean of a length spans at most: costs change with sentence lengths
-OUTLIER = 0.5  # of the mean: an iteration this fast shows that the few measurements before it were interrupted
-FIRST_EXCESS = 1.5  # of what the line predicts: the most that the first measurement of a length is believed
-TOLERANCE = 0.2  # of what was predicted: a cost farther off calls for a new decision
-LINE_WEIGHT = 20.0  # measurements of one length that weigh as much as the line does there
-SLOPE_WEIGHT = 20.0  # measurements, one token off the mean length, that weigh as much as the prior of the slope
+# Smoothing of the measurements of one length
+MEMORY = 32  # measurements that the mean spans at most: costs change with the lengths of sentences
+MAX_CHANGE = 1.25  # ratio to the mean that one measurement is believed to have at most, and its inverse at least
+FIRST_EXCESS = 1.5  # of what the line predicts: as much as the first measurement is believed to be at most
+RELIABLE = 4  # measurements; with fewer, the mean is a guess: it tells nothing of the pace, and an outlier may replace it
+OUTLIER = 0.5  # of the mean: an iteration this fast shows that the ones before it were interrupted
+
+# The line
+PRIOR_WEIGHT = 20.0  # measurements of a length that weigh as much as the line there; one token off the mean, as the slope's prior
 PRIOR_FIXED = 0.5  # prior: the part of what the mean draft adds to a plain pass that does not depend on its length
 EXTRAPOLATION = 2  # times the longest length that was measured: up to there the line is trusted
-PACE_GAIN = 0.05  # weight of one measurement in the pace: 20 iterations, shorter than spells of other programs
+TOLERANCE = 0.2  # of what was predicted: a cost farther off is reported
+
+PACE_GAIN = 0.05  # weight of one measurement in the pace: the last 20, a shorter time than other programs run
 
 
 def believed(ratio: float) -> float:
@@ -34,7 +37,7 @@ class Cost:
     """Mean of the measurements of a length."""
 
     seconds: float
-    count: int  # measurements, up to `MEMORY`
+    samples: int  # measurements, up to `MEMORY`
 
 
 @dataclass
@@ -54,15 +57,15 @@ class CostModel:
         return EXTRAPOLATION * max(self.measured, default=0)
 
     def reliable(self, length: int) -> bool:
-        return length in self.measured and self.measured[length].count >= RELIABLE
+        return length in self.measured and self.measured[length].samples >= RELIABLE
 
     def observe(self, length: int, seconds: float) -> bool:
         """Take in a measurement; returns whether the cost of that length is now far from what was expected."""
         expected, old = self.expected(length)[length], self.measured.get(length)
-        if old is None or (old.count < RELIABLE and seconds < OUTLIER * old.seconds):
+        if old is None or (old.samples < RELIABLE and seconds < OUTLIER * old.seconds):
             new = Cost(min(seconds, FIRST_EXCESS * expected), 1)
         else:
-            count = min(old.count + 1, MEMORY)
+            count = min(old.samples + 1, MEMORY)
             new = Cost(old.seconds * believed(seconds / old.seconds) ** (1 / count), count)
         self.measured[length] = new
         return not (1 - TOLERANCE) * expected <= new.seconds <= (1 + TOLERANCE) * expected
@@ -70,7 +73,7 @@ class CostModel:
     def expected(self, longest: int) -> list[float]:
         """Seconds of an iteration with a draft of 0, 1, .. ``longest`` tokens; infinity where nothing is known."""
         plain = self.plain
-        drafts = [(cost.count, length, cost.seconds) for length, cost in self.measured.items() if length]
+        drafts = [(cost.samples, length, cost.seconds) for length, cost in self.measured.items() if length]
         if not drafts:
             return [plain, *[math.inf] * longest]
         mean_length, mean_seconds, slope = self._line(drafts)
@@ -78,7 +81,7 @@ class CostModel:
         seconds = [plain, *(max(floor, mean_seconds + slope * (length - mean_length)) for length in range(1, longest + 1))]
         for count, length, measured in drafts:
             if length <= longest:
-                seconds[length] += count / (count + LINE_WEIGHT) * (measured - seconds[length])
+                seconds[length] += count / (count + PRIOR_WEIGHT) * (measured - seconds[length])
         return seconds
 
     def _line(self, drafts: list[tuple[int, int, float]]) -> tuple[float, float, float]:
@@ -92,7 +95,7 @@ class CostModel:
         covariance = sum(count * (length - mean_length) * (seconds - mean_seconds) for count, length, seconds in drafts)
         variance = sum(count * (length - mean_length) ** 2 for count, length, _ in drafts)
         prior = max(0.0, mean_seconds - self.plain) * (1 - PRIOR_FIXED) / mean_length
-        slope = max(0.0, (covariance + SLOPE_WEIGHT * prior) / (variance + SLOPE_WEIGHT))
+        slope = max(0.0, (covariance + PRIOR_WEIGHT * prior) / (variance + PRIOR_WEIGHT))
         if 0 not in self.measured:  # nothing else keeps the line from crossing zero
             slope = min(slope, mean_seconds / mean_length)
         return mean_length, mean_seconds, slope

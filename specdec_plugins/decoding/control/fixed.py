@@ -3,7 +3,7 @@
 from collections.abc import Sized
 from dataclasses import dataclass
 
-from specdec_plugins.decoding.values import Outcome, Plan, uniform
+from specdec_plugins.decoding.values import Plan, uniform
 
 
 @dataclass(frozen=True)
@@ -15,5 +15,5 @@ class FixedLength:
     def plan(self, prefix: Sized) -> Plan:
         return uniform(len(prefix), self.length)
 
-    def update(self, outcome: Outcome) -> None:
+    def update(self, outcome: object) -> None:
         """Learns nothing."""

@@ -1,58 +1,26 @@
 """The policy that commits most tokens a second: it drafts as many tokens as pay, and none where drafts do not pay.
 
 Tokens a second of a length = what the acceptance estimate expects it to commit / what the cost model expects it to take. Both are
-measured while decoding. Costs differ with the number of rows, so there is a cost model for each class of batches: numbers of rows
-within about a fifth of each other. The choice changes only if the gain is clear (hysteresis), since estimates are noisy, and
-lengths that are not chosen are tried at times (`exploration`).
+measured while decoding. Costs differ with the number of rows, so there is a cost model for each class of batches (`batches`). The
+choice changes only if the gain is clear (hysteresis), since estimates are noisy; lengths that are not chosen are tried at times
+(`exploration`).
 
-Most steps repeat the class's choice without being measured: a plain step can take less than 100 microseconds, of which this
-policy shall take less than 1 %.
+Most steps repeat the class's choice without being measured. A plain step can take less than 100 microseconds; repeating its plan takes
+0.16, and deciding anew some 50, so that is done at one plain step in 32.
 """
 
-import math
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
-from specdec_plugins.decoding.control.costs import CostModel, Pace
+from specdec_plugins.decoding.control.batches import BatchClass, class_of, is_small
+from specdec_plugins.decoding.control.costs import Pace
 from specdec_plugins.decoding.control.exploration import WARM_START, Budget, Trials
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
-CLASSES = 4  # of batches for each doubling of the rows
-SMALL = 4  # rows that make a small batch at most: it is bound by reading weights, so that drafts are likely to pay
 LONGEST = 2  # block sizes: the longest draft
-GAIN, GAIN_FROM_PLAIN = (
-    1.03,
-    1.1,
-)  # hysteresis: tokens a second that another choice must promise; drafting has a cost to begin with
+GAIN, GAIN_FROM_PLAIN = 1.03, 1.1  # tokens a second that another choice must promise, relative to the present one (hysteresis)
 DECISION = 8  # passes after which the choice is reconsidered; at once if a cost is not as expected
-PLAIN_MEASURED = 32  # of so many plain passes one is measured
-DRAFTED_MEASURED, MORE_MEASURED = 8, 128  # of so many passes with drafts one is measured; in the first 128 passes each, and so on
-VARIATION = 4  # a measured draft may be longer or shorter by a fourth, so that the slope of costs is known
 HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
-
-
-@dataclass(eq=False)
-class BatchClass:
-    """What is known of batches of similar size."""
-
-    key: int  # `CLASSES` x log2 of the rows, rounded
-    trials: Trials
-    costs: CostModel = field(default_factory=CostModel)
-    choice: int = 0  # draft length; before the first decision, that of a similar class
-    passes: int = 0
-    decide_at: int = 0  # the pass from which the choice is reconsidered
-    measured_at: int = 0  # the last pass that was measured
-    repeat_until: int = 0  # the pass up to which the choice is repeated unmeasured
-
-    @property
-    def spacing(self) -> int:
-        """Of so many passes with drafts one is measured: of ever more, as costs become known."""
-        return min(DRAFTED_MEASURED, 1 + self.passes // MORE_MEASURED)
-
-    def varied(self, longest: int) -> int:
-        """The choice, or a little less or more, by turns."""
-        return min(self.choice + (0, -1, 0, 1)[self.passes // self.spacing % 4] * (self.choice // VARIATION), longest)
 
 
 def best_length(tokens: Sequence[float], seconds: Sequence[float], present: int | None) -> int:
@@ -109,7 +77,7 @@ class Throughput:
 
     def _plan(self, rows: int) -> Plan:
         """Choose a length, and what is repeated after it."""
-        key = round(CLASSES * math.log2(max(1, rows)))
+        key = class_of(rows)
         if key not in self.classes:
             self.classes[key] = self._new_class(key)
         batch = self.classes[key]
@@ -125,14 +93,13 @@ class Throughput:
         self._repeat_until = 0
         if not self._trial:
             if self._measured:
-                batch.repeat_until = batch.passes + (batch.spacing if batch.choice else PLAIN_MEASURED) - 1
+                batch.repeat_until = batch.passes + batch.spacing - 1
             self._repeat_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
             self._repeated = uniform(rows, 0 if ending else batch.choice)
         return uniform(rows, self._length)
 
     def _new_class(self, key: int) -> BatchClass:
-        small = key <= CLASSES * math.log2(SMALL)
-        return BatchClass(key, Trials(self.block_size, small, WARM_START if self.decided else 0))
+        return BatchClass(key, Trials(self.block_size, is_small(key), WARM_START if self.decided else 0))
 
     def _choose(self, batch: BatchClass) -> int:
         """The length of a step that is measured."""

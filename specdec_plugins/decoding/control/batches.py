@@ -1,0 +1,49 @@
+"""Classes of batches: what a controller knows about decoding a similar number of rows.
+
+Costs are measured for each class by itself, since they are no simple function of the rows: kernels change their blocking, and
+threads their shares. A class holds numbers of rows within about a fifth of each other.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from specdec_plugins.decoding.control.costs import CostModel
+from specdec_plugins.decoding.control.exploration import Trials
+
+CLASSES = 4  # for each doubling of the rows
+SMALL = 4  # rows that a small batch has at most: reading weights takes most of a pass, so that drafts are likely to pay
+PLAIN_SPACING = 32  # of so many plain passes one is measured: they can be so short that it would show
+DRAFTED_SPACING, SPACING_STEP = 8, 128  # with drafts: each of the first 128 passes, of the next 128 every second, .. every eighth
+VARIATION = 4  # a measured draft differs from the choice by up to a fourth, so that the slope of the costs is known
+
+
+def class_of(rows: int) -> int:
+    return round(CLASSES * math.log2(max(1, rows)))
+
+
+def is_small(key: int) -> bool:
+    return key <= class_of(SMALL)
+
+
+@dataclass(eq=False)
+class BatchClass:
+    """What is known of batches of similar size."""
+
+    key: int  # `class_of` the rows
+    trials: Trials
+    costs: CostModel = field(default_factory=CostModel)
+    choice: int = 0  # draft length; before the first decision, that of a similar class
+    passes: int = 0
+    decide_at: int = 0  # the pass from which the choice is reconsidered
+    measured_at: int = 0  # the last pass that was measured
+    repeat_until: int = 0  # the pass up to which the choice is repeated unmeasured
+
+    @property
+    def spacing(self) -> int:
+        """Of so many passes one is measured."""
+        return min(DRAFTED_SPACING, 1 + self.passes // SPACING_STEP) if self.choice else PLAIN_SPACING
+
+    def varied(self, longest: int) -> int:
+        """The choice, a fourth less, the choice, a fourth more, and so on from one measured pass to the next."""
+        change = (0, -1, 0, 1)[self.passes // self.spacing % 4] * (self.choice // VARIATION)
+        return min(self.choice + change, longest)
