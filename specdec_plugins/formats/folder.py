@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,16 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats.description import (
+    FORMAT,
+    TOKENIZERS,
+    Description,
+    DescriptionOfFormat1,
+    DrafterEntry,
+    EntryOfFormat1,
+    VerifierEntry,
+    read_description,
+)
 from specdec_plugins.formats.spec import (
     DrafterModel,
     Model,
@@ -33,75 +43,10 @@ from specdec_plugins.formats.spec import (
     tensor_faults,
     tensor_shapes,
 )
-from specdec_plugins.formats.strict import parse
 from specdec_plugins.text.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
-FORMAT = 2
-MAX_JSON_BYTES = 1_000_000
 MAX_TEXT_BYTES = 100_000_000  # of a dictionary or BPE codes
-TOKENIZERS = ("moses",)
-
-
-@dataclass(frozen=True)
-class VerifierEntry:
-    """The verifier in ``model.json``."""
-
-    weights: str  # the name of its file
-    spec: ModelSpec
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    sinusoidal: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class DrafterEntry:
-    """The drafter in ``model.json``; see `DrafterModel`."""
-
-    weights: str
-    spec: ModelSpec | None
-    code: str
-    block_size: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-    verifier: str | None = None
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    shared: tuple[str, ...] = ()
-    sinusoidal: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Description:
-    """``model.json``."""
-
-    format: int
-    source_lang: str
-    target_lang: str
-    source_dict: str
-    target_dict: str
-    codes: str | None
-    verifier: VerifierEntry
-    drafter: DrafterEntry | None
-    tokenizer: str = TOKENIZERS[0]
-
-
-@dataclass(frozen=True)
-class EntryOfFormat1:
-    weights: str
-    settings: Mapping[str, Any]
-    aliases: Mapping[str, str]
-    shared: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class DescriptionOfFormat1:
-    format: int
-    source_lang: str
-    target_lang: str
-    source_dict: str
-    target_dict: str
-    codes: str | None
-    block_size: int
-    verifier: EntryOfFormat1
-    drafter: EntryOfFormat1 | None
 
 
 @dataclass(frozen=True)
@@ -129,7 +74,7 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
     folder = Path(folder)
     path = folder / "model.json"
     try:
-        described = _described(path)
+        described = read_description(path)
         files = described.source_dict, described.target_dict, described.codes
         source, target, codes = (_inside(folder, name, MAX_TEXT_BYTES) if name else None for name in files)
         if source is None or target is None:
@@ -241,31 +186,6 @@ def _tables(spec: ModelSpec | None) -> dict[str, Tensor]:
     return {name: table for name, table in tables.items() if table is not None}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """Raises ValueError naming the file if it is no JSON object of a reasonable size."""
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise ValueError(f"{path}: larger than {MAX_JSON_BYTES:,} bytes")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: damaged or not ours ({type(error).__name__}: {error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: damaged or not ours (no object)")
-    return content
-
-
-def _described(path: Path) -> Description | DescriptionOfFormat1:
-    """What ``model.json`` says. Raises ValueError naming the file and everything that is wrong with it."""
-    content = _read_json(path)
-    version = content.get("format")
-    if version not in (1, FORMAT):
-        raise ValueError(f"{path}: format {version}; this version reads formats 1 and {FORMAT}")
-    try:
-        return parse(Description, content) if version == FORMAT else parse(DescriptionOfFormat1, content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
 def _inside(folder: Path, name: str, most: int | None = None) -> Path:
     """A file of the folder, which a description from outside must not leave, of at most so many bytes."""
     if Path(name).name != name or name == "..":
@@ -280,8 +200,6 @@ def _inside(folder: Path, name: str, most: int | None = None) -> Path:
 
 def _load_models(folder: Path, described: Description) -> tuple[Model, DrafterModel | None]:
     entry, drafting = described.verifier, described.drafter
-    if described.tokenizer not in TOKENIZERS:
-        raise ValueError(f"{folder / 'model.json'}: tokenizer '{described.tokenizer}'; available: {', '.join(TOKENIZERS)}")
     verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}))
     if drafting is None:
         return verifier, None

@@ -23,7 +23,7 @@ def parse(cls: type[T], data: Any, where: str = "") -> T:
 
 def _object(cls: Any, data: Any, where: str, faults: list[str]) -> Any:
     if not isinstance(data, dict):
-        faults.append(f"{where or 'it'} is no object")
+        faults.append(f"{where or 'the whole'} is no object")
         return None
     fields = {each.name: each for each in dataclasses.fields(cls)}
     dot = f"{where}." if where else ""
@@ -40,7 +40,7 @@ def _object(cls: Any, data: Any, where: str, faults: list[str]) -> Any:
     try:
         return cls(**values)
     except ValueError as error:
-        faults.append(f"{where or 'it'}: {error}")
+        faults.append(f"{where}: {error}" if where else str(error))
         return None
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 # Values of the marker that a checkpoint carries. A checkpoint without one was written by the original code.
 ORIGINAL_FORM = 1  # embeddings are not scaled, neither in the encoder nor in the decoder
 SCALED_FORM = 2  # embeddings are scaled as the settings say, like the verifier's
+FINGERPRINT_BYTES = 32
 
 Glance = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -56,6 +57,8 @@ class BlockDrafterModel(TransformerModel):
     def __init__(self, args, encoder, decoder):
         super().__init__(args, encoder, decoder)
         self.register_buffer("block_format", torch.tensor([SCALED_FORM]))
+        # The fingerprint of the verifier that it was initialised from, which training carries along; zeros: unknown.
+        self.register_buffer("block_verifier", torch.zeros(FINGERPRINT_BYTES, dtype=torch.uint8))
         self._scales = encoder.embed_scale, decoder.embed_scale
 
     def forward(
@@ -84,8 +87,9 @@ class BlockDrafterModel(TransformerModel):
     def upgrade_state_dict_named(self, state_dict, name):
         """Read the format marker: fairseq calls this with a checkpoint's weights before it loads them."""
         super().upgrade_state_dict_named(state_dict, name)
-        key = f"{name}.block_format" if name else "block_format"
-        form = int(state_dict.setdefault(key, torch.tensor([ORIGINAL_FORM])))
+        prefix = f"{name}." if name else ""
+        form = int(state_dict.setdefault(f"{prefix}block_format", torch.tensor([ORIGINAL_FORM])))
+        state_dict.setdefault(f"{prefix}block_verifier", torch.zeros(FINGERPRINT_BYTES, dtype=torch.uint8))
         if form not in (ORIGINAL_FORM, SCALED_FORM):
             raise ValueError(f"block drafter of format {form}; this version reads formats {ORIGINAL_FORM} and {SCALED_FORM}")
         self.encoder.embed_scale, self.decoder.embed_scale = self._scales if form == SCALED_FORM else (1.0, 1.0)

@@ -81,8 +81,24 @@ def run(options: Options) -> tuple[Origins, dict[str, int]]:
     drafter = architectures()[args.arch][0].build_model(args, dictionaries)
     origins = copy_weights(drafter, weights, verifier_args, options.init_decoder)
     state = drafter.state_dict()
+    mark_verifier(state, verifier)
     checkpoint.save(complete_checkpoint(verifier, args, state), options.output)
     return origins, {name: tensor.numel() for name, tensor in drafter.named_parameters()}
+
+
+def mark_verifier(state: dict[str, Any], verifier: dict[str, Any]) -> None:
+    """Write down in a drafter's weights which verifier they are for, if it is one that the engine computes."""
+    import torch
+
+    from specdec_plugins.formats import fairseq
+    from specdec_plugins.formats.spec import Model, fingerprint
+
+    try:
+        model = fairseq.read(verifier, "verifier")
+    except ValueError:
+        return  # it trains all the same
+    if isinstance(model, Model):
+        state["block_verifier"] = torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8)
 
 
 def architectures() -> dict[str, tuple[Any, Callable[[argparse.Namespace], None]]]:

@@ -236,6 +236,19 @@ def draft_vocabulary(tokens: Tensor, size: int) -> Tensor:
     return tokens
 
 
+OPTIONS: dict[str, dict[str, type]] = {"block": {"source_copy": bool}, "block_causal": {"successor_width": int}}
+
+
+def option_faults(model: DrafterModel) -> list[str]:
+    """What is wrong with the options of a built-in drafter."""
+    known = OPTIONS.get(model.code, {})
+    return [
+        f"options: {name} is {value!r:.40}" if name in known else f"options: {name} is none of '{model.code}'"
+        for name, value in model.options.items()
+        if model.code in OPTIONS and type(value) is not known.get(name)
+    ]
+
+
 def drafter_shapes(model: DrafterModel) -> dict[str, tuple[int, ...]]:
     """The tensors that a built-in drafter has beside its Transformer's."""
     assert model.spec is not None, "a Transformer"
@@ -273,8 +286,10 @@ class Transformer:
         code = model.code if isinstance(model, DrafterModel) else None
         if model.spec is None:
             raise UnsupportedModel(f"drafter '{code}' is no Transformer")
-        more = drafter_shapes(model) if isinstance(model, DrafterModel) else {}
-        faults = tensor_faults(model.spec, tensor_shapes(model.tensors), more)
+        faults = option_faults(model) if isinstance(model, DrafterModel) else []
+        if not faults:
+            more = drafter_shapes(model) if isinstance(model, DrafterModel) else {}
+            faults = tensor_faults(model.spec, tensor_shapes(model.tensors), more)
         if faults:
             raise UnsupportedModel("; ".join(faults))
         weights = Weights(model.tensors)
