@@ -23,7 +23,7 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.loop import speculative_decode
-from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
+from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
@@ -75,6 +75,8 @@ class SourceTooLong(ValueError):
 class Translator:
     """A loaded pair and its settings; ``stats`` sums over everything translated. Not for use by several threads at once.
 
+    ``roles`` are those that sessions are made of, except under strategy ``fairseq``; they may be replaced.
+
     ``drafter`` is one of your own in place of the pair's.
     """
 
@@ -102,7 +104,7 @@ class Translator:
             torch.set_num_threads(settings.threads or THREADS)
             self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
         else:
-            self._roles = self._assign(pair.verifier, drafting, device, drafter)
+            self.roles = self._assign(pair.verifier, drafting, device, drafter)
         self._codes = Bpe(pair.codes) if pair.codes else None
         self._moses: tuple[Moses, Moses] | None = None
 
@@ -111,7 +113,7 @@ class Translator:
         """Load a model folder; keywords are the fields of `Settings`. Raises ValueError with what is wrong."""
         return cls(load_folder(folder), Settings(**settings), drafter)
 
-    def _assign(self, verifier, drafter, device, own: Drafter | None) -> tuple[Drafter, Verifier, Acceptance, Controller]:
+    def _assign(self, verifier, drafter, device, own: Drafter | None) -> Roles:
         """The loop's roles under the strategy; the drafter is ``own``, if there is one."""
         how = self.settings
         drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
@@ -120,8 +122,8 @@ class Translator:
         if how.strategy != "ar":
             controller = Throughput(self.trained_block_size) if self.block_size == "auto" else FixedLength(int(self.block_size))
         if how.strategy == "drafter":
-            return drafting, Unverified(), accept_all, controller
-        return drafting, verifying, TopBetaTau(how.beta, how.tau), controller
+            return Roles(drafting, Unverified(), accept_all, controller)
+        return Roles(drafting, verifying, TopBetaTau(how.beta, how.tau), controller)
 
     def translate(
         self,
@@ -209,7 +211,7 @@ class Translator:
             yield from self._generator.decode(requests, rows, max_tokens, options.max_len_a, options.max_len_b, self.stats)
         else:
             constraints = Constraints.of(self.pair.verifier.spec)
-            yield from speculative_decode(*self._roles, requests, rows, self.stats, constraints, options.device, max_tokens)
+            yield from speculative_decode(*self.roles, requests, rows, self.stats, constraints, options.device, max_tokens)
 
     def limit(self, source_length: int) -> int:
         """The most tokens that the output of so many source tokens, eos included, may have (fairseq's --max-len-a, -b)."""

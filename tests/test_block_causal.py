@@ -6,11 +6,11 @@ import pytest
 import torch
 from conftest import make_batch, make_drafter, model_settings
 from reference import EOS, PAD, drafted
-from test_decoding import SHAPES, WORDS, engine_model, sentences
-from test_transformer import commit, shaken, standing
+from support import SHAPES, WORDS, commit, load, sentences, shaken, standing
 
-from specdec_plugins.decoding.backends.torch.transformer import load_pair
-from specdec_plugins.decoding.drafters import build
+from specdec_plugins.decoding.backends.torch.model import TorchPass
+from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
+from specdec_plugins.decoding.values import Draft, uniform
 from specdec_plugins.training.masking import many_blocks, many_starts
 
 
@@ -108,16 +108,25 @@ def test_many_starts_are_different_and_reach_everywhere():
 
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
-def test_drafts_from_the_cache_are_drafts_from_nothing(shape):
+def test_drafts_from_the_cache_are_drafts_from_nothing(shape, monkeypatch):
     """Pass after pass, rows at different lengths, with commits of any length and pauses between drafts of any length."""
     changes = {"activation_fn": "relu", "max_target_positions": 300, **SHAPES[shape]}
     plugin = make_causal(**changes)
-    model, _ = load_pair(engine_model(plugin, model_settings(arch="block_causal", **changes)), None, dtype=torch.float64)
-    role, rng, sources = build("block_causal", model), random.Random(shape), sentences(5, seed=3)
+    model, _ = load((plugin, model_settings(arch="block_causal", **changes)))
+    passes = []
+
+    def read(*arguments, original=model.read):
+        passes.append(original(*arguments))
+        return passes[-1]
+
+    model.read = read
+    role, rng, sources = CausalBlockDrafter(model), random.Random(shape), sentences(5, seed=3)
     state, prefix = standing(role, sources, [[] for _ in sources])
     for _ in range(8):
         block = rng.randrange(1, 8)
-        logits, _ = role.guess(state, prefix, block)
+        monkeypatch.setattr(TorchPass, "choose", lambda self, prefix, lengths: Draft([[] for _ in lengths]))
+        role.propose(state, prefix, uniform(len(prefix), block))
+        logits = passes[-1].logits()
         for row, (source, output) in enumerate(zip(sources, prefix.outputs)):
             torch.testing.assert_close(logits[row], drafted(plugin, source, output, block), rtol=1e-5, atol=1e-5)
         for _ in range(rng.randrange(1, 3)):

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from specdec_plugins.decoding.control import FixedLength, Outcome, Plan, Throughput
-from specdec_plugins.decoding.control.throughput import best_length
-from specdec_plugins.decoding.values import Step
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.control.throughput import Throughput, best_length
+from specdec_plugins.decoding.values import Outcome, Plan, Step
 
 
 class Machine:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from control_simulation import BLOCK_SIZES, PROGRAMMES, simulate
 
-from specdec_plugins.decoding.control import Outcome, Throughput
+from specdec_plugins.decoding.control.throughput import Throughput
+from specdec_plugins.decoding.values import Outcome
 
 RECORD = Path(__file__).with_name("control_traces.json")
 SEEDS = {

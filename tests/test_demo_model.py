@@ -10,10 +10,11 @@ import torch
 from conftest import ROOT, run_python
 
 from specdec_plugins.commands import demo
+from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
-from specdec_plugins.decoding.values import FAIRSEQ_SYMBOLS, Source
-from specdec_plugins.decoding.verifier import TransformerVerifier
+from specdec_plugins.decoding.values import Source
 from specdec_plugins.formats.folder import load_folder
+from specdec_plugins.formats.spec import Symbols
 from specdec_plugins.settings import Settings
 from specdec_plugins.translator import Translator
 
@@ -64,15 +65,15 @@ def test_other_routes_compute_the_verifiers_pass(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     routes = importlib.import_module("routes")
     model = load_pair(routes.parts(FOLDER), None)[0]
-    verifier, layers = TransformerVerifier(model), range(len(model.decoder.layers))
+    loaded, layers = TorchModel(model), range(len(model.decoder.layers))
     sentence = torch.randint(4, len(model.decoder.projection), (40,), generator=torch.Generator().manual_seed(1)).tolist()
-    state = verifier.start(1)
-    verifier.admit(state, Source([sentence[: routes.SOURCE]], FAIRSEQ_SYMBOLS))
-    verifier.read(state, [sentence[: routes.PREFIX]], [0], [0])
+    state = loaded.start(1)
+    state.admit(Source([sentence[: routes.SOURCE]], Symbols()))
+    loaded.read(state, [sentence[: routes.PREFIX]], [0])
     past, memory = (torch.cat([cache.read(index, 1, length) for index in layers]).clone()
-                    for cache, length in ((state.cache, routes.PREFIX), (state.memory.entries, routes.SOURCE)))  # fmt: skip
+                    for cache, length in ((state.cache, routes.PREFIX), (state.sources, routes.SOURCE)))  # fmt: skip
     behind = sentence[routes.PREFIX : routes.PREFIX + 9]
-    logits, _ = verifier.read(state, [behind], [routes.PREFIX], [0])
+    logits = loaded.read(state, [behind], [routes.PREFIX]).logits()
     best, _ = routes.Pass(model, 9).eval()(torch.tensor(behind), past, memory)
     assert best.tolist() == logits[0].argmax(-1).tolist()
 

@@ -2,27 +2,47 @@
 
 import itertools
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import make_drafter, make_verifier, model_settings
 from reference import greedy
-from test_decoding import EOS, SHAPES, WORDS, Knowing, Tilted, decode, engine_model, load, make_tilt, sentences
-from test_transformer import SYMBOLS, commit, placed, shaken, standing
+from support import (
+    EOS,
+    SHAPES,
+    SYMBOLS,
+    WORDS,
+    Knowing,
+    commit,
+    decode,
+    engine_model,
+    load,
+    make_tilt,
+    sentences,
+    shaken,
+    standing,
+    tilted_verifier,
+)
+from test_transformer import placed
 
 from specdec_plugins.commands.benchmark import tensor_bytes
-from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.backends.cpu import binding, kernels
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.assembly import assemble
+from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.cpu import model as cpu
+from specdec_plugins.decoding.backends.cpu.model import CpuModel, CpuPass
 from specdec_plugins.decoding.backends.torch import transformer
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.drafters.block import BlockDrafter
-from specdec_plugins.decoding.roles import load_roles
-from specdec_plugins.decoding.values import Draft, Prefix, Request, Source
-from specdec_plugins.decoding.verifier import TransformerVerifier
+from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
+from specdec_plugins.decoding.drafters.none import NoDrafter
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Draft, Request, Source, uniform
+from specdec_plugins.decoding.verifier import ModelVerifier
 
-pytestmark = pytest.mark.skipif(not kernels.library(), reason="the kernels were not compiled for this machine")
+pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
 WIDE = {
     "encoder_embed_dim": 64, "decoder_embed_dim": 64, "encoder_ffn_embed_dim": 96, "decoder_ffn_embed_dim": 128,
     "encoder_attention_heads": 2, "decoder_attention_heads": 8,
@@ -34,16 +54,17 @@ KERNEL_SHAPES = {
     "narrow encoder": {"share_all_embeddings": False, "encoder_embed_dim": 32, "decoder_layers": 3},
     "gelu_fast": {"activation_fn": "gelu_fast"},
 }
-DTYPES = list(kernels.DTYPES)
+DTYPES = list(binding.DTYPES)
+ROLES = {"block": BlockDrafter, "block_causal": CausalBlockDrafter}
 
 
 @pytest.fixture(params=["avx512", "avx2", "generic"])
 def variant(request, monkeypatch):
     """The kernels as compiled for each set of instructions that this CPU has."""
-    request.addfinalizer(kernels.library.cache_clear)
-    kernels.library.cache_clear()
+    request.addfinalizer(binding.library.cache_clear)
+    binding.library.cache_clear()
     monkeypatch.setattr(binding, "VARIANTS", (request.param,))
-    return kernels.library() or pytest.skip(f"not compiled for {request.param}, or not for this CPU")
+    return binding.library() or pytest.skip(f"not compiled for {request.param}, or not for this CPU")
 
 
 def rounded(weight, dtype):
@@ -58,10 +79,10 @@ def rounded(weight, dtype):
 
 def multiply(engine, linear, x):
     """(N, I) -> (N, O)"""
-    result, numbers = torch.empty(len(x), linear.outputs), kernels.integers([0], [0], [len(x)])
+    result, numbers = torch.empty(len(x), linear.outputs), binding.integers([0], [0], [len(x)])
     pointers = engine.pointer, linear.pointer
     engine.library.specdec_remember(
-        *pointers, 1, len(x), kernels.start(numbers), x.data_ptr(), linear.outputs, result.data_ptr(), 0, 0
+        *pointers, 1, len(x), binding.start(numbers), x.data_ptr(), linear.outputs, result.data_ptr(), 0, 0
     )
     return result
 
@@ -80,7 +101,7 @@ def test_product(variant, dtype):
             expected = (expected / scale).round() * scale
         expected = expected @ rounded(weight, dtype).T + bias
         results = [
-            multiply(kernels.Engine(threads), kernels.NativeLinear(weight, bias, dtype), x)
+            multiply(binding.Engine(threads), binding.NativeLinear(weight, bias, dtype), x)
             for threads in ((1, 2, 3) if rows > 12 else (1,))
         ]
         assert all(torch.equal(result, results[0]) for result in results)
@@ -103,14 +124,14 @@ def wide_drafter(seed=1, **changes):
 
 
 def on_kernels(verifier, drafter=None, dtype="float32", threads=2):
-    models = load(verifier, drafter, dtype=torch.float32)
-    assert not any(kernels.obstacles(model) for model in models if model)
-    return kernels.on_kernels(*models, dtype, threads)
+    models = [model and model.transformer for model in load(verifier, drafter, dtype=torch.float32)]
+    assert not any(cpu.obstacles(model) for model in models if model)
+    return cpu.load(*models, dtype, threads)
 
 
 def with_rounded_weights(verifier, dtype):
     """The same model in float64, its matrices rounded as the kernels hold them, its embeddings not."""
-    (model, _) = load(verifier, dtype=torch.float64)
+    model = load(verifier, dtype=torch.float64)[0].transformer
 
     def linear(each):
         return transformer.Linear(rounded(each.weight.float(), dtype), each.bias)
@@ -122,7 +143,7 @@ def with_rounded_weights(verifier, dtype):
                     setattr(layer, name, linear(value))
     model.decoder.memory = linear(model.decoder.memory)
     model.decoder.projection = rounded(model.decoder.projection.float(), dtype)
-    return model
+    return TorchModel(model)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -136,16 +157,12 @@ def test_logits_are_pytorchs(shape, dtype, variant):
     committed = [[rng.randrange(4, WORDS) for _ in range(length)] for length in (3, 0, 7, 1, 12, 3)]
     draft = Draft([[rng.randrange(4, WORDS) for _ in range(length)] for length in (0, 5, 2, 11, 5, 1)])
     expected = []
-    for role in (
-        TransformerVerifier(with_rounded_weights(pair, dtype)),
-        kernels.NativeVerifier(on_kernels(pair, dtype=dtype)[0]),
-    ):
-        state, prefix = standing(role, sources, committed)
-        # The cache holds nothing of the prefix yet: score it as a draft after an empty prefix.
-        empty, nothing = standing(role, sources, [[] for _ in sources])
-        role.score(empty, nothing, Draft(committed))
-        state.cache = empty.cache
-        expected.append(role.score(state, prefix, draft))
+    for model in (with_rounded_weights(pair, dtype), on_kernels(pair, dtype=dtype)[0]):
+        role = ModelVerifier(model)
+        state, prefix = standing(role, sources, [[] for _ in sources])
+        role.score(state, prefix, Draft(committed)).logits()  # the cache holds nothing of the prefix yet
+        commit(prefix, committed)
+        expected.append(role.score(state, prefix, draft).logits())
     for row, tokens in enumerate(draft.tokens):
         width = len(tokens) + 1
         torch.testing.assert_close(expected[1][row, :width].double(), expected[0][row, :width], rtol=2e-4, atol=2e-4)
@@ -154,59 +171,59 @@ def test_logits_are_pytorchs(shape, dtype, variant):
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned", "unscaled"])
 @torch.inference_mode()
-def test_drafters_logits_are_pytorchs(shape, copy, variant):
+def test_block_drafts_are_pytorchs(shape, copy, variant):
+    """Blocks of one width, and of another for each row."""
     given = engine_model(*wide_drafter(src_embedding_copy=copy, **KERNEL_SHAPES[shape]))
-    eager = BlockDrafter(placed(given, torch.float64))
-    model = placed(given, torch.float32)
-    native = kernels.NativeBlockDrafter(kernels.NativeTransformer(model, kernels.Engine(2), "float32"))
+    models = TorchModel(placed(given, torch.float64)), CpuModel(placed(given, torch.float32), binding.Engine(2), "float32")
     rng, sources = random.Random(5), sentences(6, seed=4)
     targets = [[rng.randrange(4, WORDS + 4) for _ in range(length)] for length in (3, 0, 7, 1, 12, 3)]
-    for block in (1, 5, 16):
+    for lengths in ([1] * 6, [5] * 6, [16] * 6, [3, 0, 1, 7, 2, 5]):
         found = []
-        for role in (eager, native):
-            state, prefix = standing(role, sources, targets)
-            found.append((role.guess(state, prefix, block)[0].clone(), role.propose(state, prefix, block)))
-        torch.testing.assert_close(found[1][0].double(), found[0][0], rtol=2e-4, atol=2e-4)
-        assert found[1][1].tokens == found[0][1].tokens
+        for model in models:
+            state, prefix = standing(BlockDrafter(model), sources, targets)
+            done = model.read_block(state, prefix, lengths)
+            found.append((done.logits().double().clone(), done.choose(prefix, lengths).tokens))
+        assert found[1][1] == found[0][1]
+        for row, length in enumerate(lengths):
+            torch.testing.assert_close(found[1][0][row, :length], found[0][0][row, :length], rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("vocabulary", [None, [*range(7), 12, 19]])
 @pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned", "unscaled"])
 @torch.inference_mode()
 def test_causal_drafts_are_pytorchs(shape, vocabulary, variant):
-    """Pass after pass, with pauses, rows at different lengths."""
+    """Pass after pass, with pauses, rows at different lengths and with drafts of their own length."""
     given = engine_model(*wide_drafter(arch="block_causal", successor_width=32, **KERNEL_SHAPES[shape]))
     if vocabulary is not None:
-        given = replace(given, tensors={**given.tensors, transformer.DRAFT_VOCABULARY: torch.tensor(vocabulary)})
-    eager = drafters.build("block_causal", placed(given, torch.float64))
-    model = placed(given, torch.float32)
-    native = kernels.drafter(kernels.NativeTransformer(model, kernels.Engine(2), "float32"))
+        given.tensors[transformer.DRAFT_VOCABULARY] = torch.tensor(vocabulary)
+    models = TorchModel(placed(given, torch.float64)), CpuModel(placed(given, torch.float32), binding.Engine(2), "float32")
     found = []
-    for role in (eager, native):
+    for model in models:
         rng, sources = random.Random(7), sentences(6, seed=4)
+        role = CausalBlockDrafter(model)
         state, prefix = standing(role, sources, [[] for _ in sources])
         found.append([])
-        for _ in range(6):
-            block = rng.randrange(1, 9)
-            found[-1] += [each.double().clone() for each in role.guess(state, prefix, block)]
+        for _ in range(8):
+            plan = uniform(6, rng.randrange(1, 9))._replace(lengths=[rng.randrange(1, 9) * rng.randrange(2) for _ in range(6)])
+            if any(plan.lengths):
+                found[-1].append(role.propose(state, prefix, plan).tokens)
             for _ in range(rng.randrange(1, 3)):
                 commit(prefix, [[rng.randrange(4, WORDS + 4) for _ in range(rng.randrange(1, 4))] for _ in sources])
-        found[-1].append(torch.tensor(role.propose(state, prefix, 9).tokens))
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
+    assert found[0] == found[1] and sum(map(len, itertools.chain(*found[0]))) > 40
 
 
 @pytest.mark.parametrize("vocabulary", [10, 300, 1000, 4001])
 def test_choice_is_pytorchs(vocabulary, variant):
     """With a successor network whose say is large, and without; sizes around those of the parts that are skipped together."""
 
-    class Native(kernels.NativeChoice, BlockDrafter):
-        engine = kernels.Engine(2)
-
     generator = torch.Generator().manual_seed(vocabulary)
     successor = SimpleNamespace(**{name: torch.randn(vocabulary, 32, generator=generator) for name in ("tokens", "out")})
-    model = SimpleNamespace(decoder=SimpleNamespace(successor=successor, vocabulary=None), runner=EAGER)
-    prefix = Prefix(SYMBOLS)
+    decoder = SimpleNamespace(successor=successor, vocabulary=None)
+    eager = TorchModel(SimpleNamespace(decoder=decoder, spec=None), EAGER)
+    native = SimpleNamespace(
+        engine=binding.Engine(2), successor=successor, vocabulary=None, stack=SimpleNamespace(vocabulary=vocabulary)
+    )
+    prefix = Prefix()
     prefix.admit([Request(index, [EOS], 9) for index in range(3)])
     commit(prefix, [[], [5], [6, 7]])
     changed = 0
@@ -214,10 +231,15 @@ def test_choice_is_pytorchs(vocabulary, variant):
         generator.manual_seed(seed)
         logits, gates = (torch.randn(3, 6, size, generator=generator) for size in (vocabulary, 32))
         logits[0, 0, SYMBOLS.eos] = logits[1, 1, SYMBOLS.pad] = 99.0
+        chosen = []
         for gate in (gates, None):
-            found = [role(model).choose(prefix, logits.clone(), gate) for role in (BlockDrafter, Native)]
-            assert found[0].tolist() == found[1]
-        changed += BlockDrafter(model).choose(prefix, logits.clone(), gates).tolist() != found[1]
+            done = CpuPass.of(native, logits.clone())
+            done._gates = gate
+            lengths = [6, 6, 6] if seed % 2 else [6, 0, 3]
+            expected = eager.choose(logits.clone(), gate, prefix, lengths).tokens
+            chosen.append(done.choose(prefix, lengths).tokens)
+            assert chosen[-1] == expected and list(map(len, expected)) == lengths
+        changed += chosen[0] != chosen[1]
     assert changed == 20
 
 
@@ -227,20 +249,66 @@ def test_nothing_depends_on_what_is_beside_it(dtype, variant):
     """Bit for bit: encoder output and logits of a sentence alone, token by token, and of blocks of it in a batch."""
     for shape, threads in (("post-norm", 1), ("pre-norm", 2), ("learned", 3)):
         model, _ = on_kernels(wide_verifier(**KERNEL_SHAPES[shape]), dtype=dtype, threads=threads)
-        role, rng = kernels.NativeVerifier(model), random.Random(shape)
+        role, rng = ModelVerifier(model), random.Random(shape)
         sources = sentences(7, seed=2)
         targets = [[rng.randrange(3, WORDS + 4) for _ in range(rng.randrange(14))] for _ in sources]
         batch = model.encoder(Source(sources, SYMBOLS))
         state, prefix = standing(role, sources, [[] for _ in sources])
-        together = role.score(state, prefix, Draft(targets)).clone()
+        together = role.score(state, prefix, Draft(targets)).logits().clone()
         for row, (source, target) in enumerate(zip(sources, targets)):
             alone = model.encoder(Source([source], SYMBOLS))
             assert torch.equal(batch[row, : len(source)], alone[0])
             state, prefix = standing(role, [source], [[]])
             for place, token in enumerate([*target, None]):
-                assert torch.equal(role.score(state, prefix, Draft([[]]))[0, 0], together[row, place])
+                assert torch.equal(role.score(state, prefix, Draft([[]])).logits()[0, 0], together[row, place])
                 if token is not None:
                     commit(prefix, [[token]])
+
+
+@torch.inference_mode()
+def test_a_pass_and_its_judgement_are_the_same_in_one_call_and_in_two(variant):
+    """Also what is kept of a pass: logits, and hidden states where they are wanted."""
+    model, _ = on_kernels(wide_verifier(), dtype="int8")
+    role, sources = ModelVerifier(model), sentences(5, seed=2)
+    draft = Draft([[5, 6], [], [7, 8, 9], [4], [4, 4, 4, 4]])
+    found = []
+    for kind in ("one call", "two calls", "hidden states"):
+        model.features_wanted = kind == "hidden states"
+        state, prefix = standing(role, sources, [[] for _ in sources])
+        done = role.score(state, prefix, draft)
+        if kind == "two calls":
+            done.logits()
+        verdict = TopBetaTau(3, 2.0)(done, draft, prefix)
+        found.append((verdict, [done.logits()[row, : len(tokens) + 1].tolist() for row, tokens in enumerate(draft.tokens)]))
+        if model.features_wanted:
+            assert done.features().shape == (5, 5, 64)
+        else:
+            with pytest.raises(RuntimeError, match="hidden states were not kept"):
+                done.features()
+    assert found[0] == found[1] == found[2]
+
+
+@torch.inference_mode()
+def test_duplicated_rows_share_a_source_and_go_on_apart(variant):
+    """Bit for bit what each would be alone."""
+    model, _ = on_kernels(wide_verifier(), dtype="int8")
+    role, sources = ModelVerifier(model), sentences(3, seed=2)
+    outputs = [[5, 6], [7], [8, 9, 10]]
+
+    def after(order, drafts):
+        state, prefix = standing(role, sources, [[] for _ in sources])
+        role.score(state, prefix, Draft([list(output) for output in outputs])).logits()
+        commit(prefix, outputs)
+        for each in (state, prefix):
+            each.select(order)
+        logits = role.score(state, prefix, Draft(drafts)).logits().clone()
+        return state, logits
+
+    order = [2, 0, 2, 1, 2]
+    state, together = after(order, [[11 + row] for row in range(5)])
+    assert len(set(state.slots)) == 5 and len(set(state.source_slots)) == 3
+    for row, old in enumerate(order):
+        assert torch.equal(after([old], [[11 + row]])[1][0], together[row])
 
 
 @pytest.mark.parametrize("shape", KERNEL_SHAPES)
@@ -255,11 +323,10 @@ def test_float32_output_is_the_verifiers_greedy_output(shape):
         limits = [rng.randrange(1, 25) for _ in sources]
         tilt = make_tilt(0, bias)
         expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
-        verifier = Tilted(kernels.NativeVerifier(model), tilt.float())
-        rule = kernels.NativeTopBetaTau(1, float("inf"), engine=model.engine)
+        verifier = tilted_verifier(model, tilt)
         for error, rows in itertools.product((0.0, 0.4, 1.0), rng.sample(range(1, 10), 3)):
             block = rng.choice([rng.randrange(1, 31), [rng.randrange(12) for _ in range(5)]])
-            hypotheses, _ = decode(verifier, Knowing(expected, error), sources, limits, block, rows, rule)
+            hypotheses, _ = decode(verifier, Knowing(expected, error), sources, limits, block, rows, ragged=rows % 2 == 1)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
 
 
@@ -274,9 +341,8 @@ def test_speculation_is_exact_in_every_dtype(shape, dtype, variant, arch):
     expected = None
     for other, block, rows in ((None, 0, 1), (None, 0, 5), (drafter, 1, 1), (drafter, 7, 4), (drafter, 20, 12)):
         model, drafting = on_kernels(verifier, other, dtype)
-        role = kernels.drafter(drafting) if drafting else drafters.build("none", None)
-        rule = kernels.NativeTopBetaTau(1, float("inf"), engine=model.engine)
-        hypotheses, _ = decode(Tilted(kernels.NativeVerifier(model), tilt), role, sources, limits, block, rows, rule)
+        role = ROLES[arch](drafting) if drafting else NoDrafter()
+        hypotheses, _ = decode(tilted_verifier(model, tilt), role, sources, limits, block, rows)
         found = [(hypothesis.tokens, hypothesis.token_scores) for hypothesis in hypotheses]
         expected = expected or found
         assert found == expected
@@ -296,21 +362,21 @@ def test_where_the_kernels_cannot_pytorch_does(monkeypatch):
     threads = torch.get_num_threads()
     try:
         wide, narrow = engine_model(*wide_verifier()), engine_model(*make_verifier(words=WORDS))
-        assert isinstance(load_roles(wide, None)[1], kernels.NativeVerifier)
+        assert isinstance(assemble(wide, None)[1].model, CpuModel)
         for parts, dtype in ((narrow, "float32"), (narrow, "bfloat16"), (wide, "float64"), (wide, "float16")):
-            role = load_roles(parts, None, dtype=dtype)[1]
-            assert type(role) is TransformerVerifier
-            assert role.model.decoder.embedding.tokens.dtype == getattr(torch, dtype)
-        quick, slow = (tensor_bytes(load_roles(wide, None, dtype=dtype)[1]) for dtype in ("auto", "float32"))
-        assert quick == tensor_bytes(load_roles(wide, None, dtype="int8")[1]) < slow
-        assert load_roles(narrow, None, dtype="auto")[1].model.decoder.embedding.tokens.dtype == torch.float32
+            model = assemble(parts, None, dtype=dtype)[1].model
+            assert type(model) is TorchModel
+            assert model.transformer.decoder.embedding.tokens.dtype == getattr(torch, dtype)
+        quick, slow = (tensor_bytes(assemble(wide, None, dtype=dtype)[1]) for dtype in ("auto", "float32"))
+        assert quick == tensor_bytes(assemble(wide, None, dtype="int8")[1]) < slow
+        assert assemble(narrow, None, dtype="auto")[1].model.transformer.decoder.embedding.tokens.dtype == torch.float32
         with pytest.raises(ValueError, match="int8 needs the CPU kernels: widths 16, 24, and they compute multiples of 32"):
-            load_roles(narrow, None, dtype="int8")
+            assemble(narrow, None, dtype="int8")
         with pytest.raises(ValueError, match="int8 is for CPUs"):
-            load_roles(wide, None, device="meta", dtype="int8")
-        monkeypatch.setattr(kernels, "library", lambda: None)
-        assert all(type(load_roles(wide, None, dtype=dtype)[1]) is TransformerVerifier for dtype in ("float32", "auto"))
+            assemble(wide, None, device="meta", dtype="int8")
+        monkeypatch.setattr(cpu, "library", lambda: None)
+        assert all(type(assemble(wide, None, dtype=dtype)[1].model) is TorchModel for dtype in ("float32", "auto"))
         with pytest.raises(ValueError, match="int8 needs the CPU kernels: they were not compiled for this machine"):
-            load_roles(wide, None, dtype="int8")
+            assemble(wide, None, dtype="int8")
     finally:
         torch.set_num_threads(threads)

@@ -10,19 +10,21 @@ import pytest
 import torch
 from conftest import make_batch, make_dictionary, make_drafter, make_verifier, model_settings
 from reference import drafted
-from specdec_plugins.decoding.backends.torch.cache import KVCache, SourceMemory
-from test_decoding import EOS, SHAPES, WORDS, decode, engine_model, load, sentences
+from specdec_plugins.decoding.backends.cache import KVCache
+from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from support import EOS, SHAPES, SYMBOLS, WORDS, commit, decode, engine_model, load, sentences, shaken, standing
 
-from specdec_plugins.decoding.acceptance import accept_all
 from specdec_plugins.decoding.backends.torch import transformer
+from specdec_plugins.decoding.backends.torch.model import TorchModel
+from specdec_plugins.decoding.backends.torch.state import DenseState
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, UnsupportedModel, load_pair
 from specdec_plugins.decoding.drafters.block import BlockDrafter
-from specdec_plugins.decoding.values import Draft, Prefix, Request, Source, Symbols
-from specdec_plugins.decoding.verifier import TransformerVerifier
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Draft, Request, Source, uniform
+from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
 
-SYMBOLS = Symbols()
 MORE_SHAPES = {
     **SHAPES,
     "encoder prenorm only": {"encoder_normalize_before": True},
@@ -54,15 +56,6 @@ def full_precision(monkeypatch):
 
     monkeypatch.setattr("fairseq.utils.softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
     monkeypatch.setattr(fairseq.modules, "gelu", torch.nn.functional.gelu)
-
-
-def shaken(model, seed=0):
-    """A model whose every weight matters: fresh biases are 0 and fresh norms 1, and nobody would miss them."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    return model
 
 
 def make_shaken(seed=0, dtype=torch.float64, **changes):
@@ -100,11 +93,11 @@ def fairseq_logits(model, source, target):
 def engine_logits(model, source, target):
     """(B, K+1, V) by the verifier, which gets the target as a draft."""
     rows = [[token for token in row if token != SYMBOLS.pad] for row in source.tolist()]
-    verifier, prefix = TransformerVerifier(model), Prefix(SYMBOLS)
+    verifier, prefix = ModelVerifier(model), Prefix()
     state = verifier.start(len(rows))
     verifier.admit(state, Source(rows, SYMBOLS))
     prefix.admit([Request(index, row, 50) for index, row in enumerate(rows)])
-    return verifier.score(state, prefix, Draft(target.tolist()))
+    return verifier.score(state, prefix, Draft(target.tolist())).logits()
 
 
 def assert_same_logits(model, engine, rtol=1e-9, atol=1e-9):
@@ -139,7 +132,7 @@ def test_named_architectures(arch, tmp_path):
     assert spec.decoder.prenorm == spec.encoder.prenorm == arch.endswith("t2t")
     assert (spec.encoder.embedding_scale == 1.0) == arch.startswith("bart")
     assert spec.activation == ("gelu" if "bart" in arch else "relu")
-    assert_same_logits(model, load_pair(given, None, dtype=torch.float64)[0])
+    assert_same_logits(model, TorchModel(load_pair(given, None, dtype=torch.float64)[0]))
 
 
 def test_a_classification_head_is_no_part_of_translating():
@@ -172,14 +165,15 @@ def test_drafters_logits_are_the_plugins(form, copy, shape):
         del weights["block_format"]
     fairseq_model.load_state_dict(weights.copy(), strict=True)
     given = fairseq.read({"model": weights, "args": args, "cfg": None}, "drafter")
-    model = placed(given, torch.float64)
+    model = TorchModel(placed(given, torch.float64))
     drafter, sources = BlockDrafter(model), sentences(6, seed=4)
     rng = random.Random(5)
     targets = [[rng.randrange(4, WORDS + 4) for _ in range(length)] for length in (3, 0, 7, 1, 12, 3)]
     state, prefix = standing(drafter, sources, targets)
     for block in (1, 5, 16):
-        logits, _ = drafter.guess(state, prefix, block)
-        draft = drafter.propose(state, prefix, block)
+        plan = uniform(len(prefix), block)
+        logits = model.read_block(state, prefix, plan.lengths).logits()
+        draft = drafter.propose(state, prefix, plan)
         for row, (source, target) in enumerate(zip(sources, targets)):
             expected = drafted(fairseq_model, source, target, block)
             tolerance = 1e-5 if copy else 1e-9  # the plugin's source copy has its softmax in float32
@@ -194,30 +188,15 @@ def placed(model, dtype):
     return Transformer.load(replace(model, tensors=transformer.place(model.tensors, "cpu", dtype)))
 
 
-def standing(role, sources, targets, limit=60):
-    """A role's state and a prefix in which each row has committed some tokens."""
-    state, prefix = role.start(len(sources)), Prefix(SYMBOLS)
-    role.admit(state, Source(sources, SYMBOLS))
-    prefix.admit([Request(index, source, limit) for index, source in enumerate(sources)])
-    commit(prefix, targets)
-    return state, prefix
-
-
-def commit(prefix, tokens):
-    """Append to each row its list of tokens."""
-    draft = Draft(tokens)
-    prefix.commit(draft, accept_all(None, draft, prefix.bounds))
-
-
 @pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
 @torch.inference_mode()
 def test_cached_logits_are_uncached_logits(shape):
     """Many turns in which drafts of any length are refused anywhere, rows leave, and others come in their places."""
     fairseq_model, args = make_shaken(**{**SHAPES[shape], "max_target_positions": 300})
-    verifier = TransformerVerifier(load((fairseq_model, args))[0])
+    verifier = ModelVerifier(load((fairseq_model, args))[0])
     rng = random.Random(shape)
     capacity, admitted = 6, 0
-    state, prefix, committed = verifier.start(capacity), Prefix(SYMBOLS), []
+    state, prefix, committed = verifier.start(capacity), Prefix(), []
     for turn in range(60):
         if len(prefix) < capacity and (not committed or rng.random() < 0.5):
             new = sentences(rng.randrange(1, capacity - len(prefix) + 1), seed=rng.random(), longest=1 + turn // 2)
@@ -226,7 +205,7 @@ def test_cached_logits_are_uncached_logits(shape):
             committed += [[] for _ in new]
             admitted += len(new)
         draft = targets_for(len(prefix), rng.choice([0, 0, 1, 3, 8, 20]), seed=turn)
-        logits = verifier.score(state, prefix, Draft(draft.tolist()))
+        logits = verifier.score(state, prefix, Draft(draft.tolist())).logits()
         said = []
         for row, request in enumerate(prefix.requests):
             target = torch.tensor([committed[row] + draft[row].tolist()], dtype=torch.int64)
@@ -279,7 +258,7 @@ def test_checkpoints_of_old_versions(prenorm, versions):
     again, _ = make_verifier(seed=9, words=WORDS, **changes)
     again.double().load_state_dict(weights.copy(), strict=False)
     engine, _ = load_pair(fairseq.read({"model": weights, "args": args, "cfg": None}, "old"), None, dtype=torch.float64)
-    assert_same_logits(again, engine)
+    assert_same_logits(again, TorchModel(engine))
     if prenorm:
         assert (engine.encoder.norm is None) == (versions.get("encoder", 1) < 2)
         assert (engine.decoder.norm is None) == (versions.get("decoder", 1) < 3)
@@ -299,13 +278,14 @@ def shared_encoder(verifier, **changes):
 def test_an_equal_encoder_is_held_once_and_run_once(monkeypatch):
     verifier, args = make_shaken()
     model, drafter = load((verifier, args), shared_encoder(verifier))
-    assert drafter.encoder is model.encoder
-    assert drafter.decoder.embedding.tokens.data_ptr() == model.encoder.embedding.tokens.data_ptr()
-    assert drafter.decoder.embedding.tokens.data_ptr() == model.decoder.projection.data_ptr()
+    one, other = model.transformer, drafter.transformer
+    assert other.encoder is one.encoder
+    assert other.decoder.embedding.tokens.data_ptr() == one.encoder.embedding.tokens.data_ptr()
+    assert other.decoder.embedding.tokens.data_ptr() == one.decoder.projection.data_ptr()
     calls = []
     plain = transformer.Encoder.__call__
     monkeypatch.setattr(transformer.Encoder, "__call__", lambda self, *batch: calls.append(self) or plain(self, *batch))
-    decode(TransformerVerifier(model), BlockDrafter(drafter), sentences(7, seed=1), [9] * 7, 4, 7)
+    decode(ModelVerifier(model), BlockDrafter(drafter), sentences(7, seed=1), [9] * 7, 4, 7)
     assert len(calls) == 1
 
 
@@ -334,7 +314,7 @@ def test_another_encoder_is_run_itself(case):
     drafter, drafter_args = shared_encoder(verifier, **drafters)
     if case == "one weight":
         drafter.encoder.layers[1].fc2.bias[3] += 0.5
-    model, loaded = load((verifier, args), (drafter, drafter_args))
+    model, loaded = (each.transformer for each in load((verifier, args), (drafter, drafter_args)))
     assert loaded.encoder is not model.encoder
     source = Source(sentences(5, seed=2), SYMBOLS)
     for fairseq_model, engine in ((verifier, model), (drafter, loaded)):
@@ -416,7 +396,7 @@ def test_bfloat16_runs():
     assert logits.dtype == torch.bfloat16 and logits.isfinite().all()
     # Three digits a number, and a few layers: near enough that nothing is misplaced.
     torch.testing.assert_close(logits.float(), fairseq_logits(verifier, source, targets_for(4, 6)), rtol=0.1, atol=0.3)
-    hypotheses, _ = decode(TransformerVerifier(model), BlockDrafter(loaded), sentences(7, seed=1), [9] * 7, 4, 3)
+    hypotheses, _ = decode(ModelVerifier(model), BlockDrafter(loaded), sentences(7, seed=1), [9] * 7, 4, 3)
     assert all(torch.tensor(hypothesis.token_scores).isfinite().all() for hypothesis in hypotheses)
 
 
@@ -435,77 +415,65 @@ def test_cache_is_addressed_by_row_and_position():
     assert not cache.data[:, :, 2:].any()
 
     cache.write(1, torch.tensor([[5], [5], [5]]), torch.tensor([[[1.0] * 4], [[2.0] * 4], [[3.0] * 4]], dtype=torch.float64))
-    cache.select([2, 1])
+    cache.copy({0: 2})
     assert cache.read(1, 2, 6)[:, 5, 0].tolist() == [3.0, 2.0]
-    cache.select([1, 0])
+    cache.copy({0: 1, 1: 0})
     assert cache.read(1, 2, 6)[:, 5, 0].tolist() == [2.0, 3.0]
     assert torch.equal(cache.read(1, 2, 2)[0], entries[1, [1, 0]])
-    cache.select([])
+    cache.copy({})
 
 
-def test_memory_of_sources_grows_and_shrinks_with_its_rows():
-    calls = []
+def test_sources_are_encoded_when_they_are_read():
+    """Rows come, move, are duplicated and leave before they are read; each ends with the entries of its own source."""
+    for kind in (DenseState, SlottedState):
+        calls = []
 
-    def made(shape, value):
-        return lambda numbers, cache, rows: calls.append(value) or cache.put(rows, torch.full(shape, value)[:, numbers])
+        def remember(source, numbers, cache, slots, calls=calls):
+            calls.append(source)
+            width = max(source.sizes)
+            values = torch.tensor([float(source.sentences[number][0]) for number in numbers])
+            cache.put(slots, values[None, :, None, None].expand(1, len(numbers), width, 1))
 
-    memory = SourceMemory(KVCache(layers=2, width=2, like=torch.zeros(1)))
-    memory.admit(made((2, 2, 3, 2), 1.0), [3, 3])
-    assert memory.mask is None and memory.read(0).shape == (2, 3, 2)
-    memory.admit(made((2, 1, 5, 2), 2.0), [5])
-    assert memory.mask.squeeze().tolist() == [[0, 0, 0, -torch.inf, -torch.inf]] * 2 + [[0] * 5]
-    assert memory.read(1)[2].flatten().tolist() == [2.0] * 10
-    memory.select([2])
-    assert memory.mask is None and memory.read(1).flatten().tolist() == [2.0] * 10
-    memory.admit(made((2, 2, 2, 2), 3.0), [1, 2])
-    assert memory.read(0).shape == (3, 5, 2) and memory.read(0)[1, :2].flatten().tolist() == [3.0] * 4
-    assert (memory.mask.squeeze() == 0).sum(1).tolist() == [5, 1, 2]
-    memory.select([1, 2])
-    assert memory.read(0).shape == (2, 2, 2) and (memory.mask.squeeze() == 0).sum(1).tolist() == [1, 2]
-    memory.select([])
-    assert memory.rows == 0 and memory.mask is None
-    memory.admit(made((2, 1, 4, 2), 4.0), [4])
-    assert memory.read(0).flatten().tolist() == [4.0] * 8
-    assert calls == [1.0, 2.0, 3.0, 4.0]  # once each
+        like = torch.zeros(1)
+        state = kind(KVCache(1, 1, like), KVCache(1, 1, like), remember)
 
+        def first(state=state):
+            state.encode()
+            slots = getattr(state, "source_slots", list(range(len(state.lengths))))
+            return state.sources.data[0, slots, 0, 0].tolist()
 
-def test_scattered_rows_stay_where_they_are():
-    """A row gets a place when it is first read, that of one who left if there is one, and keeps it."""
-    memory = SourceMemory(KVCache(layers=1, width=1, like=torch.zeros(1), scattered=True))
-
-    def numbered(first, count):
-        entries = torch.arange(first, first + count).float()[None, :, None, None].expand(1, count, 2, 1)
-        return lambda numbers, cache, rows: cache.put(rows, entries[:, numbers])
-
-    def values():
-        return memory.entries.data[0, :, 0, 0][memory.slots].tolist()
-
-    memory.admit(numbered(10, 4), [2, 2, 2, 2])
-    memory.select([3, 1])  # nobody had read: the two that stay are the first in memory
-    assert values() == [13, 11] and memory.slots == [0, 1] and memory.cache.rows == 2
-    memory.admit(numbered(20, 2), [1, 2])
-    assert values() == [13, 11, 20, 21] and memory.slots == [0, 1, 2, 3]
-    memory.select([3, 2])
-    assert values() == [21, 20] and memory.slots == [3, 2]
-    memory.admit(numbered(30, 3), [2, 2, 2])
-    assert values() == [21, 20, 30, 31, 32] and memory.slots == [3, 2, 0, 1, 4] and memory.lengths == [2, 1, 2, 2, 2]
+        state.admit(Source([[10, EOS], [11, EOS], [12, EOS]], SYMBOLS))
+        state.admit(Source([[20, EOS]], SYMBOLS))
+        state.select([3, 1])
+        state.admit(Source([[30], [31, EOS]], SYMBOLS))
+        assert not calls
+        assert first() == [20, 11, 30, 31] and len(calls) == 3 and state.lengths == [2, 2, 1, 2]
+        state.select([3, 1, 3])
+        state.admit(Source([[40, EOS]], SYMBOLS))
+        state.select([3, 0, 3, 2])
+        assert first() == [40, 31, 40, 31] and state.lengths == [2, 2, 2, 2] and len(calls) == 4
+        state.select([])
+        assert first() == [] and state.rows == 0
 
 
-def test_memory_of_sources_is_made_when_it_is_read():
-    """Rows come, move and leave before anybody reads; what is made then stands where its row is."""
-    calls, memory = [], SourceMemory(KVCache(layers=1, width=1, like=torch.zeros(1)))
+def test_the_mask_of_sources_hides_padding():
+    state = DenseState(KVCache(1, 1, torch.zeros(1)), KVCache(1, 1, torch.zeros(1)), None)
+    state.admit(Source([[5, 6, EOS], [7, 8, EOS]], SYMBOLS))
+    assert state.source_mask is None
+    state.admit(Source([[5, 6, 7, 8, EOS]], SYMBOLS))
+    assert state.source_mask.squeeze().tolist() == [[0, 0, 0, -torch.inf, -torch.inf]] * 2 + [[0] * 5]
+    state.select([2])
+    assert state.source_mask is None
 
-    def numbered(first, count):
-        entries = torch.arange(first, first + count).float()[None, :, None, None].expand(1, count, 2, 1)
-        return lambda numbers, cache, rows: calls.append(first) or cache.put(rows, entries[:, numbers])
 
-    memory.admit(numbered(10, 3), [2, 2, 2])
-    memory.admit(numbered(20, 1), [2])
-    memory.select([3, 1])
-    memory.admit(numbered(30, 2), [1, 2])
-    assert not calls
-    assert memory.read(0)[:, 0, 0].tolist() == [20, 11, 30, 31]
-    memory.select([3, 1])
-    memory.admit(numbered(40, 1), [2])
-    memory.select([2, 0])
-    assert memory.read(0)[:, 0, 0].tolist() == [40, 31] and sorted(calls) == [10, 20, 30, 40]
+def test_a_slotted_row_keeps_its_slot_and_siblings_share_a_source():
+    state = SlottedState(KVCache(1, 1, torch.zeros(1)), KVCache(1, 1, torch.zeros(1)), lambda *_: None)
+    state.admit(Source([[5, EOS]] * 4, SYMBOLS))
+    state.select([3, 1])
+    assert state.slots == state.source_slots == [3, 1]
+    state.select([0, 1, 0])
+    assert state.slots == [3, 1, 0] and state.source_slots == [3, 1, 3]
+    state.select([2])  # the first sibling leaves, the source stays
+    assert state.slots == [0] and state.source_slots == [3]
+    state.admit(Source([[5, EOS]] * 3, SYMBOLS))
+    assert state.slots == [0, 1, 2, 3] and state.source_slots == [3, 0, 1, 2]

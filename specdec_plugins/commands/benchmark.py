@@ -147,7 +147,7 @@ class Engine:
         if system.block:
             settings["block_size"] = system.block if system.block == "auto" else int(system.block)
         self.translator = Translator(pair, Settings(**settings))
-        self.weights = tensor_bytes(vars(self.translator).get("_roles"))  # before there are buffers
+        self.weights = tensor_bytes(vars(self.translator).get("roles"))  # before there are buffers
 
     def decode(self, sources: Sequence[list[int]], batch_size: int) -> Run:
         stats = self.translator.stats
@@ -198,7 +198,7 @@ class Engine:
 
         longest = sorted(sources, key=len)[-batch_size:]
         requests = [Request(index, source, self.translator.limit(len(source))) for index, source in enumerate(longest)]
-        drafter, verifier, rule, length = self.translator._roles
+        drafter, verifier, rule, length = self.translator.roles
         roles = watched(drafter), watched(verifier), rule, length
         for _ in speculative_decode(*roles, requests, len(requests), DecodeStats(), device=self.translator.settings.device):
             pass

@@ -1,7 +1,5 @@
 """From models to roles: loads both models on the best backend there is, and builds the drafter and the verifier over them."""
 
-from typing import NamedTuple
-
 import torch
 
 from specdec_plugins.decoding import drafters
@@ -10,30 +8,25 @@ from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
-from specdec_plugins.decoding.roles import Drafter, Verifier
+from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel, Model
 
 THREADS = torch.get_num_threads()  # torch's choice, before anything here changes it
 
 
-class Roles(NamedTuple):
-    drafter: Drafter
-    verifier: Verifier
-
-
 def assemble(
     verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
     threads: int | None = None,
-) -> Roles:  # fmt: skip
-    """The verifier and its drafter (``none`` without weights).
+) -> tuple[Drafter, ModelVerifier]:  # fmt: skip
+    """The drafter (``none`` without weights) and the verifier.
 
     The kernels compute on CPUs in ``cpu.DTYPES``, everything else PyTorch. Data type ``auto`` is the fastest: int8 on the
     kernels, float16 on a GPU, else float32. Raises ValueError if nothing computes in that data type.
     """
     loaded, drafting = load(verifier, drafter, device, dtype, threads)
     code = drafters.find(drafter.code if drafter else "none")
-    return Roles(code.build(drafter, drafting, loaded), ModelVerifier(loaded))
+    return code.build(drafter, drafting, loaded), ModelVerifier(loaded)
 
 
 def load(

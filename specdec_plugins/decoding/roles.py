@@ -5,7 +5,7 @@ where a role has no need of it.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -91,3 +91,12 @@ class Admission(Protocol):
     def admits(self, prefix: Prefix, waiting: Sequence[Request]) -> int:
         """How many of the first waiting requests join now."""
         ...
+
+
+class Roles(NamedTuple):
+    """The cast of a session."""
+
+    drafter: Drafter
+    verifier: Verifier
+    acceptance: Acceptance
+    controller: Controller
