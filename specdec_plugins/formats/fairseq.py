@@ -40,6 +40,7 @@ POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target
 PUBLISHED_BLOCK_SIZE = 25
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "swish"}
 DRAFTERS = ("block", "block_causal")  # architectures that are drafters; the engine's drafters have the same names
+SHIM = "drafter"  # the architecture of drafters whose code is a file of its own: `models.drafter`
 ARCHITECTURES = ("transformer", "bart", "mbart", *DRAFTERS)  # by the first part of --arch
 SIDES = ("encoder", "decoder")
 
@@ -102,6 +103,8 @@ def read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
     ``name`` is what errors call it. Raises CheckpointError with everything that the engine does not support.
     """
     args = flat(model_args(checkpoint))
+    if architecture(args) == SHIM:
+        return shimmed(checkpoint, args, name)
     faults = list(setting_faults(args))
     if faults:
         raise CheckpointError(f"{name}: the engine does not support " + "; ".join(faults))
@@ -129,6 +132,16 @@ def read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
     if faults:
         raise CheckpointError(f"{name}: {'; '.join(faults)}")
     return Model(spec, tensors)
+
+
+def shimmed(checkpoint: Checkpoint, args: Mapping[str, Any], name: str) -> DrafterModel:
+    """The drafter of a checkpoint of ``--arch drafter``: its code's name, options and tensors. Raises CheckpointError."""
+    if not isinstance(args.get("drafter"), str) or not isinstance(args.get("drafter_options"), dict):
+        raise CheckpointError(f"{name}: it does not say which drafter it is")
+    weights, prefix = checkpoint["model"], "network."
+    tensors = {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
+    size = int(args.get("drafter_block_size") or 1)
+    return DrafterModel(args["drafter"], tensors, None, args["drafter_options"], size, verifier_mark(weights))
 
 
 def flat(settings: argparse.Namespace) -> dict[str, Any]:
