@@ -245,6 +245,15 @@ def test_a_drafter_says_what_it_is():
         load_pair(replace(published, code="block_causal", options={"successor_width": 4}), None)
 
 
+@pytest.mark.parametrize(
+    "change", [{"encoder_embed_dim": "wide"}, {"encoder_layers": [2]}, {"activation_fn": [1]}, {"encoder": [3]}]
+)
+def test_settings_of_another_type_are_no_traceback(change):
+    model, args = make_verifier(words=WORDS)
+    with pytest.raises(CheckpointError, match=r"^mine\.pt: "):
+        fairseq.read(state_of(model, argparse.Namespace(**{**vars(args), **change, "arch": "transformer"})), "mine.pt")
+
+
 ROUND_TRIPS = {
     "plain": {},
     "pre-norm": {"encoder_normalize_before": True, "decoder_normalize_before": True},
