@@ -181,7 +181,7 @@ def test_settings_of_fairseqs_dataclass():
     config = TransformerConfig.from_namespace(args)
     nested = {**vars(config), "_name": "transformer", "arch": "transformer"}
     for side in ("encoder", "decoder", "quant_noise"):
-        nested[side] = dict(vars(nested[side]))
+        nested[side] = {**vars(nested[side]), "_name": "transformer"}  # as fairseq registers its dataclasses
     for settings in (argparse.Namespace(**nested), argparse.Namespace(**{**vars(config), "arch": "transformer"})):
         cfg = {"args": None, "cfg": {"model": settings}}
         assert fairseq.read({**cfg, "model": model.state_dict()}, "x").spec == fairseq.read(state_of(model, args), "x").spec

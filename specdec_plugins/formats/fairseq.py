@@ -147,7 +147,7 @@ def flat(settings: argparse.Namespace) -> dict[str, Any]:
     for key, value in vars(settings).items():
         if key in (*SIDES, "quant_noise") and not isinstance(value, bool | int | float | str | None):
             inner = value if isinstance(value, Mapping) or hasattr(value, "items") else vars(value)
-            result.update({f"{key}_{name}": each for name, each in inner.items()})
+            result.update({f"{key}_{name}": each for name, each in inner.items() if not name.startswith("_")})
         else:
             result[key] = value
     return result
