@@ -12,6 +12,7 @@ from conftest import ROOT, run_python
 
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats.spec import fingerprint
 
 TINY = [
     "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",
@@ -138,6 +139,7 @@ def test_a_frozen_encoder_stays_the_verifiers(toy_data, tmp_path):
         kept = {name for name in before if name.startswith("encoder.") or "embed_tokens" in name or "output_projection" in name}
         assert kept <= same and not any(name.startswith("decoder.layers.") for name in same)
     pair = [fairseq.read(state, name) for state, name in ((checkpoint.load(verifier), "verifier"), (mean, "drafter"))]
+    assert pair[1].verifier == fingerprint(pair[0])  # it survived training and averaging
     verifying, drafting = load_pair(*pair)
     assert drafting is not None and drafting.encoder is verifying.encoder
 

@@ -58,7 +58,9 @@ def run(options: argparse.Namespace) -> list[str]:
     pair = model_folder.load_parts(*paths)
     if options.block_size is not None:
         Settings(block_size=options.block_size)  # raises if it cannot be
-        pair = replace(pair, drafter=pair.drafter and replace(pair.drafter, block_size=options.block_size))
+        if not pair.drafter:
+            raise ValueError("--block-size is for a drafter: give --drafter, too")
+        pair = replace(pair, drafter=replace(pair.drafter, block_size=options.block_size))
     if options.draft_vocabulary:
         if not pair.drafter:
             raise ValueError("--draft-vocabulary is for a drafter: give --drafter, too")

@@ -29,6 +29,7 @@ from specdec_plugins.formats.spec import (
     ModelSpec,
     SideSpec,
     Symbols,
+    own_shapes,
     sinusoidal_table,
     tensor_faults,
     tensor_shapes,
@@ -102,6 +103,14 @@ def read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
 
     ``name`` is what errors call it. Raises CheckpointError with everything that the engine does not support.
     """
+    try:
+        return _read(checkpoint, name)
+    except (TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+        # Untrusted settings and weights can be of any type.
+        raise CheckpointError(f"{name}: damaged or foreign settings ({type(error).__name__}: {error})") from None
+
+
+def _read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
     args = flat(model_args(checkpoint))
     if architecture(args) == SHIM:
         return shimmed(checkpoint, args, name)
@@ -121,16 +130,17 @@ def read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
     except ValueError as error:
         raise CheckpointError(f"{name}: {error}") from None
     tensors = canonical(weights, spec)
+    given = tensor_shapes(tensors)
+    # What a drafter has of its own is for its code to check.
+    faults = tensor_faults(spec, given, own_shapes(spec, given) if code else None)
+    if faults:
+        raise CheckpointError(f"{name}: {'; '.join(faults)}")
     if code:
         task = task_settings(checkpoint)
         return DrafterModel(
             code, tensors, spec, drafter_options(code, tensors), int(task.get("block_size") or PUBLISHED_BLOCK_SIZE),
             verifier_mark(weights),
         )  # fmt: skip
-    # A drafter's own weights are for its code to check.
-    faults = tensor_faults(spec, tensor_shapes(tensors))
-    if faults:
-        raise CheckpointError(f"{name}: {'; '.join(faults)}")
     return Model(spec, tensors)
 
 
@@ -150,7 +160,7 @@ def flat(settings: argparse.Namespace) -> dict[str, Any]:
     for key, value in vars(settings).items():
         if key in (*SIDES, "quant_noise") and not isinstance(value, bool | int | float | str | None):
             inner = value if isinstance(value, Mapping) or hasattr(value, "items") else vars(value)
-            result.update({f"{key}_{name}": each for name, each in inner.items()})
+            result.update({f"{key}_{name}": each for name, each in inner.items() if not name.startswith("_")})
         else:
             result[key] = value
     return result

@@ -38,7 +38,7 @@ from specdec_plugins.formats.spec import (
     Model,
     ModelSpec,
     fingerprint,
-    shapes,
+    own_shapes,
     sinusoidal_table,
     tensor_faults,
     tensor_shapes,
@@ -228,9 +228,8 @@ def _load_tensors(
             faults.append(f"aliases: {name} for {original}")
     given |= {name: given[original] for name, original in entry.aliases.items() if original in given}
     if entry.spec is not None and not faults:
-        more: dict[str, tuple[int, ...]] = {}
-        if isinstance(entry, DrafterEntry):  # what it has of its own is for its code to check
-            more = {name: shape for name, shape in given.items() if name not in shapes(entry.spec, 0, 0)}
+        # What a drafter has of its own is for its code to check.
+        more = own_shapes(entry.spec, given) if isinstance(entry, DrafterEntry) else {}
         faults += tensor_faults(entry.spec, given, more)
     if faults:
         raise ValueError(f"{folder}: {role}: {'; '.join(faults)}")
