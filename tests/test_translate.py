@@ -412,15 +412,15 @@ MISUSE = {
     "--beta 0": "--beta 0 is less than 1",
     "--beta 2 --tau -1": "--tau -1.0 is negative or no number",
     "--beta 2 --tau nan": "--tau nan is negative or no number",
-    "--tau 1": "--tau has a use only with --beta over 1",
-    "--strategy ar --beta 2 --block-size 3": "--strategy ar has no use for --block-size; --strategy ar has no use for --beta",
-    "--strategy fairseq --dtype auto": "--strategy fairseq has no --dtype auto",
-    "--beam 5": "--strategy specdec has no use for --beam",
+    "--tau 1": "--tau has a use only with beta over 1",
+    "--strategy ar --beta 2 --block-size 3": "--block-size is not used by strategy ar; --beta is not used by strategy ar",
+    "--strategy fairseq --dtype auto": "--dtype auto is not available with strategy fairseq",
+    "--beam 5": "--beam is not used by strategy specdec",
     "--strategy ar --trace": "--strategy ar drafts nothing that --trace could show",
     "--workers 0": "--workers 0 is less than 1",
     "--workers 2 --device cuda:1": "--device cuda:1 is one GPU: with --workers say --device cuda, for the first ones",
     "--batch-size 0": "--batch-size 0 is less than 1",
-    "--max-len-b 0": "--max-len-a 0.0 and --max-len-b 0 leave no room for an output",
+    "--max-len-b 0": "--max-len-b 0 leaves no room for an output, with 0.0 tokens per source token",
     "--resume": "--resume needs --output",
     "--verifier x --drafter x": "--model stands alone, without --verifier, --drafter",
     "--reference x": "--reference has a use only with --format fairseq",
@@ -534,5 +534,5 @@ def test_the_python_interface(folder, lines):
     stats = translator.stats
     assert stats.sentences == 2 * sum(bool(line.strip()) for line in lines)
     assert stats.committed == stats.accepted + stats.corrections == 2 * sum(len(result.token_scores) for result in results)
-    with pytest.raises(ValueError, match="no strategy 'magic'; available: specdec, ar, drafter, fairseq"):
+    with pytest.raises(ValueError, match="strategy 'magic' is unknown; available: specdec, ar, drafter, fairseq"):
         Translator.from_pretrained(folder, strategy="magic")

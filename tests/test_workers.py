@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec_plugins.commands.workers import LOOKAHEAD, Workers
+from specdec_plugins.workers import LOOKAHEAD, Workers
 
 ROOT = Path(__file__).resolve().parent.parent  # conftest's would bring torch into every process
 
@@ -18,7 +18,7 @@ PROGRAM = """
 import os, sys, time
 sys.path.insert(0, "tests")
 from test_workers import build
-from specdec_plugins.commands.workers import Workers
+from specdec_plugins.workers import Workers
 if __name__ == "__main__":
     with Workers(2, build) as workers:
         print(*(worker.process.pid for worker in workers.workers), flush=True)

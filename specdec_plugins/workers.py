@@ -1,8 +1,8 @@
-"""Processes that work beside one another and answer in order. Knows nothing about what they do.
+"""Processes that work side by side and answer in order. Knows nothing about what they do.
 
-Each holds one end of a pipe, and a thread here the other: so whoever dies, the other side is told. (The standard library's
-``ProcessPoolExecutor`` does not number its processes, leaves them behind when this one is killed, and before Python 3.11.5 can
-wait for ever on one that died.)
+Parent and worker hold the two ends of a pipe, so each notices when the other ends. (The standard library's
+``ProcessPoolExecutor`` does not number its processes, leaves them running when the parent is killed, and before Python 3.11.5 can
+wait for ever for one that died.)
 """
 
 import signal
@@ -31,11 +31,7 @@ class Workers(Generic[Task, Answer]):
         self.workers: list[Worker] = []
         self.threads = ThreadPoolExecutor(count)
         try:
-            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process to answer
-            try:
-                self.workers += (Worker(number, build) for number in range(count))
-            finally:
-                signal.signal(signal.SIGINT, interrupt)
+            self.workers += (Worker(number, build) for number in range(count))
             for worker in self.workers:
                 worker.receive()
         except BaseException:
@@ -69,9 +65,9 @@ class Workers(Generic[Task, Answer]):
         """End the processes, whatever they are doing."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in self.workers:
-            worker.process.terminate()
+            worker.process.terminate()  # all of them, before any is waited for
         for worker in self.workers:
-            worker.process.join()
+            worker.stop()
         self.threads.shutdown()
 
     def __enter__(self) -> "Workers[Task, Answer]":
@@ -82,13 +78,17 @@ class Workers(Generic[Task, Answer]):
 
 
 class Worker:
-    """One process, as seen from here."""
+    """One process with the function that ``build(number)`` makes there. `receive` tells whether it has been made."""
 
     def __init__(self, number: int, build: Callable[[int], Callable]):
         context = get_context("spawn")  # started afresh: a copy of this process would lack its threads, and could not use a GPU
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, number, build), daemon=True)
-        self.process.start()
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process to answer
+        try:
+            self.process.start()
+        finally:
+            signal.signal(signal.SIGINT, interrupt)
         theirs.close()
 
     def ask(self, task: Any) -> Any:
@@ -105,9 +105,15 @@ class Worker:
             raise answer
         return answer
 
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        self.process.terminate()
+        self.process.join()
+        self.connection.close()
+
 
 def serve(connection: Connection, number: int, build: Callable[[int], Callable]) -> None:
-    """What a process does: tells that it has built its function, or why not, and answers until nobody asks."""
+    """What a worker process does: it says that its function is built, or why not, and answers until the parent closes the pipe."""
     try:
         function = build(number)
         connection.send(None)
