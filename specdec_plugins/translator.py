@@ -159,6 +159,10 @@ class Translator:
         requests = [Request(index, list(source), self.limit(len(source))) for index, source in enumerate(sources)]
         return sorted(self._decode(requests, batch_size, max_tokens), key=lambda hypothesis: hypothesis.index)
 
+    def encode(self, sentences: Sequence[str], bpe: bool = False) -> list[list[int]]:
+        """What `translate_tokens` takes: the token numbers of some sentences, eos included. Raises SourceTooLong."""
+        return [self._encode(index, line, bpe, "error").tokens for index, line in enumerate(sentences)]
+
     def stream(self, sentences: Iterable[str], buffer_size: int = 512, **options) -> Iterator[Translation]:
         """Yield the translations in order, reading ``buffer_size`` sentences at a time. Options as for `translate`."""
         if isinstance(sentences, str):

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 LOOKAHEAD = 2  # tasks for each process that are under way, waiting, or answered before their turn
+GRACE = 5.0  # seconds that a single worker has to end by itself
 
 
 class Workers(Generic[Task, Answer]):
@@ -65,9 +66,9 @@ class Workers(Generic[Task, Answer]):
         """End the processes, whatever they are doing."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in self.workers:
-            worker.process.terminate()  # all of them, before any is waited for
+            worker.process.terminate()
         for worker in self.workers:
-            worker.stop()
+            worker.process.join()
         self.threads.shutdown()
 
     def __enter__(self) -> "Workers[Task, Answer]":
@@ -106,14 +107,15 @@ class Worker:
         return answer
 
     def stop(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process: an idle one by itself, one that is busy for longer than `GRACE` by force."""
+        self.connection.close()
+        self.process.join(GRACE)
         self.process.terminate()
         self.process.join()
-        self.connection.close()
 
 
 def serve(connection: Connection, number: int, build: Callable[[int], Callable]) -> None:
-    """What a worker process does: it says that its function is built, or why not, and answers until the parent closes the pipe."""
+    """The worker process: say that the function is built, or why not, and answer until the parent closes the pipe."""
     try:
         function = build(number)
         connection.send(None)

@@ -11,7 +11,6 @@ from reference import greedy
 from test_decoding import EOS, SHAPES, WORDS, Knowing, Tilted, decode, engine_model, load, make_tilt, sentences
 from test_transformer import SYMBOLS, commit, shaken, standing
 
-from specdec_plugins.commands.benchmark import tensor_bytes
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends.cpu import kernels
 from specdec_plugins.decoding.backends.torch import transformer
@@ -21,6 +20,7 @@ from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.roles import load_roles
 from specdec_plugins.decoding.values import Draft, Prefix, Request, Source
 from specdec_plugins.decoding.verifier import TransformerVerifier
+from specdec_plugins.measure.machine import tensor_bytes
 
 pytestmark = pytest.mark.skipif(not kernels.library(), reason="the kernels were not compiled for this machine")
 WIDE = {

@@ -137,7 +137,8 @@ def test_lines_end_at_newlines_only(tmp_path):
     "name, data, message",
     [
         ("a.txt", b"good\nb\xe4d\n", "a.txt, line 2: not UTF-8 (byte 2 of the line)"),
-        ("a.txt", b"good\n" + b"x" * 100_001, "a.txt, line 2: longer than 100,000 bytes"),
+        ("a.txt", b"good\n" + b"x" * 1_000_001, "a.txt, line 2: longer than 1,000,000 bytes"),
+        ("a.txt", b"good\nb\0d\n", "a.txt, line 2: holds a NUL byte, so this is no text"),
         ("a.gz", gzip.compress(b"good\n" * 99, mtime=0)[:-9], "a.gz: "),
         ("a.gz", b"plain text", "a.gz: "),
         ("missing", None, "missing: No such file"),
@@ -321,14 +322,17 @@ def test_bad_codes_are_named(tmp_path, corpus, fake_fairseq, capsys, codes):
         (["--test", "x"], "without --train"),
         (["--train", "x", "--dict", "d"], "--dict needs"),
         (["--mono", "x"], "--mono goes with --codes"),
-        (["--train", "x", "--workers", "0"], "'0' is not a whole number from 1 up"),
         (["--train", "x", "--target-lang", "en"], "are the same"),
     ],
 )
 def test_senseless_options(tmp_path, capsys, options, message):
+    assert run(tmp_path / "out", *options) == 2 and message in only_error(capsys)
+
+
+def test_a_number_that_is_none(tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_:
-        run(tmp_path / "out", *options)
-    assert exit_.value.code == 2 and message in capsys.readouterr().err
+        run(tmp_path / "out", "--train", "x", "--workers", "0")
+    assert exit_.value.code == 2 and "'0' is not a whole number from 1 up" in capsys.readouterr().err
 
 
 def test_needs_neither_torch_nor_fairseq():

@@ -161,12 +161,14 @@ def test_packing_what_is_drafted(folder, parts, tmp_path, source, capfd):
     drafted = {token for translation in found for step in translation.steps for token in step.drafted}
     assert drafted and drafted <= set(allowed)
 
-    def refused(*options):
-        assert pack.main([*options, "--output", str(tmp_path / "none"), "--draft-vocabulary", str(text)]) == 1
+    def refused(*options, status=1):
+        assert pack.main([*options, "--output", str(tmp_path / "none"), "--draft-vocabulary", str(text)]) == status
         assert not (tmp_path / "none").exists()
         return capfd.readouterr().err
 
-    assert "give --drafter, too" in refused(*flat({name: value for name, value in parts.items() if name != "--drafter"}))
+    alone = flat({name: value for name, value in parts.items() if name != "--drafter"})
+    assert "--draft-vocabulary is for a drafter: give --drafter, too" in refused(*alone, status=2)
+    assert refused(*flat(parts), "--block-size", "0", status=2) == "specdec-pack: error: --block-size 0 is less than 1\n"
     text.write_text("A text without any BPE .\n")
     assert refused(*flat(parts)).startswith(f"specdec-pack: error: --draft-vocabulary {text}: ")
     text.write_text("\n")

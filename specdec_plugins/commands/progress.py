@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 LOG_INTERVAL = 10.0  # seconds between two lines of `Steps` in a log
@@ -35,6 +36,10 @@ class Steps:
             left = (now - self.began) * (self.total / done - 1) if done else 0.0
             print(what + (f"; {self.bar.format_interval(left)} left" if left else ""), file=sys.stderr, flush=True)
 
+    def part(self, name: str, before: float, size: float) -> "Part":
+        """A run within this one, of which ``before`` is done before it; its steps are shares of ``size``."""
+        return Part(self, name, before, size)
+
     def warn(self, message: str) -> None:
         """Print a line that stays."""
         self.bar.write(message, file=sys.stderr)
@@ -44,3 +49,19 @@ class Steps:
 
     def __exit__(self, *error) -> None:
         self.bar.close()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the runs that `Steps` consists of."""
+
+    steps: Steps
+    name: str
+    before: float
+    size: float
+
+    def step(self, what: str, done: float) -> None:
+        self.steps.step(f"{self.name}: {what}", self.before + done * self.size)
+
+    def warn(self, message: str) -> None:
+        self.steps.warn(message)

@@ -24,11 +24,13 @@ def run_command(
     run: Callable[[argparse.Namespace], None],
     check: Callable[[argparse.Namespace], Iterable[Fault]] = lambda options: (),
     ending: Callable[[], str] = str,
+    resumption: str = "",
 ) -> int:
     """Parse ``argv``, check the options and run the command. Returns the exit status.
 
     ``check`` returns what is wrong with the options, as (name, message). ``run`` may raise OptionError; ValueError, OSError or
-    ImportError for bad input. ``ending`` says what has been written when a run ends early.
+    ImportError for bad input. ``ending`` says what has been written when a run ends early, and ``resumption`` how to go on after
+    a signal.
     """
     options = parser.parse_args(argv)
     try:
@@ -50,7 +52,7 @@ def run_command(
     except (ValueError, ImportError) as error:
         return _failed(1, parser, f"{error}{ending()}")
     except (KeyboardInterrupt, Terminated) as stop:
-        print(f"\n{parser.prog}: stopped{ending()}", file=sys.stderr)
+        print(f"\n{parser.prog}: stopped{ending()}{resumption}", file=sys.stderr)
         return 130 if isinstance(stop, KeyboardInterrupt) else 143
 
 

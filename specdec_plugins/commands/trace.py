@@ -6,7 +6,7 @@ Knows strings only. In the terminal, or as an HTML page in one file (``templates
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 ACCEPTED, OWN, REFUSED = "\033[32m", "\033[1;34m", "\033[9;31m"  # green, bold blue, red struck through
 RESET = "\033[0m"
@@ -91,7 +91,7 @@ class HtmlTrace:
             loader=FileSystemLoader(Path(__file__).with_name("templates")),
             autoescape=True, finalize=_printable, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         )  # fmt: skip
-        self.parts: Any = environment.get_template("trace.html").module
+        self.parts = cast(Any, environment.get_template("trace.html").module)  # its macros
         self.stream = stream
         self.sentences = self.committed = self.passes = 0
         self.stream.write(self.parts.begin(title))

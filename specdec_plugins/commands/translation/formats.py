@@ -1,6 +1,6 @@
-"""The output formats of ``specdec-translate``: ``format(number, result, reference)`` is a line or more, without the last line end.
+"""The output formats of ``specdec-translate``.
 
-``number`` counts from 0, as fairseq does.
+``format(number, result, reference)`` returns a line or more without the last line end; ``number`` counts from 0, as in fairseq.
 """
 
 import argparse
