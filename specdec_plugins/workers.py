@@ -1,18 +1,20 @@
 """Processes that work side by side and answer in order. Knows nothing about what they do.
 
-Parent and worker hold the two ends of a pipe, so each notices when the other ends. (The standard library's
-``ProcessPoolExecutor`` does not number its processes, leaves them running when the parent is killed, and before Python 3.11.5 can
-wait for ever for one that died.)
+Parent and worker hold the two ends of a pipe, so the parent notices when a worker ends; a worker ends with its parent.
+(The standard library's ``ProcessPoolExecutor`` does not number its processes, leaves them running when the parent is killed, and
+before Python 3.11.5 can wait for ever for one that died.)
 """
 
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Generic, TypeVar
 
 Task = TypeVar("Task")
@@ -116,6 +118,7 @@ class Worker:
 
 def serve(connection: Connection, number: int, build: Callable[[int], Callable]) -> None:
     """The worker process: say that the function is built, or why not, and answer until the parent closes the pipe."""
+    Thread(target=_end_with_parent, daemon=True).start()
     try:
         function = build(number)
         connection.send(None)
@@ -125,3 +128,10 @@ def serve(connection: Connection, number: int, build: Callable[[int], Callable])
         pass
     except (ValueError, OSError) as error:
         connection.send(error)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has, also in the middle of a task."""
+    if parent := parent_process():
+        parent.join()
+        os._exit(1)

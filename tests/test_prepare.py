@@ -124,34 +124,6 @@ def test_bpe_is_undone(tmp_path):
     assert remove_bpe("lo@@ w@@") == "low"
 
 
-def test_lines_end_at_newlines_only(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes("a\u2028b\x0bc\x85d\r\n\r\ne\rf\nlast".encode())
-    assert list(read_lines(path)) == ["a\u2028b\x0bc\x85d", "", "e f", "last"]
-    zipped = tmp_path / "text.gz"
-    zipped.write_bytes(gzip.compress(path.read_bytes()))
-    assert list(read_lines(zipped)) == list(read_lines(path))
-
-
-@pytest.mark.parametrize(
-    "name, data, message",
-    [
-        ("a.txt", b"good\nb\xe4d\n", "a.txt, line 2: not UTF-8 (byte 2 of the line)"),
-        ("a.txt", b"good\n" + b"x" * 1_000_001, "a.txt, line 2: longer than 1,000,000 bytes"),
-        ("a.txt", b"good\nb\0d\n", "a.txt, line 2: holds a NUL byte, so this is no text"),
-        ("a.gz", gzip.compress(b"good\n" * 99, mtime=0)[:-9], "a.gz: "),
-        ("a.gz", b"plain text", "a.gz: "),
-        ("missing", None, "missing: No such file"),
-    ],
-)
-def test_unreadable_text_is_named(tmp_path, name, data, message):
-    if data:
-        (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError) as error:
-        list(read_lines(tmp_path / name))
-    assert message in str(error.value)
-
-
 # ---- preparation
 
 

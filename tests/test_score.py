@@ -386,7 +386,7 @@ def test_the_shell_door_does_what_the_published_script_does(texts, files, tmp_pa
 
 def test_output_that_nobody_takes(texts, tmp_path):
     command = f"{sys.executable} -m specdec_plugins.commands.score {tmp_path}/near --reference {tmp_path}/ref"
-    left = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, cwd=ROOT)
-    assert left.stderr == ""
+    left = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | true"], capture_output=True, text=True, cwd=ROOT)
+    assert left.returncode == 141 and left.stderr == ""
     full = subprocess.run(f"{command} >/dev/full", shell=True, capture_output=True, text=True, cwd=ROOT)
     assert full.returncode == 1 and full.stderr == "specdec-score: error: stdout: No space left on device\n"

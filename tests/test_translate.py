@@ -251,7 +251,7 @@ def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, 
         process.send_signal(signum)
     _, err = process.communicate(timeout=60)
     assert process.returncode == status, err
-    assert err.count("\n") == 2 and "stopped (lines written: " in err and "--resume goes on" in err
+    assert err.count("\n") == 1 and "stopped (lines written: " in err and "--resume goes on" in err
     done = output.read_bytes().count(b"\n")
     assert 0 < done < 12 * 400 and f"{done:,}" in err
     head = many.read_text(encoding="utf-8").splitlines(keepends=True)[: done + 30]
@@ -518,11 +518,20 @@ print([name for name in sys.modules if name.startswith('fairseq')])"""
 
 
 def test_trace_shows_every_draft(folder, source, lines, tmp_path, capfd):
-    _, err = run(capfd, "--model", folder, "--input", source, "--trace", "--quiet", "--max-len-b", 9)
-    assert len(err.splitlines()) > 2 * len(lines)
+    options = ("--model", folder, "--input", source, "--quiet", "--max-len-b", 9, "--format", "json")
+    out, err = run(capfd, *options, "--trace")
+    records = [json.loads(line) for line in out.splitlines()]
+    rows = [row.split() for row in re.findall(r"^ +\d+  (.*)$", err, re.MULTILINE)]
+    assert [sum(not token.startswith("~") for token in row) for row in rows] == [
+        length for record in records for length in record["accepted_lengths"]
+    ]
+    assert any(token.startswith("~") for row in rows for token in row)  # a random drafter is refused
     page = tmp_path / "trace.html"
-    run(capfd, "--model", folder, "--input", source, "--trace", page, "--quiet", "--max-len-b", 9)
-    assert page.read_text(encoding="utf-8").rstrip().endswith("</html>")
+    run(capfd, *options, "--trace", page)
+    content = page.read_text(encoding="utf-8")
+    assert content.rstrip().endswith("</html>") and content.count("<section>") == len(lines)
+    assert content.count("<li>") == len(rows) == sum(record["iterations"] for record in records)
+    assert content.count('<del class="t no" title') == sum(token.startswith("~") for row in rows for token in row)
 
 
 def test_the_python_interface(folder, lines):

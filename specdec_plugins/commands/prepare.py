@@ -428,7 +428,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
     if not (splits or options.mono):
         faults.append(("train", "is missing, and there is nothing to prepare: give --train, --valid or --test"))
     if splits and not options.train and not (options.dict and (options.codes or options.bpe_applied)):
-        faults.append(("train", "is missing: without it, give --dict and either --codes or --bpe-applied"))
+        faults.append(("dict", "is needed without --train, and either --codes or --bpe-applied"))
     if options.dict and not (options.codes or options.bpe_applied):
         faults.append(("dict", "needs the --codes it was made with, or --bpe-applied"))
     return faults

@@ -52,7 +52,8 @@ def run_command(
     except (ValueError, ImportError) as error:
         return _failed(1, parser, f"{error}{ending()}")
     except (KeyboardInterrupt, Terminated) as stop:
-        print(f"\n{parser.prog}: stopped{ending()}{resumption}", file=sys.stderr)
+        below = "\n" * sys.stderr.isatty()  # a terminal's line holds ^C or a progress bar
+        print(f"{below}{parser.prog}: stopped{ending()}{resumption}", file=sys.stderr)
         return 130 if isinstance(stop, KeyboardInterrupt) else 143
 
 
