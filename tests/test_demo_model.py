@@ -55,10 +55,10 @@ def test_real_models_agree(translators):
 @pytest.mark.parametrize("strategy", ["ar", "specdec"])
 def test_outputs_stay_what_they_were(strategy, dtype):
     """Text and tokens of the demo's lines on the kernels, as commit e860a30 gave them."""
-    library = library()
-    if library is None:
+    compiled = library()
+    if compiled is None:
         pytest.skip("the kernels were not compiled for this machine")
-    variant = Path(library._name).name.split(".")[0].removeprefix("_kernels_")
+    variant = Path(compiled._name).name.split(".")[0].removeprefix("_kernels_")
     if variant not in OUTPUTS[dtype]:
         pytest.skip(f"no outputs in {dtype} were recorded for {variant}")
     options = {"strategy": strategy, "dtype": dtype, "threads": 1, "block_size": 6 if strategy == "specdec" else None}
