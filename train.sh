@@ -97,6 +97,14 @@ case $preset in
             verifier="$(linear_decay $verifier_updates) --dropout 0.1 --lr 2e-3 --warmup-updates 400"
         fi
         drafter="$(linear_decay $drafter_updates) --dropout 0.1 --lr 2e-3 --warmup-updates 200" ;;
+    docs.en-fr)
+        src=en tgt=fr corpus=prepare
+        shape="--encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 256 --decoder-embed-dim 256
+            --encoder-ffn-embed-dim 1024 --decoder-ffn-embed-dim 1024 --encoder-attention-heads 4 --decoder-attention-heads 4
+            --encoder-normalize-before --decoder-normalize-before"
+        tokens=2048 device_tokens=2048 verifier_updates=24000 drafter_updates=6000 block=8 save_every=400 keep=5
+        verifier="$(linear_decay $verifier_updates) --dropout 0.1 --lr 2e-3 --warmup-updates 400 --criterion verifier_loss"
+        drafter="$(linear_decay $drafter_updates) --dropout 0.1 --lr 2e-3 --warmup-updates 200" ;;
     wmt14.en-de|wmt14.de-en)
         corpus=wmt14.en-de src=${preset:6:2} tgt=${preset:9:2}
         shape="--activation-fn gelu --encoder-learned-pos --decoder-learned-pos"
