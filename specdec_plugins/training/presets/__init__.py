@@ -37,10 +37,9 @@ def names() -> list[str]:
 def read(name: str) -> dict[str, Any]:
     """Return a preset, with its languages. Raises ValueError for an unknown name."""
     pattern = PATTERN.fullmatch(name)
-    path = HERE / ("small.json" if pattern else f"{name}.json")
-    if name not in names() and not pattern:
+    if not pattern and (name not in names() or "SRC-TGT" in name):
         raise ValueError(f"no preset named '{name}'. Available: {', '.join(names())}")
-    preset = json.loads(path.read_text(encoding="utf-8"))
+    preset = json.loads((HERE / f"{'small' if pattern else name}.json").read_text(encoding="utf-8"))
     return {**preset, "languages": pattern.groups()} if pattern else preset
 
 
