@@ -31,7 +31,7 @@ def test_every_preset_has_every_recipe(name, recipe):
     assert drafter["--arch"] == {"block_causal": "block_causal", "published": "block"}[recipe]
     assert init.get("--arch", "block") == drafter["--arch"]
     for shared in ("--decoder-layers", "--successor-width", "--freeze-encoder", "--src-embedding-copy"):
-        assert recipe == "published" and shared == "--decoder-layers" or init.get(shared) == drafter.get(shared), shared
+        assert (recipe == "published" and shared == "--decoder-layers") or init.get(shared) == drafter.get(shared), shared
     assert settings["drafter_updates"] >= settings["save_every"] > 0 and settings["tokens"] >= settings["device_tokens"]
     assert presets.settings(name)["recipe"] == "block_causal"
     usage = (ROOT / "train.sh").read_text()
@@ -84,7 +84,8 @@ def test_the_command_prints_assignments_or_one_line_of_error(capsys):
 
 
 def test_files_have_no_unknown_keys():
-    known = {"about", "languages", "corpus", "prepare", "model", "tokens", "device_tokens", "save_every", "keep", "verifier", "drafter"}
+    known = {"about", "languages", "corpus", "prepare", "model", "verifier", "drafter"}
+    known |= {"tokens", "device_tokens", "save_every", "keep"}
     training = {"updates", "schedule", "options"}
     for path in presets.HERE.glob("*.json"):
         preset = json.loads(path.read_text())

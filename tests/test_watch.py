@@ -52,7 +52,8 @@ def test_nothing_is_left_at_the_end():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (40.4, "40 s"), (60, "1 min"), (3599, "1 h 0 min"), (4440, "1 h 14 min"), (3.6e6, "1,000 h 0 min")]
+    ("seconds", "text"),
+    [(0, "0 s"), (40.4, "40 s"), (60, "1 min"), (3599, "1 h 0 min"), (4440, "1 h 14 min"), (3.6e6, "1,000 h 0 min")],
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text

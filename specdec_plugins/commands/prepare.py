@@ -224,8 +224,7 @@ class Preparation:
         if options.tokenizer != "moses":  # which older data sets were made with, before they said so
             how.append(options.tokenizer)
         text_keys = {
-            split: digest(*how, [self.hashes[str(path)] for path in chain(*parts)])
-            for split, parts in self.inputs.items()
+            split: digest(*how, [self.hashes[str(path)] for path in chain(*parts)]) for split, parts in self.inputs.items()
         }
         if not options.bpe_applied:
             for split, key in text_keys.items():

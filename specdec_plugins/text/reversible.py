@@ -42,7 +42,7 @@ class Reversible:
 
 def _tokens(part: str) -> list[str]:
     """The tokens of a part without white space, with joiners between them."""
-    found = list(_TOKEN.finditer(_FOREIGN.sub(_code_point, part)))
+    found = list(_TOKEN.finditer(_FOREIGN.sub(lambda match: code_point(match[0]), part)))
     tokens = [match[0] for match in found]
     for index in range(1, len(tokens)):
         if found[index]["word"]:  # two words are never neighbours
@@ -52,8 +52,9 @@ def _tokens(part: str) -> list[str]:
     return tokens
 
 
-def _code_point(match: re.Match[str]) -> str:
-    return f"{ESCAPE}{ord(match[0]):x}{ESCAPE}"
+def code_point(character: str) -> str:
+    """A character as its code point, which ``detokenize`` turns into the character again."""
+    return f"{ESCAPE}{ord(character):x}{ESCAPE}"
 
 
 def _character(match: re.Match[str]) -> str:

@@ -44,7 +44,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def settings(name: str, recipe: str | None = None, updates: int | None = None) -> dict[str, str | int | list[str]]:
-    """Return the variables of ``train.sh``: strings, numbers, and lists for options; ``updates`` replaces those of both trainings.
+    """Return the variables of ``train.sh``: strings, numbers, lists for options; ``updates`` is for both trainings.
 
     Raises ValueError for an unknown preset or recipe.
     """
