@@ -22,6 +22,7 @@ from specdec_plugins.commands import prepare
 from specdec_plugins.text.bpe import Bpe, remove_bpe
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.moses import Moses
+from specdec_plugins.text.restyle import restyle
 from specdec_plugins.text.reversible import Reversible
 from specdec_plugins.text.tokenizers import load_tokenizer
 
@@ -325,6 +326,7 @@ def test_bad_codes_are_named(tmp_path, corpus, fake_fairseq, capsys, codes):
         (["--test", "x"], "without --train"),
         (["--train", "x", "--dict", "d"], "--dict needs"),
         (["--mono", "x"], "--mono goes with --codes"),
+        (["--train", "x", "--restyle", "0.6"], "'0.6' is not a number from 0 to 0.5"),
         (["--train", "x", "--workers", "0"], "'0' is not a whole number from 1 up"),
         (["--train", "x", "--target-lang", "en"], "are the same"),
     ],
@@ -688,6 +690,35 @@ def test_random_characters_come_back():
     for _ in range(3000):
         line = " ".join("".join(generator.choices(alphabet, k=12)).split())
         assert Reversible().detokenize(remove_bpe(Reversible().tokenize(line))) == line
+
+
+def test_backticks_and_apostrophes_come_to_both_sides_alike():
+    pair = (
+        "See foo_bar(), the_x and it's --long in a.b, not x.",
+        "Voir foo_bar(), l'option --long de a.b, foo et non the_x the_x.",
+    )
+    seen = {restyle(f"{pair[0]}{index}", pair[1], 0.25) for index in range(60)}
+    plain, code, typographic = (f"{pair[0]}0", pair[1]), [], []
+    for source, target in seen:
+        stripped = source.replace("`", "").replace("’", "'"), target.replace("`", "").replace("’", "'")
+        assert stripped[0].startswith(pair[0]) and stripped[1] == pair[1]
+        code += [(source, target)] * ("`" in target)
+        typographic += [(source, target)] * ("’" in target)
+    assert 5 < len(code) < 25 and 5 < len(typographic) < 25 and not set(code) & set(typographic)
+    assert code[0][1] == "Voir `foo_bar()`, l'option `--long` de `a.b`, foo et non the_x the_x."
+    assert code[0][0].startswith("See `foo_bar()`, the_x and it's `--long` in `a.b`, not x.")
+    assert typographic[0][1] == pair[1].replace("'", "’")
+    assert restyle(*plain, 0) == plain
+
+
+def test_only_training_text_is_restyled(tmp_path, fake_fairseq):
+    text = sentences(tmp_path / "text", ["the dog's foo_bar"] * 3, ["l'option foo_bar"] * 3)
+    command = ["--train", text, "--valid", text, "--tokenizer", "reversible", "--restyle", "0.5"]
+    assert run(tmp_path / "out", *command, operations=5) == 0
+    for lang, marks in (("en", "`’"), ("de", "`’")):
+        assert any(mark in (tmp_path / f"out/tok/train.{lang}").read_text() for mark in marks)
+        assert not any(mark in (tmp_path / f"out/tok/valid.{lang}").read_text() for mark in marks)
+        assert not any(mark in (tmp_path / f"out/raw/train.{lang}").read_text() for mark in marks)
 
 
 def test_a_data_set_records_its_tokeniser(tmp_path, corpus, fake_fairseq, capsys):

@@ -38,6 +38,7 @@ from typing import Any
 
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.restyle import restyle
 from specdec_plugins.text.tokenizers import TOKENIZERS, load_tokenizer
 
 CLEANED = ("train", "mono")  # splits that lose pairs unfit for training
@@ -113,12 +114,14 @@ def progress(items: Iterable, name: str, total: int | None = None) -> Iterable:
 
 
 class PairTokenizer:
-    """Tokenise sentence pairs; a callable that worker processes can be given."""
+    """Tokenise sentence pairs, a share of them restyled; a callable that worker processes can be given."""
 
-    def __init__(self, name: str, langs: Pair):
-        self.tokenizers = [load_tokenizer(name, lang) for lang in langs]
+    def __init__(self, name: str, langs: Pair, restyled: float):
+        self.tokenizers, self.restyled = [load_tokenizer(name, lang) for lang in langs], restyled
 
     def __call__(self, pair: Pair) -> Pair:
+        if self.restyled:
+            pair = restyle(*pair, self.restyled)
         return tuple(tokenizer.tokenize(line) for tokenizer, line in zip(self.tokenizers, pair))
 
 
@@ -221,8 +224,8 @@ class Preparation:
         """Take every step, each with a key that covers the steps before it."""
         options = self.options
         how: list[Any] = [self.langs, options.tokenized, options.bpe_applied]
-        if options.tokenizer != "moses":  # which older data sets were made with, before they said so
-            how.append(options.tokenizer)
+        if (options.tokenizer, options.restyle) != ("moses", 0):  # as older data sets were made, before they said so
+            how += [options.tokenizer, options.restyle]
         text_keys = {
             split: digest(*how, [self.hashes[str(path)] for path in chain(*parts)]) for split, parts in self.inputs.items()
         }
@@ -296,7 +299,9 @@ class Preparation:
             return {"pairs": write_pairs(tok, map(squeeze, self.read(split)))}
         raw = [folder / file for file in self.files("raw", split)]
         write_pairs(raw, self.read(split))
-        pairs = map_pairs(PairTokenizer(self.options.tokenizer, self.langs), self.read(split), self.options.workers)
+        restyled = self.options.restyle if split == "train" else 0
+        tokenize = PairTokenizer(self.options.tokenizer, self.langs, restyled)
+        pairs = map_pairs(tokenize, self.read(split), self.options.workers)
         return {"pairs": write_pairs(tok, pairs)}
 
     def make_codes(self, folder: Path) -> Counts:
@@ -411,6 +416,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     bpe.add_argument("--bpe-applied", action="store_true", help="the text is subwords already: only clean and binarise it")
     add("--tokenizer", choices=TOKENIZERS, default="moses",
         help="moses, or reversible for text with code in it (default %(default)s)")  # fmt: skip
+    add("--restyle", type=share, default=0, metavar="X",
+        help="give this share of the training pairs backticks around code, and as many typographic apostrophes (default 0)")  # fmt: skip
     add("--tokenized", action="store_true", help="the text is tokenised already")
     add("--dict", type=Path, metavar="FILE", help="use this fairseq dictionary, as well as its --codes")
     add("--dict-size", type=whole, metavar="N", help="keep only the N most frequent subwords")
@@ -449,6 +456,17 @@ def whole(value: str, least: int = 1) -> int:
     if not value.isdecimal() or int(value) < least:
         raise argparse.ArgumentTypeError(f"{value!r} is not a whole number from {least} up")
     return int(value)
+
+
+def share(value: str) -> float:
+    """Parse a share of which two fit into a whole."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 0.5:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 0 to 0.5")
+    return number
 
 
 def run(options: argparse.Namespace) -> None:
