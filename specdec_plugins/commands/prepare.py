@@ -417,7 +417,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--tokenizer", choices=TOKENIZERS, default="moses",
         help="moses, or reversible for text with code in it (default %(default)s)")  # fmt: skip
     add("--restyle", type=share, default=0, metavar="X",
-        help="put backticks around code in this share of training pairs, typographic apostrophes in as many (default 0)")  # fmt: skip
+        help="put backticks around code in this share of training pairs, curly apostrophes in as many (default 0)")  # fmt: skip
     add("--tokenized", action="store_true", help="the text is tokenised already")
     add("--dict", type=Path, metavar="FILE", help="use this fairseq dictionary, as well as its --codes")
     add("--dict-size", type=whole, metavar="N", help="keep only the N most frequent subwords")
