@@ -37,7 +37,11 @@ setup(
     python_requires=">=3.10",
     ext_modules=KERNELS,
     packages=find_packages(include=["specdec_plugins", "specdec_plugins.*"]),
-    package_data={"specdec_plugins.commands": ["templates/*"], "specdec_plugins.measure": ["templates/*"]},
+    package_data={
+        "specdec_plugins.commands": ["templates/*"],
+        "specdec_plugins.measure": ["templates/*"],
+        "specdec_plugins.training.presets": ["*.json", "recipes/*.json"],
+    },
     install_requires=[
         # fairseq's own release does not import on Python 3.11 and later; fairseq-fixed is the same code that does.
         'fairseq-fixed>=0.12.3.1; python_version >= "3.11"',

@@ -4,7 +4,7 @@
 (``train``, ``valid``, ``test``, ``test1``, ...) and language:
 
     raw/      the text as it came, plain, one sentence a line
-    tok/      the same, normalised and tokenised
+    tok/      the same, tokenised (by Moses, which normalises it, too)
     codes     the BPE codes, joint for both languages
     bpe/      the subwords; sentence pairs that make poor training data are left out of ``train`` here
     bin/      what fairseq loads, for either direction, with one dictionary for both languages
@@ -41,7 +41,8 @@ from specdec_plugins.commands.runner import run_command
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.lines import read_lines
-from specdec_plugins.text.moses import Moses
+from specdec_plugins.text.restyle import restyle
+from specdec_plugins.text.tokenizers import TOKENIZERS, load_tokenizer
 
 CLEANED = ("train", "mono")  # splits that lose pairs unfit for training
 CHUNK = 500  # sentence pairs handed to a worker process at once
@@ -114,13 +115,15 @@ def progress(items: Iterable, name: str, total: int | None = None) -> Iterable:
 
 
 class PairTokenizer:
-    """Tokenise sentence pairs; a callable that worker processes can be given."""
+    """Tokenise sentence pairs, a share of them restyled; a callable that worker processes can be given."""
 
-    def __init__(self, langs: Pair):
-        self.moses = [Moses(lang) for lang in langs]
+    def __init__(self, name: str, langs: Pair, restyled: float):
+        self.tokenizers, self.restyled = [load_tokenizer(name, lang) for lang in langs], restyled
 
     def __call__(self, pair: Pair) -> Pair:
-        return tuple(moses.tokenize(line) for moses, line in zip(self.moses, pair))
+        if self.restyled:
+            pair = restyle(*pair, self.restyled)
+        return tuple(tokenizer.tokenize(line) for tokenizer, line in zip(self.tokenizers, pair))
 
 
 class PairBpe:
@@ -221,9 +224,11 @@ class Preparation:
     def take_steps(self) -> None:
         """Take every step, each with a key that covers the steps before it."""
         options = self.options
+        how: list[Any] = [self.langs, options.tokenized, options.bpe_applied]
+        if (options.tokenizer, options.restyle) != ("moses", 0):  # as older data sets were made, before they said so
+            how += [options.tokenizer, options.restyle]
         text_keys = {
-            split: digest(self.langs, options.tokenized, options.bpe_applied, [self.hashes[str(path)] for path in chain(*parts)])
-            for split, parts in self.inputs.items()
+            split: digest(*how, [self.hashes[str(path)] for path in chain(*parts)]) for split, parts in self.inputs.items()
         }
         if not options.bpe_applied:
             for split, key in text_keys.items():
@@ -295,7 +300,9 @@ class Preparation:
             return {"pairs": write_pairs(tok, map(squeeze, self.read(split)))}
         raw = [folder / file for file in self.files("raw", split)]
         write_pairs(raw, self.read(split))
-        pairs = map_pairs(PairTokenizer(self.langs), self.read(split), self.options.workers)
+        restyled = self.options.restyle if split == "train" else 0
+        tokenize = PairTokenizer(self.options.tokenizer, self.langs, restyled)
+        pairs = map_pairs(tokenize, self.read(split), self.options.workers)
         return {"pairs": write_pairs(tok, pairs)}
 
     def make_codes(self, folder: Path) -> Counts:
@@ -354,6 +361,7 @@ class Preparation:
         options = {name: value for name, value in vars(self.options).items() if name not in ("output", "workers")}
         return {
             "languages": list(self.langs),
+            "tokenizer": self.options.tokenizer,
             "lines": self.lines,
             "counts": self.counts,
             "options": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
@@ -406,6 +414,10 @@ def parser() -> argparse.ArgumentParser:
     bpe.add_argument("--bpe-operations", type=whole, default=32000, metavar="N", help="learn this many (default %(default)s)")
     bpe.add_argument("--codes", type=Path, metavar="FILE", help="use these BPE codes instead of learning them")
     bpe.add_argument("--bpe-applied", action="store_true", help="the text is subwords already: only clean and binarise it")
+    add("--tokenizer", choices=TOKENIZERS, default="moses",
+        help="moses, or reversible for text with code in it (default %(default)s)")  # fmt: skip
+    add("--restyle", type=share, default=0, metavar="X",
+        help="put backticks around code in this share of training pairs, curly apostrophes in as many (default 0)")  # fmt: skip
     add("--tokenized", action="store_true", help="the text is tokenised already")
     add("--dict", type=Path, metavar="FILE", help="use this fairseq dictionary, as well as its --codes")
     add("--dict-size", type=whole, metavar="N", help="keep only the N most frequent subwords")
@@ -444,6 +456,17 @@ def whole(value: str, least: int = 1) -> int:
     if not value.isdecimal() or int(value) < least:
         raise argparse.ArgumentTypeError(f"{value!r} is not a whole number from {least} up")
     return int(value)
+
+
+def share(value: str) -> float:
+    """Parse a share of which two fit into a whole."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 0.5:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 0 to 0.5")
+    return number
 
 
 def run(options: argparse.Namespace) -> None:
