@@ -122,7 +122,8 @@ class PairTokenizer:
 
     def __call__(self, pair: Pair) -> Pair:
         if self.restyled:
-            pair = restyle(*pair, self.restyled)
+            source, target = pair
+            pair = restyle(source, target, self.restyled)
         return tuple(tokenizer.tokenize(line) for tokenizer, line in zip(self.tokenizers, pair))
 
 
