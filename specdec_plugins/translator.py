@@ -32,7 +32,7 @@ from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.bpe import remove_bpe as join_subwords
-from specdec_plugins.text.moses import Moses
+from specdec_plugins.text.tokenizers import Tokenizer, load_tokenizer
 
 USUAL_BLOCK_SIZE = 8  # of a drafter that no model folder speaks of
 
@@ -106,8 +106,10 @@ class Translator:
             self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
         else:
             self.roles = self._assign(pair.verifier, drafting, device, drafter)
-        self._codes = Bpe(pair.codes) if pair.codes else None
-        self._moses: tuple[Moses, Moses] | None = None
+        # With the reversible tokeniser every token can be written in the model's symbols.
+        symbols = pair.source.symbols if pair.tokenizer != "moses" else None
+        self._codes = Bpe(pair.codes, symbols) if pair.codes else None
+        self._tokenizers: tuple[Tokenizer, Tokenizer] | None = None
 
     @classmethod
     def from_pretrained(cls, folder: str, drafter: Drafter | None = None, **settings) -> "Translator":
@@ -216,10 +218,12 @@ class Translator:
             raise ValueError(f"{self.pair.name} has no BPE codes, so its input must be tokens in BPE already (bpe)")
         return self._codes.apply(self._languages()[0].tokenize(line)) if line else ""
 
-    def _languages(self) -> tuple[Moses, Moses]:
-        if self._moses is None:
-            self._moses = Moses(self.pair.source_lang), Moses(self.pair.target_lang)
-        return self._moses
+    def _languages(self) -> tuple[Tokenizer, Tokenizer]:
+        """The tokenisers of both languages, loaded when they are used."""
+        if self._tokenizers is None:
+            name, pair = self.pair.tokenizer, self.pair
+            self._tokenizers = load_tokenizer(name, pair.source_lang), load_tokenizer(name, pair.target_lang)
+        return self._tokenizers
 
     def _decode(self, requests: Sequence[Request], batch_size: int | None, max_tokens: int | None) -> Iterator[Hypothesis]:
         options = self.settings
