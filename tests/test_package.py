@@ -4,6 +4,8 @@ import pytest
 from conftest import run_python
 
 FAIRSEQ_FREE = [
+    "formats.spec",
+    "formats.checkpoint",
     "formats.fairseq",
     "training.masking",
     "text.moses",
