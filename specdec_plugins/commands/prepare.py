@@ -121,7 +121,7 @@ class PairTokenizer:
 
     def __call__(self, pair: Pair) -> Pair:
         if self.restyled:
-            pair = restyle(*pair, self.restyled)
+            pair = restyle(pair[0], pair[1], self.restyled)
         return tuple(tokenizer.tokenize(line) for tokenizer, line in zip(self.tokenizers, pair))
 
 

@@ -34,18 +34,19 @@ class Bpe:
         if len(self.bpe.cache) > self.CACHED:  # it never forgets by itself, and a large file has no end of words
             self.bpe.cache.clear()
         subwords = self.bpe.segment(line)
-        return subwords if self.symbols is None else " ".join(self._spelled(subwords))
+        return subwords if self.symbols is None else " ".join(spelled(subwords, self.symbols))
 
-    def _spelled(self, subwords: str) -> Iterator[str]:
-        """The subwords, with the unknown ones, each a character, as the characters of their code points."""
-        for subword in subwords.split():
-            if subword in self.symbols:
-                yield subword
-                continue
-            end = CONTINUED if subword.endswith(CONTINUED) and len(subword) > len(CONTINUED) else ""
-            *first, last = code_point(subword.removesuffix(end) if end else subword)
-            yield from (character + CONTINUED for character in first)
-            yield last + end
+
+def spelled(subwords: str, symbols: Collection[str]) -> Iterator[str]:
+    """Yield subwords, in place of each one that is no symbol, which is a character, the characters of its code point."""
+    for subword in subwords.split():
+        if subword in symbols:
+            yield subword
+            continue
+        character, end = subword[0], subword[1:]
+        spelling = code_point(character)
+        yield from (mark + CONTINUED for mark in spelling[:-1])
+        yield spelling[-1] + end
 
 
 def remove_bpe(line: str) -> str:
