@@ -37,14 +37,22 @@ setup(
     python_requires=">=3.10",
     ext_modules=KERNELS,
     packages=find_packages(include=["specdec_plugins", "specdec_plugins.*"]),
+    package_data={
+        "specdec_plugins.commands": ["templates/*"],
+        "specdec_plugins.measure": ["templates/*"],
+        "specdec_plugins.training.presets": ["*.json", "recipes/*.json"],
+    },
     install_requires=[
         # fairseq's own release does not import on Python 3.11 and later; fairseq-fixed is the same code that does.
         'fairseq-fixed>=0.12.3.1; python_version >= "3.11"',
         'fairseq>=0.12.2; python_version < "3.11"',
+        "jinja2>=3.0",
+        "numpy>=1.22",
         "sacrebleu>=2.3",
         "sacremoses>=0.1",
         "safetensors>=0.4",
         "subword-nmt>=0.3.8",
+        "tabulate>=0.10",
         "torch>=2.6",
         "tqdm>=4.60",
     ],

@@ -6,10 +6,11 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 usage() {
     cat <<'TEXT'
 usage: ./train.sh PRESET [STAGE ...] [--local DIR] [--output DIR] [--device cpu|cuda] [--precision P]
-                  [--beam N] [--mono FILE] [--updates N] [--seed N] [-- OPTION ...]
+                  [--recipe R] [--beam N] [--mono FILE] [--updates N] [--seed N] [-- OPTION ...]
 
-presets: toy (CPU, minutes), multi30k, wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en, and for a corpus of your own
-         small.SRC-TGT, as large as multi30k: train, valid and test .SRC and .TGT (.gz allowed) in the folder of --local
+presets (specdec_plugins/training/presets): toy (CPU, minutes), multi30k, wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en;
+         docs.en-fr, and for a corpus of your own small.SRC-TGT, as large as multi30k: train, valid and test .SRC and .TGT
+         (.gz allowed) in the folder of --local
 stages, in this order (all of them by default); each skips what is done and resumes what was cut off:
   data      fetch and prepare the corpus
   verifier  train the autoregressive model
@@ -23,6 +24,7 @@ stages, in this order (all of them by default); each skips what is done and resu
   --output DIR     where everything goes (default: runs/PRESET)
   --device D       cpu or cuda (default: cuda if there is one)
   --precision P    float32, bf16 (bfloat16 matrix products) or fp16 (cuda only); default: the fastest of the device
+  --recipe R       how the drafter is built and trained: block_causal (default), or published (Xia et al. 2023)
   --beam N         beam size of distill (default: 1, greedy: that is what will be verified)
   --mono FILE      more source text (raw, a sentence a line, .gz allowed) to distil
   --updates N      train both models for N updates instead of the preset's
@@ -35,15 +37,15 @@ die() { echo "train.sh: $*" >&2; exit 1; }
 say() { echo "== $*"; }
 
 # ---- arguments
-preset= stages=() local_dir= out= device= precision= beam=1 mono= updates= seed=1 fairseq_options=()
+preset= stages=() local_dir= out= device= precision= recipe= beam=1 mono= updates= seed=1 fairseq_options=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h|--help) usage; exit 0 ;;
-        --local|--output|--device|--precision|--beam|--mono|--updates|--seed)
+        --local|--output|--device|--precision|--recipe|--beam|--mono|--updates|--seed)
             [ $# -ge 2 ] || die "$1 needs a value"
             case $1 in
                 --local) local_dir=$2 ;; --output) out=$2 ;; --device) device=$2 ;; --precision) precision=$2 ;;
-                --beam) beam=$2 ;; --mono) mono=$2 ;; --updates) updates=$2 ;; --seed) seed=$2 ;;
+                --recipe) recipe=$2 ;; --beam) beam=$2 ;; --mono) mono=$2 ;; --updates) updates=$2 ;; --seed) seed=$2 ;;
             esac
             shift 2 ;;
         --) shift; fairseq_options=("$@"); break ;;
@@ -65,62 +67,29 @@ done
 [ -z "$mono" ] || [ -f "$mono" ] || die "--mono $mono: no such file"
 out=$(realpath -m "${out:-$root/runs/$preset}")
 
-# ---- presets: corpus, languages, shape, and for both models tokens an update, tokens a batch on a device, updates
-inverse_sqrt="--lr-scheduler inverse_sqrt --warmup-init-lr 1e-7"
-linear_decay() { echo "--lr-scheduler polynomial_decay --total-num-update ${updates:-$1}"; }
-# The drafter as published (Xia et al. 2023): a whole second model, trained with glancing. --init-decoder starts its decoder from
-# the verifier's, too, which is the better start for a short training: benchmarks/README.md.
-init_options=(--src-embedding-copy --apply-bert-init)
-recipe="--arch block --criterion glat_loss --src-embedding-copy --apply-bert-init --start-p 0.5 --minus-p 0.2 --label-smoothing 0.1"
-case $preset in
-    toy)
-        src=xa tgt=xb corpus=toy
-        shape="--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 64 --decoder-embed-dim 64
-            --encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256 --encoder-attention-heads 4 --decoder-attention-heads 4"
-        verifier="$inverse_sqrt --dropout 0.1 --lr 5e-3 --warmup-updates 200"
-        drafter="$inverse_sqrt --dropout 0.1 --lr 5e-3 --warmup-updates 200"
-        init_options+=(--init-decoder)
-        tokens=2048 device_tokens=2048 verifier_updates=800 drafter_updates=800 block=8 save_every=100 keep=3 ;;
-    multi30k|small.??-??)
-        src=en tgt=de corpus=multi30k
-        shape="--encoder-layers 4 --decoder-layers 4 --encoder-embed-dim 256 --decoder-embed-dim 256
-            --encoder-ffn-embed-dim 1024 --decoder-ffn-embed-dim 1024 --encoder-attention-heads 4 --decoder-attention-heads 4"
-        verifier="$inverse_sqrt --dropout 0.3 --lr 2e-3 --warmup-updates 1000"
-        # One encoder for both models, held once and run once; a shallow decoder that keeps what it has read; guesses tied to each other.
-        init_options=(--arch block_causal --freeze-encoder --decoder-layers 2 --successor-width 128 --init-decoder)
-        recipe="--arch block_causal --criterion block_loss --freeze-encoder --decoder-layers 2 --successor-width 128 --blocks 4
-            --position-decay 0.85 --max-tokens 2048"
-        tokens=4096 device_tokens=4096 verifier_updates=2000 drafter_updates=3200 block=8 save_every=100 keep=5
-        if [ $preset != multi30k ]; then
-            src=${preset:6:2} tgt=${preset:9:2} corpus=prepare tokens=2048 device_tokens=2048 verifier_updates=8000 save_every=200
-            shape+=" --encoder-normalize-before --decoder-normalize-before"  # with norms after them news was not learned: benchmarks/README.md
-            verifier="$(linear_decay $verifier_updates) --dropout 0.1 --lr 2e-3 --warmup-updates 400"
-        fi
-        drafter="$(linear_decay $drafter_updates) --dropout 0.1 --lr 2e-3 --warmup-updates 200" ;;
-    wmt14.en-de|wmt14.de-en)
-        corpus=wmt14.en-de src=${preset:6:2} tgt=${preset:9:2}
-        shape="--activation-fn gelu --encoder-learned-pos --decoder-learned-pos"
-        verifier="$inverse_sqrt --dropout 0.1 --lr 7e-4 --warmup-updates 4000"
-        drafter="$inverse_sqrt --dropout 0.1 --lr 5e-4 --warmup-updates 10000"
-        tokens=131072 device_tokens=8192 verifier_updates=100000 drafter_updates=300000 block=25 save_every=2000 keep=10 ;;
-    wmt16.en-ro|wmt16.ro-en)
-        corpus=wmt16.en-ro src=${preset:6:2} tgt=${preset:9:2}
-        shape="--activation-fn gelu --encoder-learned-pos --decoder-learned-pos"
-        verifier="$inverse_sqrt --dropout 0.3 --lr 7e-4 --warmup-updates 4000"
-        drafter="$inverse_sqrt --dropout 0.2 --lr 1e-3 --warmup-updates 4000"
-        tokens=65536 device_tokens=8192 verifier_updates=50000 drafter_updates=50000 block=25 save_every=1000 keep=10 ;;
-    *) die "no preset named '$preset'. Available: multi30k, small.SRC-TGT, toy, wmt14.de-en, wmt14.en-de, wmt16.en-ro, wmt16.ro-en" ;;
-esac
-
-verifier_updates=${updates:-$verifier_updates} drafter_updates=${updates:-$drafter_updates}
-[ "$save_every" -le "$drafter_updates" ] || save_every=$drafter_updates
-
 # ---- device and precision
 python=${PYTHON:-$root/.venv/bin/python}
 [ -x "$(command -v "$python")" ] || python=python3
 "$python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("fairseq"))' ||
     die "$python has no fairseq: run 'make install' first"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONWARNINGS=ignore PYTHONUNBUFFERED=1
+
+# ---- preset and recipe, of which a folder has one
+recorded_recipe() {
+    if [ -e "$out/recipe" ]; then
+        cat "$out/recipe"
+    elif [ -e "$out/init.pt" ]; then  # of an earlier version, which did not say
+        "$python" -c 'import sys; from specdec_plugins.formats import fairseq
+print({"block": "published"}.get(arch := fairseq.model_args(fairseq.load(sys.argv[1])).arch, arch))' "$out/init.pt"
+    fi
+}
+recorded=$(recorded_recipe)
+[ -z "$recorded" ] || [ -z "$recipe" ] || [ "$recipe" = "$recorded" ] ||
+    die "--recipe $recipe: $out has a drafter of the recipe $recorded; name another --output"
+recipe=${recipe:-$recorded}
+settings=$("$python" -m specdec_plugins.training.presets "$preset" ${recipe:+--recipe "$recipe"} ${updates:+--updates "$updates"} 2>&1) ||
+    die "$settings"
+eval "$settings"
 gpus=1
 [ "$device" = cpu ] || gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 [ -n "$device" ] || { [ "$gpus" -gt 0 ] && device=cuda || device=cpu; }
@@ -150,8 +119,9 @@ plugin=(--user-dir "$root/specdec_plugins")
 mkdir -p "$logs"
 
 # Run a command with its whole output in a log; show how training goes, and the error in one line if it fails.
-logged() {
-    "$@" 2>&1 | tee -a "$logs/$stage.log" | "$python" -m specdec_plugins.commands.watch "$stage" || die "$stage failed: $(last_error)"
+logged() { # logged TOTAL COMMAND...: TOTAL updates, 0 where none are made
+    local total=$1; shift
+    "$@" 2>&1 | tee -a "$logs/$stage.log" | "$python" -m specdec_plugins.commands.watch "$stage" "$total" || die "$stage failed: $(last_error)"
 }
 last_error() {
     local line; line=$(grep -E '^[A-Za-z_.]*(Error|Exception|Interrupt)|error:' "$logs/$stage.log" | tail -n 1 | cut -c1-500) || true
@@ -170,13 +140,13 @@ train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from ch
     local update_freq=$((tokens / (device_tokens * processes)))
     # With fairseq's default multiple of 8, a last batch of another size is dropped (facebookresearch/fairseq#5036).
     # Checkpoints and validation by updates only: an epoch may be seconds or hours.
-    logged "$python" -m fairseq_cli.train "$binarised" -s $src -t $tgt "${plugin[@]}" "${device_options[@]}" \
+    logged "$updates" "$python" -m fairseq_cli.train "$binarised" -s $src -t $tgt "${plugin[@]}" "${device_options[@]}" \
         --save-dir "$folder" --seed "$seed" --max-update "$updates" \
         --max-tokens $device_tokens --update-freq $((update_freq > 0 ? update_freq : 1)) \
         --log-format json --log-interval 50 --num-workers $workers --required-batch-size-multiple 1 \
         --save-interval-updates $save_every --validate-interval-updates $save_every --keep-interval-updates $keep \
         --no-epoch-checkpoints --save-interval 1000000 --validate-interval 1000000 \
-        --share-all-embeddings --optimizer adam $shape "$@"
+        --share-all-embeddings --optimizer adam "$@"
     touch "$folder/done.$updates"
 }
 
@@ -211,16 +181,17 @@ stage_data() {
         sh "$root/data/$corpus.sh" --output "$data" ${local_dir:+--local "$local_dir"}
         return
     fi
+    if [ -z "$local_dir" ] && [ -e "$bin/dict.$src.txt" ]; then echo "data: done"; return; fi
     [ -n "$local_dir" ] || die "$preset needs --local DIR, the folder with train, valid and test .$src and .$tgt"
     sh "$root/data/prepare.sh" --source-lang $src --target-lang $tgt --train "$local_dir/train" --valid "$local_dir/valid" \
-        --test "$local_dir/test" --bpe-operations 8000 --max-length 100 --output "$data"
+        --test "$local_dir/test" "${prepare_options[@]}" --output "$data"
 }
 
 stage_verifier() {
     need data "$bin/dict.$src.txt"
     train "$out/verifier" "$bin" $verifier_updates --task translation --arch transformer \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --adam-betas '(0.9, 0.98)' \
-        --weight-decay 0.0001 $verifier
+        --weight-decay 0.0001 "${verifier_options[@]}"
     average "$out/verifier" "$out/verifier.pt"
 }
 
@@ -231,7 +202,8 @@ stage_distill() {
         cp "$data/bpe/$split.$src" "$distilled/text/$split.$src"
     done
     if [ -n "$mono" ]; then
-        sh "$root/data/prepare.sh" --mono "$mono" --source-lang $src --target-lang $tgt --codes "$data/codes" --output "$out/mono"
+        sh "$root/data/prepare.sh" --mono "$mono" --source-lang $src --target-lang $tgt --codes "$data/codes" \
+            --tokenizer $tokenizer --output "$out/mono"
         cat "$out/mono/bpe/mono.$src" >>"$distilled/text/train.$src"
     fi
     for split in valid train; do
@@ -242,6 +214,7 @@ stage_distill() {
 }
 
 stage_init() {
+    echo $recipe >"$out/recipe"
     if up_to_date "$out/init.pt" "$out/verifier.pt"; then return; fi
     need verifier "$out/verifier.pt"
     "$python" "$root/encoder_initial.py" --verifier "$out/verifier.pt" --output "$out/init.pt" \
@@ -251,9 +224,9 @@ stage_init() {
 stage_drafter() {
     need distill "$distilled/bin/train.$src-$tgt.$src.idx"; need init "$out/init.pt"
     train "$out/drafter" "$distilled/bin" $drafter_updates --task translation_lev_modified --noise block_mask \
-        --block-size $block --total-up $drafter_updates --finetune-from-model "$out/init.pt" $recipe \
+        --block-size $block --total-up $drafter_updates --finetune-from-model "$out/init.pt" \
         --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 5 \
-        --best-checkpoint-metric accept_len --maximize-best-checkpoint-metric $drafter
+        --best-checkpoint-metric accept_len --maximize-best-checkpoint-metric "${drafter_options[@]}"
 }
 
 stage_average() {
@@ -263,11 +236,12 @@ stage_average() {
 stage_score() {
     need verifier "$out/verifier.pt"; need average "$out/drafter.pt"
     translate "$data/bpe/test.$src" "$out/test.bpe" 1
-    "$python" -c 'import sys; from specdec_plugins.text.bpe import remove_bpe; from specdec_plugins.text.moses import Moses; moses = Moses(sys.argv[1])
-for line in sys.stdin: print(moses.detokenize(remove_bpe(line)))' $tgt <"$out/test.bpe" >"$out/test.$tgt"
+    "$python" -c 'import sys; from specdec_plugins.text.bpe import remove_bpe; from specdec_plugins.text.tokenizers import load_tokenizer
+tokenizer = load_tokenizer(*sys.argv[1:])
+for line in sys.stdin: print(tokenizer.detokenize(remove_bpe(line)))' $tokenizer $tgt <"$out/test.bpe" >"$out/test.$tgt"
     echo "verifier, greedy, test: $("$python" -m sacrebleu "$data/raw/test.$tgt" -i "$out/test.$tgt" -m bleu -w 2 -f text)"
     echo "drafter, valid, against the verifier's greedy output:"
-    logged "$python" -m fairseq_cli.validate "$distilled/bin" "${plugin[@]}" "${device_options[@]}" --path "$out/drafter.pt" \
+    logged 0 "$python" -m fairseq_cli.validate "$distilled/bin" "${plugin[@]}" "${device_options[@]}" --path "$out/drafter.pt" \
         --task translation_lev_modified --block-size $block -s $src -t $tgt --max-tokens $device_tokens \
         --num-workers 0 --log-format json
     sed -nE 's/.*"valid_block_acc": (\[[^]]*\]).*/accuracy by block position: \1/p' "$logs/score.log" | tail -n 1
@@ -275,7 +249,8 @@ for line in sys.stdin: print(moses.detokenize(remove_bpe(line)))' $tgt <"$out/te
     paste -d '\n' <(sed 's/^/  source:      /; 3q' "$data/raw/test.$src") <(sed 's/^/  translation: /; 3q' "$out/test.$tgt")
 }
 
-for stage in "${stages[@]}"; do
-    say "$preset: $stage"
+for index in "${!stages[@]}"; do
+    stage=${stages[index]} following=("${stages[@]:index + 1}")
+    say "$preset: $stage${following[0]:+, then$(printf ' %s,' "${following[@]}" | sed 's/,$//')}"
     "stage_$stage"
 done

@@ -34,13 +34,13 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from specdec_plugins.commands.benchmark import machine  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.binding import library  # noqa: E402
 from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
 from specdec_plugins.decoding.values import Draft, Verdict  # noqa: E402
 from specdec_plugins.formats.folder import load_folder  # noqa: E402
+from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text.lines import read_lines  # noqa: E402
 from specdec_plugins.translator import Translation, Translator  # noqa: E402

@@ -33,8 +33,8 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from specdec_plugins.commands.benchmark import machine  # noqa: E402
 from specdec_plugins.decoding.backends.torch.transformer import attention  # noqa: E402
+from specdec_plugins.measure.machine import machine  # noqa: E402
 
 SOURCE, PREFIX, WORD = 14, 12, 5  # tokens of the source, eos included; of the prefix; a token
 PASSES = 200  # a round of a route

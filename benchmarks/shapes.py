@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from specdec_plugins.commands import benchmark  # noqa: E402
+from specdec_plugins.measure.machine import machine  # noqa: E402
+from specdec_plugins.measure.systems import DTYPES, convert  # noqa: E402
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.prefix import Prefix
@@ -44,7 +45,7 @@ EOS, OTHER = 2, 5
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "int8"], choices=benchmark.DTYPES)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "int8"], choices=DTYPES)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--drafter-layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=512)
@@ -62,7 +63,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         make_pair(options, Path(folder))
         rows = measure(options, folder)
-    signature = {**benchmark.machine(), **vars(options)}
+    signature = {**machine(), **vars(options)}
     print(json.dumps({"benchmark": "shapes", "rows": rows, "signature": signature}))
     return 0
 
@@ -174,7 +175,7 @@ def ctranslate2(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as place:
-        benchmark.convert(pair, Path(place))
+        convert(pair, Path(place))
         translator = ctranslate2.Translator(
             f"{place}/converted", device="cpu", compute_type=dtype, inter_threads=1, intra_threads=int(kind)
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from specdec_plugins.commands.report import filled  # noqa: E402
+from specdec_plugins.measure.tables import filled  # noqa: E402
 
 for name in sys.argv[1:]:
     path = Path(name)

@@ -1,14 +1,31 @@
 """How to decode. Imports neither torch nor fairseq, so that a command can check its options at once."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
+Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to be read after the name
+
+
+class OptionError(ValueError):
+    """Options that cannot be used. ``faults`` are (field, message), such as ``("beta", "0 is less than 1")``.
+
+    As text it names the fields as Python does; a command names its options (``--block-size``) from ``faults``.
+    """
+
+    def __init__(self, faults: Iterable[Fault]):
+        self.faults = list(faults)
+        super().__init__(self.faults)
+
+    def __str__(self) -> str:
+        return "; ".join(f"{field} {message}" for field, message in self.faults)
+
 
 @dataclass(frozen=True)
 class Settings:
-    """How to decode; the names are those of ``specdec-translate``'s options. Raises ValueError with everything wrong."""
+    """How to decode; the names are those of ``specdec-translate``'s options. Raises `OptionError` with everything wrong."""
 
     strategy: str = "specdec"
     # Drafted tokens an iteration; "auto": as many as pay, down to none. None: auto where that cannot change the output (specdec
@@ -20,42 +37,43 @@ class Settings:
     max_len_b: int = 200
     beam: int = 1  # of strategy fairseq
     device: str = "cpu"
-    dtype: str = "float32"  # "auto": the fastest, as `load_roles` says
+    dtype: str = "float32"  # "auto": the fastest, as `assemble` says
     threads: int | None = None  # of the whole process; None: torch's choice
 
     def __post_init__(self):
-        faults = []
-        if self.strategy not in STRATEGIES:
-            faults.append(f"no strategy '{self.strategy}'; available: {', '.join(STRATEGIES)}")
-        if self.dtype not in DTYPES:
-            faults.append(f"no dtype '{self.dtype}'; available: {', '.join(DTYPES)}")
+        if faults := [*self._values(), *self._combinations()]:
+            raise OptionError(faults)
+
+    def _values(self) -> Iterable[Fault]:
+        """Values that cannot be used, whatever the others are."""
+        for name, value, known in (("strategy", self.strategy, STRATEGIES), ("dtype", self.dtype, DTYPES)):
+            if value not in known:
+                yield name, f"'{value}' is unknown; available: {', '.join(known)}"
         if isinstance(self.block_size, str) and self.block_size != "auto":
-            faults.append(f"block_size '{self.block_size}' is neither a number nor auto")
-        if self.block_size == "auto" and self.strategy == "drafter":
-            faults.append("strategy drafter has no use for block_size auto")
-        if isinstance(self.block_size, int) and self.block_size < 1:
-            faults.append(f"block_size {self.block_size} is less than 1")
-        for name in ("beta", "beam", "threads"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                faults.append(f"{name} {getattr(self, name)} is less than 1")
-        if not self.tau >= 0:
-            faults.append(f"tau {self.tau} is negative or no number")
-        if not self.max_len_a >= 0 or self.max_len_b < 0 or self.max_len_a + self.max_len_b < 1:
-            faults.append(f"max_len_a {self.max_len_a} and max_len_b {self.max_len_b} leave no room for an output")
+            yield "block_size", f"'{self.block_size}' is neither a number nor auto"
+        for name in ("block_size", "beta", "beam", "threads"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                yield name, f"{value} is less than 1"
+        for name in ("tau", "max_len_a", "max_len_b"):
+            if not getattr(self, name) >= 0:
+                yield name, f"{getattr(self, name)} is negative or no number"
+
+    def _combinations(self) -> Iterable[Fault]:
+        """Values that do not go together."""
+        if self.max_len_a >= 0 and self.max_len_b >= 0 and self.max_len_a + self.max_len_b < 1:
+            yield "max_len_b", f"{self.max_len_b} leaves no room for an output, with {self.max_len_a} tokens per source token"
         users = {"block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",)}
         for name, strategies in users.items():
-            if (
-                getattr(self, name) != getattr(type(self), name)
-                and self.strategy in STRATEGIES
-                and self.strategy not in strategies
-            ):
-                faults.append(f"strategy {self.strategy} has no use for {name}")
+            changed = getattr(self, name) != getattr(type(self), name)
+            if changed and self.strategy in STRATEGIES and self.strategy not in strategies:
+                yield name, f"is not used by strategy {self.strategy}"
+        if self.block_size == "auto" and self.strategy == "drafter":
+            yield "block_size", "auto is not available with strategy drafter"
         if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
-            faults.append(f"strategy fairseq has no dtype {self.dtype}")
+            yield "dtype", f"{self.dtype} is not available with strategy fairseq"
         if self.beta == 1 and self.tau != float("inf") and self.strategy == "specdec":
-            faults.append("tau has a use only with beta over 1")
-        if faults:
-            raise ValueError("; ".join(faults))
+            yield "tau", "has a use only with beta over 1"
 
     @property
     def adaptive(self) -> bool:

@@ -18,11 +18,12 @@ import torch
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.acceptance.unverified import accept_all
+from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.assembly import THREADS, assemble
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
-from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
@@ -31,7 +32,7 @@ from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.bpe import remove_bpe as join_subwords
-from specdec_plugins.text.moses import Moses
+from specdec_plugins.text.tokenizers import Tokenizer, load_tokenizer
 
 USUAL_BLOCK_SIZE = 8  # of a drafter that no model folder speaks of
 
@@ -105,8 +106,10 @@ class Translator:
             self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
         else:
             self.roles = self._assign(pair.verifier, drafting, device, drafter)
-        self._codes = Bpe(pair.codes) if pair.codes else None
-        self._moses: tuple[Moses, Moses] | None = None
+        # With the reversible tokeniser every token can be written in the model's symbols.
+        symbols = pair.source.symbols if pair.tokenizer != "moses" else None
+        self._codes = Bpe(pair.codes, symbols) if pair.codes else None
+        self._tokenizers: tuple[Tokenizer, Tokenizer] | None = None
 
     @classmethod
     def from_pretrained(cls, folder: str, drafter: Drafter | None = None, **settings) -> "Translator":
@@ -144,11 +147,7 @@ class Translator:
             raise TypeError("translate takes a list of sentences, not one string")
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
         sources = [self._encode(index, line, bpe, too_long) for index, line in enumerate(sentences)]
-        requests = [
-            Request(index, source.tokens, self.limit(len(source.tokens)))
-            for index, source in enumerate(sources)
-            if len(source.tokens) > 1
-        ]
+        requests = [self.request(index, source.tokens) for index, source in enumerate(sources) if len(source.tokens) > 1]
         found = {hypothesis.index: hypothesis for hypothesis in self._decode(requests, batch_size, max_tokens)}
         results = [self._finish(source, found.get(i), bpe and not remove_bpe, bpe) for i, source in enumerate(sources)]
         self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
@@ -161,8 +160,29 @@ class Translator:
 
         A source is its token numbers with the closing eos. ``batch_size`` and ``max_tokens`` as for `translate`.
         """
-        requests = [Request(index, list(source), self.limit(len(source))) for index, source in enumerate(sources)]
+        requests = [self.request(index, source) for index, source in enumerate(sources)]
         return sorted(self._decode(requests, batch_size, max_tokens), key=lambda hypothesis: hypothesis.index)
+
+    def encode(self, sentences: Sequence[str], bpe: bool = False) -> list[list[int]]:
+        """What `translate_tokens` takes: the token numbers of some sentences, eos included. Raises SourceTooLong."""
+        return [self._encode(index, line, bpe, "error").tokens for index, line in enumerate(sentences)]
+
+    def request(self, index: int, source: Sequence[int], **options) -> Request:
+        """A request for a session, with the length limit of the settings; ``options`` are further fields of `Request`."""
+        return Request(index, source, self.limit(len(source)), **options)
+
+    def session(self, rows: int, max_tokens: int | None = None, max_bytes: int | None = None) -> Session:
+        """A session on this translator's roles; adds to its statistics. At most ``rows`` requests are in flight, ``max_tokens``
+        source tokens (padding included) and about ``max_bytes`` bytes of cache. Not under strategy ``fairseq``.
+        """
+        roles = self.roles
+
+        def bytes_for(request: Request) -> int:
+            return sum(role.bytes_for(request) for role in (roles.drafter, roles.verifier) if hasattr(role, "bytes_for"))
+
+        admission = BoundedAdmission(rows, max_tokens, max_bytes, bytes_for)
+        constraints = Constraints.of(self.pair.verifier.spec)
+        return Session(*roles, admission, rows, constraints, self.stats, self.settings.device)
 
     def stream(self, sentences: Iterable[str], buffer_size: int = 512, **options) -> Iterator[Translation]:
         """Yield the translations in order, reading ``buffer_size`` sentences at a time. Options as for `translate`."""
@@ -198,10 +218,12 @@ class Translator:
             raise ValueError(f"{self.pair.name} has no BPE codes, so its input must be tokens in BPE already (bpe)")
         return self._codes.apply(self._languages()[0].tokenize(line)) if line else ""
 
-    def _languages(self) -> tuple[Moses, Moses]:
-        if self._moses is None:
-            self._moses = Moses(self.pair.source_lang), Moses(self.pair.target_lang)
-        return self._moses
+    def _languages(self) -> tuple[Tokenizer, Tokenizer]:
+        """The tokenisers of both languages, loaded when they are used."""
+        if self._tokenizers is None:
+            name, pair = self.pair.tokenizer, self.pair
+            self._tokenizers = load_tokenizer(name, pair.source_lang), load_tokenizer(name, pair.target_lang)
+        return self._tokenizers
 
     def _decode(self, requests: Sequence[Request], batch_size: int | None, max_tokens: int | None) -> Iterator[Hypothesis]:
         options = self.settings

@@ -6,6 +6,7 @@ import pytest
 from conftest import ROOT, run_python
 
 from specdec_plugins.commands import benchmark
+from specdec_plugins.measure.systems import System
 from specdec_plugins.translator import Translator
 
 PAIR = str(ROOT / "data" / "demo.en-de")
@@ -49,7 +50,7 @@ def test_what_it_counts(text):
         else:
             assert row["mean_accepted_length"] == 1.0 and row["acceptance_by_position"] == []
     ours, theirs = (rows[f"ar {dtype}", 1] for dtype in ("int8", "float32"))
-    sizes = {tensor.data_ptr(): tensor.numel() for tensor in exact.pair.verifier["model"].values()}
+    sizes = {tensor.data_ptr(): tensor.numel() for tensor in exact.pair.verifier.tensors.values()}
     numbers = sum(sizes.values())  # embeddings stay in float32, and the output projection has its own copy
     assert numbers < ours["weights_mib"] * 2**20 < 3 * numbers and 4 * numbers < theirs["weights_mib"] * 2**20 < 6 * numbers
     assert rows["ar float32", 3]["caches_mib"] == pytest.approx(3 * theirs["caches_mib"], abs=0.02)
@@ -61,38 +62,42 @@ def test_what_it_counts(text):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "message", "status"),
     [
-        (["--rounds", "0"], "--rounds 0 is less than 1"),
-        (["--batch-sizes", "4", "0"], "--batch-sizes: 0 is less than 1"),
-        (["--block-sizes", "many"], "--block-sizes: 'many' is neither a number over 0 nor auto"),
-        (["--dtypes", "float16"], "--dtypes: no 'float16' here. Available: float32, bfloat16, int8"),
-        (["--device", "cuda", "--dtypes", "int8"], "--dtypes: no 'int8' here. Available: float32, bfloat16, float16"),
-        (["--model", "nowhere"], "nowhere: not a model folder"),
-        (["--input", "nowhere.txt"], "nowhere.txt"),
+        (["--rounds", "0"], "--rounds 0 is less than 1", 2),
+        (["--batch-sizes", "4", "0"], "--batch-sizes 0 is less than 1", 2),
+        (["--block-sizes", "many"], "--block-sizes 'many' is neither a number over 0 nor auto", 2),
+        (["--dtypes", "float16"], "--dtypes float16 is not available there: float32, bfloat16, int8", 2),
+        (["--device", "cuda", "--dtypes", "int8"], "--dtypes int8 is not available there: float32, bfloat16, float16", 2),
+        (["--model", "nowhere"], "nowhere: not a model folder", 1),
+        (["--input", "nowhere.txt"], "nowhere.txt: No such file or directory", 1),
     ],
 )
-def test_bad_options(options, message, text, capsys):
-    assert benchmark.main(["--model", PAIR, "--input", str(text), *options]) == 1
+def test_bad_options(options, message, status, text, capsys):
+    assert benchmark.main(["--model", PAIR, "--input", str(text), *options]) == status
     error = capsys.readouterr().err
     assert error.startswith("specdec-benchmark: error: ") and message in error and error.count("\n") == 1
 
 
-def test_systems_that_cannot_run_are_left_out(text, capsys, monkeypatch):
-    class Broken(benchmark.Worker):
-        def __init__(self, system, options, sources):
-            self.system = system
-
-        def _ask(self, order):
-            raise ValueError(f"{self.system.name}: no such data type here")
-
-    monkeypatch.setattr(benchmark, "Worker", Broken)
-    assert benchmark.main(["--model", PAIR, "--input", str(text), "--systems", "ar", "--dtypes", "int8"]) == 1
+def test_a_line_that_is_too_long_is_named(text, capsys):
+    text.write_text(text.read_text() + "word " * 2000 + "\n", encoding="utf-8")
+    assert benchmark.main(["--model", PAIR, "--input", str(text)]) == 1
     error = capsys.readouterr().err
-    assert "left out: ar int8: no such data type here" in error and error.endswith("error: no system is left\n")
+    assert error.startswith(f"specdec-benchmark: error: {text}, line 5: ") and "tokens, and the models read at most" in error
+
+
+def test_systems_that_cannot_run_are_left_out(text, capsys, monkeypatch):
+    """The messages come from the systems' own processes."""
+    unknown = [System("ar", "int9"), System("magic", "int8")]
+    monkeypatch.setattr(benchmark, "systems_of", lambda options, drafter: unknown)
+    assert benchmark.main(["--model", PAIR, "--input", str(text)]) == 1
+    error = capsys.readouterr().err
+    assert "left out: ar int9: dtype 'int9' is unknown; available: float32, " in error
+    assert "left out: magic int8: strategy 'magic' is unknown; available: specdec, " in error
+    assert error.endswith("specdec-benchmark: error: no system is left\n")
 
 
 def test_peak_memory_is_not_the_parent_s():
-    code = "from specdec_plugins.commands.benchmark import peak_memory; print(peak_memory())"
+    code = "from specdec_plugins.measure.machine import peak_memory; print(peak_memory())"
     parent = f"import subprocess, sys; held = b'x' * 2**29; subprocess.run([sys.executable, '-c', {code!r}])"
     assert 2**22 < int(run_python("-c", parent).stdout) < 2**28

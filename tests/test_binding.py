@@ -301,6 +301,7 @@ def random_case(rng, generator, width=9, rows=7):
     """Options by row that matter, and logits in quarters, so that there are ties."""
     logits = (4 * torch.randn(rows, width, VOCABULARY, generator=generator)).round() / 4
     logits[:, :, EOS] += rng.choice([0, 4])
+    logits[:, :, rng.choice([PAD, 7])] += rng.choice([0, 200])  # what is forbidden counts for the scores all the same
     tokens = [[rng.choice(logits[row, k].topk(6).indices.tolist()) for k in range(rng.randrange(width))] for row in range(rows)]
     options = SimpleNamespace(
         beta=[rng.choice([1, 1, 2, 5, 60]) for _ in range(rows)],

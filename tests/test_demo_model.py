@@ -1,15 +1,18 @@
 """The pair that ships: real models in float32 say the same by every exact strategy; its demo and its measurements run."""
 
+import hashlib
 import importlib
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT, run_python
 
 from specdec_plugins.commands import demo
+from specdec_plugins.decoding.backends.cpu.binding import library
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.values import Source
@@ -19,6 +22,13 @@ from specdec_plugins.settings import Settings
 from specdec_plugins.translator import Translator
 
 FOLDER = ROOT / "data" / "demo.en-de"
+# The sha256 of outputs, by data type and by the instructions that the kernels use. Without VNNI int8 rounds otherwise.
+PLAIN = "c59624d32653d9ce0f2ec551af7c2bd8591bd5781bcb99810c3ad30527409c2b"
+OUTPUTS = {
+    "float32": {"avx512": PLAIN, "avx2": PLAIN},
+    "bfloat16": {"avx512": PLAIN, "avx2": PLAIN},
+    "int8": {"avx512": PLAIN, "avx2": "0c0fa7ff5080bcddfb400c5b140d2bd627dcee54820cf6555fc4b60698535809"},
+}
 CORPUS = ROOT.parent / "shared" / "corpora" / "multi30k" / "test2016.en"
 
 
@@ -39,6 +49,23 @@ def test_real_models_agree(translators):
             found = translators[strategy].translate(lines, batch_size=batch_size)
             assert [result.tokens for result in found] == expected
     assert translators["specdec"].stats.mean_accepted_length > 3.3  # the drafter is of use
+
+
+@pytest.mark.parametrize("dtype", list(OUTPUTS))
+@pytest.mark.parametrize("strategy", ["ar", "specdec"])
+def test_outputs_stay_what_they_were(strategy, dtype):
+    """Text and tokens of the demo's lines on the kernels, as commit e860a30 gave them."""
+    compiled = library()
+    if compiled is None:
+        pytest.skip("the kernels were not compiled for this machine")
+    variant = Path(compiled._name).name.split(".")[0].removeprefix("_kernels_")
+    if variant not in OUTPUTS[dtype]:
+        pytest.skip(f"no outputs in {dtype} were recorded for {variant}")
+    options = {"strategy": strategy, "dtype": dtype, "threads": 1, "block_size": 6 if strategy == "specdec" else None}
+    lines = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
+    found = Translator.from_pretrained(str(FOLDER), **options).translate(lines)
+    content = json.dumps([[translation.text, translation.tokens] for translation in found])
+    assert hashlib.sha256(content.encode()).hexdigest() == OUTPUTS[dtype][variant]
 
 
 def test_demo_shows_translations_and_compares(capsys):

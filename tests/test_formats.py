@@ -175,7 +175,7 @@ def test_settings_of_fairseqs_dataclass():
     config = TransformerConfig.from_namespace(args)
     nested = {**vars(config), "_name": "transformer", "arch": "transformer"}
     for side in ("encoder", "decoder", "quant_noise"):
-        nested[side] = dict(vars(nested[side]))
+        nested[side] = {**vars(nested[side]), "_name": "transformer"}  # as fairseq registers its dataclasses
     for settings in (argparse.Namespace(**nested), argparse.Namespace(**{**vars(config), "arch": "transformer"})):
         cfg = {"args": None, "cfg": {"model": settings}}
         assert fairseq.read({**cfg, "model": model.state_dict()}, "x").spec == fairseq.read(state_of(model, args), "x").spec
@@ -237,6 +237,15 @@ def test_a_drafter_says_what_it_is():
     assert (published.code, published.options, published.block_size) == ("block", {"source_copy": True}, 25)
     with pytest.raises(UnsupportedModel, match=r"missing weights: decoder\.successor\.from_feature\.weight"):
         load_pair(replace(published, code="block_causal", options={"successor_width": 4}), None)
+
+
+@pytest.mark.parametrize(
+    "change", [{"encoder_embed_dim": "wide"}, {"encoder_layers": [2]}, {"activation_fn": [1]}, {"encoder": [3]}]
+)
+def test_settings_of_another_type_are_no_traceback(change):
+    model, args = make_verifier(words=WORDS)
+    with pytest.raises(CheckpointError, match=r"^mine\.pt: "):
+        fairseq.read(state_of(model, argparse.Namespace(**{**vars(args), **change, "arch": "transformer"})), "mine.pt")
 
 
 ROUND_TRIPS = {

@@ -26,7 +26,6 @@ from support import (
 )
 from test_transformer import placed
 
-from specdec_plugins.commands.benchmark import tensor_bytes
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import binding
@@ -41,6 +40,7 @@ from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Request, Source, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.measure.machine import tensor_bytes
 
 pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
 WIDE = {

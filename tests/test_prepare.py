@@ -5,11 +5,13 @@ import http.server
 import importlib.util
 import json
 import os
+import random
 import subprocess
 import sys
 import tarfile
 import threading
 import zipfile
+from collections import Counter
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,6 +22,9 @@ from specdec_plugins.commands import prepare
 from specdec_plugins.text.bpe import Bpe, remove_bpe
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.moses import Moses
+from specdec_plugins.text.restyle import restyle
+from specdec_plugins.text.reversible import Reversible
+from specdec_plugins.text.tokenizers import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 MULTI30K = ROOT.parent / "shared" / "corpora" / "multi30k"
@@ -122,33 +127,6 @@ def test_bpe_is_undone(tmp_path):
     subwords = Bpe(codes).apply("lowest @-@ lower x")
     assert "@@ " in subwords and remove_bpe(subwords) == "lowest @-@ lower x"
     assert remove_bpe("lo@@ w@@") == "low"
-
-
-def test_lines_end_at_newlines_only(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes("a\u2028b\x0bc\x85d\r\n\r\ne\rf\nlast".encode())
-    assert list(read_lines(path)) == ["a\u2028b\x0bc\x85d", "", "e f", "last"]
-    zipped = tmp_path / "text.gz"
-    zipped.write_bytes(gzip.compress(path.read_bytes()))
-    assert list(read_lines(zipped)) == list(read_lines(path))
-
-
-@pytest.mark.parametrize(
-    "name, data, message",
-    [
-        ("a.txt", b"good\nb\xe4d\n", "a.txt, line 2: not UTF-8 (byte 2 of the line)"),
-        ("a.txt", b"good\n" + b"x" * 100_001, "a.txt, line 2: longer than 100,000 bytes"),
-        ("a.gz", gzip.compress(b"good\n" * 99, mtime=0)[:-9], "a.gz: "),
-        ("a.gz", b"plain text", "a.gz: "),
-        ("missing", None, "missing: No such file"),
-    ],
-)
-def test_unreadable_text_is_named(tmp_path, name, data, message):
-    if data:
-        (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError) as error:
-        list(read_lines(tmp_path / name))
-    assert message in str(error.value)
 
 
 # ---- preparation
@@ -321,14 +299,19 @@ def test_bad_codes_are_named(tmp_path, corpus, fake_fairseq, capsys, codes):
         (["--test", "x"], "without --train"),
         (["--train", "x", "--dict", "d"], "--dict needs"),
         (["--mono", "x"], "--mono goes with --codes"),
+        (["--train", "x", "--restyle", "0.6"], "'0.6' is not a number from 0 to 0.5"),
         (["--train", "x", "--workers", "0"], "'0' is not a whole number from 1 up"),
         (["--train", "x", "--target-lang", "en"], "are the same"),
     ],
 )
 def test_senseless_options(tmp_path, capsys, options, message):
+    assert run(tmp_path / "out", *options) == 2 and message in only_error(capsys)
+
+
+def test_a_number_that_is_none(tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_:
-        run(tmp_path / "out", *options)
-    assert exit_.value.code == 2 and message in capsys.readouterr().err
+        run(tmp_path / "out", "--train", "x", "--workers", "0")
+    assert exit_.value.code == 2 and "'0' is not a whole number from 1 up" in capsys.readouterr().err
 
 
 def test_needs_neither_torch_nor_fairseq():
@@ -597,3 +580,133 @@ def test_corpus_is_downloaded(tmp_path, server, fake_fairseq, monkeypatch, capsy
     capsys.readouterr()
     assert corpora.main(["multi30k"]) == 1
     assert f"{url}/train.de: download failed: HTTP Error 404" in only_error(capsys)
+
+
+# ---- the reversible tokeniser
+
+
+CODE = [
+    'Set `skew_correction` in printer.cfg, or pass --option="x" -tz -Ddex, $var, $this->foo()[0], __init__.py.',
+    "See https://www.php.net/manual/fr/?a=b%20c&d=e#frag and mailto:a.b@example.org; not //server\\share\\x or C:\\dir.",
+    "Use %s, %1$d, {name}, {{ value }}, ${HOME}, <?php echo 1; ?>, <br/>, &nbsp;, &amp; and *args, **kwargs.",
+    "Écrivez « l'option » : qu'il n'ait jusqu'à 3,5 % ; aujourd'hui ? Oui ! L'URL d'origine…",
+    "It's the program's own \"quote\", 'single', ‘curly’, “double”; don't, we'll, they've, 'tis, rock 'n' roll.",
+    "@@ -1,3 +1,3 @@ a@@ b@@c user@host @property ends with @@",
+    "￭ ％ ％41％ a￭b ％ffed％ <unk> </s> <pad> #fairseq:overwrite",
+    "黄 ✅ ½ naïve Übermut ſ з \u200b zero width, e\u0301 combining, \x07 bell, \U0001f6a7",
+    "1e-3 0x1F 10.0.0.1/8 v1.2.3-rc1 G28 utf8mb4 $$ $0.5 ~/x_y a..b ::: ---- () ()() (()) [] ->",
+]
+
+
+@pytest.mark.parametrize("sentence", CODE)
+def test_text_with_code_in_it_comes_back_from_subwords(tmp_path, sentence):
+    codes = tmp_path / "codes"
+    prepare.learn_codes(Counter({"option": 5, "￭.": 4, "￭_￭": 4, "@@": 9, "%￭": 2, "l'￭": 2, "￭@": 3, "￭()": 3}), 12, codes)
+    tokenizer = Reversible()
+    tokens = tokenizer.tokenize(sentence)
+    assert tokenizer.detokenize(tokens) == sentence
+    subwords = Bpe(codes).apply(tokens)
+    assert tokenizer.detokenize(remove_bpe(subwords)) == sentence
+    alone = Bpe(codes)
+    alone.bpe.bpe_codes = {}  # every character by itself
+    assert tokenizer.detokenize(remove_bpe(alone.apply(tokens))) == sentence
+    assert not {"<unk>", "</s>", "<pad>"} & set(subwords.split())
+
+
+def test_every_token_can_be_written_in_the_symbols_of_a_dictionary(tmp_path):
+    """A subword that the dictionary lacks is split, and a character that it lacks is spelled."""
+    codes, tokenizer = tmp_path / "codes", Reversible()
+    prepare.learn_codes(Counter({"wooden": 9, "wood": 5, "food": 3}), 6, codes)
+    spelling = {form for character in "％0123456789abcdef￭" for form in (character, f"{character}@@")}
+    symbols = spelling | {"w@@", "o@@", "o", "d", "d@@", "e@@", "n", "wood@@", "@@@", "n@@"}
+    assert Bpe(codes).apply("wood") not in symbols
+    for sentence in ("wood", "no wooden `food`", "@@ `@@ q@@", "q", "’"):
+        subwords = Bpe(codes, symbols).apply(tokenizer.tokenize(sentence))
+        assert set(subwords.split()) <= symbols, subwords
+        assert tokenizer.detokenize(remove_bpe(subwords)) == sentence
+    plain = Bpe(codes).apply("food")
+    assert Bpe(codes, symbols | set(plain.split())).apply("food") == plain != Bpe(codes, symbols).apply("food")
+
+
+@pytest.mark.parametrize(
+    "sentence, tokens",
+    [
+        ("set skew_correction=1.", "set skew ￭_￭ correction ￭=￭ 1 ￭."),
+        ("printer.cfg", "printer ￭.￭ cfg"),
+        ("the program's foo(): don't", "the program ￭'s foo ￭() ￭: don ￭'t"),
+        ("qu'il l'a, s'il", "qu'￭ il l'￭ a ￭, s'￭ il"),
+        ("✅", "％2705％"),
+        ("", ""),
+    ],
+)
+def test_words_are_the_same_tokens_in_prose_and_in_code(sentence, tokens):
+    assert Reversible().tokenize(sentence) == tokens
+
+
+def test_only_white_space_is_normalised():
+    """Non-breaking spaces before French punctuation are plain ones in what comes back, as in the training text."""
+    line = "  Attention\u00a0: «\u202foui\u202f»\t \u2009fin\u00a0! "
+    assert Reversible().detokenize(Reversible().tokenize(line)) == "Attention : « oui » fin !"
+
+
+def test_what_only_a_model_writes_is_no_error():
+    tokenizer = Reversible()
+    for tokens, text in (
+        ("a￭ ￭b", "ab"),
+        ("￭ a ￭", "a"),
+        ("a￭￭b", "ab"),
+        ("％ffffffffff％ ％d800％", "％ffffffffff％ ％d800％"),
+        ("％zz％", "％zz％"),
+    ):
+        assert tokenizer.detokenize(tokens) == text
+
+
+def test_random_characters_come_back():
+    generator = random.Random(1)
+    alphabet = "aA1é_'’@￭％-.(){}<>/\\$%&\"`:;, ✅\u0301ſß"
+    for _ in range(3000):
+        line = " ".join("".join(generator.choices(alphabet, k=12)).split())
+        assert Reversible().detokenize(remove_bpe(Reversible().tokenize(line))) == line
+
+
+def test_backticks_and_apostrophes_come_to_both_sides_alike():
+    pair = (
+        "See foo_bar(), the_x and it's --long in a.b, not x.",
+        "Voir foo_bar(), l'option --long de a.b, foo et non the_x the_x.",
+    )
+    seen = {restyle(f"{pair[0]}{index}", pair[1], 0.25) for index in range(60)}
+    plain, code, typographic = (f"{pair[0]}0", pair[1]), [], []
+    for source, target in seen:
+        stripped = source.replace("`", "").replace("’", "'"), target.replace("`", "").replace("’", "'")
+        assert stripped[0].startswith(pair[0]) and stripped[1] == pair[1]
+        code += [(source, target)] * ("`" in target)
+        typographic += [(source, target)] * ("’" in target)
+    assert 5 < len(code) < 25 and 5 < len(typographic) < 25 and not set(code) & set(typographic)
+    assert code[0][1] == "Voir `foo_bar()`, l'option `--long` de `a.b`, foo et non the_x the_x."
+    assert code[0][0].startswith("See `foo_bar()`, the_x and it's `--long` in `a.b`, not x.")
+    assert typographic[0][1] == pair[1].replace("'", "’")
+    assert restyle(*plain, 0) == plain
+
+
+def test_only_training_text_is_restyled(tmp_path, fake_fairseq):
+    text = sentences(tmp_path / "text", ["the dog's foo_bar"] * 3, ["l'option foo_bar"] * 3)
+    command = ["--train", text, "--valid", text, "--tokenizer", "reversible", "--restyle", "0.5"]
+    assert run(tmp_path / "out", *command, operations=5) == 0
+    for lang, marks in (("en", "`’"), ("de", "`’")):
+        assert any(mark in (tmp_path / f"out/tok/train.{lang}").read_text() for mark in marks)
+        assert not any(mark in (tmp_path / f"out/tok/valid.{lang}").read_text() for mark in marks)
+        assert not any(mark in (tmp_path / f"out/raw/train.{lang}").read_text() for mark in marks)
+
+
+def test_a_data_set_records_its_tokeniser(tmp_path, corpus, fake_fairseq, capsys):
+    command = ["--train", f"{corpus}/train", "--valid", f"{corpus}/valid"]
+    assert run(tmp_path / "out", *command) == 0
+    assert json.loads((tmp_path / "out/prepare.json").read_text())["tokenizer"] == "moses"
+    capsys.readouterr()
+    assert run(tmp_path / "out", *command, "--tokenizer", "reversible") == 0
+    assert "tok train: done" not in capsys.readouterr().out  # nothing of the other tokeniser's is kept
+    assert json.loads((tmp_path / "out/prepare.json").read_text())["tokenizer"] == "reversible"
+    first = (tmp_path / "out/raw/train.en").read_text().splitlines()[0]
+    assert (tmp_path / "out/tok/train.en").read_text().splitlines()[0] == Reversible().tokenize(first)
+    with pytest.raises(ValueError, match="no tokenizer named 'spaces'"):
+        load_tokenizer("spaces", "en")

@@ -5,17 +5,19 @@ import json
 import pytest
 from conftest import ROOT
 
-from specdec_plugins.commands import benchmark, report
-from specdec_plugins.commands.benchmark import Run
-from specdec_plugins.commands.score import difference
-from specdec_plugins.measure import figures
+from specdec_plugins.commands import report
+from specdec_plugins.measure import figures, runs, tables
+from specdec_plugins.measure.report import render
+from specdec_plugins.measure.scores import difference
+from specdec_plugins.measure.systems import Run
 
 PAIR = str(ROOT / "data" / "demo.en-de")
 OUTPUTS = [["Ein", "Hund", "rennt", "durch", "den", "Schnee", "."], ["Zwei", "Kinder", "spielen", "im", "Park", "."]]
+DRAW = figures.draw
 
 
-class Fake(benchmark.Worker):
-    """Says at once what a worker would; ``asked`` counts the groups' systems, ``broken`` ends a run as Ctrl-C does."""
+class Fake:
+    """Says at once what a system's process would; ``asked`` counts the groups' systems, ``broken`` ends a run as Ctrl-C does."""
 
     asked: list[str]
     broken: int | None
@@ -37,16 +39,20 @@ class Fake(benchmark.Worker):
     def memory(self, threads, batch_size, count):
         return {"weights": 40 * 2**20, "caches": batch_size * 2**20}
 
-    def end(self):
+    def peak(self):
         return 300 * 2**20
+
+    def stop(self):
+        pass
 
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
     (tmp_path / "set.en").write_text("A dog runs through the snow.\nTwo children play in the park.\n", encoding="utf-8")
     (tmp_path / "set.de").write_text("Ein Hund rennt durch den Schnee.\nZwei Kinder spielen im Park.\n", encoding="utf-8")
-    monkeypatch.setattr(benchmark, "Worker", Fake)
+    monkeypatch.setattr(runs, "SystemProcess", Fake)
+    monkeypatch.setattr(report, "find_spec", lambda name: True)  # of matplotlib, which only draws
+    monkeypatch.setattr(figures, "draw", lambda rows, folder, name: [(f"{name}.png", f"a figure of {len(rows)} rows")])
     monkeypatch.setattr(Fake, "asked", [], raising=False)
     monkeypatch.setattr(Fake, "broken", None, raising=False)
     return [
@@ -56,13 +62,12 @@ def command(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_goes_on_where_it_was(command, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(figures, "draw", lambda rows, folder, name: [])  # takes longest, and is not what is tested here
+def test_goes_on_where_it_was(command, tmp_path, capsys):
     systems = ["ar float32", "specdec float32 K=2"]
     systems += [f"specdec-tolerant float32 beta={beta} tau={tau}" for beta in (2, 3) for tau in (1, 2)]
     cells = tmp_path / "out" / "cells"
     Fake.broken = 4
-    assert report.main(command) == 130 and "goes on after" in capsys.readouterr().err
+    assert report.main(command) == 130 and "goes on after the last group" in capsys.readouterr().err
     assert [path.name for path in cells.iterdir()] == ["set.batch1.json"] and not (tmp_path / "out" / "report.json").exists()
 
     Fake.broken = None
@@ -86,7 +91,7 @@ def test_what_it_says(command, tmp_path):
     folder = tmp_path / "out"
     result = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     text = (folder / "report.md").read_text(encoding="utf-8")
-    assert text == report.render(result)
+    assert text == render(result)
     assert len(result["rows"]) == 12 and result["test_sets"] == {"set": 2}
     assert "| `ar` float32 | 15 | 60 | 500.0 ms | 100.00 |" in text  # 15 tokens with eos in a second
     assert "| exact `specdec` float32, always 2 tokens | 2.00 | 2.00 |" in text
@@ -99,7 +104,14 @@ def test_what_it_says(command, tmp_path):
         row["bleu"] - 100, abs=0.01
     )
     assert row["identical"] == 1 and f"| {row['bleu']:.2f} | {found['difference']:+.2f} (" in text
-    pictures = {path.name for path in folder.glob("*.png")}
+    assert result["figures"] == {"set": [["set.png", "a figure of 12 rows"]]} and "![a figure of 12 rows](set.png)" in text
+
+
+def test_what_it_draws(command, tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'specdec[bench]'")
+    assert report.main(command) == 0
+    rows = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["rows"]
+    drawn = DRAW(rows, tmp_path, "set")
     names = [
         "frontier.batch1",
         "frontier.batch4",
@@ -111,8 +123,10 @@ def test_what_it_says(command, tmp_path):
         "time",
         "memory",
     ]
-    assert pictures == {f"set.{name}.png" for name in names} == {file for file, _ in result["figures"]["set"]}
-    assert all(f"({name})" in text for name in pictures)
+    assert [file for file, _ in drawn] == [f"set.{name}.png" for name in names]
+    assert {path.name for path in tmp_path.glob("*.png")} == {file for file, _ in drawn}
+    figures.plot_speeds(rows, tmp_path / "speeds.png")
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
 
 
 @pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md"])
@@ -120,9 +134,9 @@ def test_tables_equal_the_json_that_they_come_from(name):
     path = ROOT / name
     text = path.read_text(encoding="utf-8")
     assert text.count("<!-- speed of ") == text.count("<!-- end -->") > 0
-    assert report.filled(text, path.parent) == text
+    assert tables.filled(text, path.parent) == text
     wrong = text.replace("| fairseq, beam 1 | ", "| fairseq, beam 1 | 1", 1)
-    assert report.filled(wrong, path.parent) == text != wrong
+    assert tables.filled(wrong, path.parent) == text != wrong
 
 
 def test_frontier():
@@ -152,10 +166,10 @@ def test_the_interval_is_of_sacrebleu_s_own_samples():
 @pytest.mark.parametrize(
     ("options", "message", "status"),
     [
-        (["--betas", "1"], "--betas: 1 is less than 2", 2),
-        (["--taus", "inf"], "--taus: inf is not a number of nats", 2),
+        (["--betas", "1"], "--betas 1 is less than 2", 2),
+        (["--taus", "inf"], "--taus inf is not a number of nats", 2),
         (["--rounds", "0"], "--rounds 0 is less than 1", 2),
-        (["--test-set", "elsewhere/set.en", "set.de"], "--test-set: two of the name 'set'", 2),
+        (["--test-set", "elsewhere/set.en", "set.de"], "--test-set has two of the name 'set'", 2),
         (["--test-set", "nowhere.en", "nowhere.de"], "nowhere.en", 1),
         (["--model", "nowhere"], "nowhere: not a model folder", 1),
     ],
@@ -171,4 +185,4 @@ def test_a_package_that_is_not_there(package, command, monkeypatch, capsys):
     monkeypatch.setattr(report, "find_spec", lambda name: None if name == package else True)
     assert report.main([*command, "--systems", "ar", "ctranslate2"]) == 2
     error = capsys.readouterr().err
-    assert f"{package} is not installed: pip install 'specdec[bench]'" in error and error.count("\n") == 1
+    assert package in error and "is not installed: pip install 'specdec[bench]'" in error and error.count("\n") == 1

@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT, run_python
 
 from specdec_plugins.commands import score
+from specdec_plugins.measure import hypotheses, scores
 from specdec_plugins.text.moses import Moses
 
 TEXT = "der die das Hund Kind Frau Mann läuft spielt schläft im Park auf dem E-Mail-Konto S-Bahn-Hof l'été und 1,5 große"
@@ -162,7 +163,7 @@ def test_compounds_are_split_as_the_published_scripts_do(texts):
     lines = [*tokens(texts["ref"]), "a-b-c - -x y- --- E @-@ Mail", "ä-ö-ü é-\u00a0-x \u2028-b ß-ß-ß-ß", "##AT##-##AT##"]
     program = "s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g"
     theirs = subprocess.run(["perl", "-ple", program], input="\n".join(lines).encode(), capture_output=True, check=True).stdout
-    assert [score.split_compounds(line) for line in lines] == theirs.decode().split("\n")[: len(lines)]
+    assert [scores.split_compounds(line) for line in lines] == theirs.decode().split("\n")[: len(lines)]
 
 
 def test_plain_and_tokenised_text_have_the_same_compounds(texts, files, capsys):
@@ -290,21 +291,21 @@ def test_text_that_cannot_be_scored(case, files, capsys):
 def test_files_that_cannot_be_read(files, tmp_path, capsys, monkeypatch):
     files(ref=RIGHT, out=RIGHT)
     (tmp_path / "latin").write_bytes("Ein Mann\nschläft\n".encode("latin-1"))
-    (tmp_path / "long").write_bytes(b"x" * 200_000)
+    (tmp_path / "long").write_bytes(b"x" * 1_000_001)
     for bad, message in {
         "latin --reference ref": "latin, line 2: not UTF-8 (byte 5 of the line)",
         "out --reference latin": "latin, line 2: not UTF-8 (byte 5 of the line)",
-        "long --reference ref": "long, line 1: longer than 100,000 bytes",
+        "long --reference ref": "long, line 1: longer than 1,000,000 bytes",
         "nowhere --reference ref": "nowhere: No such file or directory",
         ". --reference ref": ".: Is a directory",
         "out": "out has no T lines: give --reference",
         "out --reference ref --json nowhere/x": "nowhere/x: No such file or directory",
     }.items():
         assert run(capsys, bad, status=1)[1] == f"specdec-score: error: {message}\n"
-    monkeypatch.setattr(score, "MAX_PAIRED", 1)
+    monkeypatch.setattr(scores, "MAX_PAIRED", 1)
     err = run(capsys, "out --baseline out --reference ref", status=1)[1]
     assert err == "specdec-score: error: ref, line 2: the tests of --baseline take no more than 1 sentences\n"
-    monkeypatch.setattr(score, "MAX_LINES", 1)
+    monkeypatch.setattr(hypotheses, "MAX_LINES", 1)
     assert "out, line 2: too long for a test set" in run(capsys, "out --reference out", status=1)[1]
 
 
@@ -357,7 +358,7 @@ def test_comet_is_asked_only_on_request_and_missed_in_one_line(texts, files, cap
     fake.download_model = lambda name: {"Some/model": "path"}[name]
     fake.load_from_checkpoint = lambda path: Model()
     monkeypatch.setitem(sys.modules, "comet", fake)
-    monkeypatch.setattr(score, "version", lambda package: "9.9")
+    monkeypatch.setattr(scores, "version", lambda package: "9.9")
     ours = result(capsys, "near ref --reference ref --comet Some/model --source source --baseline greedy")
     equal = sum(a == b for a, b in zip(texts["near"], texts["ref"])) / 60
     assert [row["scores"]["COMET"]["score"] for row in ours["systems"][1:]] == [equal, 1.0]
@@ -385,7 +386,7 @@ def test_the_shell_door_does_what_the_published_script_does(texts, files, tmp_pa
 
 def test_output_that_nobody_takes(texts, tmp_path):
     command = f"{sys.executable} -m specdec_plugins.commands.score {tmp_path}/near --reference {tmp_path}/ref"
-    left = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, cwd=ROOT)
-    assert left.stderr == ""
+    left = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | true"], capture_output=True, text=True, cwd=ROOT)
+    assert left.returncode == 141 and left.stderr == ""
     full = subprocess.run(f"{command} >/dev/full", shell=True, capture_output=True, text=True, cwd=ROOT)
-    assert full.returncode == 1 and full.stderr == "specdec-score: error: output: No space left on device\n"
+    assert full.returncode == 1 and full.stderr == "specdec-score: error: stdout: No space left on device\n"

@@ -68,7 +68,7 @@ def test_requests_join_and_leave_while_others_are_in_flight(world):
                     index = waiting.popleft()
                     session.submit(Request(index, sources[index], limits[index]))
             found += session.step()
-            if rng.random() < 0.15:
+            if rng.random() < 0.4:
                 index = rng.randrange(30)
                 known = {request.index for request in (*session.waiting, *session.prefix.requests)}
                 hypothesis = session.cancel(index)
@@ -83,7 +83,7 @@ def test_requests_join_and_leave_while_others_are_in_flight(world):
         for index, hypothesis in partial.items():
             assert hypothesis.tokens == expected[index][: len(hypothesis.tokens)]
         check_balance(stats, [*found, *partial.values()])
-    assert interrupted > 3
+    assert interrupted > 1
 
 
 def test_a_request_without_room_is_refused(world):

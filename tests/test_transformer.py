@@ -10,10 +10,10 @@ import pytest
 import torch
 from conftest import make_batch, make_dictionary, make_drafter, make_verifier, model_settings
 from reference import drafted
-from specdec_plugins.decoding.backends.cache import KVCache
-from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from support import EOS, SHAPES, SYMBOLS, WORDS, commit, decode, engine_model, load, sentences, shaken, standing
 
+from specdec_plugins.decoding.backends.cache import KVCache
+from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.torch import transformer
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.state import DenseState

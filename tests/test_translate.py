@@ -162,12 +162,14 @@ def test_packing_what_is_drafted(folder, parts, tmp_path, source, capfd):
     drafted = {token for translation in found for step in translation.steps for token in step.drafted}
     assert drafted and drafted <= set(allowed)
 
-    def refused(*options):
-        assert pack.main([*options, "--output", str(tmp_path / "none"), "--draft-vocabulary", str(text)]) == 1
+    def refused(*options, status=1):
+        assert pack.main([*options, "--output", str(tmp_path / "none"), "--draft-vocabulary", str(text)]) == status
         assert not (tmp_path / "none").exists()
         return capfd.readouterr().err
 
-    assert "give --drafter, too" in refused(*flat({name: value for name, value in parts.items() if name != "--drafter"}))
+    alone = flat({name: value for name, value in parts.items() if name != "--drafter"})
+    assert "--draft-vocabulary is for a drafter: give --drafter, too" in refused(*alone, status=2)
+    assert refused(*flat(parts), "--block-size", "0", status=2) == "specdec-pack: error: --block-size 0 is less than 1\n"
     text.write_text("A text without any BPE .\n")
     assert refused(*flat(parts)).startswith(f"specdec-pack: error: --draft-vocabulary {text}: ")
     text.write_text("\n")
@@ -250,7 +252,7 @@ def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, 
         process.send_signal(signum)
     _, err = process.communicate(timeout=60)
     assert process.returncode == status, err
-    assert err.count("\n") == 2 and "stopped (lines written: " in err and "--resume goes on" in err
+    assert err.count("\n") == 1 and "stopped (lines written: " in err and "--resume goes on" in err
     done = output.read_bytes().count(b"\n")
     assert 0 < done < 12 * 400 and f"{done:,}" in err
     head = many.read_text(encoding="utf-8").splitlines(keepends=True)[: done + 30]
@@ -413,15 +415,15 @@ MISUSE = {
     "--beta 0": "--beta 0 is less than 1",
     "--beta 2 --tau -1": "--tau -1.0 is negative or no number",
     "--beta 2 --tau nan": "--tau nan is negative or no number",
-    "--tau 1": "--tau has a use only with --beta over 1",
-    "--strategy ar --beta 2 --block-size 3": "--strategy ar has no use for --block-size; --strategy ar has no use for --beta",
-    "--strategy fairseq --dtype auto": "--strategy fairseq has no --dtype auto",
-    "--beam 5": "--strategy specdec has no use for --beam",
+    "--tau 1": "--tau has a use only with beta over 1",
+    "--strategy ar --beta 2 --block-size 3": "--block-size is not used by strategy ar; --beta is not used by strategy ar",
+    "--strategy fairseq --dtype auto": "--dtype auto is not available with strategy fairseq",
+    "--beam 5": "--beam is not used by strategy specdec",
     "--strategy ar --trace": "--strategy ar drafts nothing that --trace could show",
     "--workers 0": "--workers 0 is less than 1",
     "--workers 2 --device cuda:1": "--device cuda:1 is one GPU: with --workers say --device cuda, for the first ones",
     "--batch-size 0": "--batch-size 0 is less than 1",
-    "--max-len-b 0": "--max-len-a 0.0 and --max-len-b 0 leave no room for an output",
+    "--max-len-b 0": "--max-len-b 0 leaves no room for an output, with 0.0 tokens per source token",
     "--resume": "--resume needs --output",
     "--verifier x --drafter x": "--model stands alone, without --verifier, --drafter",
     "--reference x": "--reference has a use only with --format fairseq",
@@ -517,11 +519,20 @@ print([name for name in sys.modules if name.startswith('fairseq')])"""
 
 
 def test_trace_shows_every_draft(folder, source, lines, tmp_path, capfd):
-    _, err = run(capfd, "--model", folder, "--input", source, "--trace", "--quiet", "--max-len-b", 9)
-    assert len(err.splitlines()) > 2 * len(lines)
+    options = ("--model", folder, "--input", source, "--quiet", "--max-len-b", 9, "--format", "json", "--block-size", 3)
+    out, err = run(capfd, *options, "--trace")
+    records = [json.loads(line) for line in out.splitlines()]
+    rows = [row.split() for row in re.findall(r"^ +\d+  (.*)$", err, re.MULTILINE)]
+    assert [sum(not token.startswith("~") for token in row) for row in rows] == [
+        length for record in records for length in record["accepted_lengths"]
+    ]
+    assert any(token.startswith("~") for row in rows for token in row)  # a random drafter is refused
     page = tmp_path / "trace.html"
-    run(capfd, "--model", folder, "--input", source, "--trace", page, "--quiet", "--max-len-b", 9)
-    assert page.read_text(encoding="utf-8").rstrip().endswith("</html>")
+    run(capfd, *options, "--trace", page)
+    content = page.read_text(encoding="utf-8")
+    assert content.rstrip().endswith("</html>") and content.count("<section>") == len(lines)
+    assert content.count("<li>") == len(rows) == sum(record["iterations"] for record in records)
+    assert content.count('<del class="t no" title') == sum(token.startswith("~") for row in rows for token in row)
 
 
 def test_the_python_interface(folder, lines):
@@ -535,5 +546,5 @@ def test_the_python_interface(folder, lines):
     stats = translator.stats
     assert stats.sentences == 2 * sum(bool(line.strip()) for line in lines)
     assert stats.committed == stats.accepted + stats.corrections == 2 * sum(len(result.token_scores) for result in results)
-    with pytest.raises(ValueError, match="no strategy 'magic'; available: specdec, ar, drafter, fairseq"):
+    with pytest.raises(ValueError, match="strategy 'magic' is unknown; available: specdec, ar, drafter, fairseq"):
         Translator.from_pretrained(folder, strategy="magic")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec_plugins.commands.workers import LOOKAHEAD, Workers
+from specdec_plugins.workers import LOOKAHEAD, Workers
 
 ROOT = Path(__file__).resolve().parent.parent  # conftest's would bring torch into every process
 
@@ -18,11 +18,12 @@ PROGRAM = """
 import os, sys, time
 sys.path.insert(0, "tests")
 from test_workers import build
-from specdec_plugins.commands.workers import Workers
+from specdec_plugins.workers import Workers
 if __name__ == "__main__":
     with Workers(2, build) as workers:
-        print(*(worker.process.pid for worker in workers.workers), flush=True)
-        list(workers.map([60.0] * 9))
+        for done, _ in enumerate(workers.map([0.0] * 4 + [60.0] * 9), 1):
+            if done == 4:  # both are busy for a minute
+                print(*(worker.process.pid for worker in workers.workers), flush=True)
 """
 
 
@@ -81,16 +82,16 @@ def test_one_that_cannot_be_built():
     assert not active_children()
 
 
-def test_nobody_outlives_the_process_that_asks(tmp_path):
+def test_busy_workers_end_with_the_process_that_asks(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     process = subprocess.Popen(
         [sys.executable, program], stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     pids = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(pids) == 2
+    assert len(pids) == 2 and all(map(alive, pids))
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.wait()  # and not until nobody holds its stdout, as the workers do
     deadline = time.monotonic() + 20
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)

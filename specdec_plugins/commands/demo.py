@@ -1,27 +1,30 @@
 """``make demo``: translate a few sentences by three strategies, show the translations, and compare."""
 
 import argparse
-import statistics
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdec_plugins.commands.runner import less_than_one, run_command
+
+if TYPE_CHECKING:
+    from specdec_plugins.translator import Translation, Translator
 
 ROUNDS = 5
 BETA, TAU = 2, 0.3
+DATA = Path(__file__).resolve().parent.parent.parent / "data"
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m specdec_plugins.commands.demo", description=(__doc__ or "").replace("``", ""))
+    p.add_argument("--model", default=DATA / "demo.en-de", type=Path, metavar="DIR", help="model folder")
+    p.add_argument("--input", default=DATA / "demo.txt", type=Path, metavar="FILE", help="sentences")
+    p.add_argument("--batch-size", default=1, type=int, metavar="N")
+    return p
 
 
 def main(argv: list[str] | None = None) -> int:
-    root = Path(__file__).resolve().parent.parent.parent
-    parser = argparse.ArgumentParser(prog="python -m specdec_plugins.commands.demo", description=__doc__.replace("``", ""))
-    parser.add_argument("--model", default=root / "data" / "demo.en-de", type=Path, metavar="DIR", help="model folder")
-    parser.add_argument("--input", default=root / "data" / "demo.txt", type=Path, metavar="FILE", help="sentences")
-    parser.add_argument("--batch-size", default=1, type=int, metavar="N")
-    options = parser.parse_args(argv)
-    try:
-        run(options)
-    except (ValueError, OSError) as error:
-        print(f"demo: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command(parser(), argv, run, lambda options: less_than_one(options, "batch_size"))
 
 
 def run(options: argparse.Namespace) -> None:
@@ -37,31 +40,46 @@ def run(options: argparse.Namespace) -> None:
         f"specdec, beta {BETA}, tau {TAU}": Translator(pair, Settings(strategy="specdec", beta=BETA, tau=TAU)),
     }
     seconds: dict[str, list[float]] = {name: [] for name in translators}
-    results = {}
-    for _ in range(1 + ROUNDS):  # interleaved, so that a machine whose speed drifts is fair to all
+    results: dict[str, list[Translation]] = {}
+    for _ in range(1 + ROUNDS):  # interleaved, so that a drift of the machine's speed meets all of them
         for name, translator in translators.items():
-            before = sum(translator.stats.seconds.values()) - translator.stats.seconds["text"]
+            before = decoding_seconds(translator)
             results[name] = translator.translate(lines, batch_size=options.batch_size)
-            seconds[name].append(sum(translator.stats.seconds.values()) - translator.stats.seconds["text"] - before)
+            seconds[name].append(decoding_seconds(translator) - before)
 
     plain, exact, tolerant = results.values()
-    for number, line in enumerate(lines):
-        expected = plain[number]
+    for line, expected, *others in zip(lines, plain, exact, tolerant):
         print(f"source    {line}")
         print(f"ar        {expected.text}  ({expected.iterations} passes)")
-        for name, found in (("exact", exact[number]), ("tolerant", tolerant[number])):
+        for name, found in zip(("exact", "tolerant"), others):
             text = "the same" if found.tokens == expected.tokens else found.text
             print(f"{name:9} {text}  ({found.iterations} passes)")
         print()
     print(f"{len(lines)} sentences, batch size {options.batch_size}, without text processing; median of {ROUNDS} rounds:\n")
-    base = statistics.median(next(iter(seconds.values()))[1:])
-    for name, times in seconds.items():
-        median, stats = statistics.median(times[1:]), translators[name].stats
+    print(comparison(translators, results, seconds))
+
+
+def decoding_seconds(translator: "Translator") -> float:
+    """What decoding has taken so far, without text processing."""
+    return sum(translator.stats.seconds.values()) - translator.stats.seconds["text"]
+
+
+def comparison(
+    translators: dict[str, "Translator"], results: dict[str, list["Translation"]], seconds: dict[str, list[float]]
+) -> str:
+    """A table of the strategies, the first of which is what the others are compared with. The first round warms up."""
+    import numpy as np
+    from tabulate import tabulate
+
+    medians = {name: float(np.median(times[1:])) for name, times in seconds.items()}
+    plain, base = next(iter(results.values())), next(iter(medians.values()))
+    rows = []
+    for name, median in medians.items():
         same = sum(found.tokens == expected.tokens for found, expected in zip(results[name], plain))
-        print(
-            f"  {name:24} {median * 1000:6.0f} ms {base / median:6.2f} x {stats.mean_accepted_length:6.2f} tokens a verifier pass"
-            f"  {same} of {len(lines)} as ar"
-        )
+        length = translators[name].stats.mean_accepted_length
+        rows.append([f"  {name}", f"{median * 1000:.0f} ms", f"{base / median:.2f} x", f"{length:.2f} tokens a verifier pass",
+                     f"{same} of {len(plain)} as ar"])  # fmt: skip
+    return tabulate(rows, tablefmt="plain", disable_numparse=True, preserve_whitespace=True, colalign=("left", *["right"] * 4))
 
 
 if __name__ == "__main__":

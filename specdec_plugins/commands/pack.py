@@ -7,46 +7,54 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdec_plugins.commands.runner import less_than_one, run_command
+from specdec_plugins.settings import Fault
+from specdec_plugins.text.lines import read_lines
+
 if TYPE_CHECKING:
     from specdec_plugins.text.vocabulary import Vocabulary
 
 DRAFTED = 0.99  # of a text's tokens are drafted: benchmarks/README.md
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
         prog="specdec-pack",
         description="Make a model folder from fairseq checkpoints, dictionaries and BPE codes.",
         allow_abbrev=False,
     )
-    parser.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the autoregressive model")
-    parser.add_argument("--drafter", metavar="PT", help="fairseq checkpoint of the block drafter")
-    parser.add_argument("--data", required=True, metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
-    parser.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only text in BPE")
-    parser.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
-    parser.add_argument("-t", "--target-lang", metavar="LANG", help="(default: the verifier's)")
-    parser.add_argument(
-        "--block-size", type=int, metavar="K", help="drafted tokens an iteration by default (default: as trained)"
-    )
-    parser.add_argument(
+    p.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the autoregressive model")
+    p.add_argument("--drafter", metavar="PT", help="fairseq checkpoint of the block drafter")
+    p.add_argument("--data", required=True, metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
+    p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only text in BPE")
+    p.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
+    p.add_argument("-t", "--target-lang", metavar="LANG", help="(default: the verifier's)")
+    p.add_argument("--block-size", type=int, metavar="K", help="drafted tokens an iteration by default (default: as trained)")
+    p.add_argument(
         "--draft-vocabulary", type=Path, metavar="TEXT",
         help=f"draft only the tokens that make up {100 * DRAFTED:g} %% of this text in the target's subwords, such as "
         "distilled/text/train.LANG of train.sh: cheaper, and nearly as much is accepted (default: draft all)",
     )  # fmt: skip
-    parser.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly other numbers")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
-    options = parser.parse_args(argv)
-    try:
-        for line in run(options):
-            print(line)
-    except (ValueError, OSError) as error:
-        print(f"specdec-pack: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly other numbers")
+    p.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
+    return p
 
 
-def run(options: argparse.Namespace) -> list[str]:
-    """Make the folder; returns what to tell of it. Raises ValueError or OSError with one line that names what is wrong."""
+def main(argv: list[str] | None = None) -> int:
+    return run_command(parser(), argv, run, check)
+
+
+def check(options: argparse.Namespace) -> list[Fault]:
+    """Every way in which the options do not go together."""
+    faults = less_than_one(options, "block_size")
+    for name in ("block_size", "draft_vocabulary"):
+        if getattr(options, name) and not options.drafter:
+            faults.append((name, "is for a drafter: give --drafter, too"))
+    return faults
+
+
+def run(options: argparse.Namespace) -> None:
+    """Make the folder, and print its files. Raises ValueError or OSError with one line that names what is wrong."""
     import torch
 
     from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
@@ -57,17 +65,17 @@ def run(options: argparse.Namespace) -> list[str]:
     paths = options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes
     pair = model_folder.load_parts(*paths)
     if options.block_size is not None:
-        Settings(block_size=options.block_size)  # raises if it cannot be
-        pair = replace(pair, drafter=pair.drafter and replace(pair.drafter, block_size=options.block_size))
+        assert pair.drafter is not None  # `check` has seen to it
+        pair = replace(pair, drafter=replace(pair.drafter, block_size=options.block_size))
     if options.draft_vocabulary:
-        if not pair.drafter:
-            raise ValueError("--draft-vocabulary is for a drafter: give --drafter, too")
+        assert pair.drafter is not None  # `check` has seen to it
         tokens = torch.tensor(frequent(options.draft_vocabulary, pair.target))
         pair = replace(pair, drafter=replace(pair.drafter, tensors={**pair.drafter.tensors, DRAFT_VOCABULARY: tokens}))
     sizes = model_folder.save_folder(pair, options.output, options.half)
     Translator(model_folder.load_folder(options.output), Settings(strategy="specdec" if pair.drafter else "ar"))
     total = sum(sizes.values())
-    return [*(f"{size / 1e6:8.2f} MB  {name}" for name, size in sizes.items()), f"{total / 1e6:8.2f} MB  {options.output}"]
+    for name, size in [*sizes.items(), (options.output, total)]:
+        print(f"{size / 1e6:8.2f} MB  {name}")
 
 
 def frequent(path: Path, target: "Vocabulary") -> list[int]:
@@ -75,8 +83,6 @@ def frequent(path: Path, target: "Vocabulary") -> list[int]:
 
     Raises ValueError naming the file if it is empty or not in the vocabulary's subwords.
     """
-    from specdec_plugins.text.lines import read_lines
-
     counts = Counter(symbol for line in read_lines(path) for symbol in line.split())
     left, strange = DRAFTED * counts.total(), sum(count for symbol, count in counts.items() if symbol not in target.numbers)
     if not left or strange > 0.01 * left:

@@ -4,7 +4,7 @@
 (``train``, ``valid``, ``test``, ``test1``, ...) and language:
 
     raw/      the text as it came, plain, one sentence a line
-    tok/      the same, normalised and tokenised
+    tok/      the same, tokenised (by Moses, which normalises it, too)
     codes     the BPE codes, joint for both languages
     bpe/      the subwords; sentence pairs that make poor training data are left out of ``train`` here
     bin/      what fairseq loads, for either direction, with one dictionary for both languages
@@ -36,9 +36,13 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
+from specdec_plugins.commands.progress import bar
+from specdec_plugins.commands.runner import run_command
+from specdec_plugins.settings import Fault
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.lines import read_lines
-from specdec_plugins.text.moses import Moses
+from specdec_plugins.text.restyle import restyle
+from specdec_plugins.text.tokenizers import TOKENIZERS, load_tokenizer
 
 CLEANED = ("train", "mono")  # splits that lose pairs unfit for training
 CHUNK = 500  # sentence pairs handed to a worker process at once
@@ -104,22 +108,23 @@ def reason_to_drop(pair: Pair, max_length: int, max_ratio: float) -> str | None:
 
 def progress(items: Iterable, name: str, total: int | None = None) -> Iterable:
     """Show a bar on stderr while iterating, if that is a terminal."""
-    from tqdm import tqdm
-
-    return tqdm(items, desc=name, total=total, unit="", unit_scale=True, leave=False, disable=None)
+    return bar(items, desc=name, total=total, unit="", unit_scale=True, leave=False)
 
 
 # ---- work on pairs in several processes
 
 
 class PairTokenizer:
-    """Tokenise sentence pairs; a callable that worker processes can be given."""
+    """Tokenise sentence pairs, a share of them restyled; a callable that worker processes can be given."""
 
-    def __init__(self, langs: Pair):
-        self.moses = [Moses(lang) for lang in langs]
+    def __init__(self, name: str, langs: Pair, restyled: float):
+        self.tokenizers, self.restyled = [load_tokenizer(name, lang) for lang in langs], restyled
 
     def __call__(self, pair: Pair) -> Pair:
-        return tuple(moses.tokenize(line) for moses, line in zip(self.moses, pair))
+        if self.restyled:
+            source, target = pair
+            pair = restyle(source, target, self.restyled)
+        return tuple(tokenizer.tokenize(line) for tokenizer, line in zip(self.tokenizers, pair))
 
 
 class PairBpe:
@@ -220,9 +225,11 @@ class Preparation:
     def take_steps(self) -> None:
         """Take every step, each with a key that covers the steps before it."""
         options = self.options
+        how: list[Any] = [self.langs, options.tokenized, options.bpe_applied]
+        if (options.tokenizer, options.restyle) != ("moses", 0):  # as older data sets were made, before they said so
+            how += [options.tokenizer, options.restyle]
         text_keys = {
-            split: digest(self.langs, options.tokenized, options.bpe_applied, [self.hashes[str(path)] for path in chain(*parts)])
-            for split, parts in self.inputs.items()
+            split: digest(*how, [self.hashes[str(path)] for path in chain(*parts)]) for split, parts in self.inputs.items()
         }
         if not options.bpe_applied:
             for split, key in text_keys.items():
@@ -294,7 +301,9 @@ class Preparation:
             return {"pairs": write_pairs(tok, map(squeeze, self.read(split)))}
         raw = [folder / file for file in self.files("raw", split)]
         write_pairs(raw, self.read(split))
-        pairs = map_pairs(PairTokenizer(self.langs), self.read(split), self.options.workers)
+        restyled = self.options.restyle if split == "train" else 0
+        tokenize = PairTokenizer(self.options.tokenizer, self.langs, restyled)
+        pairs = map_pairs(tokenize, self.read(split), self.options.workers)
         return {"pairs": write_pairs(tok, pairs)}
 
     def make_codes(self, folder: Path) -> Counts:
@@ -353,6 +362,7 @@ class Preparation:
         options = {name: value for name, value in vars(self.options).items() if name not in ("output", "workers")}
         return {
             "languages": list(self.langs),
+            "tokenizer": self.options.tokenizer,
             "lines": self.lines,
             "counts": self.counts,
             "options": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
@@ -386,10 +396,9 @@ def learn_codes(words: Counter[str], operations: int, codes: Path) -> None:
 # ---- command line
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the options, or exit with status 2 for those that make no sense."""
-    parser = argparse.ArgumentParser("specdec-prepare", description="Prepare parallel text for fairseq.")
-    add = parser.add_argument
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser("specdec-prepare", description="Prepare parallel text for fairseq.")
+    add = p.add_argument
     add("--source-lang", required=True, metavar="LANG")
     add("--target-lang", required=True, metavar="LANG")
     add(
@@ -402,10 +411,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--test", metavar="PREFIX[,...]", type=comma_separated, help="test sets: test, test1, ...")
     add("--mono", type=Path, metavar="FILE", help="instead of these: source text still to be translated; needs --codes")
     add("--output", required=True, type=Path, metavar="DIR", help="folder to fill")
-    bpe = parser.add_mutually_exclusive_group()
+    bpe = p.add_mutually_exclusive_group()
     bpe.add_argument("--bpe-operations", type=whole, default=32000, metavar="N", help="learn this many (default %(default)s)")
     bpe.add_argument("--codes", type=Path, metavar="FILE", help="use these BPE codes instead of learning them")
     bpe.add_argument("--bpe-applied", action="store_true", help="the text is subwords already: only clean and binarise it")
+    add("--tokenizer", choices=TOKENIZERS, default="moses",
+        help="moses, or reversible for text with code in it (default %(default)s)")  # fmt: skip
+    add("--restyle", type=share, default=0, metavar="X",
+        help="put backticks around code in this share of training pairs, curly apostrophes in as many (default 0)")  # fmt: skip
     add("--tokenized", action="store_true", help="the text is tokenised already")
     add("--dict", type=Path, metavar="FILE", help="use this fairseq dictionary, as well as its --codes")
     add("--dict-size", type=whole, metavar="N", help="keep only the N most frequent subwords")
@@ -414,24 +427,24 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--max-ratio", type=float, metavar="X",
         help="greatest length ratio of a training pair, 0 for any (default 1.5; any with --bpe-applied)")  # fmt: skip
     add("--workers", type=whole, default=os.cpu_count(), metavar="N", help="processes (default %(default)s)")
-    options = parser.parse_args(argv)
+    return p
 
-    if options.source_lang == options.target_lang:
-        parser.error("--source-lang and --target-lang are the same")
+
+def check(options: argparse.Namespace) -> list[Fault]:
+    """Every way in which the options do not go together."""
+    faults: list[Fault] = []
     splits = options.train or options.valid or options.test
+    if options.source_lang == options.target_lang:
+        faults.append(("source_lang", "and --target-lang are the same"))
     if options.mono and (splits or not options.codes):
-        parser.error("--mono goes with --codes, and without --train, --valid and --test")
+        faults.append(("mono", "goes with --codes, and without --train, --valid and --test"))
     if not (splits or options.mono):
-        parser.error("nothing to prepare: give --train, --valid or --test")
+        faults.append(("train", "is missing, and there is nothing to prepare: give --train, --valid or --test"))
     if splits and not options.train and not (options.dict and (options.codes or options.bpe_applied)):
-        parser.error("without --train, give --dict and either --codes or --bpe-applied")
+        faults.append(("dict", "is needed without --train, and either --codes or --bpe-applied"))
     if options.dict and not (options.codes or options.bpe_applied):
-        parser.error("--dict needs the --codes it was made with, or --bpe-applied")
-    if options.max_length is None:
-        options.max_length = 0 if options.bpe_applied else 175
-    if options.max_ratio is None:
-        options.max_ratio = 0.0 if options.bpe_applied else 1.5
-    return options
+        faults.append(("dict", "needs the --codes it was made with, or --bpe-applied"))
+    return faults
 
 
 def comma_separated(value: str) -> list[str]:
@@ -446,23 +459,29 @@ def whole(value: str, least: int = 1) -> int:
     return int(value)
 
 
+def share(value: str) -> float:
+    """Parse a share of which two fit into a whole."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 0.5:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 0 to 0.5")
+    return number
+
+
 def run(options: argparse.Namespace) -> None:
     """Prepare a data set. Raises ValueError or OSError, with a message for the user, before anything half-made is left."""
+    if options.max_length is None:
+        options.max_length = 0 if options.bpe_applied else 175
+    if options.max_ratio is None:
+        options.max_ratio = 0.0 if options.bpe_applied else 1.5
     Preparation(options).take_steps()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return its exit status."""
-    options = parse(argv)
-    try:
-        run(options)
-    except (ValueError, OSError) as error:
-        print(f"specdec-prepare: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("specdec-prepare: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 0
+    return run_command(parser(), argv, run, check, resumption="; the same command goes on from here")
 
 
 if __name__ == "__main__":

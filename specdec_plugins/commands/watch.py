@@ -1,26 +1,55 @@
-"""Show a fairseq log as it is written, a short line a report: ``fairseq-train ... | python -m ...commands.watch NAME``."""
+"""Show a fairseq log as it is written, a short line a report: ``fairseq-train ... | python -m ...commands.watch STAGE UPDATES``.
+
+UPDATES is how many the training makes in all, 0 if it makes none. The time left is estimated from the updates that this process
+saw, so those made before a training was resumed do not count, and validations and checkpoints do.
+"""
 
 import json
 import re
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 REPORT = re.compile(r"\| (train_inner|valid) \| (\{.*\})")
+WINDOW = 40  # reports that the speed is estimated from: long enough for several validations, short enough to follow other work
 
 
-def reports(lines: Iterable[str], name: str) -> Iterator[str]:
-    """What a person wants to know of each report: the update, the loss or ``accept_len``, the speed."""
+def reports(lines: Iterable[str], stage: str, total: int = 0) -> Iterator[str]:
+    """What a person wants to know of each report: the update, the loss or ``accept_len``, the speed, the time left."""
+    seen: deque[tuple[int, float]] = deque(maxlen=WINDOW)  # update, seconds since the training started or was resumed
     for line in lines:
         if not (found := REPORT.search(line)):
             continue
         figures = {key.removeprefix("valid_"): value for key, value in json.loads(found[2]).items()}
-        words = [f"update {figures['num_updates']}"] if "num_updates" in figures else []
-        measure = "accept_len" if found[1] == "valid" and "accept_len" in figures else "nll_loss"
+        validating = found[1] == "valid"
+        words = []
+        if "num_updates" in figures:
+            words.append(f"update {int(figures['num_updates']):,}" + (f" of {total:,}" if total else ""))
+        measure = "accept_len" if validating and "accept_len" in figures else "nll_loss"
         words += [f"{measure} {figures[measure]}"] if measure in figures else []
-        words += [f"{float(figures['ups']):.2f} updates/s"] if "ups" in figures else []
-        yield f"{name}{' valid' if found[1] == 'valid' else ''}: {', '.join(words)}"
+        if "ups" in figures:
+            words.append(f"{float(figures['ups']):.2f} updates/s")
+            seen.append((int(figures["num_updates"]), float(figures.get("wall", 0))))
+            left = total - seen[-1][0]
+            if left > 0 and (speed := updates_per_second(seen) or float(figures["ups"])):
+                words.append(f"{duration(left / speed)} left")
+        yield f"{stage}{' valid' if validating else ''}: {', '.join(words)}"
+
+
+def updates_per_second(seen: deque[tuple[int, float]]) -> float:
+    """Speed from the first to the last of (update, seconds) pairs; 0 if that cannot be told."""
+    (first, start), (last, end) = seen[0], seen[-1]
+    return (last - first) / (end - start) if end > start else 0.0
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: ``40 s``, ``12 min``, ``1 h 14 min``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min"
 
 
 if __name__ == "__main__":
-    for report in reports(sys.stdin, sys.argv[1]):
+    for report in reports(sys.stdin, sys.argv[1], int(sys.argv[2])):
         print(report, flush=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from specdec_plugins.formats.spec import ModelSpec
 from specdec_plugins.formats.strict import parse
+from specdec_plugins.text.tokenizers import TOKENIZERS
 
 FORMAT = 2
 MAX_JSON_BYTES = 1_000_000
-TOKENIZERS = ("moses",)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from specdec_plugins.formats.spec import (
     ModelSpec,
     SideSpec,
     Symbols,
+    own_shapes,
     sinusoidal_table,
     tensor_faults,
     tensor_shapes,
@@ -40,6 +41,7 @@ POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target
 PUBLISHED_BLOCK_SIZE = 25
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "swish"}
 DRAFTERS = ("block", "block_causal")  # architectures that are drafters; the engine's drafters have the same names
+SHIM = "drafter"  # the architecture of drafters whose code is a file of its own: `models.drafter`
 ARCHITECTURES = ("transformer", "bart", "mbart", *DRAFTERS)  # by the first part of --arch
 SIDES = ("encoder", "decoder")
 
@@ -101,7 +103,17 @@ def read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
 
     ``name`` is what errors call it. Raises CheckpointError with everything that the engine does not support.
     """
+    try:
+        return _read(checkpoint, name)
+    except (TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+        # Untrusted settings and weights can be of any type.
+        raise CheckpointError(f"{name}: damaged or foreign settings ({type(error).__name__}: {error})") from None
+
+
+def _read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
     args = flat(model_args(checkpoint))
+    if architecture(args) == SHIM:
+        return shimmed(checkpoint, args, name)
     faults = list(setting_faults(args))
     if faults:
         raise CheckpointError(f"{name}: the engine does not support " + "; ".join(faults))
@@ -118,17 +130,28 @@ def read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
     except ValueError as error:
         raise CheckpointError(f"{name}: {error}") from None
     tensors = canonical(weights, spec)
+    given = tensor_shapes(tensors)
+    # What a drafter has of its own is for its code to check.
+    faults = tensor_faults(spec, given, own_shapes(spec, given) if code else None)
+    if faults:
+        raise CheckpointError(f"{name}: {'; '.join(faults)}")
     if code:
         task = task_settings(checkpoint)
         return DrafterModel(
             code, tensors, spec, drafter_options(code, tensors), int(task.get("block_size") or PUBLISHED_BLOCK_SIZE),
             verifier_mark(weights),
         )  # fmt: skip
-    # A drafter's own weights are for its code to check.
-    faults = tensor_faults(spec, tensor_shapes(tensors))
-    if faults:
-        raise CheckpointError(f"{name}: {'; '.join(faults)}")
     return Model(spec, tensors)
+
+
+def shimmed(checkpoint: Checkpoint, args: Mapping[str, Any], name: str) -> DrafterModel:
+    """The drafter of a checkpoint of ``--arch drafter``: its code's name, options and tensors. Raises CheckpointError."""
+    if not isinstance(args.get("drafter"), str) or not isinstance(args.get("drafter_options"), dict):
+        raise CheckpointError(f"{name}: it does not say which drafter it is")
+    weights, prefix = checkpoint["model"], "network."
+    tensors = {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
+    size = int(args.get("drafter_block_size") or 1)
+    return DrafterModel(args["drafter"], tensors, None, args["drafter_options"], size, verifier_mark(weights))
 
 
 def flat(settings: argparse.Namespace) -> dict[str, Any]:
@@ -137,7 +160,7 @@ def flat(settings: argparse.Namespace) -> dict[str, Any]:
     for key, value in vars(settings).items():
         if key in (*SIDES, "quant_noise") and not isinstance(value, bool | int | float | str | None):
             inner = value if isinstance(value, Mapping) or hasattr(value, "items") else vars(value)
-            result.update({f"{key}_{name}": each for name, each in inner.items()})
+            result.update({f"{key}_{name}": each for name, each in inner.items() if not name.startswith("_")})
         else:
             result[key] = value
     return result

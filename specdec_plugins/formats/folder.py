@@ -25,7 +25,6 @@ from torch import Tensor
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.description import (
     FORMAT,
-    TOKENIZERS,
     Description,
     DescriptionOfFormat1,
     DrafterEntry,
@@ -38,11 +37,12 @@ from specdec_plugins.formats.spec import (
     Model,
     ModelSpec,
     fingerprint,
-    shapes,
+    own_shapes,
     sinusoidal_table,
     tensor_faults,
     tensor_shapes,
 )
+from specdec_plugins.text.tokenizers import TOKENIZERS
 from specdec_plugins.text.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -113,9 +113,27 @@ def load_parts(
             if mark != dictionary.fingerprint():
                 faults.append(f"the {role} was trained with another {side} dictionary than {dictionary.path}")
     model, drafting = _roles(verifier, models["verifier"], models.get("drafter"))
+    languages, tokenizer = (source_lang, target_lang), recorded_tokenizer(Path(data))
     return _checked(
-        Pair(verifier, model, drafting, source, target, source_lang, target_lang, Path(codes) if codes else None), faults
+        Pair(verifier, model, drafting, source, target, *languages, Path(codes) if codes else None, tokenizer), faults
     )
+
+
+def recorded_tokenizer(data: Path) -> str:
+    """The tokeniser that a data folder was prepared with: ``prepare.json`` says so, beside the binarised data or in it.
+
+    Moses where nothing is said. Raises ValueError naming the file if it cannot be read.
+    """
+    for path in (data / "prepare.json", data.parent / "prepare.json"):
+        if path.is_file():
+            try:
+                name = json.loads(path.read_text(encoding="utf-8")).get("tokenizer", TOKENIZERS[0])
+            except (ValueError, AttributeError) as error:
+                raise ValueError(f"{path}: damaged or not ours ({error})") from None
+            if name not in TOKENIZERS:
+                raise ValueError(f"{path}: tokenizer '{name}'; available: {', '.join(TOKENIZERS)}")
+            return name
+    return TOKENIZERS[0]
 
 
 def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) -> dict[str, int]:
@@ -228,9 +246,8 @@ def _load_tensors(
             faults.append(f"aliases: {name} for {original}")
     given |= {name: given[original] for name, original in entry.aliases.items() if original in given}
     if entry.spec is not None and not faults:
-        more: dict[str, tuple[int, ...]] = {}
-        if isinstance(entry, DrafterEntry):  # what it has of its own is for its code to check
-            more = {name: shape for name, shape in given.items() if name not in shapes(entry.spec, 0, 0)}
+        # What a drafter has of its own is for its code to check.
+        more = own_shapes(entry.spec, given) if isinstance(entry, DrafterEntry) else {}
         faults += tensor_faults(entry.spec, given, more)
     if faults:
         raise ValueError(f"{folder}: {role}: {'; '.join(faults)}")

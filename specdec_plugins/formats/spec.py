@@ -195,6 +195,12 @@ def tensor_faults(
     ]  # fmt: skip
 
 
+def own_shapes(spec: ModelSpec, given: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Of tensors of the shapes ``given`` those that are not the Transformer's, but a drafter's own."""
+    wanted = shapes(spec, 0, 0)
+    return {name: shape for name, shape in given.items() if name not in wanted}
+
+
 def _fits(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     if name.endswith(".embed_positions.weight"):
         return len(given) == 2 and given[1] == wanted[1] and given[0] >= wanted[0]

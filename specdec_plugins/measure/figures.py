@@ -1,4 +1,4 @@
-"""The figures of ``specdec-report``, drawn from the rows of its JSON.
+"""The figures of ``specdec-report`` and ``specdec-benchmark``, drawn from the rows of their JSON.
 
 Each shows one idea, at a width that a phone's screen has, and tells its parts apart by markers, line styles and hatching, not by
 colour alone.
@@ -6,6 +6,7 @@ colour alone.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ MARKERS = {"fairseq": "s", "fairseq-beam5": "D", "ctranslate2": "^", "ar": "o", 
            "drafter": "X"}  # fmt: skip
 FILLS: dict[str, Any] = {"float32": "full", "bfloat16": "left", "int8": "none"}
 STYLES = [("#1f4e9c", "-", "o", ""), ("#c4500a", "--", "s", "///"), ("#3a7d2c", ":", "^", "..."), ("#6b2d8c", "-.", "D", "xxx")]
+DTYPES = ("float32", "bfloat16", "int8", "float16")  # the order of panels
 DEPTH = 5  # BLEU below the best that the frontier's figure still shows
 
 
@@ -244,3 +246,37 @@ def memory(rows: Sequence[Row]) -> Any:
         return dict(zip(("weights", "keys and values", "all else"), (*known, row["peak_memory_mib"] - sum(known))))[part]
 
     return stacked(rows, ("weights", "keys and values", "all else"), mib, "peak memory of the process, MiB")
+
+
+def plot_speeds(rows: Sequence[Row], path: str | Path) -> None:
+    """Tokens a second against batch size, a panel a data type, a line a system; which markers and line styles tell apart, too."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)]
+    kinds = list(dict.fromkeys((row["strategy"], row["block_size"]) for row in rows))
+    sizes = sorted({row["batch_size"] for row in rows})
+    figure, panels = pyplot.subplots(
+        len(dtypes), figsize=(6, 0.8 + 3.2 * len(dtypes)), layout="constrained", squeeze=False, sharey=True
+    )
+    lines: dict[str, Any] = {}
+    for dtype, axes in zip(dtypes, panels[:, 0]):
+        looks = zip(kinds, cycle("osD^v<>PX*"), cycle(("-", "--", "-.", ":")))
+        for number, (kind, marker, style) in enumerate(looks):
+            shown = [row for row in rows if (row["strategy"], row["block_size"]) == kind and row["dtype"] == dtype]
+            if shown:
+                points = zip(*((row["batch_size"], row["tokens_per_second"]) for row in shown))
+                name = kind[0] + (f" K={kind[1]}" if kind[1] and kind[1] != "auto" else "")
+                (lines[name],) = axes.plot(*points, style, marker=marker, color=f"C{number}", label=name)
+        axes.set(xscale="log", yscale="log", ylabel="tokens a second (log)", title=dtype)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        low, high = axes.get_ylim()
+        ticks = [step * 10**power for power in range(7) for step in (1, 2, 5) if low <= step * 10**power <= high]
+        axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    panels[-1, 0].set_xlabel("batch size (sentences)")
+    figure.legend(lines.values(), lines, loc="outside lower left", ncols=3, fontsize=9)
+    figure.savefig(path, dpi=120)

@@ -1,30 +1,52 @@
 """Byte-pair encoding (BPE) by subword-nmt, which is loaded when it is used."""
 
 import io
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.reversible import code_point
+
+CONTINUED = "@@"  # ends every subword of a token but the last
 
 
 class Bpe:
-    """Apply the BPE codes of a file written by subword-nmt. Raises ValueError when the file holds no codes."""
+    """Apply the BPE codes of a file written by subword-nmt. Raises ValueError when the file holds no codes.
+
+    With ``symbols``, those of a model's dictionary, every token can be written in them: subwords that the training text had only
+    as parts of longer ones are split, and a character that is no symbol is spelled as the reversible tokeniser spells it.
+    """
 
     CACHED = 50_000  # words
 
-    def __init__(self, codes: Path):
+    def __init__(self, codes: Path, symbols: Collection[str] | None = None):
         from subword_nmt.apply_bpe import BPE
 
         lines = list(read_lines(codes))
         merges = [line for line in lines if not line.startswith("#version:")]
         if not merges or any(len(merge.split(" ")) != 2 for merge in merges):  # subword-nmt would end the process
             raise ValueError(f"{codes}: not a BPE codes file (two symbols a line)")
-        self.bpe = BPE(io.StringIO("\n".join(lines)))
+        self.symbols = None if symbols is None else frozenset(symbols)
+        self.bpe = BPE(io.StringIO("\n".join(lines)), vocab=self.symbols)
 
     def apply(self, line: str) -> str:
         """Split the tokens of a line into subwords, all but the last of a word ending in ``@@``."""
         if len(self.bpe.cache) > self.CACHED:  # it never forgets by itself, and a large file has no end of words
             self.bpe.cache.clear()
-        return self.bpe.segment(line)
+        subwords = self.bpe.segment(line)
+        return subwords if self.symbols is None else " ".join(spelled(subwords, self.symbols))
+
+
+def spelled(subwords: str, symbols: Collection[str]) -> Iterator[str]:
+    """Yield subwords, in place of each one that is no symbol, which is a character, the characters of its code point."""
+    for subword in subwords.split():
+        if subword in symbols:
+            yield subword
+            continue
+        character, end = subword[0], subword[1:]
+        spelling = code_point(character)
+        yield from (mark + CONTINUED for mark in spelling[:-1])
+        yield spelling[-1] + end
 
 
 def remove_bpe(line: str) -> str:

@@ -1,31 +1,83 @@
 """Read lines of text: UTF-8, plain or gzip, each fault named with its file and line. Knows nothing about models."""
 
 import gzip
+import os
+import sys
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO, cast
 
-MAX_LINE_BYTES = 100_000  # a longer "line" is a file without line ends, not a sentence
+# A longer "line" is a file without line ends, not a sentence. A megabyte holds far more than any model reads, so that a source
+# that is too long is reported as such, with its number of tokens, and not as a broken file.
+MAX_LINE_BYTES = 1_000_000
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file (plain or ``.gz``), without their ends.
+class LineReader:
+    """Iterates over the lines of a UTF-8 text file (plain or ``.gz``), or of stdin without a path. A context manager.
 
-    Only ``\\n`` ends a line, as for ``wc -l``: U+2028 and its like do not, so parallel files stay parallel. A carriage return
-    before the end is dropped and elsewhere becomes a space, because other tools would take it for a line end.
-    Raises ValueError naming file and line when the text is not UTF-8 or a line exceeds `MAX_LINE_BYTES`, or naming the file
-    when it cannot be read.
+    Lines come without their ends. Only ``\\n`` ends a line, as for ``wc -l``: U+2028 and its like do not, so parallel files stay
+    parallel. A carriage return before the end is dropped and elsewhere becomes a space, because other tools would take it for a
+    line end. ``name`` is what messages call the file, and ``number`` is the number of lines read so far.
+
+    Raises ValueError naming file and line when a line is not UTF-8, has a NUL byte or exceeds `MAX_LINE_BYTES`, or naming the
+    file when it cannot be read.
     """
-    number = 0
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as stream:
-            while data := stream.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(data) > MAX_LINE_BYTES:
-                    raise ValueError(f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes")
-                line = data.decode("utf-8").removesuffix("\n")
-                yield line.rstrip("\r").replace("\r", " ") if "\r" in line else line
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, line {number}: not UTF-8 (byte {error.start + 1} of the line)") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+    def __init__(self, path: str | os.PathLike[str] | None = None):
+        self.name, self.number = "stdin" if path is None else str(path), 0
+        try:
+            self.stream = _open(path)
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            while data := self.stream.readline(MAX_LINE_BYTES + 1):
+                self.number += 1
+                yield self._text(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._unreadable(error) from None
+
+    def skip(self, count: int) -> int:
+        """Read ``count`` lines, or as many as there are. Returns how many these were."""
+        return sum(1 for _ in islice(self, count))
+
+    def __enter__(self) -> "LineReader":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stream.close()
+
+    def _text(self, data: bytes) -> str:
+        if len(data) > MAX_LINE_BYTES:
+            raise ValueError(f"{self.name}, line {self.number}: longer than {MAX_LINE_BYTES:,} bytes")
+        if b"\0" in data:
+            raise ValueError(f"{self.name}, line {self.number}: holds a NUL byte, so this is no text")
+        try:
+            line = data.decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.name}, line {self.number}: not UTF-8 (byte {error.start + 1} of the line)") from None
+        return line.rstrip("\r").replace("\r", " ") if "\r" in line else line
+
+    def _unreadable(self, error: Exception) -> ValueError:
+        return ValueError(f"{self.name}: {getattr(error, 'strerror', None) or error}")
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yield the lines of a file, as `LineReader` does, and close it after the last."""
+    with LineReader(path) as lines:
+        yield from lines
+
+
+def count_line_ends(path: str | os.PathLike[str]) -> int:
+    """The number of ``\\n`` in a file, which nothing is checked of: for a progress bar. Raises OSError."""
+    with _open(path) as stream:
+        return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))
+
+
+def _open(path: str | os.PathLike[str] | None) -> BinaryIO:
+    if path is None:
+        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    return cast(BinaryIO, gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb"))

@@ -61,6 +61,7 @@ class LoadedModel(Protocol):
     """A model on a backend."""
 
     spec: ModelSpec
+    target_embeddings: Tensor  # (V, D) of the target side, for drafters that share them
 
     def start(self, rows: int) -> RowState:
         """A state without rows, for ``rows`` at most."""

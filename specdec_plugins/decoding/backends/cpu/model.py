@@ -94,7 +94,7 @@ class CpuModel:
         self.memory = NativeLinear(decoder.memory.weight, decoder.memory.bias, dtype)
         self.layers, self.width = len(decoder.layers), decoder.width
         self.successor, self.copy = decoder.successor, decoder.copy
-        self.embeddings = model.encoder.embedding, decoder.embedding
+        self.source_embedding, self.target_embeddings = model.encoder.embedding, decoder.embedding.tokens
         self.features_wanted = False  # a drafter that reads the verifier's hidden states sets this; passes then keep them
         # The tokens that the numbers of the logits are, if a drafter drafts only some.
         self.vocabulary = None if decoder.vocabulary is None else decoder.vocabulary.tolist()
@@ -122,7 +122,7 @@ class CpuModel:
             *cache.layout,
         )  # fmt: skip
         if self.copy is not None:
-            embedding = self.embeddings[0]
+            embedding = self.source_embedding
             tokens = source.tokens[list(numbers)]
             embedded = embedding.embed(tokens)  # (N, S, D)
             keys = (embedded + embedding.place(torch.arange(tokens.size(1)).expand_as(tokens))) @ self.copy  # W p . k = p . (k W)

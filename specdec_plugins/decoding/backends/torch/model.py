@@ -56,6 +56,7 @@ class TorchModel:
 
     def __init__(self, transformer: Transformer, runner: Runner = EAGER):
         self.transformer, self.spec, self.runner = transformer, transformer.spec, runner
+        self.target_embeddings = transformer.decoder.embedding.tokens
         self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: recordings are bound to their memory
 
     # ---- what a row keeps

@@ -1,23 +1,26 @@
-"""Processes that work beside one another and answer in order. Knows nothing about what they do.
+"""Processes that work side by side and answer in order. Knows nothing about what they do.
 
-Each holds one end of a pipe, and a thread here the other: so whoever dies, the other side is told. (The standard library's
-``ProcessPoolExecutor`` does not number its processes, leaves them behind when this one is killed, and before Python 3.11.5 can
-wait for ever on one that died.)
+Parent and worker hold the two ends of a pipe, so the parent notices when a worker ends; a worker ends with its parent.
+(The standard library's ``ProcessPoolExecutor`` does not number its processes, leaves them running when the parent is killed, and
+before Python 3.11.5 can wait for ever for one that died.)
 """
 
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Generic, TypeVar
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 LOOKAHEAD = 2  # tasks for each process that are under way, waiting, or answered before their turn
+GRACE = 5.0  # seconds that a single worker has to end by itself
 
 
 class Workers(Generic[Task, Answer]):
@@ -31,11 +34,7 @@ class Workers(Generic[Task, Answer]):
         self.workers: list[Worker] = []
         self.threads = ThreadPoolExecutor(count)
         try:
-            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process to answer
-            try:
-                self.workers += (Worker(number, build) for number in range(count))
-            finally:
-                signal.signal(signal.SIGINT, interrupt)
+            self.workers += (Worker(number, build) for number in range(count))
             for worker in self.workers:
                 worker.receive()
         except BaseException:
@@ -82,13 +81,17 @@ class Workers(Generic[Task, Answer]):
 
 
 class Worker:
-    """One process, as seen from here."""
+    """One process with the function that ``build(number)`` makes there. `receive` tells whether it has been made."""
 
     def __init__(self, number: int, build: Callable[[int], Callable]):
         context = get_context("spawn")  # started afresh: a copy of this process would lack its threads, and could not use a GPU
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, number, build), daemon=True)
-        self.process.start()
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process to answer
+        try:
+            self.process.start()
+        finally:
+            signal.signal(signal.SIGINT, interrupt)
         theirs.close()
 
     def ask(self, task: Any) -> Any:
@@ -105,9 +108,17 @@ class Worker:
             raise answer
         return answer
 
+    def stop(self) -> None:
+        """End the process: an idle one by itself, one that is busy for longer than `GRACE` by force."""
+        self.connection.close()
+        self.process.join(GRACE)
+        self.process.terminate()
+        self.process.join()
+
 
 def serve(connection: Connection, number: int, build: Callable[[int], Callable]) -> None:
-    """What a process does: tells that it has built its function, or why not, and answers until nobody asks."""
+    """The worker process: say that the function is built, or why not, and answer until the parent closes the pipe."""
+    Thread(target=_end_with_parent, daemon=True).start()
     try:
         function = build(number)
         connection.send(None)
@@ -117,3 +128,10 @@ def serve(connection: Connection, number: int, build: Callable[[int], Callable])
         pass
     except (ValueError, OSError) as error:
         connection.send(error)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has, also in the middle of a task."""
+    if parent := parent_process():
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,67 @@
+"""Progress on stderr: a bar in a terminal, nothing or a few lines in a log."""
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+LOG_INTERVAL = 10.0  # seconds between two lines of `Steps` in a log
+
+
+def bar(items: Iterable | None = None, *, hidden: bool = False, **options) -> Any:
+    """A tqdm bar (options as there) that only a terminal shows, and only unless it is ``hidden``."""
+    from tqdm import tqdm
+
+    return tqdm(items, disable=hidden or not sys.stderr.isatty(), file=sys.stderr, dynamic_ncols=True, **options)
+
+
+class Steps:
+    """Says which step of a long run is being taken and how long the rest will take. A context manager."""
+
+    def __init__(self, total: float):
+        self.total = total
+        self.began, self.shown = time.monotonic(), -LOG_INTERVAL
+        self.bar = bar(total=total, leave=False, bar_format="{desc} {percentage:3.0f}% [{elapsed}, {remaining} left]")
+
+    def step(self, what: str, done: float) -> None:
+        """Step ``what`` begins when ``done`` of the total are done."""
+        if not self.bar.disable:
+            self.bar.n = done
+            self.bar.set_description_str(what)
+            return
+        now = time.monotonic()
+        if now - self.shown >= LOG_INTERVAL:
+            self.shown = now
+            left = (now - self.began) * (self.total / done - 1) if done else 0.0
+            print(what + (f"; {self.bar.format_interval(left)} left" if left else ""), file=sys.stderr, flush=True)
+
+    def part(self, name: str, before: float, size: float) -> "Part":
+        """A run within this one, of which ``before`` is done before it; its steps are shares of ``size``."""
+        return Part(self, name, before, size)
+
+    def warn(self, message: str) -> None:
+        """Print a line that stays."""
+        self.bar.write(message, file=sys.stderr)
+
+    def __enter__(self) -> "Steps":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.bar.close()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the runs that `Steps` consists of."""
+
+    steps: Steps
+    name: str
+    before: float
+    size: float
+
+    def step(self, what: str, done: float) -> None:
+        self.steps.step(f"{self.name}: {what}", self.before + done * self.size)
+
+    def warn(self, message: str) -> None:
+        self.steps.warn(message)

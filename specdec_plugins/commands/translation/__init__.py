@@ -1,0 +1,1 @@
+"""The parts of ``specdec-translate``: reading buffers of lines, translating them, writing the results."""

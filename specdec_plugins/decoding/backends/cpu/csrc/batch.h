@@ -1,0 +1,142 @@
+// A batch's work on an engine: the rows of a causal pass, choosing tokens for its drafts, judging them. B rows of the batch,
+// V vocabulary, R width of the successor network.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "forward.h"
+#include "judge.h"
+#include "select.h"
+#include "team.h"
+
+namespace {
+
+// Threads and scratch memory for one call at a time.
+struct Engine {
+    explicit Engine(int threads) : team(threads) {}
+    Team team;
+    Scratch scratch;
+    Judge judge;
+    std::vector<float> kept;                    // (threads, forbidden tokens)
+    std::vector<int64_t> positions, candidates;  // positions to choose tokens for; the candidates of each
+};
+
+// Takes the parts of `numbers` one after the other.
+class Numbers {
+  public:
+    explicit Numbers(const int64_t* next) : next(next) {}
+    const int64_t* take(int64_t count) {
+        next += count;
+        return next - count;
+    }
+
+  private:
+    const int64_t* next;
+};
+
+// The rows of a causal pass; returns whether some have no result. `firsts` is NULL if all have one.
+bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const int64_t* starts, const int64_t* places,
+                     const int64_t* firsts, const int64_t* slots, const int64_t* source_slots, const int64_t* source_lengths,
+                     const int64_t* tokens) {
+    bool narrowed = false;
+    rows.clear();
+    for (int64_t b = 0; b < batch; ++b) {
+        const int64_t first = firsts ? firsts[b] : 0;
+        for (int64_t k = 0; k < starts[b + 1] - starts[b]; ++k) {
+            const int64_t position = places[b] + k;
+            rows.push_back({.token = tokens[starts[b] + k], .slot = slots[b], .position = position, .visible = position + 1,
+                            .source_slot = source_slots[b], .source_length = source_lengths[b],
+                            .target = b * width + k - first, .mask = false, .wanted = k >= first});
+            narrowed |= k < first;
+        }
+    }
+    return narrowed;
+}
+
+// The choice of a token for each position of drafts.
+struct Choice {
+    float* logits;  // (B, width, V)
+    int64_t batch, width, vocabulary, pad, eos;
+    const int64_t *drafted, *empty;  // (B)
+    const float* gates;              // (B, width, R); NULL without a successor network
+    int64_t gate_width;              // R
+    const float *tokens, *outs;      // (V, R)
+    int64_t candidates;
+    int64_t* to;  // (B, width)
+
+    // Called before the team runs.
+    void reserve(Engine& engine) const {
+        auto& positions = engine.positions;
+        positions.clear();
+        for (int64_t b = 0; b < batch; ++b)
+            for (int64_t k = 0; k < drafted[b]; ++k) positions.push_back(b * width + k);
+        const size_t size = gates ? batch * width * candidates : 0;
+        if (engine.candidates.size() < size) engine.candidates.resize(size);
+    }
+
+    void run(Engine& engine, int member) const {
+        Team& team = engine.team;
+        Range mine = share(int(engine.positions.size()), member, team.size);
+        for (int number = mine.from; number < mine.to; ++number) {
+            const int64_t position = engine.positions[number], k = position % width;
+            float* values = logits + position * vocabulary;
+            values[pad] = -INFINITY;
+            if (k == 0 && empty[position / width]) values[eos] = -INFINITY;
+            if (gates && k)
+                best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
+            else
+                to[position] = best_of(values, vocabulary);
+        }
+        if (!gates) return;
+        team.sync();
+        mine = share(int(batch), member, team.size);
+        for (int64_t b = mine.from; b < mine.to; ++b)
+            for (int64_t position = b * width + 1; position < b * width + drafted[b]; ++position)
+                to[position] = best_successor(logits + position * vocabulary, &engine.candidates[position * candidates],
+                                              candidates, gates + position * gate_width,
+                                              tokens + to[position - 1] * gate_width, outs, gate_width);
+    }
+};
+
+// The judging of a batch of drafts. Row b's draft is its tokens from number starts[b] + skip up to starts[b + 1].
+struct Judging {
+    float* logits;  // (B, width, V)
+    int64_t batch, width, skip;
+    const int64_t* starts;  // (B + 1)
+    const double* tau;      // (B)
+    int64_t* judged;        // (3, B)
+    float* scores;          // (B, width)
+    const int64_t *beta{}, *room{}, *minimum{}, *forced_starts{}, *forced{}, *tokens{};
+
+    // Takes the options by row from `numbers`, and the tokens, which follow them.
+    void take(Numbers& numbers) {
+        beta = numbers.take(batch), room = numbers.take(batch), minimum = numbers.take(batch);
+        forced_starts = numbers.take(batch + 1), forced = numbers.take(forced_starts[batch]);
+        tokens = numbers.take(starts[batch]);
+    }
+
+    // Called before the team runs.
+    void reserve(Engine& engine, int64_t vocabulary, int64_t pad, int64_t eos, int64_t count, const int64_t* suppressed) const {
+        engine.judge.vocabulary = vocabulary;
+        auto& forbidden = engine.judge.forbidden;
+        forbidden.assign(1, pad);
+        forbidden.insert(forbidden.end(), suppressed, suppressed + count);
+        forbidden.push_back(eos);
+        if (engine.kept.size() < engine.team.size * forbidden.size()) engine.kept.resize(engine.team.size * forbidden.size());
+    }
+
+    void run(Engine& engine, int member) const {
+        const Judge& judge = engine.judge;
+        const Range mine = share(int(batch), member, engine.team.size);
+        for (int b = mine.from; b < mine.to; ++b) {
+            const Draft draft{tokens + starts[b] + skip, starts[b + 1] - starts[b] - skip,
+                              beta[b], tau[b], room[b], minimum[b],
+                              forced + forced_starts[b], forced_starts[b + 1] - forced_starts[b]};
+            judged[b] = judge(draft, logits + b * width * judge.vocabulary, &engine.kept[member * judge.forbidden.size()],
+                              &judged[batch + b], &judged[2 * batch + b], scores + b * width);
+        }
+    }
+};
+
+}  // namespace

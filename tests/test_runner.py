@@ -1,0 +1,110 @@
+"""What all commands share: exit statuses, one-line errors with the names of options, signals, progress."""
+
+import argparse
+import errno
+import os
+import pickle
+import signal
+import time
+
+import pytest
+
+from specdec_plugins.commands import progress
+from specdec_plugins.commands.progress import Steps
+from specdec_plugins.commands.runner import less_than_one, run_command
+from specdec_plugins.settings import OptionError, Settings
+
+
+def parser():
+    p = argparse.ArgumentParser(prog="specdec-x")
+    p.add_argument("--block-size", type=int)
+    p.add_argument("--sizes", type=int, nargs="+")
+    p.add_argument("--output")
+    return p
+
+
+def raising(error):
+    def run(options):
+        raise error
+
+    return run
+
+
+def test_a_run_that_ends_well_leaves_signals_as_they_were(capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_command(parser(), [], lambda options: print("done")) == 0
+    assert capsys.readouterr() == ("done\n", "") and signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "status", "message"),
+    [
+        (ValueError("line 3:\nbad"), [], 1, "error: line 3: bad (so far: 2)"),
+        (ImportError("no such package"), [], 1, "error: no such package (so far: 2)"),
+        (OSError(errno.ENOENT, "No such file", "a.txt"), [], 1, "error: a.txt: No such file (so far: 2)"),
+        (OSError(errno.ENOSPC, "No space left"), ["--output", "b"], 1, "error: b: No space left (so far: 2)"),
+        (OSError(errno.ENOSPC, "No space left"), [], 1, "error: stdout: No space left (so far: 2)"),
+        (OptionError([("block_size", "0 is less than 1")]), [], 2, "error: --block-size 0 is less than 1"),
+        (KeyboardInterrupt(), [], 130, "stopped (so far: 2), go on"),
+    ],
+)
+def test_how_a_run_ends_is_said_in_one_line(error, arguments, status, message, capsys):
+    assert run_command(parser(), arguments, raising(error), ending=lambda: " (so far: 2)", resumption=", go on") == status
+    assert capsys.readouterr() == ("", f"specdec-x: {message}\n")
+
+
+def test_termination_ends_a_run(capsys):
+    def run(options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    assert run_command(parser(), [], run, ending=lambda: " early") == 143
+    assert capsys.readouterr().err == "specdec-x: stopped early\n"
+
+
+def test_faults_are_told_all_at_once_before_anything_runs(capsys):
+    def check(options):
+        return [*less_than_one(options, "block_size", "sizes"), ("output", "is missing")]
+
+    arguments = ["--block-size", "-1", "--sizes", "3", "0"]
+    assert run_command(parser(), arguments, raising(AssertionError("must not run")), check) == 2
+    error = "specdec-x: error: --block-size -1 is less than 1; --sizes 0 is less than 1; --output is missing\n"
+    assert capsys.readouterr().err == error
+
+
+def test_settings_tell_everything_that_is_wrong_with_them():
+    with pytest.raises(OptionError) as error:
+        Settings(strategy="ar", block_size=0, beta=0, dtype="int9")
+    assert error.value.faults == [
+        ("dtype", "'int9' is unknown; available: float32, bfloat16, int8, float16, float64, auto"),
+        ("block_size", "0 is less than 1"),
+        ("beta", "0 is less than 1"),
+        ("block_size", "is not used by strategy ar"),
+        ("beta", "is not used by strategy ar"),
+    ]
+    assert str(error.value).startswith("dtype 'int9' is unknown; available: ") and "; block_size 0 is less than 1; " in str(
+        error.value
+    )
+    copy = pickle.loads(pickle.dumps(error.value))  # as it comes from a worker
+    assert copy.faults == error.value.faults and str(copy) == str(error.value)
+
+
+def test_steps_in_a_log_are_few_and_say_how_long_the_rest_takes(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Steps(4.0) as steps:
+        steps.step("loading", 0.0)
+        now[0] += 5
+        steps.step("too soon", 0.5)
+        now[0] += 5
+        second = steps.part("second", 1.0, 2.0)
+        second.step("half", 0.0)
+        second.warn("left out: x")
+        now[0] += 10
+        second.step("all", 0.5)
+    assert capsys.readouterr().err.splitlines() == [
+        "loading",
+        "second: half; 00:30 left",
+        "left out: x",
+        "second: all; 00:20 left",
+    ]
