@@ -79,8 +79,8 @@ recorded_recipe() {
     if [ -e "$out/recipe" ]; then
         cat "$out/recipe"
     elif [ -e "$out/init.pt" ]; then  # of an earlier version, which did not say
-        "$python" -c 'import sys; from specdec_plugins.formats import fairseq
-print({"block": "published"}.get(arch := fairseq.model_args(fairseq.load(sys.argv[1])).arch, arch))' "$out/init.pt"
+        "$python" -c 'import sys; from specdec_plugins.formats import checkpoint
+print({"block": "published"}.get(arch := checkpoint.model_args(checkpoint.load(sys.argv[1])).arch, arch))' "$out/init.pt"
     fi
 }
 recorded=$(recorded_recipe)
