@@ -210,7 +210,7 @@ stage_distill() {
         translate "$distilled/text/$split.$src" "$distilled/text/$split.$tgt" "$beam"
     done
     sh "$root/data/prepare.sh" --bpe-applied --source-lang $src --target-lang $tgt --dict "$bin/dict.$src.txt" \
-        --train "$distilled/text/train" --valid "$distilled/text/valid" --output "$distilled"
+        --train "$distilled/text/train" --valid "$distilled/text/valid" --tokenizer $tokenizer --output "$distilled"
 }
 
 stage_init() {
