@@ -36,6 +36,9 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
+from specdec_plugins.commands.progress import bar
+from specdec_plugins.commands.runner import run_command
+from specdec_plugins.settings import Fault
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.restyle import restyle
@@ -105,9 +108,7 @@ def reason_to_drop(pair: Pair, max_length: int, max_ratio: float) -> str | None:
 
 def progress(items: Iterable, name: str, total: int | None = None) -> Iterable:
     """Show a bar on stderr while iterating, if that is a terminal."""
-    from tqdm import tqdm
-
-    return tqdm(items, desc=name, total=total, unit="", unit_scale=True, leave=False, disable=None)
+    return bar(items, desc=name, total=total, unit="", unit_scale=True, leave=False)
 
 
 # ---- work on pairs in several processes
@@ -121,7 +122,8 @@ class PairTokenizer:
 
     def __call__(self, pair: Pair) -> Pair:
         if self.restyled:
-            pair = restyle(pair[0], pair[1], self.restyled)
+            source, target = pair
+            pair = restyle(source, target, self.restyled)
         return tuple(tokenizer.tokenize(line) for tokenizer, line in zip(self.tokenizers, pair))
 
 
@@ -394,10 +396,9 @@ def learn_codes(words: Counter[str], operations: int, codes: Path) -> None:
 # ---- command line
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the options, or exit with status 2 for those that make no sense."""
-    parser = argparse.ArgumentParser("specdec-prepare", description="Prepare parallel text for fairseq.")
-    add = parser.add_argument
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser("specdec-prepare", description="Prepare parallel text for fairseq.")
+    add = p.add_argument
     add("--source-lang", required=True, metavar="LANG")
     add("--target-lang", required=True, metavar="LANG")
     add(
@@ -410,7 +411,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--test", metavar="PREFIX[,...]", type=comma_separated, help="test sets: test, test1, ...")
     add("--mono", type=Path, metavar="FILE", help="instead of these: source text still to be translated; needs --codes")
     add("--output", required=True, type=Path, metavar="DIR", help="folder to fill")
-    bpe = parser.add_mutually_exclusive_group()
+    bpe = p.add_mutually_exclusive_group()
     bpe.add_argument("--bpe-operations", type=whole, default=32000, metavar="N", help="learn this many (default %(default)s)")
     bpe.add_argument("--codes", type=Path, metavar="FILE", help="use these BPE codes instead of learning them")
     bpe.add_argument("--bpe-applied", action="store_true", help="the text is subwords already: only clean and binarise it")
@@ -426,24 +427,24 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--max-ratio", type=float, metavar="X",
         help="greatest length ratio of a training pair, 0 for any (default 1.5; any with --bpe-applied)")  # fmt: skip
     add("--workers", type=whole, default=os.cpu_count(), metavar="N", help="processes (default %(default)s)")
-    options = parser.parse_args(argv)
+    return p
 
-    if options.source_lang == options.target_lang:
-        parser.error("--source-lang and --target-lang are the same")
+
+def check(options: argparse.Namespace) -> list[Fault]:
+    """Every way in which the options do not go together."""
+    faults: list[Fault] = []
     splits = options.train or options.valid or options.test
+    if options.source_lang == options.target_lang:
+        faults.append(("source_lang", "and --target-lang are the same"))
     if options.mono and (splits or not options.codes):
-        parser.error("--mono goes with --codes, and without --train, --valid and --test")
+        faults.append(("mono", "goes with --codes, and without --train, --valid and --test"))
     if not (splits or options.mono):
-        parser.error("nothing to prepare: give --train, --valid or --test")
+        faults.append(("train", "is missing, and there is nothing to prepare: give --train, --valid or --test"))
     if splits and not options.train and not (options.dict and (options.codes or options.bpe_applied)):
-        parser.error("without --train, give --dict and either --codes or --bpe-applied")
+        faults.append(("dict", "is needed without --train, and either --codes or --bpe-applied"))
     if options.dict and not (options.codes or options.bpe_applied):
-        parser.error("--dict needs the --codes it was made with, or --bpe-applied")
-    if options.max_length is None:
-        options.max_length = 0 if options.bpe_applied else 175
-    if options.max_ratio is None:
-        options.max_ratio = 0.0 if options.bpe_applied else 1.5
-    return options
+        faults.append(("dict", "needs the --codes it was made with, or --bpe-applied"))
+    return faults
 
 
 def comma_separated(value: str) -> list[str]:
@@ -471,21 +472,16 @@ def share(value: str) -> float:
 
 def run(options: argparse.Namespace) -> None:
     """Prepare a data set. Raises ValueError or OSError, with a message for the user, before anything half-made is left."""
+    if options.max_length is None:
+        options.max_length = 0 if options.bpe_applied else 175
+    if options.max_ratio is None:
+        options.max_ratio = 0.0 if options.bpe_applied else 1.5
     Preparation(options).take_steps()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return its exit status."""
-    options = parse(argv)
-    try:
-        run(options)
-    except (ValueError, OSError) as error:
-        print(f"specdec-prepare: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("specdec-prepare: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 0
+    return run_command(parser(), argv, run, check, resumption="; the same command goes on from here")
 
 
 if __name__ == "__main__":
