@@ -69,7 +69,7 @@ class Worker:
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            sys.exit(f"compare.py: error: the process of {self.process.args} ended")
+            sys.exit(f"compare.py: error: the process of {self.process.args!r} ended")
         return json.loads(answer)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check decoding on a real pair and a real test set: what stays identical, what tolerance costs, what is accepted.
+"""Measure decoding with a trained pair on a test set: what stays identical, what tolerance costs, what is accepted.
 
     benchmarks/decoding.py identity  --model DIR --source FILE
     benchmarks/decoding.py tolerance --model DIR --source FILE --reference FILE
@@ -9,7 +9,7 @@
     benchmarks/decoding.py time       --model DIR --source FILE
     benchmarks/decoding.py auto       --model DIR --source FILE
 
-Prints a table for people and, as the last line, one line of JSON with the machine's signature.
+Prints a table and, as the last line, one line of JSON with the machine's signature.
 """
 
 import argparse
@@ -23,8 +23,10 @@ import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,9 +34,11 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from specdec_plugins.decoding.backends.cpu import kernels  # noqa: E402
-from specdec_plugins.decoding.drafters.block import CANDIDATES  # noqa: E402
+from specdec_plugins.decoding.backends.cpu.binding import library  # noqa: E402
+from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY  # noqa: E402
+from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
+from specdec_plugins.decoding.values import Draft, Verdict  # noqa: E402
 from specdec_plugins.formats.folder import load_folder  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
@@ -42,6 +46,11 @@ from specdec_plugins.text.lines import read_lines  # noqa: E402
 from specdec_plugins.translator import Translation, Translator  # noqa: E402
 
 BETAS, TAUS = (2, 3, 5), (0.3, 0.5, 1.0, 2.0, 3.0)
+CALLS = {  # native functions, and what each does
+    "encode": "encode: source", "remember": "remember: source entries", "verify": "verify: read and judge",
+    "propose": "propose: read and choose", "read": "read", "draft": "draft: read a block", "choose": "choose",
+    "judge": "judge",
+}  # fmt: skip
 
 
 def main() -> int:
@@ -58,6 +67,9 @@ def main() -> int:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N", help="for auto")
     parser.add_argument("--rounds", type=int, default=101, metavar="N", help="for auto")
     options = parser.parse_args()
+    for what, needed in (("tolerance", "reference"), ("drafters", "against")):
+        if options.what == what and getattr(options, needed) is None:
+            parser.error(f"{what} needs --{needed}")
     lines = list(read_lines(options.source))[: options.sentences]
     result = MODES[options.what](options, lines)
     signature = {**machine(), "threads": options.threads, "dtype": options.dtype, "model": options.model, "sentences": len(lines)}
@@ -101,7 +113,7 @@ def identity(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
 
 
 def first_difference(ours: Translation, theirs: Translation) -> str:
-    """Where two outputs part, and how near the choice was there: the difference of the two tokens' log-probabilities."""
+    """The first token that differs between two outputs, and by how much the two tokens' log-probabilities differ."""
     pairs = zip([*ours.tokens, "</s>"], [*theirs.tokens, "</s>"])
     place = next(i for i, (a, b) in enumerate(pairs) if a != b)
     gap = abs(ours.token_scores[place] - theirs.token_scores[place])
@@ -163,24 +175,24 @@ def acceptance(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
 
 
 def timed(translator: Translator, lines: list[str], batch_size: int = 1) -> tuple[DecodeStats, float]:
-    """What decoding some lines counts, and the seconds it takes without the text's processing."""
+    """The statistics of decoding some lines, and the seconds it took, tokenising and detokenising excluded."""
     translator.take_stats()
     translator.translate(lines, batch_size=batch_size)
     stats = translator.stats
     return stats, sum(stats.seconds.values()) - stats.seconds["text"]
 
 
-def by_turns(
+def interleaved(
     translators: list[Translator], lines: list[str], rounds: int, batch_size: int = 1, some: int | None = None
 ) -> list[list[tuple[DecodeStats, float]]]:
-    """What `timed` says of each translator, round by round; with ``some``, of so many lines a round, the next ones each time.
+    """The results of `timed` by translator and round; each round runs all translators, in alternating order.
 
-    All have read all lines once before that, to warm up.
+    With ``some``, a round decodes only so many lines, and the next round those after them. A run over all lines warms up.
     """
     found: list[list[tuple[DecodeStats, float]]] = [[] for _ in translators]
     for translator in translators:
         timed(translator, lines, batch_size)
-    gc.freeze()  # a full collection goes through all that PyTorch has made, for 90 ms, and falls to one of them alone
+    gc.freeze()  # a full collection visits all of PyTorch's objects, takes 90 ms, and would be charged to one translator
     parts = cycle([lines[start : start + some] for start in range(0, len(lines) - some + 1, some)] if some else [lines])
     for number, part in zip(range(rounds), parts):
         for results, translator in list(zip(found, translators))[:: -1 if number % 2 else 1]:
@@ -189,7 +201,7 @@ def by_turns(
 
 
 def drafters(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
-    """Two drafters of one verifier by turns, at batch size 1: speed, and what a draft costs."""
+    """Two drafters of one verifier, interleaved, at batch size 1: speed, and what a draft costs."""
     keys = list(product((options.model, options.against), options.block_sizes))
     translators = [
         build(argparse.Namespace(**{**vars(options), "model": model}), strategy="specdec", block_size=size)
@@ -197,7 +209,7 @@ def drafters(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     ]
     rows = []
     print("    K  tokens/s  tokens/pass  drafting, us a pass")
-    for (model, block_size), found in zip(keys, by_turns(translators, lines, rounds=7)):
+    for (model, block_size), found in zip(keys, interleaved(translators, lines, rounds=7)):
         speed = round(statistics.median(stats.committed / seconds for stats, seconds in found))
         tokens = round(found[-1][0].mean_accepted_length, 3)
         cost = round(statistics.median(1e6 * stats.seconds["drafting"] / stats.passes for stats, _ in found))
@@ -207,106 +219,113 @@ def drafters(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     return {"rows": rows}
 
 
+class SecondChoices:
+    """A drafter's model that notes, for each draft of a single row, the second choice at each position.
+
+    That is what the model chooses if only the first choice at this position is ruled out.
+    """
+
+    def __init__(self, model: Any, vocabulary: torch.Tensor | None):
+        """``vocabulary`` has the tokens that the numbers of the logits are; None where these are the tokens."""
+        self.model, self.drafts = model, list[list[int]]()
+        self.numbers = None if vocabulary is None else {token: number for number, token in enumerate(vocabulary.tolist())}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def read(self, *arguments: Any) -> SimpleNamespace:
+        return SimpleNamespace(choose=partial(self.choose, self.model.read(*arguments)))
+
+    def read_block(self, *arguments: Any) -> SimpleNamespace:
+        return SimpleNamespace(choose=partial(self.choose, self.model.read_block(*arguments)))
+
+    def choose(self, reading: Any, prefix: Prefix, lengths: list[int]) -> Draft:
+        logits = reading.logits().clone()  # (1, K, V), as choosing writes to them
+        draft, others = reading.choose(prefix, lengths), []
+        for place, token in enumerate(draft.tokens[0]):
+            changed = logits.clone()
+            changed[0, place, token if self.numbers is None else self.numbers[token]] = -math.inf
+            others.append(reading.with_logits(changed).choose(prefix, lengths).tokens[0][place])
+        self.drafts.append(others)
+        return draft
+
+
 def failures(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
     """How sure the verifier is where drafts pass and where they fail, and examples of refused tokens."""
     translator = build(options, strategy="specdec")
-    drafter: Any
-    drafter, verifier, rule, controller = translator._roles
+    drafter: Any = translator.roles.drafter
+    rule, weights = translator.roles.acceptance, translator.pair.drafter
+    assert weights is not None, "strategy specdec has a drafter"
+    drafter.model = model = SecondChoices(drafter.model, weights.tensors.get(DRAFT_VOCABULARY))
     seen: list[list[tuple[float, float]]] = []  # of each pass, by position: entropy in nats, and the best token's probability
 
-    def judged(logits: torch.Tensor, draft: Any, bounds: Any) -> Any:
-        chances = logits[0, : len(draft.tokens[0]) + 1].softmax(-1)  # (K + 1, V), before the rule writes there
+    def watched(scores: Any, draft: Draft, prefix: Prefix) -> Verdict:
+        chances = scores.logits()[0, : len(draft.tokens[0]) + 1].softmax(-1)  # (K + 1, V)
         entropy = torch.special.entr(chances).sum(-1)
         seen.append(list(zip(entropy.tolist(), chances.max(-1)[0].tolist())))
-        return rule(logits, draft, bounds)
+        return rule(scores, draft, prefix)
 
-    second: list[list[int]] = []  # of each draft, by position: the drafter's second choice
-
-    def choose(prefix: Any, logits: torch.Tensor, gates: torch.Tensor | None, original: Any = drafter.choose) -> list[list[int]]:
-        scores, candidates = logits[0].clone().topk(CANDIDATES)  # (K, C)
-        chosen = original(prefix, logits, gates)  # numbers of logits, as the candidates
-        successor = drafter.model.decoder.successor
-        if gates is not None:
-            relation = torch.relu(gates[0, 1:] + successor.tokens[chosen[0][:-1]])  # (K - 1, R)
-            scores[1:] += (successor.out[candidates[1:]] @ relation[..., None])[..., 0]
-        scores[candidates == torch.tensor(chosen[0])[:, None]] = -math.inf
-        second.append(drafter.named(candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0].tolist()))
-        return chosen
-
-    drafter.choose = choose
-    translator._roles = drafter, verifier, judged, controller
+    translator.roles = translator.roles._replace(acceptance=watched)
     judgements, refused, near = [], [], 0
     for line in lines:
         seen.clear()
-        second.clear()
+        model.drafts.clear()
         (found,) = translator.translate([line], batch_size=1)
         done: list[int] = []
-        drafts = iter(second)
+        drafts = iter(model.drafts)
         for step, sure in zip(found.steps, seen):
             others = next(drafts) if step.drafted else []
             for place in range(min(len(step.drafted), step.accepted + 1)):
                 judgements.append((sure[place][0], step.accepted > place))
             if step.accepted < len(step.drafted):
-                near += others[step.accepted] == step.correction
+                near += others[step.accepted] == step.own
                 before = " ".join(translator.words([*done, *step.drafted[: step.accepted]][-8:]))
-                drafted, own = translator.words([step.drafted[step.accepted], step.correction or 0])
+                drafted, own = translator.words([step.drafted[step.accepted], step.own or 0])
                 refused.append({
                     "source": line, "before": before, "drafted": drafted, "verifier": own, "place": step.accepted + 1,
                     "entropy": round(sure[step.accepted][0], 2), "probability": round(sure[step.accepted][1], 2),
                 })  # fmt: skip
-            done += [*step.drafted[: step.accepted], *([step.correction] if step.correction is not None else [])]
+            done += [*step.drafted[: step.accepted], *([step.own] if step.own is not None else [])]
     rows = []
     print("entropy of the verifier, nats   tokens judged  accepted  of all refusals")
     for low, high in ((0, 0.1), (0.1, 0.5), (0.5, 1), (1, 2), (2, 99)):
         group = [passed for entropy, passed in judgements if low <= entropy < high]
-        share, part = sum(group) / len(group), (len(group) - sum(group)) / len(refused)
+        share, part = sum(group) / max(1, len(group)), (len(group) - sum(group)) / max(1, len(refused))
         rows.append({"from": low, "to": high, "judged": len(group), "accepted": round(share, 3), "of_refusals": round(part, 3)})
         print(f"{f'{low} to {high}':30} {len(group):14,} {share:9.1%} {part:16.1%}")
-    print(f"refused where the verifier's token was the drafter's second choice: {near / len(refused):.1%}")
-    examples = random.Random(1).sample(refused, 10)
+    print(f"refused where the verifier's token was the drafter's second choice: {near / max(1, len(refused)):.1%}")
+    examples = random.Random(1).sample(refused, min(10, len(refused)))
     for example in examples:
         print(
             "{source}\n    .. {before} [{drafted}] -> {verifier}   place {place}, {entropy} nats, p {probability}".format(
                 **example
             )
         )
-    return {"rows": rows, "refusals": len(refused), "second_choice": round(near / len(refused), 3), "examples": examples}
+    return {"rows": rows, "refusals": len(refused), "second_choice": round(near / max(1, len(refused)), 3), "examples": examples}
 
 
 def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
-    """Where an iteration's time goes at batch size 1: in each call of the kernels, and in Python around them."""
-    library, where, clock = kernels.library(), ["other"], time.perf_counter
+    """Where an iteration's time goes at batch size 1: in each native call, and in Python around them."""
+    native, clock = library(), time.perf_counter
+    if native is None:
+        sys.exit("decoding.py: error: time needs the CPU kernels, which were not compiled for this machine")
     spent: defaultdict[str, float] = defaultdict(float)
 
     def clocked(function: Any, name: str) -> Any:
         def call(*arguments: Any) -> Any:
             began = clock()
             result = function(*arguments)
-            spent[name.format(where[-1])] += clock() - began
+            spent[name] += clock() - began
             return result
 
         return call
 
-    def within(role: str, function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            where.append(role)
-            result = function(*arguments)
-            where.pop()
-            return result
-
-        return call
-
-    calls = {"encode": "encoder", "remember": "source entries", "read": "{}: pass", "draft": "{}: pass", "choose": "{}: choice",
-             "judge": "{}: judgement"}  # fmt: skip
-    for name, title in calls.items():
-        setattr(library, f"specdec_{name}", clocked(getattr(library, f"specdec_{name}"), title))
+    for name, title in CALLS.items():
+        setattr(native, f"specdec_{name}", clocked(getattr(native, f"specdec_{name}"), title))
     rows: list[dict[str, Any]] = []
     for block_size in (0, *options.block_sizes):
         strategy: dict[str, Any] = {"strategy": "specdec", "block_size": block_size} if block_size else {"strategy": "ar"}
         translator = build(options, **strategy)
-        drafter, verifier, rule, controller = translator._roles
-        drafter.propose, verifier.score = within("draft", drafter.propose), within("verify", verifier.score)  # type: ignore[method-assign]
-        translator._roles = drafter, verifier, within("rule", rule), controller
         rounds: list[dict[str, float]] = []
         for _ in range(6):  # the first one warms up
             spent.clear()
@@ -317,20 +336,20 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
         rows.append({"block_size": block_size, "tokens_a_pass": round(stats.mean_accepted_length, 3), "microseconds": middle})
         print(f"{f'block size {block_size}' if block_size else 'ar'}: {stats.mean_accepted_length:.2f} tokens a pass")
         for name, taken in middle.items():
-            print(f"  {name:18} {taken:6} us a pass  {taken / middle['in all']:5.0%}")
+            print(f"  {name:24} {taken:6} us a pass  {taken / middle['in all']:5.0%}")
     return {"rows": rows}
 
 
 def auto(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
-    """The adaptive block size against plain decoding, by turns in one process: whether speculation is ever a loss.
+    """The adaptive block size against plain decoding, interleaved in one process: whether speculation is ever a loss.
 
-    Turns are short and many, as the machine's pace changes: of their ratios the median, and where it is with 95 % confidence.
+    Rounds are short and many, as the machine's pace changes. Reports the median of their ratios with its 95 % interval.
     """
     rows = []
     print("batch   ar, tokens/s  auto, tokens/s  auto / ar (95 %)     passes by length of the draft")
     for batch_size in options.batch_sizes:
         pair = [build(options, strategy="ar"), build(options, strategy="specdec", block_size=None)]
-        found = by_turns(pair, lines, options.rounds, batch_size, some=min(len(lines), max(16, 2 * batch_size)))
+        found = interleaved(pair, lines, options.rounds, batch_size, some=min(len(lines), max(16, 2 * batch_size)))
         plain, adaptive = ([stats.committed / seconds for stats, seconds in results] for results in found)
         ratios = sorted(fast / slow for slow, fast in zip(plain, adaptive))
         medians = [round(statistics.median(rates)) for rates in (plain, adaptive)]

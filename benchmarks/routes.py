@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""One verification pass by every route that was in question: the kernels, PyTorch, its compiler, ONNX Runtime, OpenVINO.
+"""Compare routes for one verification pass: the kernels, PyTorch, its compiler, ONNX Runtime, OpenVINO.
 
     pip install onnx onnxruntime onnxscript openvino nncf torchao    # in an environment of its own
     benchmarks/routes.py --model data/demo.en-de [--positions 1 9]
 
-A pass reads the last committed token and a draft behind a prefix and says what the verifier wants after each. The kernels, and
-PyTorch as the engine runs it, do that as in decoding, with all that is Python's part of it. The others get a module of fixed
-shapes, which neither pads nor grows nor writes a cache, and returns the best tokens and the new keys and values: less than an
-engine on them would have to do. Each route is in a process of its own, with 1 thread and with all, by turns; a route that fails
-says why. Microseconds a pass; the last line is JSON.
+A pass reads the last committed token and a draft after a cached prefix, and computes the verifier's best token after each. The
+kernels and the engine's PyTorch backend run as in decoding, Python's share included. The others run a module of fixed shapes,
+which neither pads nor grows nor writes a cache, and returns the best tokens and the new keys and values: less than an engine on
+them would have to do. Each route runs in a process of its own, with 1 thread and with all; rounds are interleaved. A route that
+fails prints why. Figures are microseconds a pass; the last line is JSON.
 """
 
 import argparse
@@ -36,12 +36,12 @@ from torch import Tensor, nn  # noqa: E402
 from specdec_plugins.decoding.backends.torch.transformer import attention  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 
-SOURCE, PREFIX, EOS, WORD = 14, 12, 2, 5
-PASSES = 200  # a turn
+SOURCE, PREFIX, WORD = 14, 12, 5  # tokens of the source, eos included; of the prefix; a token
+PASSES = 200  # a round of a route
 
 
 class Pass(nn.Module):
-    """The verifier's decoder for the next ``width`` tokens behind PREFIX, as a module of standard parts.
+    """The verifier's decoder for the next ``width`` tokens after PREFIX, as a module of standard parts.
 
     L layers, Q = ``width`` positions, T = PREFIX, S source positions, D width.
     """
@@ -114,25 +114,32 @@ def parts(folder: str) -> Any:
 
 def engine(native: bool, folder: str, dtype: str, threads: int, width: int) -> Callable[[], list[int]]:
     """A verification as `decoding/loop.py` asks for it, and the rule."""
-    from specdec_plugins.decoding.acceptance import TopBetaTau
+    from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+    from specdec_plugins.decoding.assembly import assemble
+    from specdec_plugins.decoding.backends.cpu.binding import library
+    from specdec_plugins.decoding.backends.torch.model import TorchModel
     from specdec_plugins.decoding.backends.torch.transformer import load_pair
-    from specdec_plugins.decoding.roles import load_roles
-    from specdec_plugins.decoding.values import FAIRSEQ_SYMBOLS, Draft, Prefix, Request, Source
-    from specdec_plugins.decoding.verifier import TransformerVerifier
+    from specdec_plugins.decoding.constraints import Constraints
+    from specdec_plugins.decoding.prefix import Prefix
+    from specdec_plugins.decoding.values import Draft, Request, Source
+    from specdec_plugins.decoding.verifier import ModelVerifier
 
+    model, rule = parts(folder), TopBetaTau()
     if native:
-        _, verifier, rule = load_roles(parts(folder), None, "cpu", dtype, threads)
+        if library() is None:
+            raise ValueError("the kernels were not compiled for this machine")
+        verifier = assemble(model, None, "cpu", dtype, threads)[1]
     else:
-        verifier, rule = TransformerVerifier(load_pair(parts(folder), None, dtype=getattr(torch, dtype))[0]), TopBetaTau()
-    prefix, state = Prefix(FAIRSEQ_SYMBOLS), verifier.start(1)
-    prefix.admit([Request(0, [WORD] * (SOURCE - 1) + [EOS], 200)])
-    verifier.admit(state, Source([prefix.requests[0].tokens], FAIRSEQ_SYMBOLS))
-    verifier.read(state, [[EOS, *[WORD] * (PREFIX - 1)]], [0], [0])
+        verifier = ModelVerifier(TorchModel(load_pair(model, None, dtype=getattr(torch, dtype))[0]))
+    prefix, state, symbols = Prefix(Constraints.of(model.spec)), verifier.start(1), model.spec.symbols
+    prefix.admit([Request(0, [WORD] * (SOURCE - 1) + [symbols.eos], 200)])
+    verifier.admit(state, Source([prefix.requests[0].tokens], symbols))
+    verifier.model.read(state, [[symbols.start, *[WORD] * (PREFIX - 1)]], [0]).logits()  # fills the cache
     prefix.outputs[0] += [WORD] * PREFIX
     draft = Draft([[WORD] * (width - 1)])
 
     def run() -> list[int]:
-        return rule(verifier.score(state, prefix, draft), draft, prefix.bounds).accepted
+        return rule(verifier.score(state, prefix, draft), draft, prefix).accepted
 
     return run
 
@@ -229,7 +236,7 @@ made: Callable[[], Any]
 
 @torch.no_grad()
 def make(route: str, folder: str, dtype: str, threads: int, width: int) -> str | None:
-    """Make the route ready. Returns why it cannot be, if so."""
+    """Prepare the route. Returns None, or why it cannot run."""
     import logging
 
     global made
@@ -245,7 +252,7 @@ def make(route: str, folder: str, dtype: str, threads: int, width: int) -> str |
 
 
 @torch.no_grad()
-def turn() -> float:
+def measure() -> float:
     """Microseconds a pass."""
     for _ in range(PASSES // 10):
         made()
@@ -277,7 +284,7 @@ def main() -> int:
                     process.shutdown()
         for _ in range(options.rounds):
             for process, times in found.values():
-                times.append(process.submit(turn).result())
+                times.append(process.submit(measure).result())
         for (route, dtype, number), (process, times) in found.items():
             process.shutdown()
             middle = statistics.median(times)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What speculation brings at another shape of model than the one that ships, before a pair of that shape is trained.
+"""Estimate what speculation brings at another model shape than the shipped pair's, before such a pair is trained.
 
     benchmarks/shapes.py [--dtypes float32 int8] [--layers 6 --width 512 --inner 2048 --heads 8 --vocabulary 32000]
 
-Models with random weights do the work of a trained pair: every pass, the choice of the drafted tokens and the rule are
-computed as ever, but how many tokens pass is drawn from the acceptance by position of the pair that ships (decoding.jsonl), and
-outputs have a fixed length. So speeds are what a pair of this shape would have if its drafts passed as often. CTranslate2 and
-fairseq decode the same sources, to the same length, with the same verifier. Systems run by turns, each in a process of its
-own. The last line is JSON.
+Models with random weights do the work of a trained pair: passes, the choice of drafted tokens and the rule are computed as in
+decoding, but the number of accepted tokens is drawn from the shipped pair's acceptance by position (decoding.jsonl), and outputs
+have a fixed length. So speeds are those of a pair of this shape whose drafts are accepted as often. CTranslate2 and fairseq
+decode the same sources, to the same length, with the same verifier; CTranslate2 is left out if it is not installed. Each system
+runs in a process of its own; rounds are interleaved. The last line is JSON.
 """
 
 import argparse
@@ -21,16 +21,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.measure.systems import DTYPES, convert  # noqa: E402
+
+if TYPE_CHECKING:
+    from specdec_plugins.decoding.prefix import Prefix
+    from specdec_plugins.decoding.roles import Acceptance, Controller
+    from specdec_plugins.decoding.values import Draft, Verdict
 
 SOURCE, OUTPUT = 25, 28  # tokens of a sentence, eos included
 DRAFTED = 0.41  # of the vocabulary, as in the pair that ships
@@ -52,6 +58,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
+    if not find_spec("ctranslate2"):
+        print("ctranslate2 is not installed, and is left out: pip install 'specdec[bench]'", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         make_pair(options, Path(folder))
         rows = measure(options, folder)
@@ -102,22 +110,24 @@ def make_pair(options: argparse.Namespace, folder: Path) -> None:
 
 
 class Replayed:
-    """A rule that does its work, and then lets as many tokens pass as those of a trained pair would."""
+    """A rule that is computed, and whose verdict is then replaced by one drawn from a trained pair's acceptance."""
 
-    def __init__(self, rule: Any, shares: list[float]):
+    def __init__(self, rule: "Acceptance", shares: list[float]):
+        """``shares``: by position, of the drafts that passed up to there, the part that passes there, too."""
         self.rule, self.shares, self.random = rule, shares, random.Random(1)
 
-    def __call__(self, logits: Any, draft: Any, bounds: Any) -> Any:
-        verdict = self.rule(logits, draft, bounds)
+    def __call__(self, scores: Any, draft: "Draft", prefix: "Prefix") -> "Verdict":
+        verdict = self.rule(scores, draft, prefix)
         counts = []
         for tokens in draft.tokens:
             count = 0
             while count < len(tokens) and self.random.random() < self.shares[min(count, len(self.shares) - 1)]:
                 count += 1
             counts.append(count)
-        corrections = [OTHER if room - count > 0 else EOS for room, count in zip(bounds.room, counts)]
-        scores = [[0.0] * (count + 1) for count in counts]
-        return replace(verdict, accepted=counts, corrections=corrections, scores=scores, cut=[False] * len(counts))
+        own = [OTHER if room - count > 0 else EOS for room, count in zip(prefix.room, counts)]
+        return replace(
+            verdict, accepted=counts, own=own, scores=[[0.0] * (count + 1) for count in counts], cut=[False] * len(counts)
+        )
 
 
 Decode = Callable[[list[list[int]], int], tuple[float, int, float]]  # sources, batch size: seconds, tokens, tokens a pass
@@ -146,7 +156,8 @@ def run(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
 def fairseq(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
     import torch
 
-    from specdec_plugins.decoding.values import DecodeStats, Request
+    from specdec_plugins.decoding.stats import DecodeStats
+    from specdec_plugins.decoding.values import Request
     from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
     generator = FairseqGenerator(pair.verifier, 1, torch.device("cpu"), getattr(torch, dtype))
@@ -154,7 +165,7 @@ def fairseq(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         stats, requests = DecodeStats(), [Request(number, source, OUTPUT - 1) for number, source in enumerate(sources)]
         began = time.perf_counter()
-        list(generator.decode(requests, batch_size, 0, OUTPUT - 1, stats))
+        list(generator.decode(requests, batch_size, None, 0, OUTPUT - 1, stats))
         return time.perf_counter() - began, stats.committed, 1.0
 
     return decode
@@ -182,29 +193,32 @@ def ctranslate2(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
 
 
 def ours(pair: Any, dtype: str, block: str, threads: int) -> Decode:
-    from specdec_plugins.decoding.control import Adaptive, FixedLength
+    from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+    from specdec_plugins.decoding.assembly import assemble
+    from specdec_plugins.decoding.constraints import Constraints
+    from specdec_plugins.decoding.control.fixed import FixedLength
+    from specdec_plugins.decoding.control.throughput import Throughput
     from specdec_plugins.decoding.loop import speculative_decode
-    from specdec_plugins.decoding.roles import load_roles
-    from specdec_plugins.decoding.values import DecodeStats, Request
+    from specdec_plugins.decoding.stats import DecodeStats
+    from specdec_plugins.decoding.values import Request
 
-    drafting = pair.drafter if block != "0" else None
-    drafter, verifier, rule = load_roles(pair.verifier, drafting, "cpu", dtype, threads)
-    controller: Any = Adaptive(8) if block == "auto" else FixedLength(int(block))
-    replayed = Replayed(rule, acceptance())
+    drafter, verifier = assemble(pair.verifier, pair.drafter if block != "0" else None, "cpu", dtype, threads)
+    controller: Controller = Throughput(pair.block_size) if block == "auto" else FixedLength(int(block))
+    replayed, constraints = Replayed(TopBetaTau(), acceptance()), Constraints.of(pair.verifier.spec)
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         stats, requests = DecodeStats(), [Request(number, source, OUTPUT - 1) for number, source in enumerate(sources)]
         began = time.perf_counter()
         groups = [[request] for request in requests] if batch_size == 1 else [requests]
         for group in groups:
-            list(speculative_decode(drafter, verifier, replayed, controller, group, batch_size, stats))
+            list(speculative_decode(drafter, verifier, replayed, controller, group, batch_size, stats, constraints))
         return time.perf_counter() - began, stats.committed, stats.mean_accepted_length
 
     return decode
 
 
 def acceptance() -> list[float]:
-    """By position, of the pair that ships, for the longest block on record."""
+    """The shipped pair's acceptance by position, for the longest block that was measured."""
     for line in (ROOT / "benchmarks" / "decoding.jsonl").read_text().splitlines():
         found = json.loads(line)
         if found["benchmark"] == "decoding acceptance":
@@ -218,7 +232,8 @@ def measure(options: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
     rows = []
     for dtype in options.dtypes:
         systems = [("ar", "0"), *(("specdec", block) for block in options.block_sizes)]
-        systems += [("ctranslate2", str(threads)) for threads in sorted({1, options.threads})]  # it is faster with one here
+        if find_spec("ctranslate2"):  # with 1 thread, too, which can be faster
+            systems += [("ctranslate2", str(threads)) for threads in sorted({1, options.threads})]
         systems += [("fairseq", str(options.threads))] if dtype == "float32" else []
         workers = [
             ProcessPoolExecutor(1, get_context("spawn"), prepare, (folder, system, dtype, kind, options.threads))

@@ -10,7 +10,7 @@ import torch
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.backends.cpu.binding import Engine, library
-from specdec_plugins.decoding.backends.cpu.model import CpuPass
+from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.judge import judge as judge_tensors
 from specdec_plugins.decoding.constraints import Bounds, Constraints

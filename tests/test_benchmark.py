@@ -50,7 +50,7 @@ def test_what_it_counts(text):
         else:
             assert row["mean_accepted_length"] == 1.0 and row["acceptance_by_position"] == []
     ours, theirs = (rows[f"ar {dtype}", 1] for dtype in ("int8", "float32"))
-    sizes = {tensor.data_ptr(): tensor.numel() for tensor in exact.pair.verifier["model"].values()}
+    sizes = {tensor.data_ptr(): tensor.numel() for tensor in exact.pair.verifier.tensors.values()}
     numbers = sum(sizes.values())  # embeddings stay in float32, and the output projection has its own copy
     assert numbers < ours["weights_mib"] * 2**20 < 3 * numbers and 4 * numbers < theirs["weights_mib"] * 2**20 < 6 * numbers
     assert rows["ar float32", 3]["caches_mib"] == pytest.approx(3 * theirs["caches_mib"], abs=0.02)

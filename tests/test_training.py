@@ -13,6 +13,8 @@ from conftest import ROOT, run_python
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.spec import fingerprint
+from specdec_plugins.text.bpe import remove_bpe
+from specdec_plugins.text.tokenizers import load_tokenizer
 
 TINY = [
     "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",
@@ -241,11 +243,28 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     assert "verifier, greedy, test: BLEU|" in result.stdout
     assert "score valid: accept_len " in result.stdout
     assert "accuracy by block position: [" in result.stdout
+    assert "== toy: verifier, then distill, init, drafter, average, score\n" in result.stdout
+    assert "== toy: score\n" in result.stdout and "verifier valid: update 12 of 12, nll_loss " in result.stdout
+    assert (tmp_path / "recipe").read_text() == "block_causal\n"
     kept = ("verifier.pt", "distilled/text/train.xb", "distilled/bin", "init.pt", "drafter/checkpoint_last.pt")
     written = {name: (tmp_path / name).stat().st_mtime_ns for name in kept}
     again = run_train_sh(*command)
     assert written == {name: (tmp_path / name).stat().st_mtime_ns for name in kept}
     assert result.stdout[result.stdout.index("verifier, greedy") :] == again.stdout[again.stdout.index("verifier, greedy") :]
+
+    # a folder keeps to its recipe, also one that an earlier version left; the other recipe takes another folder
+    (tmp_path / "recipe").unlink()
+    refused = run_train_sh("toy", "drafter", "--output", tmp_path, "--recipe", "published", check=False)
+    assert refused.returncode == 1 and refused.stderr == (
+        f"train.sh: --recipe published: {tmp_path} has a drafter of the recipe block_causal; name another --output\n"
+    )
+    for name in ("data", "distilled"):
+        shutil.copytree(tmp_path / name, tmp_path / "other" / name)
+    shutil.copy(tmp_path / "verifier.pt", tmp_path / "other")
+    run_train_sh("toy", "init", "drafter", "--output", tmp_path / "other", "--recipe", "published", "--updates", 2)
+    drafter = checkpoint.load(tmp_path / "other/drafter/checkpoint_last.pt")
+    assert checkpoint.model_args(drafter).arch == "block" and checkpoint.model_args(drafter).decoder_layers == 2
+    assert (tmp_path / "other/recipe").read_text() == "published\n"
 
 
 def test_a_corpus_of_ones_own(toy_data, tmp_path):
@@ -259,6 +278,43 @@ def test_a_corpus_of_ones_own(toy_data, tmp_path):
     weights = checkpoint.load(tmp_path / "verifier.pt")["model"]
     assert "decoder.layers.3.fc1.weight" in weights and "encoder.layers.1.fc1.weight" not in weights
     assert "encoder.layer_norm.weight" in weights, "norms come before the layers"
+
+
+def test_documentation_is_prepared_so_that_it_comes_back(toy_data, tmp_path):
+    """Raw text to subwords of the model and back, through the preset: what a model does not lose is not lost."""
+    for split in ("train", "valid", "test"):
+        for old, new in (("xa", "en"), ("xb", "fr")):
+            text = (toy_data / f"raw/{split}.{old}").read_text().splitlines()
+            lines = [f"{line[:-1]} foo_{index % 7}(), `--x`: {line}" for index, line in enumerate(text)]
+            (tmp_path / f"{split}.{new}").write_text("".join(f"{line}\n" for line in lines))
+    run_train_sh("docs.en-fr", "data", "--local", tmp_path, "--output", tmp_path / "out")
+    assert json.loads((tmp_path / "out/data/prepare.json").read_text())["tokenizer"] == "reversible"
+    tokenizer = load_tokenizer("reversible", "fr")
+    for lang in ("en", "fr"):
+        subwords = (tmp_path / f"out/data/bpe/test.{lang}").read_text().splitlines()
+        raw = (tmp_path / f"test.{lang}").read_text().splitlines()
+        assert [tokenizer.detokenize(remove_bpe(line)) for line in subwords] == raw
+    assert run_train_sh("docs.en-fr", "data", "--output", tmp_path / "out").stdout == "== docs.en-fr: data\ndata: done\n"
+
+
+def test_the_verifiers_loss_is_fairseqs_and_runs_in_bfloat16_on_request(toy_data, tmp_path):
+    """In float32 the very figures of label_smoothed_cross_entropy; in bfloat16 nearly; resumed, the same weights as unbroken."""
+    stock = ["--task", "translation", "--arch", "transformer", "--share-all-embeddings", "--optimizer", "adam", "--lr", "0.01",
+             "--label-smoothing", "0.1", "--criterion"]  # fmt: skip
+    losses = {}
+    for name, criterion, precision in (
+        ("stock", "label_smoothed_cross_entropy", "float32"),
+        ("ours", "verifier_loss", "float32"),
+        ("bf16", "verifier_loss", "bf16"),
+    ):
+        logs, _ = train(toy_data, tmp_path / name, recipe=[*stock, criterion], updates=4, SPECDEC_MATMUL=precision)
+        losses[name] = [float(line["loss"]) for line in logs["train_inner"]]
+    assert losses["stock"] == losses["ours"] != losses["bf16"]
+    assert losses["bf16"] == pytest.approx(losses["ours"], rel=0.02)
+    train(toy_data, tmp_path / "cut", recipe=[*stock, "verifier_loss"], updates=2, SPECDEC_MATMUL="bf16")
+    train(toy_data, tmp_path / "cut", recipe=[*stock, "verifier_loss"], updates=4, SPECDEC_MATMUL="bf16")
+    unbroken, resumed = weights(tmp_path / "bf16"), weights(tmp_path / "cut")
+    assert all(tensor.equal(resumed[name]) and tensor.dtype == torch.float32 for name, tensor in unbroken.items())
 
 
 def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path):

@@ -519,7 +519,7 @@ print([name for name in sys.modules if name.startswith('fairseq')])"""
 
 
 def test_trace_shows_every_draft(folder, source, lines, tmp_path, capfd):
-    options = ("--model", folder, "--input", source, "--quiet", "--max-len-b", 9, "--format", "json")
+    options = ("--model", folder, "--input", source, "--quiet", "--max-len-b", 9, "--format", "json", "--block-size", 3)
     out, err = run(capfd, *options, "--trace")
     records = [json.loads(line) for line in out.splitlines()]
     rows = [row.split() for row in re.findall(r"^ +\d+  (.*)$", err, re.MULTILINE)]

@@ -91,7 +91,7 @@ def test_busy_workers_end_with_the_process_that_asks(tmp_path):
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 2 and all(map(alive, pids))
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.wait()  # and not until nobody holds its stdout, as the workers do
     deadline = time.monotonic() + 20
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)

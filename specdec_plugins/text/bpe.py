@@ -38,15 +38,15 @@ class Bpe:
 
 
 def spelled(subwords: str, symbols: Collection[str]) -> Iterator[str]:
-    """Yield the subwords; those that are no symbols, each a character, as the characters of their code points."""
+    """Yield subwords, in place of each one that is no symbol, which is a character, the characters of its code point."""
     for subword in subwords.split():
         if subword in symbols:
             yield subword
             continue
-        end = CONTINUED if subword.endswith(CONTINUED) and len(subword) > len(CONTINUED) else ""
-        characters = list(code_point(subword.removesuffix(end) if end else subword))
-        yield from (character + CONTINUED for character in characters[:-1])
-        yield characters[-1] + end
+        character, end = subword[0], subword[1:]
+        spelling = code_point(character)
+        yield from (mark + CONTINUED for mark in spelling[:-1])
+        yield spelling[-1] + end
 
 
 def remove_bpe(line: str) -> str:

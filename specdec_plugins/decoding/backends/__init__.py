@@ -17,6 +17,8 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Source, Tolerance, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
+CANDIDATES = 16  # tokens a position among which a successor network chooses
+
 
 class RowState(Protocol):
     """What a model keeps of each row: keys and values of the target tokens that it read, and of the source."""

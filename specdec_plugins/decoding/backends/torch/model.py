@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends import CANDIDATES
 from specdec_plugins.decoding.backends.cache import KVCache, hide, span
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge
@@ -21,8 +22,6 @@ from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import DeviceDraft, Draft, Source, Tolerance, Verdict, pad_rows, send
 from specdec_plugins.formats.spec import Symbols
-
-CANDIDATES = 16  # tokens a position among which a successor network chooses
 
 
 @dataclass(frozen=True)

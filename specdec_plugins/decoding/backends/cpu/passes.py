@@ -1,0 +1,226 @@
+"""The kernels' passes: a native call each, or one together with the choice or the judgement that it is for.
+
+B rows, Q tokens read, W of them with a prediction, D width, V vocabulary.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from specdec_plugins.decoding.backends import CANDIDATES
+from specdec_plugins.decoding.backends.cpu.binding import address, integers, start, starts
+from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.constraints import Bounds
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Draft, Tolerance, Verdict
+
+if TYPE_CHECKING:
+    from specdec_plugins.decoding.backends.cpu.model import CpuModel
+
+
+class CpuPass:
+    """A pass that runs when its results are asked for. They stand until the model's next pass."""
+
+    def __init__(self, model: "CpuModel", rows: int, width: int):
+        self.model, self.rows, self.width = model, rows, width
+        self._logits: Tensor | None = None
+        self._gates: Tensor | None = None
+        self._features: Tensor | None = None
+
+    @classmethod
+    def of(cls, model: "CpuModel", logits: Tensor) -> "CpuPass":
+        """A pass whose logits (B, W, V) were computed elsewhere."""
+        done = cls(model, *logits.shape[:2])
+        done._logits = logits.contiguous()
+        return done
+
+    def run(self) -> None:
+        """Compute the pass alone."""
+        raise NotImplementedError
+
+    def logits(self) -> Tensor:
+        if self._logits is None:
+            self.run()
+        assert self._logits is not None
+        return self._logits
+
+    def features(self) -> Tensor:
+        """Raises RuntimeError if the model was not told to keep them: see `CpuModel.features_wanted`."""
+        self.logits()
+        if self._features is None:
+            raise RuntimeError("hidden states were not kept: set the model's features_wanted before decoding")
+        return self._features
+
+    def with_logits(self, logits: Tensor) -> "CpuPass":
+        """The same pass with other logits."""
+        self.logits()
+        self._logits = logits.contiguous()
+        return self
+
+    def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
+        model, symbols, logits = self.model, prefix.symbols, self.logits()
+        numbers = integers(lengths, (not output for output in prefix.outputs))
+        chosen = array("q", bytes(8 * self.rows * self.width))
+        model.engine.library.specdec_choose(
+            model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), symbols.pad, symbols.eos,
+            start(numbers),
+            address(self._gates), 0 if self._gates is None else self._gates.size(2), *successor_tables(model), start(chosen),
+        )  # fmt: skip
+        return self.drafted(chosen, lengths)
+
+    def drafted(self, chosen: array, lengths: Sequence[int]) -> Draft:
+        """The chosen numbers of logits as tokens, of each row as many as it wanted."""
+        tokens, width, names = chosen.tolist(), self.width, self.model.vocabulary
+        if names is not None:
+            return Draft([[names[n] for n in tokens[row * width : row * width + k]] for row, k in enumerate(lengths)])
+        return Draft([tokens[row * width : row * width + k] for row, k in enumerate(lengths)])
+
+    def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
+        judging = Judging(self.rows, self.width, tolerances)
+        numbers = integers(starts(draft.tokens), *judging_options(bounds, tolerances), *draft.tokens)
+        logits, engine = self.logits(), self.model.engine
+        engine.library.specdec_judge(
+            engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(numbers), *judging.arguments(bounds)
+        )
+        return judging.verdict()
+
+
+class CausalPass(CpuPass):
+    """Each row's tokens, read after those in its cache."""
+
+    def __init__(
+        self, model: "CpuModel", state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int],
+        firsts: Sequence[int] | None,
+    ):  # fmt: skip
+        sizes = list(map(len, tokens))
+        width = max(sizes) if firsts is None else max(size - first for size, first in zip(sizes, firsts))
+        super().__init__(model, len(tokens), width)
+        self.state, self.tokens, self.positions, self.firsts = state, tokens, positions, firsts
+        state.cache.reserve(state.targets.bound, max(map(int.__add__, positions, sizes)))
+
+    def _caches(self) -> tuple[int, ...]:
+        """Where the entries of the target and of the source are."""
+        return *self.state.cache.layout, *self.state.sources.layout
+
+    def _results(self) -> tuple[int, int | None, int | None]:
+        """Make the results' tensors; returns where logits, gates and features go."""
+        model, shape = self.model, (self.rows, self.width)
+        self._logits, logits = model.logits.view(*shape, model.stack.vocabulary)
+        gates = features = None
+        if model.stack.gate:
+            self._gates, gates = model.gates.view(*shape, model.stack.gate.outputs)
+        if model.features_wanted:
+            self._features, features = model.features.view(*shape, model.width)
+        return logits, gates, features
+
+    def run(self) -> None:
+        state = self.state
+        numbers = integers(
+            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, state.slots, state.source_slots, state.lengths,
+            *self.tokens,
+        )  # fmt: skip
+        stack = self.model.stack
+        stack.library.specdec_read(
+            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), *self._results()
+        )
+
+    def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
+        """In one call with the pass, if that has not run."""
+        if self._logits is not None or self.model.features_wanted:
+            return super().choose(prefix, lengths)
+        state, model, symbols = self.state, self.model, prefix.symbols
+        numbers = integers(
+            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, state.slots, state.source_slots, state.lengths,
+            lengths, (not output for output in prefix.outputs), *self.tokens,
+        )  # fmt: skip
+        logits, gates, _ = self._results()
+        chosen = array("q", bytes(8 * self.rows * self.width))
+        model.stack.library.specdec_propose(
+            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(), logits, gates,
+            symbols.pad, symbols.eos,
+            *successor_tables(model), start(chosen),
+        )  # fmt: skip
+        return self.drafted(chosen, lengths)
+
+    def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
+        """In one call with the pass, if that has not run and has read just each row's last token and its draft."""
+        if self._logits is not None or self.firsts is not None or self.model.features_wanted:
+            return super().judge(draft, bounds, tolerances)
+        state = self.state
+        judging = Judging(self.rows, self.width, tolerances)
+        numbers = integers(
+            starts(self.tokens), self.positions, state.slots, state.source_slots, state.lengths,
+            *judging_options(bounds, tolerances), *self.tokens,
+        )  # fmt: skip
+        logits, _, _ = self._results()
+        stack = self.model.stack
+        stack.library.specdec_verify(
+            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), logits,
+            *judging.arguments(bounds),
+        )  # fmt: skip
+        return judging.verdict()
+
+
+class BlockPass(CpuPass):
+    """Each row's prefix and masks, which all attend to each other."""
+
+    def __init__(self, model: "CpuModel", state: SlottedState, prefix: Prefix, lengths: Sequence[int]):
+        super().__init__(model, len(prefix), max(lengths))
+        self.state, self.prefix, self.lengths = state, prefix, lengths
+
+    def run(self) -> None:
+        model, state, outputs = self.model, self.state, self.prefix.outputs
+        longest = max(len(output) + length for output, length in zip(outputs, self.lengths))
+        scratch, scratch_address = model.block.view(state.targets.bound, longest, 2 * model.width)
+        self._logits, logits = model.logits.view(self.rows, self.width, model.stack.vocabulary)
+        copied = None if model.copy is None else address(state.sources.data[model.layers])
+        numbers = integers(starts(outputs), self.lengths, state.slots, state.source_slots, state.lengths, *outputs)
+        model.stack.library.specdec_draft(
+            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), self.prefix.symbols.mask,
+            scratch_address, scratch.stride(0),
+            *state.sources.layout, copied, logits,
+        )  # fmt: skip
+
+
+class Judging:
+    """Room for a verdict on a batch of drafts, and where the native side writes it."""
+
+    def __init__(self, rows: int, width: int, tolerances: Sequence[Tolerance]):
+        self.rows, self.width = rows, width
+        self.tau = array("d", [tolerance.tau for tolerance in tolerances])
+        self.judged, self.scores = array("q", bytes(24 * rows)), array("f", bytes(4 * rows * width))
+
+    def arguments(self, bounds: Bounds) -> tuple[int, ...]:
+        symbols = bounds.constraints.symbols
+        self.suppressed = suppressed = integers(bounds.constraints.suppressed)
+        return (
+            symbols.pad,
+            symbols.eos,
+            len(suppressed),
+            start(suppressed),
+            start(self.tau),
+            start(self.judged),
+            start(self.scores),
+        )
+
+    def verdict(self) -> Verdict:
+        rows, width = self.rows, self.width
+        judged, scores = self.judged.tolist(), self.scores.tolist()
+        counts = judged[:rows]
+        parts = [scores[row * width : row * width + count + 1] for row, count in enumerate(counts)]
+        return Verdict(counts, judged[rows : 2 * rows], parts, list(map(bool, judged[2 * rows :])))
+
+
+def judging_options(bounds: Bounds, tolerances: Sequence[Tolerance]) -> tuple:
+    """The options by row that the native rule reads, in its order."""
+    betas = [tolerance.beta for tolerance in tolerances]
+    return betas, bounds.room, bounds.minimum, starts(bounds.forced), *bounds.forced
+
+
+def successor_tables(model: "CpuModel") -> tuple[int | None, int | None, int]:
+    """The successor network's tables, and how many candidates it chooses among."""
+    successor = model.successor
+    candidates = min(CANDIDATES, model.stack.vocabulary)
+    return (None, None, candidates) if successor is None else (address(successor.tokens), address(successor.out), candidates)
