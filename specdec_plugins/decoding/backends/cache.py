@@ -27,7 +27,7 @@ class KVCache:
     def _locate(self) -> None:
         """Note what changes only when the cache grows: asking PyTorch in every pass takes as long as a tenth of a pass."""
         self.rows, self.capacity = self.data.shape[1:3]
-        self.row = torch.arange(self.rows, device=self.data.device)[:, None]  # (R, 1)
+        self._row: Tensor | None = None
         self.layout = (self.data.data_ptr(), *self.data.stride()[:2])  # address; numbers from layer to layer, slot to slot
 
     def reserve(self, rows: int, positions: int) -> None:
@@ -44,7 +44,9 @@ class KVCache:
 
     def write(self, layer: int, positions: Tensor, entries: Tensor) -> None:
         """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of slots 0 .. B-1."""
-        self.data[layer][self.row[: len(positions)], positions] = entries
+        if self._row is None:
+            self._row = torch.arange(self.rows, device=self.data.device)[:, None]  # (R, 1)
+        self.data[layer][self._row[: len(positions)], positions] = entries
 
     def put(self, rows: Sequence[int], entries: Tensor, layer: int = 0) -> None:
         """Store ``entries`` (L', N, Q, W) of some layers, from ``layer`` on, at the first positions of slots."""
