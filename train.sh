@@ -79,8 +79,8 @@ recorded_recipe() {
     if [ -e "$out/recipe" ]; then
         cat "$out/recipe"
     elif [ -e "$out/init.pt" ]; then  # of an earlier version, which did not say
-        "$python" -c 'import sys; from specdec_plugins.formats import fairseq
-print({"block": "published"}.get(arch := fairseq.model_args(fairseq.load(sys.argv[1])).arch, arch))' "$out/init.pt"
+        "$python" -c 'import sys; from specdec_plugins.formats import checkpoint
+print({"block": "published"}.get(arch := checkpoint.model_args(checkpoint.load(sys.argv[1])).arch, arch))' "$out/init.pt"
     fi
 }
 recorded=$(recorded_recipe)
@@ -210,7 +210,7 @@ stage_distill() {
         translate "$distilled/text/$split.$src" "$distilled/text/$split.$tgt" "$beam"
     done
     sh "$root/data/prepare.sh" --bpe-applied --source-lang $src --target-lang $tgt --dict "$bin/dict.$src.txt" \
-        --train "$distilled/text/train" --valid "$distilled/text/valid" --output "$distilled"
+        --train "$distilled/text/train" --valid "$distilled/text/valid" --tokenizer $tokenizer --output "$distilled"
 }
 
 stage_init() {

@@ -74,7 +74,7 @@ def test_demo_shows_translations_and_compares(capsys):
     assert re.search(rf"specdec, exact .*{len(lines)} of {len(lines)} as ar", out)
 
 
-@pytest.mark.parametrize("what", ["acceptance", "auto", "drafters", "time"])
+@pytest.mark.parametrize("what", ["acceptance", "auto", "drafters", "failures", "time"])
 def test_measurements_run(what):
     """Which reach into the engine, and whose figures nobody can make again when they do not."""
     run = run_python(
