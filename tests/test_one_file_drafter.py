@@ -55,7 +55,7 @@ def trained(toy_data, tmp_path_factory):
     verifier = folder / "verifier" / "checkpoint_last.pt"
     options = ["--arch", "drafter", "--criterion", "drafter_loss", "--drafter", NAME, "--verifier", verifier]
     log = train(
-        toy_data, folder / "drafter", 40, *options, "--drafter-options", "width=24", "--drafter-block-size", 3, **where
+        toy_data, folder / "drafter", 90, *options, "--drafter-options", "width=24", "--drafter-block-size", 3, **where
     ).stdout
     return verifier, folder / "drafter" / "checkpoint_last.pt", log
 
