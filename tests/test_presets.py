@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from conftest import ROOT
 
-from specdec_plugins.commands.prepare import parse
+from specdec_plugins.commands.prepare import parser
 from specdec_plugins.training import presets
 
 NAMES = [name.replace("SRC-TGT", "en-fr") for name in presets.names()]
@@ -37,7 +37,7 @@ def test_every_preset_has_every_recipe(name, recipe):
     usage = (ROOT / "train.sh").read_text()
     assert name.replace("en-fr", "SRC-TGT") in usage or name in usage
     languages = ["--source-lang", settings["src"], "--target-lang", settings["tgt"], "--train", "x", "--output", "y"]
-    assert parse([*languages, *settings["prepare_options"]]).tokenizer == settings["tokenizer"]
+    assert parser().parse_args([*languages, *settings["prepare_options"]]).tokenizer == settings["tokenizer"]
 
 
 def test_updates_replace_those_of_both_trainings_and_end_a_linear_schedule():
