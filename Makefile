@@ -31,8 +31,8 @@ check: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-# Text to measure with, beside the project as train.sh's --local has it: make bench BENCH_TEXT=FILE
-BENCH_TEXT ?= ../shared/corpora/multi30k/test2016.en
+# Text to measure with: the demo's few sentences, unless data/multi30k.sh has fetched a test set or SPECDEC_CORPORA names a folder
+BENCH_TEXT ?= $(firstword $(wildcard $(SPECDEC_CORPORA)/multi30k/test2016.en data/prepared/multi30k/raw/test.en) data/demo.txt)
 
 bench: .venv/installed
 	@$(PIP) install -q -c constraints.txt -e ".[bench]" --no-build-isolation

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the marked tables of Markdown files again from their JSON: benchmarks/tables.py README.md benchmarks/README.md"""
+"""Generate the marked tables of Markdown files from their JSON: benchmarks/tables.py docs/performance.md benchmarks/README.md"""
 
 import sys
 from pathlib import Path

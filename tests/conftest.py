@@ -16,6 +16,14 @@ logging.getLogger("fairseq").setLevel(logging.WARNING)
 torch.set_num_threads(1)  # tiny models gain nothing from more
 
 
+def corpus(name: str) -> Path:
+    """The folder ``name`` of corpora, such as multi30k, in the folder that SPECDEC_CORPORA names; skips the test without it."""
+    folder = os.environ.get("SPECDEC_CORPORA")
+    if not folder or not (path := Path(folder, name)).is_dir():
+        pytest.skip(f"needs {name} in the folder that SPECDEC_CORPORA names (CONTRIBUTING.md)")
+    return path
+
+
 def make_dictionary(words: int = 20):
     from fairseq.data import Dictionary
 

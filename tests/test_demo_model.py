@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, run_python
+from conftest import ROOT, corpus, run_python
 
 from specdec_plugins.commands import demo
 from specdec_plugins.decoding.backends.cpu.binding import library
@@ -29,7 +29,6 @@ OUTPUTS = {
     "bfloat16": {"avx512": PLAIN, "avx2": PLAIN},
     "int8": {"avx512": PLAIN, "avx2": "0c0fa7ff5080bcddfb400c5b140d2bd627dcee54820cf6555fc4b60698535809"},
 }
-CORPUS = ROOT.parent / "shared" / "corpora" / "multi30k" / "test2016.en"
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +39,7 @@ def translators():
 
 
 def test_real_models_agree(translators):
-    if not CORPUS.exists():
-        pytest.skip(f"{CORPUS} is not here")
-    lines = CORPUS.read_text(encoding="utf-8").splitlines()[:120]
+    lines = (corpus("multi30k") / "test2016.en").read_text(encoding="utf-8").splitlines()[:120]
     expected = [result.tokens for result in translators["fairseq"].translate(lines, batch_size=1)]
     for strategy in ("ar", "specdec"):
         for batch_size in (1, 16):
@@ -77,7 +74,7 @@ def test_demo_shows_translations_and_compares(capsys):
     assert re.search(rf"specdec, exact .*{len(lines)} of {len(lines)} as ar", out)
 
 
-@pytest.mark.parametrize("what", ["acceptance", "auto", "drafters", "time"])
+@pytest.mark.parametrize("what", ["acceptance", "auto", "drafters", "failures", "time"])
 def test_measurements_run(what):
     """Which reach into the engine, and whose figures nobody can make again when they do not."""
     run = run_python(

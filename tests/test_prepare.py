@@ -16,6 +16,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import conftest
 import pytest
 
 from specdec_plugins.commands import prepare
@@ -27,7 +28,6 @@ from specdec_plugins.text.reversible import Reversible
 from specdec_plugins.text.tokenizers import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
-MULTI30K = ROOT.parent / "shared" / "corpora" / "multi30k"
 
 
 def load(name: str):
@@ -299,8 +299,6 @@ def test_bad_codes_are_named(tmp_path, corpus, fake_fairseq, capsys, codes):
         (["--test", "x"], "without --train"),
         (["--train", "x", "--dict", "d"], "--dict needs"),
         (["--mono", "x"], "--mono goes with --codes"),
-        (["--train", "x", "--restyle", "0.6"], "'0.6' is not a number from 0 to 0.5"),
-        (["--train", "x", "--workers", "0"], "'0' is not a whole number from 1 up"),
         (["--train", "x", "--target-lang", "en"], "are the same"),
     ],
 )
@@ -308,10 +306,14 @@ def test_senseless_options(tmp_path, capsys, options, message):
     assert run(tmp_path / "out", *options) == 2 and message in only_error(capsys)
 
 
-def test_a_number_that_is_none(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "option, message",
+    [("--workers", "'0' is not a whole number from 1 up"), ("--restyle", "'0.6' is not a number from 0 to 0.5")],
+)
+def test_a_number_that_is_none(tmp_path, capsys, option, message):
     with pytest.raises(SystemExit) as exit_:
-        run(tmp_path / "out", "--train", "x", "--workers", "0")
-    assert exit_.value.code == 2 and "'0' is not a whole number from 1 up" in capsys.readouterr().err
+        run(tmp_path / "out", "--train", "x", option, message.split("'")[1])
+    assert exit_.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_needs_neither_torch_nor_fairseq():
@@ -382,26 +384,25 @@ def script(name: str, *options: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.skipif(not MULTI30K.is_dir(), reason="needs ../shared/corpora/multi30k")
 def test_multi30k_and_reuse_of_its_codes(tmp_path):
-    local = tmp_path / "local"
+    multi30k, local = conftest.corpus("multi30k"), tmp_path / "local"
     local.mkdir()
     for lang in ("en", "de"):
-        lines = list(read_lines(MULTI30K / f"train.{lang}.gz"))
+        lines = list(read_lines(multi30k / f"train.{lang}.gz"))
         (local / f"train.{lang}.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in lines[:400]).encode()))
         (local / f"val.{lang}").write_text("".join(f"{line}\n" for line in lines[400:420]))  # the published name
-        (local / f"test2016.{lang}").write_bytes((MULTI30K / f"test2016.{lang}").read_bytes())  # the short one
+        (local / f"test2016.{lang}").write_bytes((multi30k / f"test2016.{lang}").read_bytes())  # the short one
     first = tmp_path / "first"
     result = script("multi30k.sh", "--local", str(local), "--output", str(first), "--bpe-operations", "300")
     assert result.returncode == 0 and result.stderr == "", result.stderr
-    assert (first / "raw/test.de").read_bytes() == (MULTI30K / "test2016.de").read_bytes()
+    assert (first / "raw/test.de").read_bytes() == (multi30k / "test2016.de").read_bytes()
     one, other = load_both_ways(first, ("en", "de"))
     assert one == other[::-1] and one[1] == (first / "tok/test.de").read_text().split("\n")[0]
 
     # another test set with the same codes and dictionary, and the same again from subwords
     again, distilled = tmp_path / "again, with a comma", tmp_path / "distilled"
     given = ["--dict", f"{first}/bin/dict.en.txt"]
-    assert run(again, "--test", f"{MULTI30K}/test2016", "--codes", f"{first}/codes", *given, operations=None) == 0
+    assert run(again, "--test", f"{multi30k}/test2016", "--codes", f"{first}/codes", *given, operations=None) == 0
     assert run(distilled, "--test", f"{first}/bpe/test", "--bpe-applied", *given, operations=None) == 0
     tests = {name: data for name, data in contents(first / "bin").items() if not name.startswith(("train", "valid"))}
     assert contents(again / "bin") == contents(distilled / "bin") == tests

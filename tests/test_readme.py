@@ -1,4 +1,4 @@
-"""What the README shows in Python does what it says."""
+"""The documents: their Python examples print what is shown, their links lead somewhere, the tree of files is true."""
 
 import contextlib
 import io
@@ -9,27 +9,84 @@ from conftest import ROOT
 
 from specdec_plugins import Translator
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, re.DOTALL)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md", ROOT / "data" / "README.md"])
+NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in zip(NAMES, DOCUMENTS)}
+EXAMPLES = [
+    (name, code, shown)
+    for name in NAMES
+    for code, shown in re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXTS[name], re.S)
+]
+
+
+def run(name: str, code: str) -> tuple[str, dict]:
+    """What an example prints, and its names."""
+    names: dict = {"__name__": "example"}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, name, "exec"), names)
+    return printed.getvalue(), names
+
+
+def test_there_are_examples():
+    assert {name for name, _, _ in EXAMPLES} == {"README.md", "docs/translate.md", "docs/drafters.md"}
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_python_examples_print_what_is_shown(number, monkeypatch):
-    code, shown = EXAMPLES[number]
+    name, code, shown = EXAMPLES[number]
     monkeypatch.chdir(ROOT)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
-    assert printed.getvalue() == shown
+    assert run(name, code)[0] == shown
 
 
 def test_a_drafter_of_ones_own_drafts_and_leaves_the_output(monkeypatch):
     monkeypatch.chdir(ROOT)
-    code = next(code for code, _ in EXAMPLES if "class Memory" in code)
-    names: dict = {"__name__": "readme"}
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(code, "README.md", "exec"), names)
+    names = run(*next((name, code) for name, code, _ in EXAMPLES if "class Memory" in code))[1]
     lines = names["lines"]
     plain = Translator.from_pretrained("data/demo.en-de", strategy="ar").translate(lines, batch_size=1)
     assert [result.tokens for result in names["translator"].translate(lines)] == [result.tokens for result in plain]
     assert names["translator"].stats.accepted > 0
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_files_and_headings_of_the_project(name):
+    folder, faults = (ROOT / name).parent, []
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[name]):
+        file, _, anchor = target.partition("#")
+        if re.match(r"https?:", target):
+            continue
+        path = (folder / file).resolve() if file else ROOT / name
+        known = path.is_relative_to(ROOT) and path.exists()
+        if not known or (anchor and anchor not in anchors(path.read_text(encoding="utf-8"))):
+            faults.append(target)
+    assert not faults
+
+
+def tree() -> list[str]:
+    """The paths of the README's tree of files."""
+    block = re.search(r"## Files\n\n(.*?)\n\n", TEXTS["README.md"], re.S)
+    assert block
+    folders, paths = [""], []
+    for line in block[1].splitlines():
+        entry = line[4:]
+        depth = (len(entry) - len(entry.lstrip())) // 2
+        names = re.split(r"\s{2,}", entry.strip())[0].split()
+        paths += ["".join([*folders[1 : depth + 1], each]) for each in names]
+        folders[depth + 1 :] = [names[-1]]
+    return paths
+
+
+def test_the_tree_of_files_is_true():
+    """Everything in it exists, and it has every folder of the package and every file of the engine."""
+    paths = tree()
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    package = ROOT / "specdec_plugins"
+    there = {f"{path.parent.relative_to(ROOT)}/" for path in package.glob("*/__init__.py")}
+    there |= {str(path.relative_to(ROOT)) for path in (package / "decoding").glob("[!_]*.py")}
+    there |= {f"{path.parent.relative_to(ROOT)}/" for path in (package / "decoding").glob("*/__init__.py")}
+    assert there <= set(paths)

@@ -133,8 +133,8 @@ def test_packing_keeps_the_function_and_stores_what_is_shared_once(folder, parts
     assert len(pair.drafter.tensors) >= len(original) - 6  # counters and marks, and what is computed
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     assert sizes["drafter.safetensors"] < 0.7 * sizes["verifier.safetensors"]
-    translator = Translator.from_pretrained(folder)
-    assert translator._roles[0].model.encoder is translator._roles[1].model.encoder  # equal, so held and run once
+    roles = Translator.from_pretrained(folder).roles
+    assert roles.drafter.model.transformer.encoder is roles.verifier.model.transformer.encoder  # equal, so held and run once
     half = tmp_path / "half"
     assert pack.main([*flat(parts), "--output", str(half), "--half", "--block-size", "3"]) == 0
     assert load_folder(half).block_size == 3 and pair.block_size == 5
@@ -545,6 +545,6 @@ def test_the_python_interface(folder, lines):
         assert len(result.token_scores) == (len(result.tokens) + 1 if result.tokens else 0) and result.score <= 0
     stats = translator.stats
     assert stats.sentences == 2 * sum(bool(line.strip()) for line in lines)
-    assert stats.committed == stats.accepted + stats.corrections == 2 * sum(len(result.token_scores) for result in results)
+    assert stats.committed == stats.accepted + stats.own_tokens == 2 * sum(len(result.token_scores) for result in results)
     with pytest.raises(ValueError, match="strategy 'magic' is unknown; available: specdec, ar, drafter, fairseq"):
         Translator.from_pretrained(folder, strategy="magic")

@@ -2,9 +2,9 @@
 
 A drafter's file has an object with
 
-    Options   a dataclass of int, float, str and bool fields with defaults: the drafter's options Network   a torch module, made
-    by ``Network(options, verifier)``, with ``loss(batch) -> Loss``; its tensors are the drafter's weights build
-    ``build(weights, model, verifier) -> Drafter``, its decoding half: `specdec_plugins.decoding.drafters`
+    Options   a dataclass of int, float, str and bool fields with defaults: the drafter's options
+    Network   a torch module, made by ``Network(options, verifier)``, with ``loss(batch) -> Loss``; its tensors are the weights
+    build     ``build(weights, model, verifier) -> Drafter``, its decoding half: `specdec_plugins.decoding.drafters`
 
 and is named as ``module:object``, or by an installed entry point of the group ``specdec.drafters``. It trains with
 

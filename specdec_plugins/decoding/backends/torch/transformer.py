@@ -321,10 +321,13 @@ def load_pair(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Transformer, Transformer | None]:
-    """Load verifier and drafter. A drafter whose encoder equals the verifier's gets that very encoder: held once, run once."""
+    """Load verifier and drafter; None for a drafter that is no Transformer, whose code loads it.
+
+    A drafter whose encoder equals the verifier's gets that very encoder: held once, run once.
+    """
     placed = replace(verifier, tensors=place(verifier.tensors, device, dtype))
     model = Transformer.load(placed)
-    if drafter is None:
+    if drafter is None or drafter.spec is None:
         return model, None
     other = replace(drafter, tensors=place(drafter.tensors, device, dtype, beside=placed.tensors))
     return model, Transformer.load(other, model.encoder if same_encoder(placed, other) else None)
