@@ -1,10 +1,10 @@
-# make demo: translate with the pair that ships.  make toy: train a toy pair.  make test: the tests.  make check: lint, types.
+# make demo: translate with the pair that ships.  make toy: train a toy pair.  make test, make test-long: the tests.  make check: lint, types.
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 # Where torch comes from, if not PyPI: make TORCH_INDEX=https://download.pytorch.org/whl/cpu install
 TORCH_INDEX ?=
 
-.PHONY: install demo toy test check bench bench-step clean
+.PHONY: install demo toy test test-long check bench bench-step clean
 
 install: .venv/installed
 
@@ -24,7 +24,10 @@ toy: .venv/installed
 	./train.sh toy
 
 test: .venv/installed
-	.venv/bin/python -m pytest -q -n 2 --dist loadfile
+	.venv/bin/python -m pytest -q -rs -n 2 --dist loadfile -m "not long"
+
+test-long: .venv/installed
+	.venv/bin/python -m pytest -q -rs -n 2 --dist worksteal -m long
 
 check: .venv/installed
 	.venv/bin/ruff format --check .

@@ -29,7 +29,7 @@ KERNELS = [
 
 setup(
     name="specdec",
-    version="0.1.0",
+    version="0.2.0",
     description="Speculative decoding for fairseq translation models",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

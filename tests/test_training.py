@@ -16,6 +16,7 @@ from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.text.bpe import remove_bpe
 from specdec_plugins.text.tokenizers import load_tokenizer
 
+pytestmark = pytest.mark.long
 TINY = [
     "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",
     "--encoder-ffn-embed-dim", "32", "--decoder-ffn-embed-dim", "32",
