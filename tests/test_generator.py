@@ -54,6 +54,7 @@ def test_generate_says_what_beam_1_says(toy_data, pair):
     assert "--beam 5 is not used" in log
 
 
+@pytest.mark.long
 def test_interactive(toy_data, pair, tmp_path):
     verifier, drafter = pair
     source = toy_data / "bpe" / "test.xa"
@@ -67,6 +68,7 @@ def test_interactive(toy_data, pair, tmp_path):
     assert len(first) == 20 and first == second
 
 
+@pytest.mark.long
 def test_tolerance_reaches_the_rule(toy_data, pair):
     verifier, drafter = pair
     exact = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1)
@@ -94,6 +96,7 @@ def test_options_without_a_place_are_named_together(toy_data, pair, options):
     assert result.returncode and "--drafter-path does not go with" in last and all(option in last for option in REFUSED[options])
 
 
+@pytest.mark.long
 def test_drafters_that_cannot_be(toy_data, pair, tmp_path):
     verifier, drafter = pair
     state = checkpoint.load(drafter)
