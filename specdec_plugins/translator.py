@@ -169,7 +169,7 @@ class Translator:
 
     def request(self, index: int, source: Sequence[int], **options) -> Request:
         """A request for a session, with the length limit of the settings; ``options`` are further fields of `Request`."""
-        return Request(index, source, self.limit(len(source)), **options)
+        return Request(index, source, **{"limit": self.limit(len(source)), **options})
 
     def session(self, rows: int, max_tokens: int | None = None, max_bytes: int | None = None) -> Session:
         """A session on this translator's roles; adds to its statistics. At most ``rows`` requests are in flight, ``max_tokens``

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "commands": ("decoding", "formats", "text", "settings", "translator", "workers", "measure", "training"),
     "models": ("decoding", "formats", "training", "criterions"),
     "criterions": ("formats", "training"),
-    "tasks": ("decoding", "formats", "training", "models", "criterions"),
+    "tasks": ("decoding", "formats", "text", "training", "models", "criterions"),
     "__init__": ("translator",),
 }
 

@@ -504,10 +504,10 @@ def test_dictionaries_that_differ(parts, source, tmp_path, capfd):
 def test_fingerprints_are_the_plugins(toy_data):
     from fairseq.data import Dictionary
 
-    from specdec_plugins.tasks.translation_lev_modified import fingerprint
+    from specdec_plugins.text.vocabulary import fingerprint_of
 
     path = toy_data / "bin" / "dict.xa.txt"
-    assert Vocabulary(path).fingerprint() == fingerprint(Dictionary.load(str(path)))
+    assert Vocabulary(path).fingerprint() == fingerprint_of(Dictionary.load(str(path)))
 
 
 def test_translating_loads_no_fairseq(folder):

@@ -1,4 +1,4 @@
-"""The causal block drafter's loss: cross-entropy on many blocks a sentence, each token of them behind the verifier's own.
+"""The causal block drafter's loss: cross-entropy on many blocks a sentence, each token predicted after the verifier's own.
 
 B sentences, A blocks a sentence, K block size, N predicted positions (over the batch), D width.
 """

@@ -1,7 +1,7 @@
 """When waiting requests join the batch: bounded by rows, by tokens in flight and by bytes of cache.
 
 Knows nothing about models. Requests join in the order in which they were submitted; which order is best (longest sources first,
-where a whole file is known) is up to whoever submits them.
+where a whole file is known) is for the caller to decide.
 """
 
 from collections.abc import Callable, Sequence

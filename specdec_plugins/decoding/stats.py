@@ -69,7 +69,7 @@ class DecodeStats:
     def lap(self, what: str | None, device: "torch.device") -> None:
         """Book the time since the last lap under ``what``; None books it nowhere.
 
-        A GPU notes the time itself when it comes to the lap, so that nobody waits for it.
+        On a GPU the time is that of an event in its stream, so that the host does not wait.
         """
         if device.type == "cuda":
             import torch

@@ -15,14 +15,22 @@ from torch import Tensor
 from specdec_plugins.formats.spec import Symbols
 
 
-class Tolerance(NamedTuple):
+@dataclass(frozen=True)
+class Tolerance:
     """How far a drafted token may be from the verifier's best: among its ``beta`` best and within ``tau`` nats of the best.
 
-    ``beta`` 1 is exact. Of equal logits the lower token number ranks first, as for argmax.
+    ``beta`` 1 is exact. Of equal logits the lower token number ranks first, as for argmax. Raises ValueError for values that
+    cannot be.
     """
 
     beta: int = 1
     tau: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.beta < 1:
+            raise ValueError(f"beta {self.beta} is less than 1")
+        if not self.tau >= 0:
+            raise ValueError(f"tau {self.tau} is negative or no number")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ versions from 0.6 to 0.12 write them. Each setting of a checkpoint is one of fiv
 2. those that would change that in a way that the engine does not compute, unless they have a harmless value (`HARMLESS`);
 3. those of the model's training, and those without effect unless one of the second kind is on (`WITHOUT_EFFECT`);
 4. any other that is named as fairseq names a model's options (`MODEL_OPTION`): refused by name, whatever its value but None,
-   as nobody can tell whether the engine computes it;
+   because it is unknown whether the engine computes it;
 5. everything else is about training, data or generation: not read.
 
 Never imports fairseq.

@@ -18,7 +18,7 @@ class FairseqGenerator:
     def __init__(self, model: Model, beam: int, device: torch.device, dtype: torch.dtype):
         """Raises ValueError if fairseq does not compute the model."""
         checkpoint = checkpoint_of(model)
-        logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it tells of packages nobody asked for
+        logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it reports optional packages that are missing
         from fairseq.data import Dictionary
         from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 

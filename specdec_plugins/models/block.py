@@ -126,7 +126,7 @@ class BlockDecoder(TransformerDecoder):
     def forward(self, prev_output_tokens, encoder_out, masked=None, features_only=False):
         """Logits at ``masked``: (N, V), or everywhere: (B, T, V). See ``BlockDrafterModel.forward``."""
         features = self.extract_features(prev_output_tokens, encoder_out)[0]
-        # The output projection is the widest product of the model: nothing is projected that nobody asked for.
+        # The output projection is the widest product of the model: only what is asked for is projected.
         features = features if masked is None else features[masked]
         return features if features_only else self.output_layer(features)
 

@@ -83,7 +83,8 @@ class CausalBlockDecoder(TransformerDecoder):
         """(N, V) logits, or (N, D) features; see `CausalBlockDrafterModel.forward`."""
         features = self.extract_features(prev_output_tokens, encoder_out, block)[block.masked]  # (N, D)
         if self.successor is not None:
-            # The token before is the verifier's, as it will be where a guess counts: behind a wrong one nothing is accepted.
+            # The token before is the verifier's: in decoding, nothing is accepted after a wrong token, so a guess after one does
+            # not count.
             before = F.pad(block.target, (1, 0), value=self.padding_idx)[..., :-1][block.masked]  # (N,)
             related = block.offsets[block.masked] > 0  # the first token's predecessor is read by the decoder
             if self.training:

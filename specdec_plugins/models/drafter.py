@@ -21,7 +21,7 @@ class DrafterShim(BaseFairseqModel):
         parser.add_argument("--drafter-options", nargs="*", default=[], metavar="NAME=VALUE", help="its options")
         parser.add_argument("--verifier", metavar="PT", help="checkpoint of the model that it drafts for")
         parser.add_argument(
-            "--drafter-block-size", type=int, default=4, metavar="K", help="tokens to draft, if nobody says otherwise"
+            "--drafter-block-size", type=int, default=4, metavar="K", help="tokens to draft unless asked otherwise"
         )
 
     @classmethod

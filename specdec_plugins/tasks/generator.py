@@ -20,11 +20,12 @@ from specdec_plugins.decoding.values import Hypothesis, Request
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
 from specdec_plugins.formats.spec import DrafterModel, Model, Symbols
+from specdec_plugins.text.vocabulary import fingerprint_of
 
 logger = logging.getLogger(__name__)
 
 # fairseq's options that speculative decoding has no place for, with the values that do no harm. fairseq's default beam is 5,
-# and nobody can tell it from one that was asked for; the log says that it is not used.
+# which cannot be told from one that was asked for; the log says that it is not used.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "beam": (1, 5), "nbest": (1,), "min_len": (1,), "match_source_len": (False,), "unkpen": (0,), "score_reference": (False,),
     "prefix_size": (0,), "no_repeat_ngram_size": (0,), "sampling": (False,), "constraints": (None,), "temperature": (1.0,),
@@ -106,13 +107,13 @@ def read_loaded(model) -> Model:
 
 def load_drafter(path: str, dictionaries) -> DrafterModel:
     """The drafter, if it was made for these dictionaries."""
-    from specdec_plugins.tasks.translation_lev_modified import fingerprint
-
     loaded = checkpoint.load(path)
     marks = (loaded.get("task_state") or {}).get("dictionaries") or [None, None]
     for side, half, dictionary, mark in zip(("source", "target"), ("encoder", "decoder"), dictionaries, marks):
         embedding = loaded["model"].get(f"{half}.embed_tokens.weight")
-        if mark not in (None, fingerprint(dictionary)) or (embedding is not None and embedding.size(0) != len(dictionary)):
+        if mark not in (None, fingerprint_of(dictionary.symbols)) or (
+            embedding is not None and embedding.size(0) != len(dictionary)
+        ):
             raise CheckpointError(f"--drafter-path {path}: it was trained with another {side} dictionary than the verifier's")
     drafter = fairseq.read(loaded, path)
     if not isinstance(drafter, DrafterModel):

@@ -1,6 +1,5 @@
 """The task ``translation_lev_modified``: fairseq's Levenshtein translation task with the noise ``block_mask``."""
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -14,6 +13,7 @@ from fairseq.tasks.translation_lev import NOISE_CHOICES, TranslationLevenshteinC
 from specdec_plugins.criterions import block_loss, drafter_loss, glat_loss, verifier_loss  # noqa: F401
 from specdec_plugins.models.block import BlockDrafterModel
 from specdec_plugins.tasks.generator import SpeculativeGenerator
+from specdec_plugins.text.vocabulary import fingerprint_of
 from specdec_plugins.training.masking import fixed_starts, lengths, many_blocks, many_starts, mask_blocks, random_starts
 
 BLOCK_MASK = "block_mask"
@@ -55,7 +55,7 @@ class BlockTranslationTask(TranslationLevenshteinTask):
         if cfg.block_size is None and not cfg.drafter_path:
             cfg.block_size = PUBLISHED_BLOCK_SIZE  # here, so that the checkpoint tells
         check_options(cfg)
-        self.state.merge_state_dict({"dictionaries": [fingerprint(src_dict), fingerprint(tgt_dict)]})
+        self.state.merge_state_dict({"dictionaries": [fingerprint_of(src_dict.symbols), fingerprint_of(tgt_dict.symbols)]})
 
     @property
     def masks_blocks(self) -> bool:
@@ -118,7 +118,7 @@ class BlockTranslationTask(TranslationLevenshteinTask):
         return TranslationTask.valid_step(self, {**sample, "block": block}, model, criterion)
 
     def cut(self, sample, starts):
-        """The batch's ManyBlocks behind the given prefix lengths (B, A)."""
+        """The batch's ManyBlocks after the given prefix lengths (B, A)."""
         assert self.cfg.block_size is not None, "set when the task was made for training"
         return many_blocks(sample["target"], starts, self.cfg.block_size, self.tgt_dict.pad(), self.tgt_dict.eos())
 
@@ -126,11 +126,6 @@ class BlockTranslationTask(TranslationLevenshteinTask):
         """The batch's MaskedBlock with the given prefix lengths; the mask symbol is <unk>, as published."""
         assert self.cfg.block_size is not None, "set when the task was made for training"
         return mask_blocks(sample["target"], starts, self.cfg.block_size, self.tgt_dict.pad(), self.tgt_dict.unk())
-
-
-def fingerprint(dictionary) -> str:
-    """The sha256 of a dictionary's symbols in order: what a model's embedding rows mean."""
-    return hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
 
 
 def check_options(cfg: BlockTranslationConfig) -> None:

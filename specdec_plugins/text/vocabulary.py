@@ -35,5 +35,10 @@ class Vocabulary:
         return " ".join(self.symbols[token] for token in tokens)
 
     def fingerprint(self) -> str:
-        """The sha256 of the symbols in order: what a model's embedding rows mean. Our checkpoints carry it."""
-        return hashlib.sha256("\n".join(self.symbols).encode()).hexdigest()
+        """See `fingerprint_of`."""
+        return fingerprint_of(self.symbols)
+
+
+def fingerprint_of(symbols: Iterable[str]) -> str:
+    """The sha256 of a dictionary's symbols in order: what a model's embedding rows mean. Our checkpoints carry it."""
+    return hashlib.sha256("\n".join(symbols).encode()).hexdigest()

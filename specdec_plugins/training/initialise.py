@@ -62,7 +62,7 @@ def run(options: Options) -> tuple[Origins, dict[str, int]]:
 
     Raises ValueError with every reason at once if verifier and drafter do not fit.
     """
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it tells of packages nobody asked for
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it reports optional packages that are missing
 
     import torch
 

@@ -86,7 +86,7 @@ def many_starts(target_lengths: Tensor, blocks: int) -> Tensor:
 
 
 def many_blocks(target: Tensor, starts: Tensor, block_size: int, pad: int, eos: int) -> ManyBlocks:
-    """Blocks of right-padded ``target`` (B, S) behind the prefix lengths ``starts`` (B, A); none where a start is negative."""
+    """Blocks of right-padded ``target`` (B, S) after the prefix lengths ``starts`` (B, A); none where a start is negative."""
     first = target.new_full((target.size(0), 1), eos)
     place = starts.clamp(min=0)[..., None] + torch.arange(block_size, device=target.device)  # (B, A, K)
     padded = torch.nn.functional.pad(target, (0, block_size), value=pad)

@@ -5,31 +5,18 @@ refusal follows the verifier's best token. With ``beta`` 1 the output is the ver
 """
 
 import math
-from dataclasses import dataclass
 
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Scores
 from specdec_plugins.decoding.values import Draft, Tolerance, Verdict
 
 
-@dataclass(frozen=True)
 class TopBetaTau:
-    """The rule for requests that name no tolerance of their own. Raises ValueError for values that cannot be."""
+    """The rule, with a `Tolerance` for the requests that name none. Raises ValueError for values that cannot be."""
 
-    beta: int = 1
-    tau: float = math.inf
-
-    def __post_init__(self) -> None:
-        check(Tolerance(self.beta, self.tau))
+    def __init__(self, beta: int = 1, tau: float = math.inf):
+        self.tolerance = Tolerance(beta, tau)
 
     def __call__(self, scores: Scores, draft: Draft, prefix: Prefix) -> Verdict:
-        usual = Tolerance(self.beta, self.tau)
+        usual = self.tolerance
         return scores.judge(draft, prefix.bounds(), [request.tolerance or usual for request in prefix.requests])
-
-
-def check(tolerance: Tolerance) -> None:
-    """Raise ValueError if a tolerance cannot be."""
-    if tolerance.beta < 1:
-        raise ValueError(f"beta {tolerance.beta} is less than 1")
-    if not tolerance.tau >= 0:
-        raise ValueError(f"tau {tolerance.tau} is negative or no number")

@@ -47,6 +47,10 @@ class Pass(Protocol):
         """(R, W, D) hidden states that the logits are computed from."""
         ...
 
+    def with_logits(self, logits: Tensor) -> "Pass":
+        """The same pass with other logits (R, W, V), for instance mixed with another model's."""
+        ...
+
     def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
         """The likeliest token at each of row b's first ``lengths[b]`` positions: never pad, and no eos in an empty output.
 

@@ -1,7 +1,7 @@
 """The compiled CPU kernels (``csrc/``) as Python sees them: the library, what it allocates, and arguments for its functions.
 
 Knows nothing about roles. ``csrc/api.cpp`` says what each function computes and what its arguments are; tensors are contiguous
-float32 on the CPU, and whoever passes an address keeps the memory alive until the call returns.
+float32 on the CPU, and the caller keeps the memory of every address alive until the call returns.
 
 B rows, D width, V vocabulary, O outputs, I inputs.
 """
