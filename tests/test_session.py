@@ -203,6 +203,22 @@ def test_slots_are_counted():
     assert [slots.take() for _ in range(3)] == [0, 1, 3] and slots.bound == 4
 
 
+def test_the_encoders_time_is_booked_as_such(world):
+    """Sources are encoded when their requests join, not in the first verification."""
+    _, verifier, _, sources, limits, expected = world
+    state, _ = standing(verifier, sources[:4], [[]] * 4)
+    assert state.sources.used == max(map(len, sources[:4]))
+    session, stats = make_session(verifier, NoDrafter(), 4, (0,))
+    for index in range(4):
+        session.submit(Request(index, sources[index], limits[index]))
+    found = session.step()
+    encoding = stats.seconds["encoding"]
+    while not session.idle:
+        found += session.step()
+    assert stats.seconds["encoding"] == encoding > 0 and stats.seconds["verifying"] > 0
+    assert sorted(hypothesis.tokens for hypothesis in found) == sorted(expected[:4])
+
+
 # ---- admission
 
 
