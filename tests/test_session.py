@@ -15,6 +15,7 @@ from support import (
     Knowing,
     Lengths,
     check_balance,
+    commit,
     decode,
     load,
     make_pair,
@@ -193,6 +194,15 @@ def test_duplicated_rows_go_on_apart(world):
             expected = model.decoder(torch.tensor([[EOS, *said]]), encoder_out=model.encoder(
                 torch.tensor([sources[old]]), src_lengths=torch.tensor([len(sources[old])])))[0][0, -1]  # fmt: skip
         torch.testing.assert_close(again[row, 1], expected + tilt[len(said)], rtol=1e-6, atol=1e-6)  # its softmax is in float32
+
+
+def test_the_outputs_of_duplicated_rows_are_their_own():
+    prefix = flying([3, 3])
+    commit(prefix, [[5], [6]])
+    prefix.select([1, 0, 1])
+    commit(prefix, [[7], [8], [9]])
+    assert prefix.outputs == [[6, 7], [5, 8], [6, 9]]
+    assert [[step.drafted for step in steps] for steps in prefix.steps] == [[[6], [7]], [[5], [8]], [[6], [9]]]
 
 
 def test_slots_are_counted():

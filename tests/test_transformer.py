@@ -476,5 +476,5 @@ def test_a_slotted_row_keeps_its_slot_and_siblings_share_a_source():
     assert state.slots == [3, 1, 0] and state.source_slots == [3, 1, 3]
     state.select([2])  # the first sibling leaves, the source stays
     assert state.slots == [0] and state.source_slots == [3]
-    state.admit(Source([[5, EOS]] * 3, SYMBOLS))
-    assert state.slots == [0, 1, 2, 3] and state.source_slots == [3, 0, 1, 2]
+    state.admit(Source([[5, EOS]] * 4, SYMBOLS))
+    assert state.slots == [0, 1, 2, 3, 4] and state.source_slots == [3, 0, 1, 2, 4]
