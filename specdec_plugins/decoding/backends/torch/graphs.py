@@ -1,8 +1,8 @@
-"""How a pass is run: as it comes, or, on a GPU, recorded once and replayed.
+"""How a pass is run: eagerly, or, on a GPU, recorded once and replayed.
 
-A pass is some hundred small kernels, and a host takes longer to launch them than a GPU to compute them. A CUDA graph launches
-them all at once, but it only repeats what was recorded: the same kernels, on the same memory. So a pass is a function of tensors
-of few different sizes, and of arguments that are part of what it is recorded for.
+A pass consists of hundreds of small kernels, and the host takes longer to launch them than the GPU to compute them. A CUDA graph
+launches them all at once, but it only repeats what was recorded: the same kernels, on the same memory. So a pass is a function of
+tensors of few different sizes, and of settings, each combination of which has its own recording.
 """
 
 import logging
@@ -17,23 +17,23 @@ from specdec_plugins.decoding.backends.cache import KVCache
 
 log = logging.getLogger(__name__)
 Function = Callable[..., Sequence[Tensor]]
-Record = Callable[[Callable[[], None]], Callable[[], Any]]  # runs something, and returns what does the same again
+Record = Callable[[Callable[[], None]], Callable[[], Any]]  # runs a function, and returns one that repeats it
 
 
 class Runner(Protocol):
     def round(self, size: int, unit: int = 1) -> int:
-        """The size to compute where so much is wanted."""
+        """The size to compute where ``size`` is needed: a multiple of ``unit``."""
         ...
 
     def run(
         self, function: Function, inputs: Sequence[Tensor], caches: Sequence[KVCache] = (), settings: tuple = ()
     ) -> Sequence[Tensor]:
-        """``function(*caches, *settings, *inputs)``. What it returns stands until it is run again."""
+        """``function(*caches, *settings, *inputs)``. Its results are valid until the same function is run again."""
         ...
 
 
 class Eager:
-    """Runs everything as it comes."""
+    """Runs every function at once."""
 
     def round(self, size: int, unit: int = 1) -> int:
         return size
@@ -48,10 +48,9 @@ EAGER = Eager()
 
 
 class Recorder:
-    """Records what is run for the first time with inputs of these sizes, this memory in the caches, and these settings.
+    """Records a function the first time that it is run with inputs of these sizes, these caches and these settings.
 
-    If a recording cannot be made, or does not give what the function gives, that is logged, and everything runs as it comes from
-    then on.
+    If a recording fails, or does not give the function's results, that is logged, and from then on every function runs eagerly.
     """
 
     def __init__(self, record: Record, most: int = 64):

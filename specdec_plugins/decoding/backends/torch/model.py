@@ -51,7 +51,7 @@ class TorchPass:
 
 
 class TorchModel:
-    """A `Transformer` and its passes, each of which ``runner`` runs as it comes or records."""
+    """A `Transformer` and its passes, each of which ``runner`` runs eagerly or records."""
 
     def __init__(self, transformer: Transformer, runner: Runner = EAGER):
         self.transformer, self.spec, self.runner = transformer, transformer.spec, runner
