@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tarfile
@@ -711,3 +712,18 @@ def test_a_data_set_records_its_tokeniser(tmp_path, corpus, fake_fairseq, capsys
     assert (tmp_path / "out/tok/train.en").read_text().splitlines()[0] == Reversible().tokenize(first)
     with pytest.raises(ValueError, match="no tokenizer named 'spaces'"):
         load_tokenizer("spaces", "en")
+
+
+def termination(pair):
+    return ("default" if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else "the command's", "")
+
+
+def test_workers_start_with_the_default_termination(monkeypatch):
+    """With the command's handler, a worker that is starting can lose the signal by which Pool ends it, and Pool waits for ever."""
+    monkeypatch.setattr(prepare, "_start_worker", lambda function: setattr(prepare, "_function", function))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        assert {found for found, _ in prepare.map_pairs(termination, [("", "")] * 50, 2)} == {"default"}
+        assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, before)
+    finally:
+        signal.signal(signal.SIGTERM, before)

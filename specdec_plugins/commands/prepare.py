@@ -149,7 +149,6 @@ def _start_worker(function: Callable[[Pair], Pair]) -> None:
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports an interruption, once
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent's would let Pool wait for ever for a worker to end
 
 
 def _work(pair: Pair) -> Pair:
@@ -161,7 +160,14 @@ def map_pairs(function: Callable[[Pair], Pair], pairs: Iterable[Pair], workers: 
     if workers == 1:
         yield from map(function, pairs)
         return
-    with Pool(workers, _start_worker, (function,)) as pool:
+    # Pool ends its workers by SIGTERM, and waits for them. A worker that inherits the command's handler can lose a signal that
+    # comes while it starts, so workers are forked with the default one.
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        pool = Pool(workers, _start_worker, (function,))
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    with pool:
         yield from pool.imap(_work, pairs, CHUNK)
 
 
