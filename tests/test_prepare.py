@@ -719,7 +719,7 @@ def termination(pair):
 
 
 def test_workers_start_with_the_default_termination(monkeypatch):
-    """With the command's handler, a worker that is starting can lose the signal by which Pool ends it, and Pool waits for ever."""
+    """With the command's handler, a worker that is starting can lose the signal with which Pool ends it."""
     monkeypatch.setattr(prepare, "_start_worker", lambda function: setattr(prepare, "_function", function))
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
