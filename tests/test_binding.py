@@ -439,7 +439,7 @@ def test_propose_is_read_and_choose(gate, variant):
 def test_too_little_memory_is_an_error(variant):
     weight, library, engine = torch.zeros(4), binding.library(), Engine(1)
     with pytest.raises(MemoryError, match="weights"):
-        library.specdec_linear(weight.data_ptr(), None, 2**30, 2**20, 0)
+        library.specdec_linear(weight.data_ptr(), None, 2**12, 2**30, 0)  # biases and scales, which come first, stay small
     decoder = Decoder()
     numbers = integers([0, 1], [3])
     with pytest.raises(MemoryError, match="pass"):
