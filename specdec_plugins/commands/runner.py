@@ -43,10 +43,13 @@ def run_command(
     except OptionError as error:
         return _failed(2, parser, "; ".join(f"{option_name(field)} {message}" for field, message in error.faults))
     except BrokenPipeError:  # as when `head` has read enough: no message is wanted
-        with suppress(OSError):  # what is still buffered must not raise again when Python flushes it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141
     except OSError as error:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_output()
         where = error.filename or getattr(options, "output", None) or "stdout"
         return _failed(1, parser, f"{where}: {error.strerror or error}{ending()}")
     except (ValueError, ImportError) as error:
@@ -67,6 +70,12 @@ def less_than_one(options: argparse.Namespace, *names: str) -> list[Fault]:
     given = ((name, getattr(options, name)) for name in names)
     listed = ((name, value if isinstance(value, list) else [value]) for name, value in given if value is not None)
     return [(name, f"{value} is less than 1") for name, values in listed for value in values if value < 1]
+
+
+def _discard_output() -> None:
+    """Let what stdout still buffers go nowhere, so that it does not raise again when Python flushes it at its end."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(status: int, parser: argparse.ArgumentParser, message: str) -> int:
