@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -125,8 +124,8 @@ class Replayed:
                 count += 1
             counts.append(count)
         own = [OTHER if room - count > 0 else EOS for room, count in zip(prefix.room, counts)]
-        return replace(
-            verdict, accepted=counts, own=own, scores=[[0.0] * (count + 1) for count in counts], cut=[False] * len(counts)
+        return verdict._replace(
+            accepted=counts, own=own, scores=[[0.0] * (count + 1) for count in counts], cut=[False] * len(counts)
         )
 
 

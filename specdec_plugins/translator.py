@@ -23,7 +23,7 @@ from specdec_plugins.decoding.assembly import THREADS, assemble
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
-from specdec_plugins.decoding.loop import Session, speculative_decode
+from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
@@ -106,6 +106,7 @@ class Translator:
             self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
         else:
             self.roles = self._assign(pair.verifier, drafting, device, drafter)
+        self._kept: tuple[tuple, Session] | None = None  # the last session, with its caches, and what it was made for
         # With the reversible tokeniser every token can be written in the model's symbols.
         symbols = pair.source.symbols if pair.tokenizer != "moses" else None
         self._codes = Bpe(pair.codes, symbols) if pair.codes else None
@@ -227,13 +228,19 @@ class Translator:
 
     def _decode(self, requests: Sequence[Request], batch_size: int | None, max_tokens: int | None) -> Iterator[Hypothesis]:
         options = self.settings
+        if not requests:
+            return
         requests = sorted(requests, key=lambda request: -len(request.tokens))  # short outputs end a run, and leave few rows idle
-        rows = batch_size or max(1, len(requests))
+        rows = batch_size or len(requests)
         if options.strategy == "fairseq":
             yield from self._generator.decode(requests, rows, max_tokens, options.max_len_a, options.max_len_b, self.stats)
-        else:
-            constraints = Constraints.of(self.pair.verifier.spec)
-            yield from speculative_decode(*self.roles, requests, rows, self.stats, constraints, options.device, max_tokens)
+            return
+        how = min(rows, len(requests)), max_tokens, self.roles
+        kept, self._kept = self._kept, None  # put back at the end: a session whose caller went away is not used again
+        session = kept[1] if kept and kept[0] == how else self.session(*how[:2])
+        session.stats = self.stats
+        yield from session.run(requests)
+        self._kept = how, session
 
     def limit(self, source_length: int) -> int:
         """The most tokens that the output of so many source tokens, eos included, may have (fairseq's --max-len-a, -b)."""

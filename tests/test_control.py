@@ -6,7 +6,7 @@ import pytest
 
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput, best_length
-from specdec_plugins.decoding.values import Outcome, Plan, Step
+from specdec_plugins.decoding.values import Outcome, Step
 
 
 class Machine:
@@ -31,7 +31,7 @@ class Machine:
         for _ in range(times):
             plan = controller.plan(range(rows))
             length = plan.lengths[0]
-            assert plan == Plan((length,) * rows)
+            assert plan.lengths == (length,) * rows
             seconds = self.seconds(length, rows) + (self.catch_up if length and not self.last else 0.0)
             self.fair += seconds
             seconds *= self.pace * (1 + self.noise * self.random.random())
@@ -136,7 +136,7 @@ def test_repeated_steps_share_one_plan():
     for _ in range(8):
         plans.append(controller.plan(range(4)))
         controller.update(Outcome(plans[-1], [Step([], 0, 5)] * 4, 1.0))
-    assert plans == [Plan((0, 0, 0, 0))] * 8
+    assert [plan.lengths for plan in plans] == [(0, 0, 0, 0)] * 8
     assert len(set(map(id, plans))) == 1
 
 
@@ -217,5 +217,5 @@ def test_a_fixed_length_stays():
     controller = FixedLength(7)
     for rows in (1, 3):
         plan = controller.plan(range(rows))
-        assert plan == Plan((7,) * rows)
+        assert plan.lengths == (7,) * rows and plan.times > 1000
         controller.update(Outcome(plan, [Step([1, 2], 0, 3)] * rows, 1.0))

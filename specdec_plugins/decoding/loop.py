@@ -6,16 +6,17 @@ A batch has B rows, each a sentence in flight; up to K tokens are drafted at a t
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.native import Taken, native_loop
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import Acceptance, Admission, Controller, Drafter, Verifier
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Draft, Hypothesis, Outcome, Request, Source
+from specdec_plugins.decoding.values import Draft, Hypothesis, Outcome, Plan, Request, Source, Step
 
 
 class Session:
@@ -32,10 +33,12 @@ class Session:
         self.verifying = verifier.start(rows)
         self.drafting = drafter.start(rows, self.verifying)
         self.stats = DecodeStats() if stats is None else stats
-        # Optional methods are looked up once: most roles have none of them.
+        # Optional methods are looked up once: most roles have none of them. Without any, iterations can be native.
         self.trim, self.observe, self.commit = (
             getattr(role, name, None) for role, name in ((controller, "trim"), (drafter, "observe"), (verifier, "commit"))
         )
+        alone = self.trim is None and self.observe is None and self.commit is None
+        self.native = native_loop(drafter, verifier, acceptance, self.prefix.constraints) if alone else None
 
     @property
     def idle(self) -> bool:
@@ -56,43 +59,74 @@ class Session:
         self.waiting = deque(request for request in self.waiting if request.index != index)
         return None
 
+    def run(self, requests: Iterable[Request]) -> Iterator[Hypothesis]:
+        """Submit requests, and yield outputs as they finish, until nothing is in flight."""
+        for request in requests:
+            self.submit(request)
+        while not self.idle:
+            yield from self.step()
+        self.stats.settle()
+
     def step(self) -> list[Hypothesis]:
-        """Refill, draft, verify, accept and commit, once for all rows. Returns the outputs that finished."""
+        """Refill, and advance all rows by an iteration, by several where the loop is native. Returns what finished."""
         prefix, stats, device = self.prefix, self.stats, self.device
         stats.lap(None, device)
         if self.waiting:
             self._refill()
         if not len(prefix):
             return []
+        plan = self.controller.plan(prefix)
+        taken = self.native(self.verifying, self.drafting, prefix, plan) if self.native else None
+        if taken is None:
+            taken = self._iterate(plan)
+        else:
+            stats.book(drafting=taken.drafting, verifying=taken.verifying)
 
-        # 1. Plan how much to draft, and draft it in one pass. A plain autoregressive step has no draft, and costs no pass.
-        plan, began = self.controller.plan(prefix), time.perf_counter()
-        drafts = any(plan.lengths) and max(prefix.room) > 0
+        # Commit what passed with the verifier's own next token, and tell the controller what that took.
+        steps: list[Step] = []
+        finished: list[int] = []
+        for draft, verdict in taken.iterations:
+            length = max(plan.lengths) if self._drafts(plan) else 0
+            committed, finished = prefix.commit(draft, verdict)
+            stats.record(committed, length)
+            steps += committed
+        self.controller.update(Outcome(plan, steps, taken.drafting + taken.verifying, len(taken.iterations)))
+
+        # Finished sentences leave.
+        done = self._retire(finished) if finished else []
+        stats.lap("elsewhere", device)
+        return done
+
+    def _iterate(self, plan: Plan) -> Taken:
+        """One iteration. The prefix is not changed yet."""
+        prefix, stats, device = self.prefix, self.stats, self.device
+
+        # 1. Draft in one pass. A plain autoregressive iteration has no draft, and costs no pass.
+        began = time.perf_counter()
+        drafts = self._drafts(plan)
         draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan)) if drafts else Draft([[] for _ in prefix.requests])
         if self.trim is not None:
             draft = self.trim(draft, prefix)
         stats.lap("drafting", device)
+        drafted = time.perf_counter()
 
         # 2. Verify: one pass over the draft gives the verifier's choice after every drafted token.
         scores = self.verifier.score(self.verifying, prefix, draft)
 
-        # 3. Accept the longest part of the draft that passes, and 4. commit it with the verifier's own next token.
+        # 3. Accept the longest part of the draft that passes; the verifier's own token follows it.
         verdict = self.acceptance(scores, draft, prefix)
-        steps, finished = prefix.commit(draft, verdict)
+
+        # 4. Tell those who keep or learn something of it.
         if self.commit is not None:
             self.commit(self.verifying, draft, verdict)
-        stats.lap("verifying", device)
-
-        # 5. Tell those who learn from it.
         if self.observe is not None:
             self.observe(self.drafting, scores, draft, verdict)
-        self.controller.update(Outcome(plan, steps, time.perf_counter() - began))
-        stats.record(steps, max(plan.lengths) if drafts else 0)
+        stats.lap("verifying", device)
+        return Taken([(draft, verdict)], drafted - began, time.perf_counter() - drafted)
 
-        # 6. Finished sentences leave.
-        done = self._retire(finished) if finished else []
-        stats.lap("elsewhere", device)
-        return done
+    def _drafts(self, plan: Plan) -> bool:
+        """Whether the next iteration drafts: something is planned, and there is room for it."""
+        return any(plan.lengths) and max(self.prefix.room) > 0
 
     def _refill(self) -> None:
         """Let waiting requests join, as many as admission allows."""
@@ -128,9 +162,4 @@ def speculative_decode(
     """
     rows = min(rows, len(requests))
     admission = BoundedAdmission(rows, max_tokens)
-    session = Session(drafter, verifier, acceptance, controller, admission, rows, constraints, stats, device)
-    for request in requests:
-        session.submit(request)
-    while not session.idle:
-        yield from session.step()
-    stats.settle()
+    yield from Session(drafter, verifier, acceptance, controller, admission, rows, constraints, stats, device).run(requests)

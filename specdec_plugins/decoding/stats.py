@@ -58,9 +58,16 @@ class DecodeStats:
         self.passes += 1
         self.lengths[length] += 1
         self.iterations += len(steps)
-        self.drafted += sum(len(step.drafted) for step in steps)
-        self.accepted += sum(step.accepted for step in steps)
-        self.own_tokens += sum(step.own is not None for step in steps)
+        for drafted, accepted, own in steps:
+            self.drafted += len(drafted)
+            self.accepted += accepted
+            self.own_tokens += own is not None
+
+    def book(self, **seconds: float) -> None:
+        """Book parts of the time since the last lap, by the name of what took them; the rest belongs to the next lap."""
+        for what, part in seconds.items():
+            self.seconds[what] += part
+            self._since += part
 
     def finish(self, hypothesis: "Hypothesis") -> None:
         self.sentences += 1

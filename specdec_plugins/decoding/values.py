@@ -79,15 +79,19 @@ class Source:
 
 
 class Plan(NamedTuple):
-    """What a step does: the most tokens to draft for each row. 0 for all rows is a plain step, at a plain step's cost."""
+    """What an iteration does: the most tokens to draft for each row. 0 for all rows is a plain one, at a plain one's cost.
+
+    It may be repeated up to ``times`` times, while the rows stay the same, before the controller is asked again.
+    """
 
     lengths: Sequence[int]
+    times: int = 1
 
 
 @lru_cache(maxsize=1024)
-def uniform(rows: int, length: int) -> Plan:
-    """The plan that gives each row as many tokens. Kept from step to step: a plain step can take less than 100 microseconds."""
-    return Plan((length,) * rows)
+def uniform(rows: int, length: int, times: int = 1) -> Plan:
+    """The plan that gives each row as many tokens. Kept from step to step: a plain one can take less than 100 microseconds."""
+    return Plan((length,) * rows, times)
 
 
 class Draft:
@@ -140,8 +144,7 @@ class DeviceDraft(Draft):
         return DeviceDraft(self.guesses, list(map(min, self.room, room)), eos)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """How many of each row's drafted tokens are accepted, and the verifier's own token after them.
 
     ``own`` tokens are *recovered* after a refusal, a *bonus* after none; None where there is no verifier. ``scores`` are the
@@ -166,11 +169,12 @@ class Step(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a step's plan: each row's `Step`, and the seconds that it took, by the session's clock."""
+    """What became of a plan: each row's `Step` in each of the ``times`` iterations, and the seconds that these took."""
 
     plan: Plan
     steps: Sequence[Step]
     seconds: float
+    times: int = 1
 
 
 @dataclass(frozen=True)

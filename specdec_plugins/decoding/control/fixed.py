@@ -1,9 +1,12 @@
 """The policy that always drafts as many tokens."""
 
+import sys
 from collections.abc import Sized
 from dataclasses import dataclass
 
 from specdec_plugins.decoding.values import Plan, uniform
+
+ALWAYS = sys.maxsize  # repetitions of a plan that never changes
 
 
 @dataclass(frozen=True)
@@ -13,7 +16,7 @@ class FixedLength:
     length: int
 
     def plan(self, prefix: Sized) -> Plan:
-        return uniform(len(prefix), self.length)
+        return uniform(len(prefix), self.length, ALWAYS)
 
     def update(self, outcome: object) -> None:
         """Learns nothing."""

@@ -47,18 +47,20 @@ class Throughput:
         self._batch = self._new_class(0)  # class of the last step; a placeholder before the first
         self._rows = self._length = 0  # rows of the last step; length of the last step that was no repetition
         self._trial = 0  # passes of the present trial that are still to come
-        self._repeated, self._repeat_until = uniform(0, 0), 0  # what follows the last step, and up to which pass of its class
+        self._repeated = self._repeat_until = 0  # the length that follows the last step, and up to which pass of its class
         self._measured = self._comparable = False  # whether the present step is measured; whether its cost is like others'
 
     def plan(self, prefix: Sized) -> Plan:
         rows, batch = len(prefix), self._batch
         if batch.passes < self._repeat_until and rows == self._rows:  # most steps end here
+            times = self._repeat_until - batch.passes
             batch.passes += 1
             self._measured = False
-            return self._repeated
+            return uniform(rows, self._repeated, times)
         return self._plan(rows)
 
     def update(self, outcome: Outcome) -> None:
+        self._batch.passes += outcome.times - 1
         if not self._measured:
             return
         batch, length, seconds = self._batch, self._length, outcome.seconds
@@ -95,7 +97,7 @@ class Throughput:
             if self._measured:
                 batch.repeat_until = batch.passes + batch.spacing - 1
             self._repeat_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
-            self._repeated = uniform(rows, 0 if ending else batch.choice)
+            self._repeated = 0 if ending else batch.choice
         return uniform(rows, self._length)
 
     def _new_class(self, key: int) -> BatchClass:

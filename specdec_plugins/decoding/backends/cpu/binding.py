@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-VERSION = 2  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 3  # of the library's functions and their parameters: `specdec_version` in api.cpp
 VARIANTS = ("avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -48,7 +48,28 @@ CALLED = {
     "choose": [POINTER, POINTER, *[NUMBER] * 5, POINTER, POINTER, NUMBER, *TABLES],
     "propose": [*PASS, *CACHES, POINTER, POINTER, NUMBER, NUMBER, *TABLES],
     "draft": [*PASS, NUMBER, POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER],
+    "decode": [POINTER, POINTER],
 }
+
+
+class Caches(ctypes.Structure):
+    """`Caches` in loop.h: the layouts of a model's `KVCache`s of target and source, and the target positions of a slot."""
+
+    _fields_ = [
+        (name, NUMBER) for name in ("cache", "cache_layer", "cache_slot", "memory", "memory_layer", "memory_slot", "positions")
+    ]
+
+
+class Decoding(ctypes.Structure):
+    """`Decoding` in loop.h, which says what the fields are. Addresses are given as numbers."""
+
+    _fields_ = [
+        ("verifier", POINTER), ("drafter", POINTER), ("verifying", Caches), ("drafting", Caches),
+        *((name, POINTER) for name in ("logits", "drafter_logits", "gates", "tokens", "outs")), ("candidates", NUMBER),
+        ("names", POINTER), *((name, NUMBER) for name in ("drafter_positions", "pad", "eos", "mask", "suppressed_count")),
+        ("suppressed", POINTER), *((name, NUMBER) for name in ("batch", "longest", "steps")),
+        *((name, POINTER) for name in ("numbers", "tau", "read", "record", "scores", "seconds")), ("taken", NUMBER),
+    ]  # fmt: skip
 
 
 @cache

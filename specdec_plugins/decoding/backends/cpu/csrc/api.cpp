@@ -12,6 +12,7 @@
 #include "batch.h"
 #include "forward.h"
 #include "linear.h"
+#include "loop.h"
 #include "team.h"
 
 namespace {
@@ -44,7 +45,7 @@ Norm norm_of(const float* const* pair, int width) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 2; }
+int specdec_version() { return 3; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -283,5 +284,10 @@ int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t wid
         Forward forward(*stack, pass, engine->team, engine->scratch);
         engine->team.run([&](int member) { forward.run(member); });
     });
+}
+
+// Decodes until a row is finished: see `Decoding` and `decode` in loop.h.
+int specdec_decode(Engine* engine, Decoding* decoding) {
+    return status_of([&] { decode(*engine, *decoding); });
 }
 }

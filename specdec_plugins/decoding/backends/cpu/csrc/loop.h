@@ -1,0 +1,226 @@
+// Steps of speculative decoding, one after the other without Python in between: the twin of `Session.step` (decoding/loop.py) for
+// a causal block drafter, or none, under the exact and the tolerant rule. It ends when a row is finished.
+//
+// B rows of the batch, K the most tokens that are drafted for a row, V vocabulary.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "batch.h"
+#include "forward.h"
+
+namespace {
+
+// A model's keys and values: those of target tokens, with room for `positions` a slot, and those of the source.
+struct Caches {
+    float* cache;
+    int64_t cache_layer, cache_slot;
+    float* memory;
+    int64_t memory_layer, memory_slot, positions;
+};
+
+// What the steps are given and where their results go. `Decoding` in binding.py has the same fields in the same order.
+struct Decoding {
+    const Stack *verifier, *drafter;  // drafter: NULL if there is none
+    Caches verifying, drafting;
+    float *logits, *drafter_logits, *gates;  // (B, K + 1, V), (B, K, V), (B, K, R): room for the passes' results
+    const float *tokens, *outs;              // the successor network's tables, and ..
+    int64_t candidates;                      // .. how many tokens it chooses among
+    const int64_t* names;                    // the tokens that the drafter's logits stand for; NULL: all, in order
+    int64_t drafter_positions;               // that the drafter has embeddings for
+    int64_t pad, eos, mask, suppressed_count;
+    const int64_t* suppressed;
+    int64_t batch, longest, steps;  // B, K, the most steps to take
+    const int64_t* numbers;         // options by row: see `Sentences`
+    const double* tau;              // (B)
+    int64_t* read;                  // (B) target positions that the drafter has read; changed
+    int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token, cut, the draft
+    float* scores;                  // (steps, B, K + 1): of the accepted tokens and the own one
+    double* seconds;                // (2) that drafting and verifying took
+    int64_t taken;                  // steps taken
+};
+
+// The rows of the batch, and what changes about them from step to step.
+class Sentences {
+  public:
+    // numbers: places (B) of the last committed tokens, drafts' lengths (B), slots, source slots (B) of the verifier and of the
+    // drafter, source lengths (B), beta, room, minimum (B), where each row's forced tokens begin (B + 1), these, where each row's
+    // unread tokens begin (B + 1), and these: the committed ones that the drafter has not read. The last one always is among them.
+    explicit Sentences(const Decoding& all) : all(all), batch(all.batch) {
+        Numbers parts(all.numbers);
+        auto copied = [&](int64_t count) {
+            const int64_t* from = parts.take(count);
+            return std::vector<int64_t>(from, from + count);
+        };
+        places = copied(batch);
+        lengths = parts.take(batch);
+        slots = parts.take(batch), source_slots = parts.take(batch);
+        drafter_slots = parts.take(batch), drafter_source_slots = parts.take(batch);
+        source_lengths = parts.take(batch), beta = parts.take(batch);
+        room = copied(batch), minimum = copied(batch);
+        const int64_t* forced_starts = parts.take(batch + 1);
+        const int64_t* forced_tokens = parts.take(forced_starts[batch]);
+        const int64_t* starts = parts.take(batch + 1);
+        const int64_t* tokens = parts.take(starts[batch]);
+        for (int64_t b = 0; b < batch; ++b) {
+            unread.emplace_back(tokens + starts[b], tokens + starts[b + 1]);
+            last.push_back(unread[b].back());
+            forced.emplace_back(forced_tokens + forced_starts[b], forced_tokens + forced_starts[b + 1]);
+        }
+        drafts.resize(batch);
+        for (int64_t b = 0; b < batch; ++b) longest = std::max(longest, lengths[b]);
+    }
+
+    // Whether the next step may draft: there is something to draft, and room for it.
+    bool drafting() const { return longest > 0 && *std::max_element(room.begin(), room.end()) > 0; }
+
+    // Whether the caches have room for the next step.
+    bool fits() const {
+        const int64_t needed = *std::max_element(places.begin(), places.end()) + 1 + longest;
+        return needed <= all.verifying.positions && (longest == 0 || needed <= all.drafting.positions);
+    }
+
+    // Drafts for every row, as `CausalBlockDrafter` does.
+    void draft(Engine& engine) {
+        starts.assign(1, 0), tokens.clear(), firsts.clear(), empty.clear();
+        for (int64_t b = 0; b < batch; ++b) {
+            if (lengths[b]) {
+                tokens.insert(tokens.end(), unread[b].begin(), unread[b].end());
+                tokens.insert(tokens.end(), lengths[b] - 1, all.mask);
+            }
+            firsts.push_back(lengths[b] ? int64_t(unread[b].size()) - 1 : 0);
+            starts.push_back(tokens.size());
+            empty.push_back(places[b] == 0);
+        }
+        const Stack& stack = *all.drafter;
+        const bool narrowed =
+            add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), all.read, firsts.data(), drafter_slots,
+                            drafter_source_slots, source_lengths, tokens.data());
+        const Pass pass = pass_of(all.drafting, narrowed, all.drafter_logits, all.gates);
+        Forward forward(stack, pass, engine.team, engine.scratch);
+        chosen.resize(batch * longest);
+        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.pad, all.eos, lengths, empty.data(),
+                            stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0, all.tokens, all.outs,
+                            all.candidates, chosen.data()};
+        choice.reserve(engine);
+        engine.team.run([&](int member) {
+            forward.run(member);
+            engine.team.sync();
+            choice.run(engine, member);
+        });
+        for (int64_t b = 0; b < batch; ++b)
+            if (lengths[b]) {
+                offer(b);
+                all.read[b] = places[b] + 1;
+                unread[b].clear();
+            }
+    }
+
+    void draft_nothing() {
+        for (auto& draft : drafts) draft.clear();
+    }
+
+    // Reads each row's last token and its draft, and judges the draft.
+    void verify(Engine& engine) {
+        starts.assign(1, 0), tokens.clear(), forced_starts.assign(1, 0), forced_flat.clear();
+        size_t width = 0;
+        for (int64_t b = 0; b < batch; ++b) {
+            tokens.push_back(last[b]);
+            tokens.insert(tokens.end(), drafts[b].begin(), drafts[b].end());
+            starts.push_back(tokens.size());
+            width = std::max(width, drafts[b].size() + 1);
+            forced_flat.insert(forced_flat.end(), forced[b].begin(), forced[b].end());
+            forced_starts.push_back(forced_flat.size());
+        }
+        add_causal_rows(engine.scratch.rows, batch, width, starts.data(), places.data(), nullptr, slots, source_slots,
+                        source_lengths, tokens.data());
+        const Pass pass = pass_of(all.verifying, false, all.logits, nullptr);
+        Forward forward(*all.verifier, pass, engine.team, engine.scratch);
+        judged.resize(3 * batch), scores.resize(batch * width), this->width = width;
+        const Judging judging{all.logits, batch, int64_t(width), 1, starts.data(), all.tau, judged.data(), scores.data(), beta,
+                              room.data(), minimum.data(), forced_starts.data(), forced_flat.data(), tokens.data()};
+        judging.reserve(engine, all.verifier->projection->outputs, all.pad, all.eos, all.suppressed_count, all.suppressed);
+        engine.team.run([&](int member) {
+            forward.run(member);
+            engine.team.sync();
+            judging.run(engine, member);
+        });
+    }
+
+    // Appends what was accepted to each row, and writes it down. Returns whether a row is finished.
+    bool commit(int64_t* record, float* record_scores) {
+        bool finished = false;
+        for (int64_t b = 0; b < batch; ++b, record += all.longest + 4, record_scores += all.longest + 1) {
+            const int64_t accepted = judged[b], own = judged[batch + b];
+            const auto& draft = drafts[b];
+            const int64_t head[] = {int64_t(draft.size()), accepted, own, judged[2 * batch + b]};
+            std::copy(draft.begin(), draft.end(), std::copy(head, head + 4, record));
+            std::copy_n(&scores[b * width], accepted + 1, record_scores);
+            const bool ended = accepted && draft[accepted - 1] == all.eos;
+            finished |= ended || own == all.eos;
+            last[b] = ended ? all.eos : own;
+            if (all.drafter) {
+                unread[b].insert(unread[b].end(), draft.begin(), draft.begin() + accepted);
+                unread[b].push_back(last[b]);
+            }
+            const int64_t count = accepted + !ended;
+            places[b] += count, room[b] -= count, minimum[b] = std::max<int64_t>(0, minimum[b] - count);
+            forced[b].erase(forced[b].begin(), forced[b].begin() + std::min<int64_t>(count, forced[b].size()));
+        }
+        return finished;
+    }
+
+  private:
+    static Pass pass_of(const Caches& from, bool narrowed, float* logits, float* gates) {
+        return {{from.cache, from.cache_layer, from.cache_slot}, {from.memory, from.memory_layer, from.memory_slot}, nullptr, false,
+                narrowed, logits, gates, nullptr};
+    }
+
+    // A row's chosen tokens become its draft: none after eos, none beyond the limit or the drafter's positions.
+    void offer(int64_t b) {
+        auto& draft = drafts[b];
+        draft.clear();
+        const int64_t most = std::min({lengths[b], room[b], all.drafter_positions - places[b]});
+        for (int64_t k = 0; k < most; ++k) {
+            const int64_t choice = chosen[b * longest + k];
+            draft.push_back(all.names ? all.names[choice] : choice);
+            if (draft.back() == all.eos) break;
+        }
+    }
+
+    const Decoding& all;
+    const int64_t batch;
+    int64_t longest = 0, width = 0;
+    const int64_t *lengths, *slots, *source_slots, *drafter_slots, *drafter_source_slots, *source_lengths, *beta;
+    std::vector<int64_t> places, last, room, minimum;
+    std::vector<std::vector<int64_t>> unread, forced, drafts;
+    std::vector<int64_t> starts, tokens, firsts, empty, chosen, forced_starts, forced_flat, judged;  // of the present step
+    std::vector<float> scores;
+};
+
+// Takes steps until a row is finished, the caches are full, or there were as many as wanted; at least one.
+void decode(Engine& engine, Decoding& all) {
+    using Clock = std::chrono::steady_clock;
+    auto seconds = [](Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); };
+    Sentences sentences(all);
+    all.seconds[0] = all.seconds[1] = 0;
+    bool finished = false;
+    for (all.taken = 0; all.taken < all.steps && !finished && (all.taken == 0 || sentences.fits()); ++all.taken) {
+        const auto began = Clock::now();
+        if (sentences.drafting())
+            sentences.draft(engine);
+        else
+            sentences.draft_nothing();
+        const auto drafted = Clock::now();
+        sentences.verify(engine);
+        finished = sentences.commit(all.record + all.taken * all.batch * (all.longest + 4),
+                                    all.scores + all.taken * all.batch * (all.longest + 1));
+        all.seconds[0] += seconds(began, drafted);
+        all.seconds[1] += seconds(drafted, Clock::now());
+    }
+}
+
+}  // namespace

@@ -1,0 +1,144 @@
+"""Iterations of the loop in one native call, for roles that the CPU kernels know: the same as those of `Session`, which is the
+reference.
+
+The roles are the verifier on the kernels, the causal block drafter there or none, and the exact or the tolerant rule.
+
+B rows, K drafted tokens.
+"""
+
+import time
+from array import array
+from ctypes import byref
+from dataclasses import dataclass
+from typing import cast
+
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.backends.cpu.binding import Caches, Decoding, integers, start, starts
+from specdec_plugins.decoding.backends.cpu.model import CpuModel
+from specdec_plugins.decoding.backends.cpu.passes import successor_tables
+from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, CausalState
+from specdec_plugins.decoding.drafters.none import NoDrafter
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
+from specdec_plugins.decoding.values import Draft, Plan, Verdict
+from specdec_plugins.decoding.verifier import ModelVerifier
+
+MOST = 16  # iterations of a call: so long a new request may wait; Python's part of an iteration is small from four on
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The iterations that were made: each one's draft and verdict; and the seconds that drafting and verifying took."""
+
+    iterations: list[tuple[Draft, Verdict]]
+    drafting: float
+    verifying: float
+
+
+class NativeLoop:
+    """For one session. Not for use by several threads at once."""
+
+    def __init__(self, drafter: CpuModel | None, verifier: CpuModel, acceptance: TopBetaTau, constraints: Constraints):
+        self.drafter, self.verifier, self.tolerance = drafter, verifier, acceptance.tolerance
+        symbols = constraints.symbols
+        self._suppressed = integers(constraints.suppressed)
+        self._seconds = array("d", [0.0, 0.0])
+        self._record, self._scores = array("q"), array("f")
+        self._call = Decoding(
+            verifier=verifier.stack.pointer, pad=symbols.pad, eos=symbols.eos, mask=symbols.mask,
+            suppressed_count=len(self._suppressed), suppressed=start(self._suppressed), seconds=start(self._seconds),
+        )  # fmt: skip
+        if drafter is not None:
+            call = self._call
+            call.drafter, call.drafter_positions = drafter.stack.pointer, drafter.spec.decoder.max_positions
+            call.tokens, call.outs, call.candidates = successor_tables(drafter)
+            call.names = drafter.names and start(drafter.names)
+
+    def __call__(self, verifying: SlottedState, drafting: CausalState | None, prefix: Prefix, plan: Plan) -> Taken | None:
+        """Make up to ``plan.times`` iterations, at least one, and none after a row is finished; the prefix is not changed.
+
+        None if an earlier part of this is for the session to do: a drafter that wants the verifier's hidden states.
+        """
+        if self.verifier.features_wanted:
+            return None
+        call, outputs, rows = self._call, prefix.outputs, len(prefix)
+        longest = max(plan.lengths) if drafting else 0
+        places = list(map(len, outputs))
+        needed = max(places) + longest + 1
+        verifying.encode()
+        call.verifying = self._caches(verifying, needed)
+        call.logits = self.verifier.logits.view(rows, longest + 1, self.verifier.stack.vocabulary)[1]
+        drafter_slots: tuple[list[int], list[int]] = (verifying.slots, verifying.source_slots)
+        unread = [[token] for token in prefix.last]
+        read, encoding = None, 0.0
+        if drafting and self.drafter is not None:
+            state, beginning = cast(SlottedState, drafting.rows), [prefix.symbols.start]
+            read = integers(drafting.read)
+            call.read = start(read)
+            unread = [output[count - 1 :] if count else beginning + output for output, count in zip(outputs, drafting.read)]
+            if longest:
+                drafter_slots = state.slots, state.source_slots
+                began = time.perf_counter()
+                state.encode()
+                encoding = time.perf_counter() - began
+                call.drafting = self._caches(state, needed)
+                call.drafter_logits = self.drafter.logits.view(rows, longest, self.drafter.stack.vocabulary)[1]
+                if self.drafter.stack.gate:
+                    call.gates = self.drafter.gates.view(rows, longest, self.drafter.stack.gate.outputs)[1]
+        bounds, tolerances = prefix.bounds(), [request.tolerance or self.tolerance for request in prefix.requests]
+        numbers = integers(
+            places, plan.lengths if longest else [0] * rows, verifying.slots, verifying.source_slots, *drafter_slots,
+            verifying.lengths, [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum,
+            starts(bounds.forced), *bounds.forced, starts(unread), *unread,
+        )  # fmt: skip
+        tau = array("d", [tolerance.tau for tolerance in tolerances])
+        call.batch, call.longest, call.steps = rows, longest, min(plan.times, MOST)
+        call.numbers, call.tau = start(numbers), start(tau)
+        self._reserve(call.steps * rows * (longest + 4))
+        engine = self.verifier.engine
+        engine.library.specdec_decode(engine.pointer, byref(call))
+        if read is not None and drafting:
+            drafting.read = read.tolist()
+        return Taken(self._iterations(call.taken, rows, longest), encoding + self._seconds[0], self._seconds[1])
+
+    @staticmethod
+    def _caches(state: SlottedState, positions: int) -> Caches:
+        """Room for the next iteration at least; the call ends where there is no room for a further one."""
+        state.cache.reserve(state.targets.bound, positions)
+        return Caches(*state.cache.layout, *state.sources.layout, state.cache.capacity)
+
+    def _reserve(self, numbers: int) -> None:
+        """Room for what the iterations write down."""
+        if len(self._record) < numbers:
+            self._record, self._scores = array("q", bytes(16 * numbers)), array("f", bytes(8 * numbers))
+            self._call.record, self._call.scores = start(self._record), start(self._scores)
+
+    def _iterations(self, taken: int, rows: int, longest: int) -> list[tuple[Draft, Verdict]]:
+        """What the call wrote down."""
+        record = self._record[: taken * rows * (longest + 4)].tolist()
+        scores = self._scores[: taken * rows * (longest + 1)].tolist()
+        found = []
+        for iteration in range(taken):
+            tokens, accepted, own, cut, parts = [], [], [], [], []
+            for row in range(iteration * rows, (iteration + 1) * rows):
+                drafted, count, token, ended, *draft = record[row * (longest + 4) : (row + 1) * (longest + 4)]
+                tokens.append(draft[:drafted])
+                accepted.append(count)
+                own.append(token)
+                cut.append(bool(ended))
+                parts.append(scores[row * (longest + 1) : row * (longest + 1) + count + 1])
+            found.append((Draft(tokens), Verdict(accepted, own, parts, cut)))
+        return found
+
+
+def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, constraints: Constraints) -> NativeLoop | None:
+    """The native loop for these roles; None where they are not, each of them exactly, those that it knows."""
+    if type(verifier) is not ModelVerifier or type(verifier.model) is not CpuModel or type(acceptance) is not TopBetaTau:
+        return None
+    if type(drafter) is NoDrafter:
+        return NativeLoop(None, verifier.model, acceptance, constraints)
+    if type(drafter) is not CausalBlockDrafter or type(drafter.model) is not CpuModel:
+        return None
+    return NativeLoop(drafter.model, verifier.model, acceptance, constraints)
