@@ -58,8 +58,8 @@ class Measured:
     memory: dict[str, int]  # bytes: weights and caches of our own strategies, and the process's peak
 
 
-def read_text(reader: "Translator", source: str, reference: str | None, count: int | None) -> Text:
-    """The first ``count`` lines (None: all), as ``reader``'s tokens.
+def read_text(reader: "Translator", source: str, reference: str | None, count: int | None, bpe: bool = False) -> Text:
+    """The first ``count`` lines (None: all), as ``reader``'s tokens; with ``bpe`` they are tokens in BPE already.
 
     Raises ValueError if there is not a reference for each line, nothing to translate, or a line too long for the models.
     """
@@ -70,7 +70,7 @@ def read_text(reader: "Translator", source: str, reference: str | None, count: i
     if references is not None and len(references) != len(lines):
         raise ValueError(f"{source} has {len(lines):,} lines and {reference} has {len(references):,}")
     try:
-        sources = reader.encode(lines)
+        sources = reader.encode(lines, bpe)
     except SourceTooLong as error:
         raise ValueError(f"{source}, line {error.index + 1}: {error}") from None
     kept = [index for index, tokens in enumerate(sources) if len(tokens) > 1]
@@ -119,7 +119,13 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
 
 
 def best_threads(process: SystemProcess, numbers: Sequence[int], batch_size: int) -> int:
-    """The number of threads that decodes some sentences fastest, the best of four rounds; a first one warms up."""
+    """The number of threads that decodes some sentences fastest, the best of four rounds; a first one warms up.
+
+    Where there is no choice, that one decodes them once: a system that cannot run shows it there.
+    """
+    if len(numbers) == 1:
+        process.decode(numbers[0], batch_size, max(PILOT, batch_size))
+        return numbers[0]
     rounds = [[process.decode(number, batch_size, max(PILOT, batch_size)).seconds for number in numbers] for _ in range(5)]
     fastest = list(map(min, zip(*rounds[1:])))
     return numbers[fastest.index(min(fastest))]
