@@ -117,7 +117,9 @@ def test_recorded_passes_are_eager_passes(code, dtype, device):
 def test_recordings_leave_when_memory_is_short(device):
     """Also those that the GPU is just about to repeat."""
     sources, limits = tiny_sources(6), [12] * 6
-    expected = tokens(decode(*loaded(tiny("block_causal"), device, "float32", Rounding()), sources, limits, 4, 4, device=device)[0])
+    expected = tokens(
+        decode(*loaded(tiny("block_causal"), device, "float32", Rounding()), sources, limits, 4, 4, device=device)[0]
+    )
     runner = recorder(device, most=2 * GRAPH_BYTES)
     roles = loaded(tiny("block_causal"), device, "float32", runner)
     for _ in range(2):

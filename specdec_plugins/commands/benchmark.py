@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.translator import Translator
 
     pair = load_folder(options.model)
-    reader = Translator(pair, Settings(strategy="ar", threads=1))
+    reader = Translator(replace(pair, codes=None) if options.bpe else pair, Settings(strategy="ar", threads=1))
     text = read_text(reader, options.input, options.reference, options.sentences, options.bpe)
     systems = systems_of(options, pair.drafter is not None)
     plan = Plan(options.model, systems, options.batch_sizes, options.threads or thread_choices(options.device), options.rounds)

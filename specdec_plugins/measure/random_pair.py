@@ -5,7 +5,7 @@ Knows no file format and no fairseq. D width, V vocabulary.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,14 +30,16 @@ class Shape:
 
 
 def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
-    """Verifier and drafter in float32, initialised as fairseq does; they share source, target and output embeddings, and encoder."""
+    """Verifier and drafter in float32, initialised as fairseq does. All embeddings are one table; the encoder is the same."""
     generator = torch.Generator().manual_seed(seed)
     spec, drafting = _spec(shape, shape.layers), _spec(shape, shape.drafter_layers)
     table = torch.empty(shape.vocabulary, shape.width).normal_(0, shape.width**-0.5, generator=generator)
     table[Symbols().pad] = 0
     positions = sinusoidal_table(spec.encoder)
     assert positions is not None, "widths of 4 and more"
-    shared = dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"), table)
+    shared = dict.fromkeys(
+        ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"), table
+    )
     shared |= {f"{side}.embed_positions.weight": positions for side in ("encoder", "decoder")}
     verifier = Model(spec, {**shared, **_initial(spec, shared, generator)})
     shared |= {name: tensor for name, tensor in verifier.tensors.items() if name.startswith("encoder.")}
@@ -51,14 +53,11 @@ def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
 
 
 def _spec(shape: Shape, decoder_layers: int) -> ModelSpec:
-    sides = [
-        SideSpec(
-            layers=layers, heads=shape.heads, width=shape.width, inner_width=shape.inner, prenorm=False, final_norm=False,
-            embedding_norm=False, embedding_scale=math.sqrt(shape.width), max_positions=1024, position_offset=2,
-        )
-        for layers in (shape.layers, decoder_layers)
-    ]  # fmt: skip
-    return ModelSpec(*sides, activation="relu")
+    encoder = SideSpec(
+        layers=shape.layers, heads=shape.heads, width=shape.width, inner_width=shape.inner, prenorm=False, final_norm=False,
+        embedding_norm=False, embedding_scale=math.sqrt(shape.width), max_positions=1024, position_offset=2,
+    )  # fmt: skip
+    return ModelSpec(encoder, replace(encoder, layers=decoder_layers), activation="relu")
 
 
 def _initial(spec: ModelSpec, given: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,7 +122,7 @@ class SystemServer:
 
         logging.disable(logging.WARNING)  # fairseq warns of packages that are not needed here
         self.system, self.sources = system, sources
-        self.pair = load_folder(model)
+        self.pair = replace(load_folder(model), codes=None)  # sources are tokens already
         self.threads: int | None = None
         self.decoder: Decoder | None = None
 
