@@ -64,7 +64,7 @@ part() { # part NAME SECONDS COMMAND...
         *) result="failed with status $status" ;;
     esac
     grep '^{"benchmark"' "$out/$name.log" >>"$out/results.jsonl"
-    if [ $status = 0 ]; then grep -E 'left out|^[0-9]+ passed|^ *SKIPPED' "$out/$name.log"; else failed=1; tail -n 12 "$out/$name.log"; fi
+    if [ $status = 0 ]; then grep -E 'left out|outputs differ|^[0-9]+ passed|^SKIPPED' "$out/$name.log"; else failed=1; tail -n 12 "$out/$name.log"; fi
     parts+=("$name|$result|$((SECONDS - began))")
 }
 skip() { # skip NAME REASON
@@ -74,7 +74,7 @@ skip() { # skip NAME REASON
 
 # ---- tests
 if [ $device = cuda ]; then which=(-m gpu); else which=(-k "cpu and float32 or cpu and waits"); fi
-part tests 110 "$python" -m pytest -q -rs -p no:cacheprovider "${which[@]}" tests/test_gpu.py
+part tests 110 "$python" -m pytest -q -rsP -p no:cacheprovider "${which[@]}" tests/test_gpu.py
 
 # ---- the pair that ships. fairseq in float16 only: it takes longer than all others together
 if [ -z "$text" ]; then

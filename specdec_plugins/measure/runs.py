@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PILOT = 48  # sentences to warm up with, and to find the best number of threads
 PERCENTILES = (50, 95, 99)
+MEMORY = ("weights", "caches", "recordings")  # of our own strategies; the last on a GPU
 
 
 class Progress(Protocol):
@@ -151,7 +152,7 @@ def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:
         "time_shares": {name: round(value / spent, 3) for name, value in first.shares.items()},
         "identical": sum(ours == theirs for ours, theirs in zip(first.outputs, expected)), "of": len(expected),
         "peak_memory_mib": round(measured.memory["peak"] / 2**20),
-        **{f"{name}_mib": round(measured.memory[name] / 2**20, 2) for name in ("weights", "caches") if name in measured.memory},
+        **{f"{name}_mib": round(measured.memory[name] / 2**20, 2) for name in MEMORY if name in measured.memory},
     }  # fmt: skip
     if measured.batch_size == 1:
         latencies = np.median([run.latencies for run in found], axis=0)  # of each sentence

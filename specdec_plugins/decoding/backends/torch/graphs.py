@@ -82,7 +82,7 @@ class Recorder:
                 self.held += recording.bytes
         except RuntimeError as error:  # PyTorch's and CUDA's own
             log.warning("passes run without CUDA graphs, several times as slowly: %s", str(error).splitlines()[0])
-            self.record = None
+            self.record, self.held = None, 0
             self.known.clear()
             return call(*inputs)
         self.known[key] = recording
