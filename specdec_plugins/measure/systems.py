@@ -185,7 +185,8 @@ class Engine:
         while not session.idle:
             session.step()
         runner = getattr(getattr(self.translator.roles.verifier, "model", None), "runner", None)
-        recordings = {"recordings": runner.held} if hasattr(runner, "held") else {}  # 0: a GPU that runs eagerly
+        held = getattr(runner, "held", None)  # 0: a GPU that runs eagerly
+        recordings = {} if held is None else {"recordings": held}
         return {"weights": self.weights, "caches": tensor_bytes(session.verifying, session.drafting), **recordings}
 
 
