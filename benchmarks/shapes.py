@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Estimate what speculation brings at another model shape than the shipped pair's, before such a pair is trained.
 
-    benchmarks/shapes.py [--dtypes float32 int8] [--layers 6 --width 512 --inner 2048 --heads 8 --vocabulary 32000]
+    benchmarks/shapes.py [--device cuda] [--dtypes float16] [--layers 6 --width 512 --inner 2048 --heads 8 --vocabulary 32000]
 
 Models with random weights do the work of a trained pair: passes, the choice of drafted tokens and the rule are computed as in
 decoding, but the number of accepted tokens is drawn from the shipped pair's acceptance by position (decoding.jsonl), and outputs
 have a fixed length. So speeds are those of a pair of this shape whose drafts are accepted as often. CTranslate2 and fairseq
-decode the same sources, to the same length, with the same verifier; CTranslate2 is left out if it is not installed. Each system
-runs in a process of its own; rounds are interleaved. The last line is JSON.
+decode the same sources, to the same length, with the same verifier, where they are installed; both need fairseq to read it. Each
+system runs in a process of its own; rounds are interleaved. The last line is JSON.
 """
 
 import argparse
@@ -23,19 +23,19 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.measure.machine import machine  # noqa: E402
-from specdec_plugins.measure.systems import DTYPES, convert  # noqa: E402
+from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, convert  # noqa: E402
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.prefix import Prefix
     from specdec_plugins.decoding.roles import Acceptance, Controller
     from specdec_plugins.decoding.values import Draft, Verdict
+    from specdec_plugins.formats.folder import Pair
 
 SOURCE, OUTPUT = 25, 28  # tokens of a sentence, eos included
 DRAFTED = 0.41  # of the vocabulary, as in the pair that ships
@@ -44,7 +44,10 @@ EOS, OTHER = 2, 5
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "int8"], choices=DTYPES)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N")
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=sorted({*DTYPES, *GPU_DTYPES}), help="default: float32 and int8, or float16"
+    )
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--drafter-layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=512)
@@ -53,59 +56,33 @@ def main() -> int:
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--block-sizes", nargs="+", default=["4", "8", "12", "auto"], metavar="K")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--sentences", type=int, default=64)
+    parser.add_argument("--sentences", type=int, default=64, help="at least as many as the batch size are decoded")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    if not find_spec("ctranslate2"):
-        print("ctranslate2 is not installed, and is left out: pip install 'specdec[bench]'", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder:
-        make_pair(options, Path(folder))
-        rows = measure(options, folder)
-    signature = {**machine(), **vars(options)}
+    known = DTYPES if options.device == "cpu" else GPU_DTYPES
+    options.dtypes = options.dtypes or (["float32", "int8"] if options.device == "cpu" else ["float16"])
+    if wrong := [dtype for dtype in options.dtypes if dtype not in known]:
+        parser.error(f"--dtypes {wrong[0]} is not available on {options.device}: {', '.join(known)}")
+    signature = {**machine(options.device), **vars(options)}
+    rows = measure(options)
     print(json.dumps({"benchmark": "shapes", "rows": rows, "signature": signature}))
     return 0
 
 
-def make_pair(options: argparse.Namespace, folder: Path) -> None:
-    """Checkpoints of a verifier and a causal block drafter with fairseq's initial weights, and a dictionary."""
-    import torch
-    from fairseq.data import Dictionary
-    from fairseq.models.transformer import TransformerModel, base_architecture
+def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
+    """A verifier and a causal block drafter with random weights, the same in every process, and a dictionary in ``folder``."""
+    from specdec_plugins.formats.folder import Pair
+    from specdec_plugins.measure.random_pair import Shape, random_pair
+    from specdec_plugins.text.vocabulary import Vocabulary
 
-    from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
-    from specdec_plugins.formats import checkpoint
-    from specdec_plugins.training.initialise import architectures
-
-    dictionary = Dictionary()
-    for number in range(options.vocabulary - len(dictionary)):
-        dictionary.add_symbol(f"w{number}")
-    for language in ("xa", "xb"):
-        dictionary.save(str(folder / f"dict.{language}.txt"))
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    shape: dict[str, Any] = {"share_all_embeddings": True, "source_lang": "xa", "target_lang": "xb", "block_size": 8}
-    for side in ("encoder", "decoder"):
-        shape |= {
-            f"{side}_embed_dim": options.width, f"{side}_ffn_embed_dim": options.inner, f"{side}_layers": options.layers,
-            f"{side}_attention_heads": options.heads,
-        }  # fmt: skip
-    drafter_class, complete = architectures()["block_causal"]
-    changes = {"arch": "block_causal", "decoder_layers": options.drafter_layers, "successor_width": 128}
-    torch.manual_seed(1)
-    encoder: dict[str, torch.Tensor] = {}
-    drafted = {DRAFT_VOCABULARY: torch.arange(int(DRAFTED * options.vocabulary))}
-    for name, args, model_class, fill, more in (
-        ("verifier", argparse.Namespace(**shape, arch="transformer"), TransformerModel, base_architecture, {}),
-        ("drafter", argparse.Namespace(**{**shape, **changes}), drafter_class, complete, drafted),
-    ):
-        fill(args)
-        weights = model_class.build_model(args, task).state_dict()
-        encoder = encoder or {
-            key: tensor for key, tensor in weights.items() if key.startswith("encoder.") or "embed_tokens" in key
-        }
-        shared = {key: tensor for key, tensor in encoder.items() if key in weights}
-        projection = {"decoder.output_projection.weight": encoder["encoder.embed_tokens.weight"]}
-        checkpoint.save({"args": args, "model": {**weights, **shared, **projection, **more}}, folder / f"{name}.pt")
+    words = "".join(f"w{number} 1\n" for number in range(options.vocabulary - len(Vocabulary.SPECIAL)))
+    (folder / "dict.txt").write_text(words, encoding="utf-8")
+    vocabulary = Vocabulary(folder / "dict.txt")
+    shape = Shape(
+        options.layers, options.drafter_layers, options.width, options.inner, options.heads, options.vocabulary, DRAFTED
+    )  # fmt: skip
+    return Pair("random", *random_pair(shape), vocabulary, vocabulary, "xa", "xb", None)
 
 
 class Replayed:
@@ -133,33 +110,32 @@ Decode = Callable[[list[list[int]], int], tuple[float, int, float]]  # sources, 
 decode: Decode
 
 
-def prepare(folder: str, system: str, dtype: str, kind: str, threads: int) -> None:
+def prepare(options: argparse.Namespace, system: str, dtype: str, kind: str) -> None:
     """Make ``decode``, in a process of its own."""
     import logging
 
     import torch
 
     logging.disable(logging.WARNING)
-    from specdec_plugins.formats.folder import load_parts
-
     global decode
-    torch.set_num_threads(threads)
-    pair = load_parts(f"{folder}/verifier.pt", f"{folder}/drafter.pt", folder, "xa", "xb", None)
-    decode = {"ctranslate2": ctranslate2, "fairseq": fairseq}.get(system, ours)(pair, dtype, kind, threads)
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        pair = make_pair(options, Path(folder))
+        decode = {"ctranslate2": ctranslate2, "fairseq": fairseq}.get(system, ours)(pair, dtype, kind, options)
 
 
 def run(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
     return decode(sources, batch_size)
 
 
-def fairseq(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
+def fairseq(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) -> Decode:
     import torch
 
     from specdec_plugins.decoding.stats import DecodeStats
     from specdec_plugins.decoding.values import Request
     from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
-    generator = FairseqGenerator(pair.verifier, 1, torch.device("cpu"), getattr(torch, dtype))
+    generator = FairseqGenerator(pair.verifier, 1, torch.device(options.device), getattr(torch, dtype))
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         stats, requests = DecodeStats(), [Request(number, source, OUTPUT - 1) for number, source in enumerate(sources)]
@@ -170,14 +146,17 @@ def fairseq(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
     return decode
 
 
-def ctranslate2(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
+def ctranslate2(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) -> Decode:
     import ctranslate2
+    import torch
 
+    device = torch.device(options.device)
     with tempfile.TemporaryDirectory() as place:
         convert(pair, Path(place))
         translator = ctranslate2.Translator(
-            f"{place}/converted", device="cpu", compute_type=dtype, inter_threads=1, intra_threads=int(kind)
-        )
+            f"{place}/converted", device=device.type, device_index=device.index or 0, compute_type=dtype, inter_threads=1,
+            intra_threads=int(kind),
+        )  # fmt: skip
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         tokens = [pair.source.decode(source[:-1]).split() for source in sources]
@@ -191,7 +170,7 @@ def ctranslate2(pair: Any, dtype: str, kind: str, threads: int) -> Decode:
     return decode
 
 
-def ours(pair: Any, dtype: str, block: str, threads: int) -> Decode:
+def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> Decode:
     from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
     from specdec_plugins.decoding.assembly import assemble
     from specdec_plugins.decoding.constraints import Constraints
@@ -201,7 +180,8 @@ def ours(pair: Any, dtype: str, block: str, threads: int) -> Decode:
     from specdec_plugins.decoding.stats import DecodeStats
     from specdec_plugins.decoding.values import Request
 
-    drafter, verifier = assemble(pair.verifier, pair.drafter if block != "0" else None, "cpu", dtype, threads)
+    device = options.device
+    drafter, verifier = assemble(pair.verifier, pair.drafter if block != "0" else None, device, dtype, options.threads)
     controller: Controller = Throughput(pair.block_size) if block == "auto" else FixedLength(int(block))
     replayed, constraints = Replayed(TopBetaTau(), acceptance()), Constraints.of(pair.verifier.spec)
 
@@ -210,7 +190,7 @@ def ours(pair: Any, dtype: str, block: str, threads: int) -> Decode:
         began = time.perf_counter()
         groups = [[request] for request in requests] if batch_size == 1 else [requests]
         for group in groups:
-            list(speculative_decode(drafter, verifier, replayed, controller, group, batch_size, stats, constraints))
+            list(speculative_decode(drafter, verifier, replayed, controller, group, batch_size, stats, constraints, device))
         return time.perf_counter() - began, stats.committed, stats.mean_accepted_length
 
     return decode
@@ -225,22 +205,40 @@ def acceptance() -> list[float]:
     raise ValueError("no acceptance in benchmarks/decoding.jsonl")
 
 
-def measure(options: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
+def systems_of(dtype: str, options: argparse.Namespace) -> list[tuple[str, str]]:
+    """What is measured: `ar` first, and each with its block size, or with its number of threads."""
+    systems = [("ar", "0"), *(("specdec", block) for block in options.block_sizes)]
+    if find_spec("fairseq") is None:
+        print("fairseq is not installed, and is left out, as is ctranslate2, which reads fairseq's checkpoints", file=sys.stderr)
+        return systems
+    on_cpu = options.device == "cpu"
+    if find_spec("ctranslate2"):  # with 1 thread, too, which can be faster
+        systems += [("ctranslate2", str(threads)) for threads in sorted({1, options.threads} if on_cpu else {1})]
+    else:
+        print("ctranslate2 is not installed, and is left out: pip install 'specdec[bench]'", file=sys.stderr)
+    return systems + ([("fairseq", str(options.threads))] if dtype == "float32" or not on_cpu else [])
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     chance = random.Random(2)
-    sources = [[*(chance.randrange(4, options.vocabulary) for _ in range(SOURCE - 1)), EOS] for _ in range(options.sentences)]
+    count = max(options.sentences, *options.batch_sizes)
+    every = [[*(chance.randrange(4, options.vocabulary) for _ in range(SOURCE - 1)), EOS] for _ in range(count)]
     rows = []
     for dtype in options.dtypes:
-        systems = [("ar", "0"), *(("specdec", block) for block in options.block_sizes)]
-        if find_spec("ctranslate2"):  # with 1 thread, too, which can be faster
-            systems += [("ctranslate2", str(threads)) for threads in sorted({1, options.threads})]
-        systems += [("fairseq", str(options.threads))] if dtype == "float32" else []
-        workers = [
-            ProcessPoolExecutor(1, get_context("spawn"), prepare, (folder, system, dtype, kind, options.threads))
-            for system, kind in systems
-        ]
-        for worker in workers:
-            worker.submit(run, sources[:4], 1).result()
+        systems, workers = [], []
+        for system, kind in systems_of(dtype, options):
+            worker = ProcessPoolExecutor(1, get_context("spawn"), prepare, (options, system, dtype, kind))
+            try:
+                worker.submit(run, every[:4], 1).result()
+            except Exception as error:  # a library that does not load there; the process may be gone
+                if system in ("ar", "specdec"):
+                    raise
+                print(f"left out: {system} {dtype}: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            systems.append((system, kind))
+            workers.append(worker)
         for size in options.batch_sizes:
+            sources = every[: max(options.sentences, size)]
             found: list[list[tuple[float, int, float]]] = [[] for _ in systems]
             for number in range(options.rounds + 1):
                 for worker, results in zip(workers, found):

@@ -196,11 +196,11 @@ def sentences(count, seed, longest=9):
     return [[rng.randrange(4, WORDS + 4) for _ in range(rng.randrange(longest))] + [EOS] for _ in range(count)]
 
 
-def decode(verifier, drafter, sources, limits, block, rows, acceptance=None, ragged=False):
+def decode(verifier, drafter, sources, limits, block, rows, acceptance=None, ragged=False, device="cpu"):
     """Hypotheses in the order of the sources, and statistics that balance; ``block`` is a draft length, or several in turn."""
     requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
     stats, controller = DecodeStats(), Lengths([block] if isinstance(block, int) else block, ragged)
-    found = speculative_decode(drafter, verifier, acceptance or TopBetaTau(), controller, requests, rows, stats)
+    found = speculative_decode(drafter, verifier, acceptance or TopBetaTau(), controller, requests, rows, stats, device=device)
     hypotheses = sorted(found, key=lambda hypothesis: hypothesis.index)
     assert [hypothesis.index for hypothesis in hypotheses] == list(range(len(sources)))
     check_balance(stats, hypotheses)

@@ -1,11 +1,16 @@
 """specdec-benchmark on the pair that ships: what it counts is right, and it says plainly what it cannot run."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+import torch
 from conftest import ROOT, run_python
 
 from specdec_plugins.commands import benchmark
+from specdec_plugins.measure.runs import read_text
 from specdec_plugins.measure.systems import System
 from specdec_plugins.translator import Translator
 
@@ -101,3 +106,53 @@ def test_peak_memory_is_not_the_parent_s():
     code = "from specdec_plugins.measure.machine import peak_memory; print(peak_memory())"
     parent = f"import subprocess, sys; held = b'x' * 2**29; subprocess.run([sys.executable, '-c', {code!r}])"
     assert 2**22 < int(run_python("-c", parent).stdout) < 2**28
+
+
+def test_the_demo_in_bpe_is_the_demo():
+    """For machines without a tokeniser; ``--bpe`` reads it."""
+    reader = Translator.from_pretrained(PAIR, strategy="ar")
+    text, bpe = (str(ROOT / "data" / name) for name in ("demo.txt", "demo.bpe"))
+    found = read_text(reader, bpe, None, None, bpe=True).sources
+    assert found == read_text(reader, text, None, None).sources and len(found) == 16
+
+
+def gpu_script(*arguments, **environment):
+    return subprocess.run(
+        [str(ROOT / "benchmarks" / "gpu.sh"), *map(str, arguments)], capture_output=True, text=True, timeout=900,
+        env={**os.environ, "PYTHONPATH": "", **environment},
+    )  # fmt: skip
+
+
+def test_the_gpu_script_says_what_it_needs(tmp_path):
+    (tmp_path / "results.jsonl").write_text("")
+    for arguments, message in (
+        ([], "name a folder for the results"),
+        ([tmp_path / "out", "--device", "tpu"], "no device named 'tpu'. Available: cuda, cpu"),
+        ([tmp_path / "out", "--text", "nowhere.txt"], "--text nowhere.txt: no such file"),
+        ([tmp_path, "--device", "cpu"], f"{tmp_path} has results already"),
+        ([tmp_path / "out"], "torch sees no CUDA device"),
+    ):
+        if message != "torch sees no CUDA device" or not torch.cuda.is_available():
+            found = gpu_script(*arguments, "--python", sys.executable)
+            assert found.returncode == 1 and found.stderr.startswith(f"gpu.sh: {message}") and found.stderr.count("\n") == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bare", [True, False])
+def test_the_gpu_script_on_a_cpu(tmp_path, bare):
+    """All its parts, in small; on a ``bare`` machine what needs fairseq is left out."""
+    hidden = tmp_path / "hidden"
+    for name in ("fairseq", "ctranslate2", "sacremoses", "subword_nmt", "sacrebleu", "jinja2") if bare else ():
+        (hidden / name).mkdir(parents=True)
+        (hidden / name / "__init__.py").write_text(f"raise ImportError('{name} is hidden')\n")
+    found = gpu_script(tmp_path / "out", "--device", "cpu", "--python", sys.executable, PYTHONPATH=str(hidden))
+    assert found.returncode == 0, found.stdout + found.stderr
+    *measured, summary = map(json.loads, (tmp_path / "out" / "results.jsonl").read_text().splitlines())
+    parts = {row["part"]: row["result"] for row in summary["rows"]}
+    assert parts.pop("training") == ("left out: there is no fairseq" if bare else "passed")
+    assert set(parts.values()) == {"passed"} and list(parts) == ["tests", "latency-float32", "shape-float32"]
+    assert [each["benchmark"] for each in measured] == ["specdec-benchmark", "shapes"]
+    for each in measured:
+        systems = {row.get("strategy") or row["system"] for row in each["rows"]}
+        assert systems - {"ctranslate2"} == ({"ar", "specdec"} if bare else {"ar", "specdec", "fairseq"})
+        assert each["signature"]["torch"] and ("commit" in each["signature"] or "code" in each["signature"])

@@ -7,49 +7,12 @@ import pytest
 import torch
 from reference import greedy
 from support import DRAFTERS, decode, make_pair, sentences
-from torch.utils._python_dispatch import TorchDispatchMode
+from tapes import Tapes
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder
+from specdec_plugins.decoding.backends.cache import KVCache
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Recorder
 from specdec_plugins.decoding.stats import DecodeStats
-
-WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
-
-
-class Tape(TorchDispatchMode):
-    """Notes PyTorch's operations and the memory they worked on, and does the same again, whatever Python would do now."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = []
-        self.replays = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        assert function._schema.name not in WAITS, "the host waits for the device in the middle of a pass"
-        result = function(*arguments, **(keywords or {}))
-        self.operations.append((function, arguments, keywords or {}, result))
-        return result
-
-    def replay(self):
-        self.replays += 1
-        for function, arguments, keywords, result in self.operations:
-            again = function(*arguments, **keywords)
-            for place, value in zip(*([each] if isinstance(each, torch.Tensor) else each for each in (result, again))):
-                place.copy_(value)
-
-
-class Tapes(Recorder):
-    """Records on tapes."""
-
-    def __init__(self, **options):
-        super().__init__(self.tape, **options)
-        self.tapes = []
-
-    def tape(self, compute):
-        self.tapes.append(Tape())
-        with self.tapes[-1]:
-            compute()
-        return self.tapes[-1].replay
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -85,6 +48,29 @@ def test_recorded_passes_say_what_passes_say(beta):
     assert found[0][1].lengths == found[1][1].lengths
 
 
+def test_a_recording_is_bound_to_memory_not_to_a_cache():
+    """Memory that a cache gave back may become another cache's, for which the recordings are then used."""
+    runner = Tapes()
+    _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter=DRAFTERS["successor"], shake=0.1, runner=runner)
+    sources, limits = sentences(9, seed=5), [5 + index for index in range(9)]
+    models = [role.model.model for role in (verifier, drafter)]
+    expected = [hypothesis.tokens for hypothesis in decode(verifier, drafter, sources, limits, 4, 4)[0]]
+    decode(verifier, drafter, sources, limits, 4, 4)
+    recordings = len(runner.tapes)
+    for model in models:
+        model.idle = [tuple(map(twin, caches)) for caches in model.idle]
+    assert [hypothesis.tokens for hypothesis in decode(verifier, drafter, sources, limits, 4, 4)[0]] == expected
+    assert len(runner.tapes) == recordings
+
+
+def twin(cache):
+    """Another cache on the same memory."""
+    other = KVCache(1, 1, cache.data)
+    other.data, other.used = cache.data, cache.used
+    other._locate()
+    return other
+
+
 def plus(add, x):
     return [x + add]
 
@@ -102,12 +88,12 @@ def test_without_recordings_everything_runs_as_it_comes(caplog, fault):
     for number in range(4):
         assert runner.run(plus, [torch.full((2,), float(number))], settings=(1,))[0].tolist() == [number + 1] * 2
     reason = {"refused": "operation not permitted when stream is capturing", "wrong": "a recorded pass does not give what"}[fault]
-    assert len(caplog.records) == 1 and reason in caplog.text
+    assert len(caplog.records) == 1 and reason in caplog.text and not runner.held
 
 
 def test_what_a_recording_is_for():
     """Sizes, types and settings; what was not used for long goes."""
-    runner = Tapes(most=3)
+    runner = Tapes(most=3 * GRAPH_BYTES + 1000)  # of some bytes each
     kinds = [(torch.zeros(2), 1), (torch.zeros(3), 1), (torch.zeros(2, dtype=torch.float64), 1), (torch.zeros(2), 2)]
     turns = [(3, kinds[:3]), (3, kinds[:3]), (4, kinds[3:]), (4, kinds[2:]), (5, kinds[:1]), (5, kinds[3:])]
     for count, chosen in turns:
@@ -115,6 +101,7 @@ def test_what_a_recording_is_for():
             [result] = runner.run(plus, [x + 5], settings=(add,))
             assert torch.equal(result, x + 5 + add) and result.dtype == x.dtype
         assert len(runner.tapes) == count and len(runner.known) <= 3
+        assert runner.held == sum(recording.bytes for recording in runner.known.values()) <= runner.most
 
 
 def test_sizes():

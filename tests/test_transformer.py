@@ -405,7 +405,7 @@ def test_cache_is_addressed_by_row_and_position():
     cache = KVCache(layers=2, width=4, like=torch.zeros(1, dtype=torch.float64))
     cache.reserve(3, 2)
     entries = torch.arange(16.0, dtype=torch.float64).view(2, 2, 4)
-    cache.write(1, torch.tensor([[0, 1], [1, 0]]), entries)
+    cache.write(1, torch.tensor([[0], [1]]), torch.tensor([[0, 1], [1, 0]]), entries)
     found = cache.read(1, 2, 2)
     assert torch.equal(found[0], entries[0]) and torch.equal(found[1], entries[1, [1, 0]])
     assert not cache.read(0, 3, 2).any() and not cache.data[1, 2].any()
@@ -415,7 +415,8 @@ def test_cache_is_addressed_by_row_and_position():
     assert cache.data.size(1) >= 5 and cache.data.size(2) >= 7 and torch.equal(cache.read(1, 2, 2)[0], entries[0])
     assert not cache.data[:, :, 2:].any()
 
-    cache.write(1, torch.tensor([[5], [5], [5]]), torch.tensor([[[1.0] * 4], [[2.0] * 4], [[3.0] * 4]], dtype=torch.float64))
+    more = torch.tensor([[[1.0] * 4], [[2.0] * 4], [[3.0] * 4]], dtype=torch.float64)
+    cache.write(1, torch.arange(3)[:, None], torch.tensor([[5], [5], [5]]), more)
     cache.copy({0: 2})
     assert cache.read(1, 2, 6)[:, 5, 0].tolist() == [3.0, 2.0]
     cache.copy({0: 1, 1: 0})

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument("--model", required=True, metavar="DIR", help="model folder")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
+    p.add_argument("--bpe", action="store_true", help="the input is tokens in BPE already")
     p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")
     p.add_argument("--sentences", type=int, metavar="N", help="only the first N")
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
@@ -73,8 +75,8 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.translator import Translator
 
     pair = load_folder(options.model)
-    reader = Translator(pair, Settings(strategy="ar", threads=1))
-    text = read_text(reader, options.input, options.reference, options.sentences)
+    reader = Translator(replace(pair, codes=None) if options.bpe else pair, Settings(strategy="ar", threads=1))
+    text = read_text(reader, options.input, options.reference, options.sentences, options.bpe)
     systems = systems_of(options, pair.drafter is not None)
     plan = Plan(options.model, systems, options.batch_sizes, options.threads or thread_choices(options.device), options.rounds)
     with Steps(1.0) as steps:

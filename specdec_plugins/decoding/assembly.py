@@ -5,13 +5,14 @@ import torch
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
-from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, cuda_graphs
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, Runner, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel, Model
 
+RECORDINGS = 1 / 8  # of a GPU's memory that recorded passes may take
 THREADS = torch.get_num_threads()  # torch's choice, before anything here changes it
 
 
@@ -52,6 +53,9 @@ def load(
         if dtype == "int8":
             raise ValueError(f"int8 needs the CPU kernels: {'; '.join(dict.fromkeys(obstacles))}")
     torch.set_num_threads(threads or THREADS)
-    runner = Recorder(cuda_graphs(where)) if where.type == "cuda" else EAGER
     first, second = load_pair(verifier, drafter, device, getattr(torch, dtype))
+    runner: Runner = EAGER
+    if where.type == "cuda":
+        memory = torch.cuda.get_device_properties(where).total_memory
+        runner = Recorder(cuda_graphs(where), most=int(RECORDINGS * memory))
     return TorchModel(first, runner), TorchModel(second, runner) if second else None

@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import resource
+import subprocess
 import time
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -14,23 +15,36 @@ PACKAGES = ("torch", "fairseq-fixed", "fairseq", "ctranslate2")
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """The date, the processor, the number of cores, the versions, and the GPU if ``device`` is one."""
+    """The date, the processor, the number of cores, the versions and the commit, and the GPU if ``device`` is one."""
     versions = {}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    gpu = {}
+    gpu: dict[str, Any] = {}
     if device != "cpu":
         import torch
 
-        gpu["gpu"] = torch.cuda.get_device_name(device)
+        properties = torch.cuda.get_device_properties(device)
+        gpu = {"gpu": properties.name, "gpu_mib": properties.total_memory >> 20, "cuda": torch.version.cuda}
     return {
         "date": time.strftime("%Y-%m-%d"), "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
-        **versions, **gpu,
+        **versions, **gpu, **source(),
     }  # fmt: skip
+
+
+def source() -> dict[str, str]:
+    """The ``commit`` of a checkout, with a + if it has changes; elsewhere the `fingerprint` of the package's code."""
+    package = Path(__file__).parent.parent
+    told = []
+    for command in (("rev-parse", "--short=10", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
+        try:
+            told.append(subprocess.run(["git", *command], cwd=package, capture_output=True, text=True, check=True).stdout.strip())
+        except (OSError, subprocess.CalledProcessError):
+            return {"code": fingerprint(package.rglob("*.py"))}
+    return {"commit": told[0] + ("+" if told[1] else "")}
 
 
 def cpu_name() -> str:

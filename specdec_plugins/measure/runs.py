@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PILOT = 48  # sentences to warm up with, and to find the best number of threads
 PERCENTILES = (50, 95, 99)
+MEMORY = ("weights", "caches", "recordings")  # of our own strategies; the last on a GPU
 
 
 class Progress(Protocol):
@@ -58,8 +59,8 @@ class Measured:
     memory: dict[str, int]  # bytes: weights and caches of our own strategies, and the process's peak
 
 
-def read_text(reader: "Translator", source: str, reference: str | None, count: int | None) -> Text:
-    """The first ``count`` lines (None: all), as ``reader``'s tokens.
+def read_text(reader: "Translator", source: str, reference: str | None, count: int | None, bpe: bool = False) -> Text:
+    """The first ``count`` lines (None: all), as ``reader``'s tokens; with ``bpe`` they are tokens in BPE already.
 
     Raises ValueError if there is not a reference for each line, nothing to translate, or a line too long for the models.
     """
@@ -70,7 +71,7 @@ def read_text(reader: "Translator", source: str, reference: str | None, count: i
     if references is not None and len(references) != len(lines):
         raise ValueError(f"{source} has {len(lines):,} lines and {reference} has {len(references):,}")
     try:
-        sources = reader.encode(lines)
+        sources = reader.encode(lines, bpe)
     except SourceTooLong as error:
         raise ValueError(f"{source}, line {error.index + 1}: {error}") from None
     kept = [index for index, tokens in enumerate(sources) if len(tokens) > 1]
@@ -119,7 +120,13 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
 
 
 def best_threads(process: SystemProcess, numbers: Sequence[int], batch_size: int) -> int:
-    """The number of threads that decodes some sentences fastest, the best of four rounds; a first one warms up."""
+    """The number of threads that decodes some sentences fastest, the best of four rounds; a first one warms up.
+
+    Where there is no choice, that one decodes them once: a system that cannot run shows it there.
+    """
+    if len(numbers) == 1:
+        process.decode(numbers[0], batch_size, max(PILOT, batch_size))
+        return numbers[0]
     rounds = [[process.decode(number, batch_size, max(PILOT, batch_size)).seconds for number in numbers] for _ in range(5)]
     fastest = list(map(min, zip(*rounds[1:])))
     return numbers[fastest.index(min(fastest))]
@@ -145,7 +152,7 @@ def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:
         "time_shares": {name: round(value / spent, 3) for name, value in first.shares.items()},
         "identical": sum(ours == theirs for ours, theirs in zip(first.outputs, expected)), "of": len(expected),
         "peak_memory_mib": round(measured.memory["peak"] / 2**20),
-        **{f"{name}_mib": round(measured.memory[name] / 2**20, 2) for name in ("weights", "caches") if name in measured.memory},
+        **{f"{name}_mib": round(measured.memory[name] / 2**20, 2) for name in MEMORY if name in measured.memory},
     }  # fmt: skip
     if measured.batch_size == 1:
         latencies = np.median([run.latencies for run in found], axis=0)  # of each sentence

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,7 +65,10 @@ class Run:
 
 
 class Decoder(Protocol):
-    """A loaded system. ``memory`` returns bytes of ``weights`` and ``caches``, or nothing where it cannot be known."""
+    """A loaded system.
+
+    ``memory`` returns bytes of ``weights``, ``caches`` and, on a GPU, ``recordings``, or nothing where it cannot be known.
+    """
 
     def decode(self, sources: Sources, batch_size: int) -> Run: ...
 
@@ -85,7 +88,7 @@ class SystemProcess:
         return self._ask(Order("decode", threads, batch_size, count))
 
     def memory(self, threads: int, batch_size: int, count: int) -> dict[str, int]:
-        """Bytes of weights and caches."""
+        """Bytes of weights, caches and recorded passes."""
         return self._ask(Order("memory", threads, batch_size, count))
 
     def peak(self) -> int:
@@ -122,7 +125,7 @@ class SystemServer:
 
         logging.disable(logging.WARNING)  # fairseq warns of packages that are not needed here
         self.system, self.sources = system, sources
-        self.pair = load_folder(model)
+        self.pair = replace(load_folder(model), codes=None)  # sources are tokens already
         self.threads: int | None = None
         self.decoder: Decoder | None = None
 
@@ -173,7 +176,7 @@ class Engine:
         )  # fmt: skip
 
     def memory(self, sources: Sources, batch_size: int) -> dict[str, int]:
-        """Bytes of the weights, and of keys and values when the longest sources have been decoded together."""
+        """Bytes of the weights, of keys and values when the longest sources have been decoded together, and of recordings."""
         if self.translator.settings.strategy == "fairseq":
             return {}
         session = self.translator.session(batch_size)
@@ -181,7 +184,10 @@ class Engine:
             session.submit(self.translator.request(index, source))
         while not session.idle:
             session.step()
-        return {"weights": self.weights, "caches": tensor_bytes(session.verifying, session.drafting)}
+        runner = getattr(getattr(self.translator.roles.verifier, "model", None), "runner", None)
+        held = getattr(runner, "held", None)  # 0: a GPU that runs eagerly
+        recordings = {} if held is None else {"recordings": held}
+        return {"weights": self.weights, "caches": tensor_bytes(session.verifying, session.drafting), **recordings}
 
 
 class CTranslate2:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.values import send
+
 
 class KVCache:
     """(L, R, T, W) numbers. Grows along R and T as slots and positions are asked for.
@@ -27,7 +29,6 @@ class KVCache:
     def _locate(self) -> None:
         """Note what changes only when the cache grows: asking PyTorch in every pass takes as long as a tenth of a pass."""
         self.rows, self.capacity = self.data.shape[1:3]
-        self._row: Tensor | None = None
         self.layout = (self.data.data_ptr(), *self.data.stride()[:2])  # address; numbers from layer to layer, slot to slot
 
     def reserve(self, rows: int, positions: int) -> None:
@@ -42,16 +43,14 @@ class KVCache:
             self.data = grown
             self._locate()
 
-    def write(self, layer: int, positions: Tensor, entries: Tensor) -> None:
-        """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of slots 0 .. B-1."""
-        if self._row is None:
-            self._row = torch.arange(self.rows, device=self.data.device)[:, None]  # (R, 1)
-        self.data[layer][self._row[: len(positions)], positions] = entries
+    def write(self, layer: int, slots: Tensor, positions: Tensor, entries: Tensor) -> None:
+        """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of ``slots`` (B, 1)."""
+        self.data[layer][slots, positions] = entries
 
     def put(self, rows: Sequence[int], entries: Tensor, layer: int = 0) -> None:
         """Store ``entries`` (L', N, Q, W) of some layers, from ``layer`` on, at the first positions of slots."""
         self.reserve(max(rows) + 1, entries.size(2))
-        self.data[layer : layer + len(entries), span(rows), : entries.size(2)] = entries
+        self.data[layer : layer + len(entries), span(rows, entries.device), : entries.size(2)] = entries
 
     def read(self, layer: int, rows: int, positions: int) -> Tensor:
         """Entries (B, T, W) of the first ``rows`` and ``positions``; a view."""
@@ -68,10 +67,13 @@ class KVCache:
             used[:, new] = entries
 
 
-def span(numbers: Sequence[int]) -> list[int] | slice:
-    """The same as an index; a slice, which copies several times as fast, where they follow each other."""
+def span(numbers: Sequence[int], device: torch.device) -> Tensor | slice:
+    """The same as an index; a slice, which copies several times as fast, where they follow each other.
+
+    Not a list: PyTorch would wait for the device with it.
+    """
     first, last = numbers[0], numbers[-1]
-    return slice(first, last + 1) if list(numbers) == list(range(first, last + 1)) else list(numbers)
+    return slice(first, last + 1) if list(numbers) == list(range(first, last + 1)) else send(numbers, device)
 
 
 def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:

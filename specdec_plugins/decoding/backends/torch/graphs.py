@@ -8,6 +8,7 @@ tensors of few different sizes, and of settings, each combination of which has i
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,9 @@ from specdec_plugins.decoding.backends.cache import KVCache
 
 log = logging.getLogger(__name__)
 Function = Callable[..., Sequence[Tensor]]
-Record = Callable[[Callable[[], None]], Callable[[], Any]]  # runs a function, and returns one that repeats it
+Record = Callable[[Callable[[], None]], Callable[[], Any]]  # records a function, and returns one that repeats it
+MOST_BYTES = 2 << 30  # of all recordings, where nothing else is said
+GRAPH_BYTES = 2 << 20  # that a recording takes besides its inputs and results: assumed for some hundred kernels, not measured
 
 
 class Runner(Protocol):
@@ -53,9 +56,10 @@ class Recorder:
     If a recording fails, or does not give the function's results, that is logged, and from then on every function runs eagerly.
     """
 
-    def __init__(self, record: Record, most: int = 64):
+    def __init__(self, record: Record, most: int = MOST_BYTES):
         self.record: Record | None = record
-        self.most = most  # recordings kept: those used last
+        self.most = most  # bytes of the recordings that are kept: those used last
+        self.held = 0
         self.known: OrderedDict[Hashable, Recording] = OrderedDict()
 
     def round(self, size: int, unit: int = 1) -> int:
@@ -72,14 +76,18 @@ class Recorder:
             return call(*inputs)
         key = (function, *((each.shape, each.dtype) for each in inputs), *(each.layout for each in caches), settings)
         try:
-            recording = self.known.pop(key, None) or Recording(self.record, call, inputs)
+            recording = self.known.pop(key, None)
+            if recording is None:
+                recording = Recording(self.record, call, inputs)
+                self.held += recording.bytes
         except RuntimeError as error:  # PyTorch's and CUDA's own
             log.warning("passes run without CUDA graphs, several times as slowly: %s", str(error).splitlines()[0])
-            self.record = None
+            self.record, self.held = None, 0
+            self.known.clear()
             return call(*inputs)
         self.known[key] = recording
-        if len(self.known) > self.most:
-            self.known.popitem(last=False)
+        while self.held > self.most and len(self.known) > 1:
+            self.held -= self.known.popitem(last=False)[1].bytes
         return recording(inputs)
 
 
@@ -89,18 +97,23 @@ class Recording:
     def __init__(self, record: Record, call: Function, inputs: Sequence[Tensor]):
         """Raises RuntimeError if that does not work."""
         self.inputs = [each.clone() for each in inputs]
-        # Clones here and below: a function may overwrite its inputs. In this call libraries also choose their algorithms, which
-        # cannot be recorded.
-        expected = call(*(each.clone() for each in inputs))
-        self.results = [torch.zeros_like(each) for each in expected]  # not where a recording has its intermediate results
+        # Clones here and below: a function may overwrite its inputs.
+        first = call(*(each.clone() for each in inputs))
+        self.results = [torch.zeros_like(each) for each in first]  # not where a recording has its intermediate results
+        self.bytes = GRAPH_BYTES + sum(each.nbytes for each in (*self.inputs, *self.results))
 
         def compute() -> None:
             for place, result in zip(self.results, call(*(each.clone() for each in self.inputs))):
                 place.copy_(result)
 
+        # All that is recorded runs before: loading kernels and choosing libraries' algorithms cannot be recorded.
+        compute()
+        expected = [each.clone() for each in self.results]
         self.replay = record(compute)
+        for each in self.results:
+            each.zero_()
         again = self(inputs)
-        if not all(torch.allclose(one.double(), two.double(), 0.01, 0.01, equal_nan=True) for one, two in zip(expected, again)):
+        if not all(torch.allclose(one.float(), two.float(), 0.01, 0.01, equal_nan=True) for one, two in zip(expected, again)):
             raise RuntimeError("a recorded pass does not give what the pass gives")
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -111,14 +124,26 @@ class Recording:
 
 
 def cuda_graphs(device: torch.device) -> Record:
-    """Records what a GPU is given to do. All recordings share the memory for intermediate results."""
+    """Records what a GPU is given to do. All recordings share the memory for intermediate results.
+
+    Without `torch.cuda.graph`, which leaves its stream current if a recording fails, and gives all unused memory back to the
+    driver before each of them.
+    """
     with torch.cuda.device(device):
-        pool = torch.cuda.graph_pool_handle()
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
     def record(compute: Callable[[], None]) -> Callable[[], Any]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            compute()
+        torch.cuda.synchronize(device)
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                compute()
+            except BaseException:
+                with suppress(RuntimeError):  # it says only that something failed before
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph.replay
 
     return record

@@ -78,10 +78,11 @@ class TorchModel:
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, rows: Sequence[int]) -> None:
         """Write what belongs to some sentences of a source: cross-attention entries, and keys and values of the source copy."""
         encoder, decoder = self.transformer.encoder, self.transformer.decoder
-        entries = decoder.memory(source.encoded_by(encoder)[span(numbers)])  # (N, S, L 2 D)
+        chosen = span(numbers, source.device)
+        entries = decoder.memory(source.encoded_by(encoder)[chosen])  # (N, S, L 2 D)
         cache.put(rows, entries.unflatten(-1, (len(decoder.layers), -1)).permute(2, 0, 1, 3))
         if decoder.copy is not None:
-            tokens = source.tokens[span(numbers)]
+            tokens = source.tokens[chosen]
             positions = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
             embedded = encoder.embedding.embed(tokens)  # (N, S, D)
             keys = (embedded + encoder.embedding.place(positions)) @ decoder.copy  # W p . k = p . (k W)
@@ -133,6 +134,7 @@ class TorchModel:
             tokens = torch.cat([tokens, guesses], 1)
         width = tokens.size(1)
         positions = start + torch.arange(width, device=device)  # (R, Q)
+        slots = torch.arange(rows, device=device)[:, None]  # (R, 1); not kept: a recording must own what it works on
         mask = padded = keep = None
         if not alone:
             mask = hide(torch.arange(seen, device=device) > positions[..., None], cache.data.dtype)[:, None]  # (R, 1, Q, T)
@@ -140,7 +142,7 @@ class TorchModel:
             padded = hide(torch.arange(read, device=device) >= lengths, cache.data.dtype)[:, None, None]  # (R, 1, 1, S)
         if chosen:
             wanted = (first + torch.arange(results, device=device)).clamp_(max=width - 1)  # (R, W)
-            keep = torch.arange(rows, device=device)[:, None], wanted
+            keep = slots, wanted
 
         x = decoder.embedding(tokens, positions)
         for index, layer in enumerate(decoder.layers):
@@ -148,7 +150,7 @@ class TorchModel:
             visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (R, 1, W, T)
 
             def attend(queries: Tensor, entries: Tensor, index: int = index, visible: Tensor | None = visible) -> Tensor:
-                cache.write(index, positions, entries)
+                cache.write(index, slots, positions, entries)
                 return attention(queries, cache.read(index, rows, seen), decoder.heads, visible)
 
             def cross_attend(queries: Tensor, index: int = index) -> Tensor:

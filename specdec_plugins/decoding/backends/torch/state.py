@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import KVCache, hide
-from specdec_plugins.decoding.values import Source
+from specdec_plugins.decoding.values import Source, send
 
 # Writes the cross-attention entries of some sentences of a source, given by number, into slots of a cache.
 Remember = Callable[[Source, Sequence[int], KVCache, Sequence[int]], None]
@@ -68,7 +68,7 @@ class DenseState:
         if self._mask is None:
             self._mask = (None,)
             if min(self.lengths, default=0) < self.longest:
-                lengths = torch.tensor(self.lengths, device=self.sources.data.device)
+                lengths = send(self.lengths, self.sources.data.device)
                 padding = torch.arange(self.longest, device=lengths.device) >= lengths[:, None]  # (B, S)
                 self._mask = (hide(padding, self.sources.data.dtype)[:, None, None],)
         return self._mask[0]

@@ -161,8 +161,8 @@ class Encoder:
         tokens, lengths = source.tokens, source.lengths
         place = torch.arange(tokens.size(1), device=tokens.device)
         x = self.embedding(tokens, place.expand_as(tokens))
-        padding = place >= lengths[:, None]  # (B, S)
-        mask = hide(padding, x.dtype)[:, None, None] if padding.any() else None
+        padded = min(source.sizes) < source.longest  # asked on the host: a device would be waited for
+        mask = hide(place >= lengths[:, None], x.dtype)[:, None, None] if padded else None  # (B, 1, 1, S)
 
         def attend(queries: Tensor, entries: Tensor) -> Tensor:
             return attention(queries, entries, self.heads, mask)

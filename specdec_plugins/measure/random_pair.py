@@ -1,0 +1,75 @@
+"""A pair with random weights, of any shape: to measure and to test before there is a trained one.
+
+Knows no file format and no fairseq. D width, V vocabulary.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY, drafter_shapes
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, SideSpec, Symbols, shapes, sinusoidal_table
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A verifier with as many layers on both sides, and a causal block drafter with fewer."""
+
+    layers: int = 6
+    drafter_layers: int = 2
+    width: int = 512  # D
+    inner: int = 2048
+    heads: int = 8
+    vocabulary: int = 32000  # V
+    drafted: float = 1.0  # the share of the vocabulary that is drafted, the first tokens
+    successor_width: int = 128
+    block_size: int = 8
+
+
+def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
+    """Verifier and drafter in float32, initialised as fairseq does. All embeddings are one table; the encoder is the same."""
+    generator = torch.Generator().manual_seed(seed)
+    spec, drafting = _spec(shape, shape.layers), _spec(shape, shape.drafter_layers)
+    table = torch.empty(shape.vocabulary, shape.width).normal_(0, shape.width**-0.5, generator=generator)
+    table[Symbols().pad] = 0
+    positions = sinusoidal_table(spec.encoder)
+    assert positions is not None, "widths of 4 and more"
+    shared = dict.fromkeys(
+        ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"), table
+    )
+    shared |= {f"{side}.embed_positions.weight": positions for side in ("encoder", "decoder")}
+    verifier = Model(spec, {**shared, **_initial(spec, shared, generator)})
+    shared |= {name: tensor for name, tensor in verifier.tensors.items() if name.startswith("encoder.")}
+    options = {"successor_width": shape.successor_width} if shape.successor_width else {}
+    tensors = {**shared, **_initial(drafting, shared, generator)}
+    for name, size in drafter_shapes(DrafterModel("block_causal", {}, drafting, options)).items():
+        tensors[name] = _tensor(name, size, generator)
+    if shape.drafted < 1:
+        tensors[DRAFT_VOCABULARY] = torch.arange(max(4, int(shape.drafted * shape.vocabulary)))
+    return verifier, DrafterModel("block_causal", tensors, drafting, options, shape.block_size)
+
+
+def _spec(shape: Shape, decoder_layers: int) -> ModelSpec:
+    encoder = SideSpec(
+        layers=shape.layers, heads=shape.heads, width=shape.width, inner_width=shape.inner, prenorm=False, final_norm=False,
+        embedding_norm=False, embedding_scale=math.sqrt(shape.width), max_positions=1024, position_offset=2,
+    )  # fmt: skip
+    return ModelSpec(encoder, replace(encoder, layers=decoder_layers), activation="relu")
+
+
+def _initial(spec: ModelSpec, given: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """The tensors of a model besides those ``given``, by canonical names."""
+    return {name: _tensor(name, size, generator) for name, size in shapes(spec, 0, 0).items() if name not in given}
+
+
+def _tensor(name: str, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Matrices by Xavier's rule, those into attention smaller by sqrt(2); norms that change nothing."""
+    if len(size) == 1:
+        return torch.ones(size) if name.endswith("norm.weight") else torch.zeros(size)
+    bound = math.sqrt(6 / sum(size))
+    if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+        bound /= math.sqrt(2)
+    return torch.empty(size).uniform_(-bound, bound, generator=generator)

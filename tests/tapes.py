@@ -1,0 +1,83 @@
+"""What stands in for a GPU on a CPU: tapes for CUDA graphs, and counts of what makes the host wait."""
+
+import weakref
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from specdec_plugins.decoding.backends.torch.graphs import Recorder
+
+WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
+
+
+class Tape(TorchDispatchMode):
+    """Notes PyTorch's operations and the memory they worked on, and does the same again, whatever Python would do now.
+
+    Like a CUDA graph it keeps nothing of that memory alive but what it made itself.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+        self.made = {}  # by id
+        self.replays = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        assert function._schema.name not in WAITS, "the host waits for the device in the middle of a pass"
+        result = function(*arguments, **(keywords or {}))
+        self.operations.append((function, *tree_map(self.borrowed, (arguments, keywords or {})), result))
+        self.made |= {id(each): each for each in ([result] if isinstance(result, torch.Tensor) else result)}
+        return result
+
+    def borrowed(self, value):
+        """A reference that keeps nothing alive to what was there before; single numbers are kernels' arguments."""
+        outside = isinstance(value, torch.Tensor) and value.dim() and id(value) not in self.made
+        return weakref.ref(value) if outside else value
+
+    def replay(self):
+        self.replays += 1
+        for function, arguments, keywords, result in self.operations:
+            arguments, keywords = tree_map(present, (arguments, keywords))
+            again = function(*arguments, **keywords)
+            for place, value in zip(*([each] if isinstance(each, torch.Tensor) else each for each in (result, again))):
+                place.copy_(value)
+
+
+def present(value):
+    """What a reference refers to."""
+    found = value() if isinstance(value, weakref.ref) else value
+    assert found is not None or value is None, "a recording works on memory that has been freed"
+    return found
+
+
+class Tapes(Recorder):
+    """Records on tapes."""
+
+    def __init__(self, **options):
+        super().__init__(self.tape, **options)
+        self.tapes = []
+
+    def tape(self, compute):
+        self.tapes.append(Tape())
+        with self.tapes[-1]:
+            compute()
+        return self.tapes[-1].replay
+
+
+class Transfers(TorchFunctionMode):
+    """Counts what would make the host wait for a GPU: results that are read, and numbers that are sent at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+        names = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__")
+        self.waiting = {getattr(torch.Tensor, name) for name in names}
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        by_list = function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and any(
+            isinstance(each, list) for each in (arguments[1] if isinstance(arguments[1], tuple) else [arguments[1]])
+        )
+        self.count += function in self.waiting or by_list or (function is torch.tensor and "device" in (keywords or {}))
+        return function(*arguments, **(keywords or {}))

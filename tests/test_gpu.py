@@ -1,0 +1,247 @@
+"""Decoding on a GPU, where passes are recorded as CUDA graphs. Imports no fairseq: a machine with a GPU may have torch alone.
+
+``pytest -m gpu`` runs it there. Everywhere else the same tests run on a CPU, with tapes for CUDA graphs, so that they stay right.
+"""
+
+import warnings
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from conftest import ROOT
+from support import EOS, decode
+from tapes import Tapes, Transfers
+
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Eager, Recorder, cuda_graphs
+from specdec_plugins.decoding.backends.torch.model import TorchModel
+from specdec_plugins.decoding.backends.torch.transformer import COPY, load_pair
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.loop import Session
+from specdec_plugins.decoding.values import Request, Source
+from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.formats.folder import load_folder
+from specdec_plugins.formats.spec import DrafterModel
+from specdec_plugins.measure.random_pair import Shape, random_pair
+
+DTYPES = ["float32", "float16", "bfloat16"]
+# Nats that rounding may move the difference of two logits by: some units in the last place of a logit of 16.
+ROUNDING = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+GPU_ONLY = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=GPU_ONLY)])
+def device(request):
+    return torch.device(request.param)
+
+
+def recorder(device, **options):
+    return Tapes(**options) if device.type == "cpu" else Recorder(cuda_graphs(device), **options)
+
+
+class Rounding(Eager):
+    """Runs everything as it comes, but in the sizes that are recorded, so that its numbers are those of recordings."""
+
+    round = Recorder.round
+
+
+# ---- pairs
+
+
+@cache
+def tiny(code):
+    """A random pair; the drafter named ``code`` has the verifier's layers, so that a causal one is right about the next token."""
+    shape = Shape(layers=2, drafter_layers=2, width=32, inner=64, heads=4, vocabulary=60, drafted=0.8, successor_width=16)
+    verifier, drafter = random_pair(shape)
+    generator = torch.Generator().manual_seed(2)
+    moved = {name: each for name, each in verifier.tensors.items() if name.startswith("decoder.") and each.dim() == 1}
+    for name, each in moved.items():  # so that not every token follows itself for ever
+        moved[name] = each + torch.randn(each.shape, generator=generator)
+    verifier = replace(verifier, tensors={**verifier.tensors, **moved})
+    if code == "block":
+        own = {COPY: torch.randn(32, 32, generator=generator) / 32}
+        return verifier, DrafterModel(code, {**verifier.tensors, **own}, drafter.spec, {"source_copy": True}, 8)
+    small = {name: 0.1 * each if "successor" in name else each for name, each in drafter.tensors.items()}
+    return verifier, replace(drafter, tensors={**small, **verifier.tensors})
+
+
+def tiny_sources(count):
+    generator = torch.Generator().manual_seed(5)
+    sizes = torch.randint(1, 34, (count,), generator=generator).tolist()
+    return [[*torch.randint(4, 60, (size,), generator=generator).tolist(), EOS] for size in sizes]
+
+
+@cache
+def demo():
+    pytest.importorskip("safetensors", reason="the shipped pair needs safetensors")
+    pair = load_folder(ROOT / "data" / "demo.en-de")
+    lines = (ROOT / "data" / "demo.bpe").read_text(encoding="utf-8").splitlines()
+    return (pair.verifier, pair.drafter), [pair.source.encode(line) for line in lines]
+
+
+def loaded(pair, device, dtype, runner):
+    """Verifier and drafter of a pair, as roles on PyTorch."""
+    verifier, drafter = (TorchModel(each, runner) for each in load_pair(*pair, device, getattr(torch, dtype)))
+    return ModelVerifier(verifier), drafters.find(pair[1].code).build(pair[1], drafter, verifier)
+
+
+def tokens(hypotheses):
+    return [hypothesis.tokens for hypothesis in hypotheses]
+
+
+# ---- recordings
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("code", ["block", "block_causal"])
+def test_recorded_passes_are_eager_passes(code, dtype, device):
+    """Tokens and scores, plain and drafted, in batches that grow and shrink again."""
+    sources, limits = tiny_sources(10), [4 + 3 * index % 20 for index in range(10)]
+    found = []
+    for runner in (Rounding(), recorder(device)):
+        roles = loaded(tiny(code), device, dtype, runner)
+        found.append([decode(*roles, sources, limits, block, rows, device=device)
+                      for block, rows in ((5, 1), ([3, 0, 7], 9), (0, 4), (5, 1))])  # fmt: skip
+    assert runner.record is not None and len(runner.known) > 10, "it gave up recording"
+    for (eager, counts), (recorded, others) in zip(*found):
+        assert tokens(recorded) == tokens(eager) and counts.lengths == others.lengths and counts.accepted == others.accepted
+        for one, two in zip(eager, recorded):
+            assert one.token_scores == pytest.approx(two.token_scores, abs=1e-4)
+    assert code == "block" or sum(counts.accepted for _, counts in found[0]) > 50
+
+
+def test_recordings_leave_when_memory_is_short(device):
+    """Also those that the GPU is just about to repeat."""
+    sources, limits = tiny_sources(6), [12] * 6
+    expected = tokens(
+        decode(*loaded(tiny("block_causal"), device, "float32", Rounding()), sources, limits, 4, 4, device=device)[0]
+    )
+    runner = recorder(device, most=2 * GRAPH_BYTES)
+    roles = loaded(tiny("block_causal"), device, "float32", runner)
+    for _ in range(2):
+        assert tokens(decode(*roles, sources, limits, 4, 4, device=device)[0]) == expected
+    assert runner.record is not None and len(runner.known) <= 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_what_cannot_be_recorded_runs_as_it_comes(caplog):
+    """Reading a number in the middle of a pass is forbidden while a graph is recorded; afterwards all is as before."""
+    device = torch.device("cuda")
+
+    def function(x):
+        return [x * x.sum().item()]
+
+    runner, before = recorder(device), torch.cuda.current_stream()
+    with torch.inference_mode():  # as the engine does; older versions of PyTorch cannot record in both ways in one process
+        for number in range(3):
+            assert runner.run(function, [torch.full((2,), float(number), device=device)])[0].tolist() == [2.0 * number**2] * 2
+    assert len(caplog.records) == 1 and "without CUDA graphs" in caplog.text
+    assert torch.cuda.current_stream() == before and not torch.cuda.is_current_stream_capturing()
+
+
+# ---- exactness
+
+
+def test_in_float64_the_output_is_that_of_a_cpu(device):
+    sources, limits = tiny_sources(12), [4 + 3 * index % 20 for index in range(12)]
+    plain = loaded(tiny("block_causal"), "cpu", "float64", EAGER)
+    expected = tokens(decode(*plain, sources, limits, 0, 8)[0])
+    roles = loaded(tiny("block_causal"), device, "float64", recorder(device))
+    for block, rows in ((0, 1), (5, 1), (0, 12), (5, 12), ([1, 0, 9], 7)):
+        assert tokens(decode(*roles, sources, limits, block, rows, device=device)[0]) == expected
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exact_decoding_is_ar_decoding(dtype, rows, device):
+    """Except where the verifier's two best tokens are as good as equal: a wider pass rounds otherwise."""
+    pair, sources = demo()
+    sources = sources * (rows // 16 or 1)
+    limits = [60] * len(sources)
+    roles = loaded(pair, device, dtype, recorder(device) if device.type == "cuda" else EAGER)
+    plain = tokens(decode(*roles, sources, limits, 0, rows, device=device)[0])
+    judge, differing = loaded(pair, "cpu", "float64", EAGER)[0], 0
+    for block in (1, 4, 8):
+        drafted, stats = decode(*roles, sources, limits, block, rows, device=device)
+        for source, one, two in zip(sources, plain, tokens(drafted)):
+            differing += one != two
+            assert one == two or gap(judge, source, one, two) <= ROUNDING[dtype]
+        assert stats.accepted > 0.4 * stats.committed, "drafts of the shipped pair are mostly accepted"
+    print(f"{device}, {dtype}, batches of {rows}: {differing} of {3 * len(sources)} outputs differ from ar, at ties")
+
+
+def gap(verifier, source, one, two):
+    """How many nats the worse of the tokens in which two outputs first differ is below the verifier's best, in float64."""
+    one, two = [*one, EOS], [*two, EOS]
+    same = next(place for place, (a, b) in enumerate(zip(one, two)) if a != b)
+    state = verifier.start(1)
+    verifier.admit(state, Source([source], verifier.model.spec.symbols))
+    read = [verifier.model.spec.symbols.start, *one[:same]]
+    logits = verifier.model.read(state, [read], [0], [same]).logits()[0, -1]
+    return (logits.max() - logits[[one[same], two[same]]].min()).item()
+
+
+# ---- waiting
+
+
+@contextmanager
+def waits(device):
+    """Yields a function that tells how often the host has waited for the device: on a GPU as PyTorch itself notices it."""
+    if device.type == "cpu":
+        with Transfers() as mode:
+            yield lambda: mode.count
+        return
+    with ExitStack() as stack:
+        seen = stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.simplefilter("always")
+        before = torch.cuda.get_sync_debug_mode()
+        stack.callback(torch.cuda.set_sync_debug_mode, before)
+        torch.cuda.set_sync_debug_mode("warn")
+        yield lambda: sum("synchronizing CUDA operation" in str(each.message) for each in seen)
+
+
+def test_waits_are_counted(device):
+    """Else the next test could not fail."""
+    x = torch.ones(3, device=device)
+    with waits(device) as count:
+        before = count()
+        x.tolist()
+        assert count() == before + 1
+        if x.sum() > 0:
+            assert count() == before + 2
+        after = count()
+        (x + 1).clone()
+        torch.tensor([1, 2]).to(device, non_blocking=True)
+        assert count() == after
+
+
+@pytest.mark.parametrize("code", ["block", "block_causal"])
+@pytest.mark.parametrize("block", [0, 5])
+def test_an_iteration_waits_once(code, block, device):
+    """For the verdict; also where requests join and leave. Recording waits: memory grows in the first run, the second records
+    what the third repeats."""
+    verifier, drafter = loaded(tiny(code), device, "float32", recorder(device) if device.type == "cuda" else EAGER)
+    for _ in range(3):
+        session = Session(drafter, verifier, TopBetaTau(), FixedLength(block), BoundedAdmission(4), 4, device=device)
+        for index, source in enumerate(tiny_sources(12)):
+            session.submit(Request(index, source, 6 + index % 5))
+        counts = []
+        with waits(device) as count:
+            while not session.idle:
+                before = count()
+                session.step()
+                counts.append(count() - before)
+        del session  # its caches are for the next one, with what was recorded on them
+    assert len(counts) > 5 and set(counts) == {1}
+
+
+def test_a_gpu_books_its_time(device):
+    """All of a run's time, and not more; the parts are the loop's."""
+    roles = loaded(tiny("block_causal"), device, "float32", recorder(device))
+    _, stats = decode(*roles, tiny_sources(12), [12] * 12, 4, 4, device=device)
+    assert {name for name, seconds in stats.seconds.items() if seconds > 0} >= {"encoding", "drafting", "verifying"}
