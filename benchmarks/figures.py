@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Draw what the READMEs show: how a sentence comes about, and what drafters that differ in one thing are accepted.
+"""Draw what the READMEs show: how a sentence comes about, throughput, and what drafters that differ in one thing are accepted.
 
     benchmarks/figures.py trace docs/trace.png
+    benchmarks/figures.py throughput benchmarks/multi30k.json benchmarks/batch_sizes.png
     benchmarks/figures.py ablation RUN MACHINE benchmarks/ablation.png
 
 RUN holds what benchmarks/ablation.sh made, MACHINE says on what; it is added to benchmarks/ablation.jsonl, and a table of all
@@ -27,7 +28,8 @@ from matplotlib import pyplot  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 
 from specdec_plugins import Translator  # noqa: E402
-from specdec_plugins.measure.figures import STYLES  # noqa: E402
+from specdec_plugins.measure.figures import STYLES, plot_speeds  # noqa: E402
+from specdec_plugins.measure.tables import read  # noqa: E402
 
 SENTENCE = "A man in a blue shirt is standing on a ladder cleaning a window while two children are watching him."
 SIZE, DPI = 10, 150  # points; dots an inch
@@ -124,6 +126,8 @@ if __name__ == "__main__":
     what, *paths = sys.argv[1:] or ["help"]
     if what == "trace" and len(paths) == 1:
         trace(Path(paths[0]))
+    elif what == "throughput" and len(paths) == 2:
+        plot_speeds(read(Path(paths[0]))["rows"], paths[1])
     elif what == "ablation" and len(paths) == 3:
         ablation(Path(paths[0]), paths[1], Path(paths[2]))
     else:

@@ -86,7 +86,7 @@ pair() { # pair NAME SECONDS DTYPE SENTENCES ROUNDS "BATCH SIZES" SYSTEM...
     shift 6
     # shellcheck disable=SC2086
     part "$name" "$limit" "$python" -m specdec_plugins.commands.benchmark --model data/demo.en-de --input "$text" "${bpe[@]}" \
-        --device $device --dtypes $dtype --sentences $sentences --rounds $rounds --batch-sizes $sizes --threads 1 \
+        --device $device --measure "${name%-*}" --dtypes $dtype --sentences $sentences --rounds $rounds --batch-sizes $sizes --threads 1 \
         --block-sizes auto 4 8 --systems "$@"
 }
 peers=()

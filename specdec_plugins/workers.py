@@ -95,9 +95,12 @@ class Worker:
         theirs.close()
 
     def ask(self, task: Any) -> Any:
+        self.send(task)
+        return self.receive()
+
+    def send(self, task: Any) -> None:
         with suppress(OSError):  # if it has died, perhaps with a word about why
             self.connection.send(task)
-        return self.receive()
 
     def receive(self) -> Any:
         try:

@@ -1,17 +1,23 @@
-"""specdec-benchmark on the pair that ships: what it counts is right, and it says plainly what it cannot run."""
+"""specdec-benchmark: what it counts and times is right, it compares each system's best, and says plainly what it cannot run."""
 
 import json
 import os
 import subprocess
 import sys
+import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT, run_python
 
 from specdec_plugins.commands import benchmark
-from specdec_plugins.measure.runs import read_text
-from specdec_plugins.measure.systems import System
+from specdec_plugins.measure import machine, processes, runs, tables
+from specdec_plugins.measure.machine import Mix, full_mixes, thread_choices
+from specdec_plugins.measure.processes import RunningSystem, joined, share_out
+from specdec_plugins.measure.runs import Plan, Workload, measure, read_text, summarise, workloads
+from specdec_plugins.measure.systems import KINDS, Order, Run, System, timed
 from specdec_plugins.translator import Translator
 
 PAIR = str(ROOT / "data" / "demo.en-de")
@@ -37,12 +43,14 @@ def test_what_it_counts(text):
     )  # fmt: skip
     *_, last = run.stdout.splitlines()
     result = json.loads(last)
-    assert run.stdout.count("batch size ") == 2 and result["signature"]["sentences"] == 3
-    rows = {(row["system"], row["batch_size"]): row for row in result["rows"]}
-    assert len(rows) == 8
-    for (name, batch_size), row in rows.items():
-        assert row["of"] == 3 and row["tokens_per_second"] > 0 and row["peak_memory_mib"] > 50
-        assert ("latency_p99_ms" in row) == (batch_size == 1)
+    assert run.stdout.count("latency, one sentence") == 1 and run.stdout.count("throughput, batch size ") == 2
+    assert result["signature"]["sentences"] == 3
+    rows = {(row["system"], row["kind"], row["batch_size"]): row for row in result["rows"]}
+    assert len(rows) == 12
+    for (name, kind, _), row in rows.items():
+        assert row["of"] == 3 and row["tokens_per_second"] > 0 and row["peak_memory_mib"] > 50 and row["differing"] == 0
+        assert ("latency_p99_ms" in row) == (kind == "latency")
+        assert (row["workers"], row["threads"]) == (1 if kind == "latency" else machine.cores(), 1)
         assert row["peak_memory_mib"] > row["weights_mib"] + row["caches_mib"] and row["caches_mib"] > 0
         counts = {int(length): passes for length, passes in row["accepted_lengths"].items()}
         assert sum(length * passes for length, passes in counts.items()) == row["tokens"]
@@ -54,12 +62,14 @@ def test_what_it_counts(text):
             assert sum(row["lengths"].values()) > 0 and set(row["lengths"]) == {"4"}
         else:
             assert row["mean_accepted_length"] == 1.0 and row["acceptance_by_position"] == []
-    ours, theirs = (rows[f"ar {dtype}", 1] for dtype in ("int8", "float32"))
+    ours, theirs = (rows[f"ar {dtype}", "latency", 1] for dtype in ("int8", "float32"))
     sizes = {tensor.data_ptr(): tensor.numel() for tensor in exact.pair.verifier.tensors.values()}
     numbers = sum(sizes.values())  # embeddings stay in float32, and the output projection has its own copy
     assert numbers < ours["weights_mib"] * 2**20 < 3 * numbers and 4 * numbers < theirs["weights_mib"] * 2**20 < 6 * numbers
-    assert rows["ar float32", 3]["caches_mib"] == pytest.approx(3 * theirs["caches_mib"], abs=0.02)
-    row = rows["specdec float32 K=4", 1]
+    workers = min(3, machine.cores())  # with a sentence or more each
+    for name in ("weights_mib", "caches_mib"):
+        assert rows["ar float32", "throughput", 1][name] == pytest.approx(workers * theirs[name], abs=0.03 * workers)
+    row = rows["specdec float32 K=4", "latency", 1]
     assert row["mean_accepted_length"] == round(exact.stats.mean_accepted_length, 3)
     steps = [step for translation in found for step in translation.steps if step.drafted]
     assert row["acceptance_by_position"][0] == round(sum(step.accepted > 0 for step in steps) / len(steps), 3)
@@ -74,6 +84,7 @@ def test_what_it_counts(text):
         (["--block-sizes", "many"], "--block-sizes 'many' is neither a number over 0 nor auto", 2),
         (["--dtypes", "float16"], "--dtypes float16 is not available there: float32, bfloat16, int8", 2),
         (["--device", "cuda", "--dtypes", "int8"], "--dtypes int8 is not available there: float32, bfloat16, float16", 2),
+        (["--measure", "latency", "--plot", "out.png"], "--plot draws throughput, which --measure leaves out", 2),
         (["--model", "nowhere"], "nowhere: not a model folder", 1),
         (["--input", "nowhere.txt"], "nowhere.txt: No such file or directory", 1),
     ],
@@ -156,3 +167,186 @@ def test_the_gpu_script_on_a_cpu(tmp_path, bare):
         systems = {row.get("strategy") or row["system"] for row in each["rows"]}
         assert systems - {"ctranslate2"} == ({"ar", "specdec"} if bare else {"ar", "specdec", "fairseq"})
         assert each["signature"]["torch"] and ("commit" in each["signature"] or "code" in each["signature"])
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "expected"),
+    [
+        (1, [1], [(1, 1)]),
+        (2, [1, 2], [(2, 1), (1, 2)]),
+        (6, [1, 2, 4, 6], [(6, 1), (3, 2), (1, 4), (1, 6)]),
+        (8, [1, 2, 4, 8], [(8, 1), (4, 2), (2, 4), (1, 8)]),
+    ],
+)
+def test_mixes_keep_all_cores_busy(cores, threads, expected, monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: cores)
+    assert thread_choices() == threads and full_mixes(threads) == expected
+    latency, throughput = workloads(["throughput", "latency"], [32], threads)
+    assert latency == Workload("latency", 1, [Mix(1, number) for number in threads])
+    assert throughput == Workload("throughput", 32, expected)
+    assert workloads(["latency"], [32], threads) == [latency]
+    assert full_mixes(thread_choices("cuda"), "cuda") == [(1, 1)]
+
+
+def test_shares_have_the_same_work():
+    sources = [[0] * length for length in (3, 9, 1, 7, 8, 2, 4)]
+    assert share_out(sources, 2) == [[1, 3, 0, 2], [4, 6, 5]]  # lengths 9 7 3 1 and 8 4 2
+    assert share_out(sources, 1) == [[1, 4, 3, 6, 0, 5, 2]]
+    assert share_out(sources[:2], 3) == [[1], [0]]
+
+
+def test_runs_side_by_side_are_counted_as_one():
+    drafted = {0: (10, 8), 1: (4, 2)}
+    first = Run(2.0, [], [["b"], ["d"]], {"drafting": 0.5}, drafted, {2: 4, 0: 1}, {1: 3, 3: 1})
+    second = Run(3.0, [], [["a"]], {"drafting": 0.25, "verifying": 1.0}, {0: (10, 4)}, {0: 2}, {1: 1})
+    run = joined([first, second], [[1, 3], [0]])
+    assert run.seconds == 3.0 and run.outputs == [["a"], ["b"], ["d"]]
+    assert run.shares == {"drafting": 0.75, "verifying": 1.0} and run.lengths == {0: 3, 2: 4}
+    assert run.acceptance_by_position == [0.6, 0.5] and run.mean_accepted_length == 7 / 5
+
+
+def test_time_runs_from_the_common_start():
+    def decode(sources, batch_size):
+        asked.append((len(sources), batch_size))
+        return sources
+
+    for kind, expected in (("throughput", [(3, 4)]), ("latency", [(1, 1)] * 3)):
+        asked: list[tuple[int, int]] = []
+        start = time.monotonic() + 0.05
+        seconds, latencies, outputs = timed(decode, ["a", "b", "c"], Order("decode", kind, 4, [0, 1, 2], start))
+        assert time.monotonic() >= start and 0 <= seconds < time.monotonic() - start + 1e-6
+        assert asked == expected and outputs == ["a", "b", "c"] and len(latencies) == (3 if kind == "latency" else 0)
+    late, _, _ = timed(decode, ["a"], Order("decode", "throughput", 4, [0], time.monotonic() - 1))
+    assert late >= 1  # who was not ready has lost the time
+
+
+class Sleeper:
+    """Serves orders in a process of its own: outputs name the process, and the second one takes longer."""
+
+    def __init__(self, system, model, sources, mix, number):
+        self.sources, self.number, self.mix = sources, number, mix
+
+    def __call__(self, order):
+        if order.task == "memory":
+            return {"weights": 10, "peak": 100 + self.number}
+        name = f"{self.number} {self.mix}"
+        decode = partial(self.decode, name)
+        seconds, latencies, outputs = timed(decode, [self.sources[index] for index in order.sources], order)
+        return Run(seconds, latencies, outputs)
+
+    def decode(self, name, sources, batch_size):
+        time.sleep(0.2 * self.number)
+        return [[name, str(len(source))] for source in sources]
+
+
+def test_processes_begin_together_and_the_last_one_ends_the_run(monkeypatch):
+    monkeypatch.setattr(processes, "SystemServer", Sleeper)
+    sources = [[1] * length for length in (2, 5, 3)]
+    running = RunningSystem(System("ar", "int8"), PAIR, sources, Mix(2, 3))
+    try:
+        run = running.decode("throughput", 8)
+        assert run.outputs == [["0 1 x 3", "2"], ["0 1 x 3", "5"], ["1 1 x 3", "3"]]
+        assert run.seconds >= 0.2 and running.memory("throughput", 8) == {"weights": 20, "peak": 201}
+        run = running.decode("latency", 1)
+        assert run.outputs == [["0 1 x 3", "2"], ["0 1 x 3", "5"], ["0 1 x 3", "3"]] and len(run.latencies) == 3
+        assert running.memory("latency", 1) == {"weights": 10, "peak": 100}
+        assert len(running.decode("throughput", 8, count=1).outputs) == 2  # a sentence of each share
+    finally:
+        running.stop()
+    running = RunningSystem(System("ctranslate2", "int8"), PAIR, sources, Mix(2, 3))
+    try:
+        assert running.decode("throughput", 8).outputs == [["0 2 x 3", "2"], ["0 2 x 3", "5"], ["0 2 x 3", "3"]]
+    finally:
+        running.stop()
+
+
+class Fake:
+    """A running system: `ar` is twice as fast with two workers, CTranslate2 with two threads, and its output depends on them."""
+
+    log: list[tuple]
+
+    def __init__(self, system, model, sources, mix):
+        self.system, self.mix = system, mix
+
+    def decode(self, kind, batch_size, count=None):
+        workers = 1 if kind == "latency" else self.mix.workers
+        if count is None:
+            self.log.append((self.system.strategy, kind, batch_size, workers, self.mix.threads))
+        peer = self.system.strategy == "ctranslate2"
+        seconds = (4.0 if peer else 3.0) / (self.mix.threads if peer else workers) / batch_size
+        outputs = [["Ein", "Hund", f"{workers}" if peer else "."], ["Zwei", "Hunde"]]
+        return Run(seconds, [seconds / 4, seconds / 2] if kind == "latency" else [], outputs, accepted_lengths={1: 7})
+
+    def memory(self, kind, batch_size):
+        return {"peak": 2**20}
+
+    def stop(self):
+        pass
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Two systems on two cores, two rounds; and what was warned of."""
+    monkeypatch.setattr(runs, "RunningSystem", Fake)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(Fake, "log", [], raising=False)
+    warnings: list[str] = []
+    progress = SimpleNamespace(step=lambda what, done: None, warn=warnings.append)
+    plan = Plan(PAIR, [System("ctranslate2", "int8"), System("ar", "int8")], workloads(KINDS, [1, 8], [1, 2]), 2)
+    found, left_out = measure(plan, [[5, 2], [6, 2]], progress)
+    assert left_out == []
+    return found, warnings
+
+
+def test_each_system_counts_with_its_best_mix(measured):
+    found, warnings = measured
+    best = {(each.system.strategy, each.workload.kind, each.workload.batch_size): each.mix for each in found}
+    assert best == {
+        ("ctranslate2", "latency", 1): Mix(1, 2), ("ctranslate2", "throughput", 1): Mix(1, 2),
+        ("ctranslate2", "throughput", 8): Mix(1, 2), ("ar", "latency", 1): Mix(1, 1),
+        ("ar", "throughput", 1): Mix(2, 1), ("ar", "throughput", 8): Mix(2, 1),
+    }  # fmt: skip
+    turn = [(name, "throughput", 8, *mix) for name in ("ctranslate2", "ar") for mix in ((2, 1), (1, 2))]
+    assert Fake.log[-8:] == turn * 2  # round by round
+    assert warnings == ["ctranslate2 int8: 1 outputs depend on the mix of workers and threads"] * 2
+    assert [each.differing for each in found] == [0, 0, 1, 0, 1, 0]
+    row = summarise(found[-1], found[0].runs[0].outputs)
+    assert (row["workers"], row["threads"], row["mixes"]) == (2, 1, {"2 x 1": 37, "1 x 2": 19})  # 7 tokens in 3/16 or 3/8 s
+
+
+def test_tables_compare_the_best_of_each(measured):
+    found, _ = measured
+    rows = [summarise(each, found[0].runs[0].outputs) for each in found]
+    signature = {"ctranslate2": "9"}
+    assert tables.latency(rows, signature).splitlines()[2:] == [
+        "| CTranslate2 9, greedy, int8 | 750.0 ms | 975.0 ms | 995.0 ms | 4 | 2 | 1.00 | 2.00 |",
+        "| `ar` int8 | 1125.0 ms | 1462.5 ms | 1492.5 ms | 2 | 1 | 0.50 | 1.00 |",
+    ]
+    assert tables.throughput(rows, signature).splitlines() == [
+        "| tokens/s (workers x threads), at batch size | 1 | 8 |",
+        "| --- | --- | --- |",
+        "| CTranslate2 9, greedy, int8 | 4 (1 x 2) | 28 (1 x 2) |",
+        "| `ar` int8 | 5 (2 x 1) | 37 (2 x 1) |",
+    ]
+    assert tables.TABLES["ctranslate2"](rows, signature).splitlines()[2:] == [
+        "| CTranslate2 9, greedy, int8 | 1.00 | 1.00 |", "| `ar` int8 | 1.25 | 1.32 |",
+    ]  # fmt: skip
+    other = [{**row, "dtype": "float32"} for row in rows if row["strategy"] == "ar"]
+    assert tables.TABLES["ctranslate2"](other, signature).count("\n") == 2  # without it in the same data type there is no line
+    for row in (row for row in rows if row["kind"] == "throughput"):
+        assert f"{row['workers']} x {row['threads']}" in benchmark.table([row], rows)
+    assert "latency, one sentence at a time" in benchmark.table(rows[:2], rows)
+
+
+def test_results_of_several_runs_make_one_table(tmp_path, measured):
+    rows = [summarise(each, each.runs[0].outputs) for each in measured[0]]
+    signature = {"cpu": "a", "cores": 2, "model": "m", "input": "i", "ctranslate2": "9"}
+    path = tmp_path / "found.json"
+    lines = [json.dumps({"rows": [row], "signature": signature}) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    page = tables.filled("<!-- throughput of found.json -->\n<!-- end -->", tmp_path)
+    assert tables.throughput(rows, signature) in page
+    lines.append(json.dumps({"rows": rows, "signature": {**signature, "cpu": "b"}}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=f"found.json, line {len(lines)}: cpu is b, in line 1 a"):
+        tables.filled("<!-- throughput of found.json -->\n<!-- end -->", tmp_path)

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 from specdec_plugins.commands import report
-from specdec_plugins.measure import figures, runs, tables
+from specdec_plugins.measure import figures, machine, runs, tables
 from specdec_plugins.measure.report import render
 from specdec_plugins.measure.scores import difference
 from specdec_plugins.measure.systems import Run
@@ -22,25 +22,22 @@ class Fake:
     asked: list[str]
     broken: int | None
 
-    def __init__(self, system, model, sources):
+    def __init__(self, system, model, sources, mix):
         self.system = system
         self.asked.append(system.name)
 
-    def decode(self, threads, batch_size, count):
+    def decode(self, kind, batch_size, count=None):
         if batch_size == self.broken:
             raise KeyboardInterrupt
         drafts = self.system.strategy.startswith("specdec")
         outputs = [OUTPUTS[0], OUTPUTS[1][:: -1 if self.system.tau == 2.0 else 1]]
         seconds = (0.5 if drafts else 1.0) / batch_size
         shares = {"encoding": 0.1, "drafting": 0.3 * drafts, "verifying": 0.5, "elsewhere": 0.1}
-        rates, lengths = ([0.75, 0.5], {1: 1, 3: 3}) if drafts else ([], {1: 10})
-        return Run(seconds, [seconds / 2] * 2, outputs, shares, 2.5 if drafts else 1.0, rates, {2: 4}, lengths)
+        drafted, lengths = ({0: (4, 3), 1: (4, 2)}, {1: 1, 3: 3}) if drafts else ({}, {1: 10})
+        return Run(seconds, [seconds / 2] * 2, outputs, shares, drafted, {2: 4}, lengths)
 
-    def memory(self, threads, batch_size, count):
-        return {"weights": 40 * 2**20, "caches": batch_size * 2**20}
-
-    def peak(self):
-        return 300 * 2**20
+    def memory(self, kind, batch_size):
+        return {"weights": 40 * 2**20, "caches": batch_size * 2**20, "peak": 300 * 2**20}
 
     def stop(self):
         pass
@@ -50,7 +47,8 @@ class Fake:
 def command(tmp_path, monkeypatch):
     (tmp_path / "set.en").write_text("A dog runs through the snow.\nTwo children play in the park.\n", encoding="utf-8")
     (tmp_path / "set.de").write_text("Ein Hund rennt durch den Schnee.\nZwei Kinder spielen im Park.\n", encoding="utf-8")
-    monkeypatch.setattr(runs, "SystemProcess", Fake)
+    monkeypatch.setattr(runs, "RunningSystem", Fake)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
     monkeypatch.setattr(report, "find_spec", lambda name: True)  # of matplotlib, which only draws
     monkeypatch.setattr(figures, "draw", lambda rows, folder, name: [(f"{name}.png", f"a figure of {len(rows)} rows")])
     monkeypatch.setattr(Fake, "asked", [], raising=False)
@@ -68,22 +66,25 @@ def test_goes_on_where_it_was(command, tmp_path, capsys):
     cells = tmp_path / "out" / "cells"
     Fake.broken = 4
     assert report.main(command) == 130 and "goes on after the last group" in capsys.readouterr().err
-    assert [path.name for path in cells.iterdir()] == ["set.batch1.json"] and not (tmp_path / "out" / "report.json").exists()
+    assert (
+        sorted(path.name for path in cells.iterdir()) == ["set.batch1.json", "set.latency.json"]
+        and not (tmp_path / "out" / "report.json").exists()
+    )
 
     Fake.broken = None
     for disturb, expected in (
         (lambda: None, 1),  # the group that was broken off
         (lambda: None, 0),
         (lambda: (cells / "set.batch1.json").write_text('{"group": ', encoding="utf-8"), 1),
-        (lambda: (tmp_path / "set.de").write_text("Ein Hund.\nZwei Kinder.\n", encoding="utf-8"), 2),
-        (lambda: command.extend(["--sentences", "1"]), 2),
+        (lambda: (tmp_path / "set.de").write_text("Ein Hund.\nZwei Kinder.\n", encoding="utf-8"), 3),
+        (lambda: command.extend(["--sentences", "1"]), 3),
     ):
         disturb()
         Fake.asked.clear()
         assert report.main(command) == 0
         assert Fake.asked == systems * expected
-        assert f"12 cells in 2 groups, {expected} groups to measure" in capsys.readouterr().err
-    assert sorted(path.name for path in cells.iterdir()) == ["set.batch1.json", "set.batch4.json"]
+        assert f"18 cells in 3 groups, {expected} groups to measure" in capsys.readouterr().err
+    assert sorted(path.name for path in cells.iterdir()) == ["set.batch1.json", "set.batch4.json", "set.latency.json"]
 
 
 def test_what_it_says(command, tmp_path):
@@ -92,19 +93,20 @@ def test_what_it_says(command, tmp_path):
     result = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert text == render(result)
-    assert len(result["rows"]) == 12 and result["test_sets"] == {"set": 2}
-    assert "| `ar` float32 | 15 | 60 | 500.0 ms | 100.00 |" in text  # 15 tokens with eos in a second
+    assert len(result["rows"]) == 18 and result["test_sets"] == {"set": 2}
+    assert "| `ar` float32 | 500.0 ms | 500.0 ms | 500.0 ms | 15 | 1 |  | 1.00 | 100.00 |" in text
+    assert "| `ar` float32 | 15 (2 x 1) | 60 (2 x 1) |" in text  # 15 tokens with eos in a second
     assert "| exact `specdec` float32, always 2 tokens | 2.00 | 2.00 |" in text
     assert "| exact `specdec` float32, always 2 tokens | 100.00 | same output | 2 of 2 (100.0%) |" in text
     assert "| tolerant `specdec` float32, beta 3, tau 1 | 2.50 | 75% | 50% |" in text
     assert "| `ar` float32 | 41 / 300 | 44 / 300 |" in text
-    (row,) = (row for row in result["rows"] if row["batch_size"] == 1 and row["beta"] == 3 and row["tau"] == 2)
+    (row,) = (row for row in result["rows"] if row["kind"] == "latency" and row["beta"] == 3 and row["tau"] == 2)
     found = row["bleu_difference"]
     assert found["low"] <= found["mean"] <= found["high"] <= 0 and found["difference"] == pytest.approx(
         row["bleu"] - 100, abs=0.01
     )
     assert row["identical"] == 1 and f"| {row['bleu']:.2f} | {found['difference']:+.2f} (" in text
-    assert result["figures"] == {"set": [["set.png", "a figure of 12 rows"]]} and "![a figure of 12 rows](set.png)" in text
+    assert result["figures"] == {"set": [["set.png", "a figure of 18 rows"]]} and "![a figure of 18 rows](set.png)" in text
 
 
 def test_what_it_draws(command, tmp_path):
@@ -133,9 +135,9 @@ def test_what_it_draws(command, tmp_path):
 def test_tables_equal_the_json_that_they_come_from(name):
     path = ROOT / name
     text = path.read_text(encoding="utf-8")
-    assert text.count("<!-- speed of ") == text.count("<!-- end -->") > 0
+    assert len(tables.MARKED.findall(text)) == text.count("<!-- end -->") > 0
     assert tables.filled(text, path.parent) == text
-    wrong = text.replace("| fairseq, beam 1 | ", "| fairseq, beam 1 | 1", 1)
+    wrong = text.replace("| `ar` int8 | ", "| `ar` int8 | 1", 1)
     assert tables.filled(wrong, path.parent) == text != wrong
 
 

@@ -11,16 +11,20 @@ from typing import Any
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import less_than_one, run_command
 from specdec_plugins.measure.machine import machine, thread_choices
-from specdec_plugins.measure.runs import PERCENTILES, Plan, measure, read_text, summarise
-from specdec_plugins.measure.systems import DRAFTERLESS, DTYPES, GPU_DTYPES, SYSTEMS, System
+from specdec_plugins.measure.runs import PERCENTILES, Plan, measure, read_text, summarise, workloads
+from specdec_plugins.measure.systems import DRAFTERLESS, DTYPES, GPU_DTYPES, KINDS, SYSTEMS, System
+from specdec_plugins.measure.tables import ratio
 from specdec_plugins.settings import Fault
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="specdec-benchmark", usage="%(prog)s --model DIR --input FILE [option ...]", allow_abbrev=False,
-        description="Measure the ways to decode: tokens a second, latency, acceptance, memory, and whether outputs differ.",
-        epilog="The last line on stdout is JSON with everything measured. ctranslate2 and plots need: pip install specdec[bench]",
+        description="Measure the ways to decode: latency (a sentence at a time), throughput (a whole text on all cores), "
+        "acceptance, memory, and whether outputs differ.",
+        epilog="Throughput is measured with every mix of processes and threads that keeps all cores busy, and a system's fastest "
+        "counts; in CTranslate2 the processes are translators (inter_threads). The last line on stdout is JSON with everything "
+        "measured. ctranslate2 and plots need: pip install specdec[bench]",
     )  # fmt: skip
     p.add_argument("--model", required=True, metavar="DIR", help="model folder")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
@@ -32,13 +36,25 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--dtypes", nargs="+", metavar="T", help=f"{', '.join(DTYPES)}; on a GPU {', '.join(GPU_DTYPES)} (default: all)"
     )
-    p.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32, 128], metavar="N")
-    p.add_argument("--threads", nargs="+", type=int, metavar="N", help="numbers to choose from (default: 1, 2, 4 .. all cores)")
+    p.add_argument(
+        "--measure", nargs="+", choices=KINDS, default=list(KINDS), metavar="WHAT", help=f"{', '.join(KINDS)} (default: both)"
+    )
+    p.add_argument(
+        "--batch-sizes",
+        nargs="+",
+        type=int,
+        default=[1, 8, 32, 128],
+        metavar="N",
+        help="of throughput, in each process (default: 1 8 32 128)",
+    )
+    p.add_argument(
+        "--threads", nargs="+", type=int, metavar="N", help="of a process: numbers to choose from (default: 1, 2, 4 .. all cores)"
+    )
     p.add_argument("--block-sizes", nargs="+", default=["auto"], metavar="K", help="of specdec: numbers, auto (default: auto)")
     p.add_argument("--beta", type=int, default=3, help="of specdec-tolerant (default: 3)")
     p.add_argument("--tau", type=float, default=1.0, help="of specdec-tolerant, nats (default: 1)")
     p.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
-    p.add_argument("--plot", metavar="FILE.png", help="draw tokens a second against batch size")
+    p.add_argument("--plot", metavar="FILE.png", help="draw throughput against batch size")
     return p
 
 
@@ -49,7 +65,9 @@ def main(argv: list[str] | None = None) -> int:
 def check(options: argparse.Namespace) -> list[Fault]:
     """What is wrong with the options."""
     faults = check_measurement(options, DTYPES if options.device == "cpu" else GPU_DTYPES)
-    if options.plot and not find_spec("matplotlib"):
+    if options.plot and "throughput" not in options.measure:
+        faults.append(("plot", "draws throughput, which --measure leaves out"))
+    elif options.plot and not find_spec("matplotlib"):
         faults.append(("plot", "needs matplotlib, which is not installed: pip install 'specdec[bench]'"))
     return faults
 
@@ -78,7 +96,9 @@ def run(options: argparse.Namespace) -> None:
     reader = Translator(replace(pair, codes=None) if options.bpe else pair, Settings(strategy="ar", threads=1))
     text = read_text(reader, options.input, options.reference, options.sentences, options.bpe)
     systems = systems_of(options, pair.drafter is not None)
-    plan = Plan(options.model, systems, options.batch_sizes, options.threads or thread_choices(options.device), options.rounds)
+    threads = options.threads or thread_choices(options.device)
+    loads = workloads(options.measure, options.batch_sizes, threads, options.device)
+    plan = Plan(options.model, systems, loads, options.rounds)
     with Steps(1.0) as steps:
         measured, _ = measure(plan, text.sources, steps)
 
@@ -89,8 +109,8 @@ def run(options: argparse.Namespace) -> None:
         if text.references:
             row["bleu"], bleu_signature = bleu([reader.text(tokens) for tokens in each.runs[0].outputs], text.references)
         rows.append(row)
-    for batch_size in options.batch_sizes:
-        print(table([row for row in rows if row["batch_size"] == batch_size], batch_size) + "\n")
+    for load in loads:
+        print(table([row for row in rows if (row["kind"], row["batch_size"]) == (load.kind, load.batch_size)], rows) + "\n")
     signature = {
         **machine(options.device), "block_size": pair.block_size, "model": options.model, "input": options.input,
         "sentences": len(text.sources),
@@ -126,24 +146,25 @@ def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
     return round(metric.corpus_score(hypotheses, [references]).score, 2), str(metric.get_signature())
 
 
-def table(rows: list[dict[str, Any]], batch_size: int) -> str:
-    """For people: the rows of one batch size, the fastest first."""
+def table(rows: list[dict[str, Any]], everything: list[dict[str, Any]]) -> str:
+    """For people: the rows of one workload, the fastest first."""
     from tabulate import tabulate
 
+    latency = rows[0]["kind"] == "latency"
+    title = "latency, one sentence at a time" if latency else f"throughput, batch size {rows[0]['batch_size']}"
     lines = []
     for row in sorted(rows, key=lambda row: -row["tokens_per_second"]):
         spread = (max(row["seconds"]) - min(row["seconds"])) / sorted(row["seconds"])[len(row["seconds"]) // 2]
-        line = {
-            f"batch size {batch_size}": row["system"], "tokens/s": f"{row['tokens_per_second']:,}", "spread": f"{spread:.0%}",
-            "threads": row["threads"], "tokens/pass": f"{row['mean_accepted_length']:.2f}",
-            "identical": f"{row['identical'] / row['of']:.1%}",
-        }  # fmt: skip
+        line = {title: row["system"]}
+        if latency:
+            line |= {f"p{percent} ms": f"{row[f'latency_p{percent}_ms']:.2f}" for percent in PERCENTILES}
+        line |= {"tokens/s": f"{row['tokens_per_second']:,}", "spread": f"{spread:.0%}"}
+        line |= {"threads": row["threads"]} if latency else {"workers x threads": f"{row['workers']} x {row['threads']}"}
+        line |= {f"/ {name}": ratio(row, everything, name) for name in ("ctranslate2", "ar")}
+        line |= {"tokens/pass": f"{row['mean_accepted_length']:.2f}", "identical": f"{row['identical'] / row['of']:.1%}"}
         if "bleu" in row:
             line["BLEU"] = f"{row['bleu']:.2f}"
-        line["peak MiB"] = f"{row['peak_memory_mib']:,}"
-        if batch_size == 1:
-            line |= {f"p{percent} ms": f"{row[f'latency_p{percent}_ms']:.2f}" for percent in PERCENTILES}
-        lines.append(line)
+        lines.append(line | {"peak MiB": f"{row['peak_memory_mib']:,}"})
     alignment = ("left", *["right"] * (len(lines[0]) - 1))
     return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True, colalign=alignment)
 

@@ -21,9 +21,9 @@ def parser() -> argparse.ArgumentParser:
         prog="specdec-report", allow_abbrev=False,
         usage="%(prog)s --model DIR --test-set SOURCE REFERENCE --output DIR [option ...]",
         description="Measure a matrix of ways to decode, and write tables, figures and JSON. Run again, it goes on where it was.",
-        epilog="Writes report.md, report.json, figures, and in cells/ what is measured. While a group is measured, each of "
-        "its systems is a process that holds a model. Needs: pip install 'specdec[bench]'. Exit status: 0 done; 1 bad input; "
-        "2 wrong options.",
+        epilog="Writes report.md, report.json, figures, and in cells/ what is measured. While a group is measured, each system "
+        "has as many processes as cores, and fewer for each further number of threads; each process holds a model. Needs: pip "
+        "install 'specdec[bench]'. Exit status: 0 done; 1 bad input; 2 wrong options.",
     )  # fmt: skip
     names = [name for name in SYSTEMS if name != "specdec-tolerant"]
     p.add_argument("--model", required=True, metavar="DIR", help="model folder")
@@ -36,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--block-sizes", nargs="+", metavar="K", help="of exact specdec (default: auto and the model's)")
     p.add_argument("--betas", nargs="*", type=int, default=[2, 3, 5], metavar="N", help="of tolerant specdec (default: 2 3 5)")
     p.add_argument("--taus", nargs="*", type=float, default=[0.5, 1.0, 2.0], metavar="X", help="nats (default: 0.5 1 2)")
-    p.add_argument("--threads", nargs="+", type=int, metavar="N", help="numbers to choose from (default: 1, 2, 4 .. all cores)")
+    p.add_argument(
+        "--threads", nargs="+", type=int, metavar="N", help="of a process: numbers to choose from (default: 1, 2, 4 .. all cores)"
+    )
     p.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
     return p
 
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
     missing = report.missing
     cells = len(report.groups) * len(systems)
     print(f"{cells} cells in {len(report.groups)} groups, {len(missing)} groups to measure", file=sys.stderr)
-    weights = [group.tokens / math.sqrt(group.batch_size) for group in missing]  # about how long each takes
+    weights = [group.tokens / math.sqrt(group.workload.batch_size) for group in missing]  # about how long each takes
     with Steps(sum(weights)) as steps:
         for number, group in enumerate(missing):
             name = f"group {number + 1} of {len(missing)}, {group.test_set.name}"

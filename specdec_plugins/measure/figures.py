@@ -21,12 +21,16 @@ DEPTH = 5  # BLEU below the best that the frontier's figure still shows
 
 
 def draw(rows: Sequence[Row], folder: Path, name: str) -> list[tuple[str, str]]:
-    """Draw everything that the rows of one test set have data for. Returns the files' names, each with a caption."""
+    """Draw everything that the rows of one test set have data for; speeds are throughputs.
+
+    Returns the files' names, each with a caption.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    rows = [row for row in rows if row["kind"] == "throughput"]
     style: dict[Any, Any] = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.6,
              "legend.frameon": False, "legend.handlelength": 3}  # fmt: skip
     sizes = sorted({row["batch_size"] for row in rows})
@@ -245,16 +249,17 @@ def memory(rows: Sequence[Row]) -> Any:
         known = row["weights_mib"], row["caches_mib"]
         return dict(zip(("weights", "keys and values", "all else"), (*known, row["peak_memory_mib"] - sum(known))))[part]
 
-    return stacked(rows, ("weights", "keys and values", "all else"), mib, "peak memory of the process, MiB")
+    return stacked(rows, ("weights", "keys and values", "all else"), mib, "peak memory of the processes, MiB")
 
 
 def plot_speeds(rows: Sequence[Row], path: str | Path) -> None:
-    """Tokens a second against batch size, a panel a data type, a line a system; which markers and line styles tell apart, too."""
+    """Throughput against batch size, a panel a data type, a line a system; which markers and line styles tell apart, too."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    rows = [row for row in rows if row["kind"] == "throughput"]
     dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)]
     kinds = list(dict.fromkeys((row["strategy"], row["block_size"]) for row in rows))
     sizes = sorted({row["batch_size"] for row in rows})
@@ -270,7 +275,7 @@ def plot_speeds(rows: Sequence[Row], path: str | Path) -> None:
                 points = zip(*((row["batch_size"], row["tokens_per_second"]) for row in shown))
                 name = kind[0] + (f" K={kind[1]}" if kind[1] and kind[1] != "auto" else "")
                 (lines[name],) = axes.plot(*points, style, marker=marker, color=f"C{number}", label=name)
-        axes.set(xscale="log", yscale="log", ylabel="tokens a second (log)", title=dtype)
+        axes.set(xscale="log", yscale="log", ylabel="tokens a second, all cores (log)", title=dtype)
         axes.set_xticks(sizes, [str(size) for size in sizes])
         low, high = axes.get_ylim()
         ticks = [step * 10**power for power in range(7) for step in (1, 2, 5) if low <= step * 10**power <= high]

@@ -9,9 +9,19 @@ import time
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PACKAGES = ("torch", "fairseq-fixed", "fairseq", "ctranslate2")
+
+
+class Mix(NamedTuple):
+    """How a system uses the cores: ``workers`` side by side (processes, or CTranslate2's translators), each of ``threads``."""
+
+    workers: int
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.workers} x {self.threads}"
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
@@ -30,7 +40,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         gpu = {"gpu": properties.name, "gpu_mib": properties.total_memory >> 20, "cuda": torch.version.cuda}
     return {
         "date": time.strftime("%Y-%m-%d"), "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
+        "cores": cores(), "python": platform.python_version(),
         **versions, **gpu, **source(),
     }  # fmt: skip
 
@@ -55,12 +65,21 @@ def cpu_name() -> str:
         return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def thread_choices(device: str = "cpu") -> list[int]:
     """Numbers of threads to try: the powers of two up to all cores, and all cores; on a GPU only 1."""
     if device != "cpu":
         return [1]
-    cores = len(os.sched_getaffinity(0))
-    return sorted({*(1 << n for n in range(cores.bit_length()) if 1 << n <= cores), cores})
+    return sorted({*(1 << n for n in range(cores().bit_length()) if 1 << n <= cores()), cores()})
+
+
+def full_mixes(threads: Iterable[int], device: str = "cpu") -> list[Mix]:
+    """For each number of threads, as many workers as keep all cores busy; one on a GPU."""
+    return [Mix(max(1, cores() // number) if device == "cpu" else 1, number) for number in threads]
 
 
 def peak_memory(device: str = "cpu") -> int:

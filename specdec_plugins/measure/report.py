@@ -1,8 +1,8 @@
 """A report: systems over test sets and batch sizes, measured group by group and kept, then shown as Markdown, figures and JSON.
 
-A cell is one system on one test set at one batch size. Speeds compare only within one interleaved run, so what is measured,
-stored and resumed is a *group*: all cells of one test set and one batch size. A group's file names everything that it depends on
-(model, texts and engine by their hash), and it is measured again when that changes.
+A cell is one system on one test set with one workload: latency, or throughput at a batch size. Speeds compare only within one
+interleaved run, so what is measured, stored and resumed is a *group*: all cells of one test set and workload. A group's file
+names everything that it depends on (model, texts and engine by their hash), and it is measured again when that changes.
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.measure.machine import PACKAGES, fingerprint, machine
-from specdec_plugins.measure.runs import Plan, Progress, Text, measure, summarise
-from specdec_plugins.measure.systems import System
+from specdec_plugins.measure.runs import Plan, Progress, Text, Workload, measure, summarise, workloads
+from specdec_plugins.measure.systems import KINDS, System
 from specdec_plugins.measure.tables import ABOUT, TABLES, Row, rows_of
 
 if TYPE_CHECKING:
@@ -48,15 +48,16 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Group:
-    """All systems on one test set at one batch size. ``key`` is what the measurement depends on."""
+    """All systems on one test set with one workload. ``key`` is what the measurement depends on."""
 
     test_set: TestSet
-    batch_size: int
+    workload: Workload
     key: dict[str, Any]
 
     @property
     def file(self) -> str:
-        return f"{self.test_set.name}.batch{self.batch_size}.json"
+        kind = "latency" if self.workload.kind == "latency" else f"batch{self.workload.batch_size}"
+        return f"{self.test_set.name}.{kind}.json"
 
     @property
     def tokens(self) -> int:
@@ -80,9 +81,9 @@ class Report:
         self.groups = []
         for test_set in test_sets:
             files = {"source": fingerprint([test_set.source]), "reference": fingerprint([test_set.reference])}
-            for size in matrix.batch_sizes:
-                key = {"test_set": test_set.name, "batch_size": size, **files, **shared}
-                self.groups.append(Group(test_set, size, key))
+            for workload in workloads(KINDS, matrix.batch_sizes, matrix.threads):
+                key = {"test_set": test_set.name, "kind": workload.kind, "batch_size": workload.batch_size, **files, **shared}
+                self.groups.append(Group(test_set, workload, key))
         self.stored = {group.file: recall(folder / "cells" / group.file, group.key) for group in self.groups}
 
     @property
@@ -93,7 +94,7 @@ class Report:
     def measure(self, group: Group, progress: Progress) -> None:
         """Measure a group and keep it. Raises ValueError if the baseline does not run."""
         matrix = self.matrix
-        plan = Plan(matrix.model, matrix.systems, [group.batch_size], matrix.threads, matrix.rounds)
+        plan = Plan(matrix.model, matrix.systems, [group.workload], matrix.rounds)
         measured, left_out = measure(plan, group.test_set.text.sources, progress)
         if measured[0].system != BASELINE:
             raise ValueError(f"{BASELINE.name}, with which everything is compared, does not run: {left_out[0]}")

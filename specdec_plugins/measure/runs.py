@@ -1,21 +1,24 @@
 """Measure systems in turn, round by round, on the same tokens, so that a drift of the machine's speed meets all of them.
 
-Each system runs with the number of threads that is best for it.
+Latency and throughput are measured apart, each with all mixes of workers and threads; what counts is a system's fastest.
 """
 
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specdec_plugins.measure.systems import Run, System, SystemProcess
+from specdec_plugins.measure.machine import Mix, full_mixes
+from specdec_plugins.measure.processes import RunningSystem
+from specdec_plugins.measure.systems import Run, System
 from specdec_plugins.text.lines import read_lines
 
 if TYPE_CHECKING:
     from specdec_plugins.translator import Translator
 
-PILOT = 48  # sentences to warm up with, and to find the best number of threads
+WARM_UP = 48  # sentences of each share before a measurement, or as many as a batch has
 PERCENTILES = (50, 95, 99)
 MEMORY = ("weights", "caches", "recordings")  # of our own strategies; the last on a GPU
 
@@ -38,25 +41,44 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Workload:
+    """``latency``: a sentence at a time, the next after the answer. ``throughput``: a whole text on all cores, ``batch_size``
+    sentences at a time in each worker. ``mixes`` are those to choose from.
+    """
+
+    kind: str
+    batch_size: int
+    mixes: Sequence[Mix]
+
+
+def workloads(kinds: Sequence[str], batch_sizes: Sequence[int], threads: Sequence[int], device: str = "cpu") -> list[Workload]:
+    """Latency, and throughput at each batch size, as far as ``kinds`` has them; a worker may have any of ``threads``."""
+    latency = Workload("latency", 1, [Mix(1, number) for number in threads])
+    throughput = [Workload("throughput", size, full_mixes(threads, device)) for size in batch_sizes]
+    return [workload for workload in (latency, *throughput) if workload.kind in kinds]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What is measured in one interleaved run."""
 
     model: str
     systems: Sequence[System]
-    batch_sizes: Sequence[int]
-    threads: Sequence[int]  # to choose from
+    workloads: Sequence[Workload]
     rounds: int
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one system did at one batch size."""
+    """What one system did with one workload. ``seconds`` are those of each mix, round by round; the rest is of the fastest."""
 
     system: System
-    batch_size: int
-    threads: int
+    workload: Workload
+    mix: Mix
     runs: list[Run]
-    memory: dict[str, int]  # bytes: weights and caches of our own strategies, and the process's peak
+    seconds: dict[Mix, list[float]]
+    differing: int  # sentences whose output is not the same with all mixes
+    memory: dict[str, int]  # bytes in all processes: their peaks, and weights and caches of our own strategies
 
 
 def read_text(reader: "Translator", source: str, reference: str | None, count: int | None, bpe: bool = False) -> Text:
@@ -81,72 +103,105 @@ def read_text(reader: "Translator", source: str, reference: str | None, count: i
 
 
 def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[list[Measured], list[str]]:
-    """Run the systems in turn, by batch size. Returns also why some were left out; raises ValueError if none is left."""
+    """Run the systems in turn, by workload. Returns also why some were left out; raises ValueError if none is left."""
     steps = itertools.count()
-    total = len(plan.systems) * (1 + len(plan.batch_sizes) * plan.rounds)
+    total = len(plan.systems) * (1 + len(plan.workloads) * plan.rounds)
     with ExitStack() as stack:
-        processes: dict[System, SystemProcess] = {}
-        threads: dict[tuple[System, int], int] = {}
+        systems: dict[System, Processes] = {}
         left_out = []
         for system in plan.systems:
-            progress.step(f"loading {system.name}, and finding its best number of threads", next(steps) / total)
-            process = SystemProcess(system, plan.model, sources)
-            stack.callback(process.stop)
+            progress.step(f"loading {system.name}", next(steps) / total)
+            processes = stack.enter_context(Processes(system, plan, sources))
             try:
-                threads |= {(system, size): best_threads(process, plan.threads, size) for size in plan.batch_sizes}
+                processes.wait()
             except ValueError as error:
                 progress.warn(f"left out: {error}")
                 left_out.append(str(error))
-                process.stop()
+                processes.stop()
                 continue
-            processes[system] = process
-        if not processes:
+            systems[system] = processes
+        if not systems:
             raise ValueError("no system is left")
 
-        runs: dict[tuple[System, int], list[Run]] = {key: [] for key in threads}
-        for batch_size in plan.batch_sizes:
+        runs: dict[tuple[System, int], dict[Mix, list[Run]]] = {}
+        for index, workload in enumerate(plan.workloads):
             for number in range(plan.rounds):
-                for system, process in processes.items():
-                    what = f"batch size {batch_size}, round {number + 1} of {plan.rounds}: {system.name}"
-                    progress.step(what, next(steps) / total)
-                    process.decode(threads[system, batch_size], batch_size, PILOT)  # warms up
-                    runs[system, batch_size].append(process.decode(threads[system, batch_size], batch_size, len(sources)))
-        memory = {key: processes[key[0]].memory(threads[key], key[1], len(sources)) for key in runs}
-        peaks = {system: process.peak() for system, process in processes.items()}
-    return [
-        Measured(system, size, threads[system, size], runs[system, size], {**memory[system, size], "peak": peaks[system]})
-        for size, system in itertools.product(plan.batch_sizes, processes)
-    ], left_out
+                for system, processes in systems.items():
+                    where = f"{workload.kind}, batch size {workload.batch_size}, round {number + 1} of {plan.rounds}"
+                    progress.step(f"{where}: {system.name}", next(steps) / total)
+                    found = runs.setdefault((system, index), {mix: [] for mix in workload.mixes})
+                    for mix in workload.mixes:
+                        processes.warm_up(workload, mix)
+                        found[mix].append(processes.decode(workload, mix))
+        measured = []
+        for (system, index), found in runs.items():
+            workload, seconds = plan.workloads[index], {mix: [run.seconds for run in each] for mix, each in found.items()}
+            mix = min(seconds, key=lambda mix: median(seconds[mix]))
+            differing = differences([each[0].outputs for each in found.values()])
+            if differing:
+                progress.warn(f"{system.name}: {differing} outputs depend on the mix of workers and threads")
+            memory = systems[system].memory(workload, mix)
+            measured.append(Measured(system, workload, mix, found[mix], seconds, differing, memory))
+    return measured, left_out
 
 
-def best_threads(process: SystemProcess, numbers: Sequence[int], batch_size: int) -> int:
-    """The number of threads that decodes some sentences fastest, the best of four rounds; a first one warms up.
+class Processes:
+    """A system's processes for all workloads of a plan, one `RunningSystem` for each number of threads; a context manager."""
 
-    Where there is no choice, that one decodes them once: a system that cannot run shows it there.
-    """
-    if len(numbers) == 1:
-        process.decode(numbers[0], batch_size, max(PILOT, batch_size))
-        return numbers[0]
-    rounds = [[process.decode(number, batch_size, max(PILOT, batch_size)).seconds for number in numbers] for _ in range(5)]
-    fastest = list(map(min, zip(*rounds[1:])))
-    return numbers[fastest.index(min(fastest))]
+    def __init__(self, system: System, plan: Plan, sources: list[list[int]]):
+        mixes = sorted(mix for workload in plan.workloads for mix in workload.mixes)
+        largest = {mix.threads: mix for mix in mixes}  # with the most workers, of which latency uses one
+        self.running = {threads: RunningSystem(system, plan.model, sources, mix) for threads, mix in largest.items()}
+
+    def wait(self) -> None:
+        """Until all are loaded. Raises ValueError if the system does not run."""
+        for running in self.running.values():
+            running.decode("throughput", 1, count=1)
+
+    def warm_up(self, workload: Workload, mix: Mix) -> None:
+        count = max(WARM_UP, workload.batch_size)
+        self.running[mix.threads].decode(workload.kind, workload.batch_size, count)
+
+    def decode(self, workload: Workload, mix: Mix) -> Run:
+        return self.running[mix.threads].decode(workload.kind, workload.batch_size)
+
+    def memory(self, workload: Workload, mix: Mix) -> dict[str, int]:
+        return self.running[mix.threads].memory(workload.kind, workload.batch_size)
+
+    def stop(self) -> None:
+        for running in self.running.values():
+            running.stop()
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stop()
+
+
+def differences(outputs: Sequence[list[list[str]]]) -> int:
+    """The number of sentences of which not all outputs are the same."""
+    return sum(any(output != first for output in others) for first, *others in zip(*outputs))
 
 
 def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:
     """A row of a report: medians over the rounds, and how many outputs are the ``expected`` ones."""
     import numpy as np
 
-    system, found = measured.system, measured.runs
-    seconds = float(np.median([run.seconds for run in found]))
+    system, workload, found = measured.system, measured.workload, measured.runs
     first = found[0]
     tokens = sum(len(output) + 1 for output in first.outputs)  # with eos, which each system must decode, too
+    seconds = median(measured.seconds[measured.mix])
     spent = sum(first.shares.values()) or 1.0
     row: dict[str, Any] = {
         "system": system.name, "strategy": system.strategy, "dtype": system.dtype, "block_size": system.block,
-        "beta": system.beta, "tau": system.tau, "batch_size": measured.batch_size, "threads": measured.threads,
+        "beta": system.beta, "tau": system.tau, "kind": workload.kind, "batch_size": workload.batch_size,
+        "workers": measured.mix.workers, "threads": measured.mix.threads,
         "lengths": first.lengths, "accepted_lengths": first.accepted_lengths,
         "tokens_per_second": round(tokens / seconds), "sentences_per_second": round(len(first.outputs) / seconds, 1),
         "seconds": [round(run.seconds, 4) for run in found], "tokens": tokens,
+        "mixes": {str(mix): round(tokens / median(each)) for mix, each in measured.seconds.items()},  # tokens a second
+        "differing": measured.differing,
         "mean_accepted_length": round(first.mean_accepted_length, 3),
         "acceptance_by_position": [round(rate, 3) for rate in first.acceptance_by_position],
         "time_shares": {name: round(value / spent, 3) for name, value in first.shares.items()},
@@ -154,7 +209,7 @@ def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:
         "peak_memory_mib": round(measured.memory["peak"] / 2**20),
         **{f"{name}_mib": round(measured.memory[name] / 2**20, 2) for name in MEMORY if name in measured.memory},
     }  # fmt: skip
-    if measured.batch_size == 1:
+    if workload.kind == "latency":
         latencies = np.median([run.latencies for run in found], axis=0)  # of each sentence
         for percent, value in zip(PERCENTILES, np.percentile(latencies, PERCENTILES)):
             row[f"latency_p{percent}_ms"] = round(1000 * float(value), 2)

@@ -1,23 +1,19 @@
-"""The systems that are measured, each in a process of its own: our strategies, fairseq's generator, CTranslate2.
+"""The systems that are measured, as a process loads them: our strategies, fairseq's generator, CTranslate2.
 
-A process of its own keeps one system's idle threads out of another's way, and its memory apart. Times are of decoding alone:
-sources are token numbers, and outputs are put together afterwards. Loads torch only in those processes.
+Times are of decoding alone: sources are token numbers, and outputs are put together afterwards.
 """
 
-import logging
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from specdec_plugins.measure.machine import peak_memory, tensor_bytes
-from specdec_plugins.workers import Worker
+from specdec_plugins.measure.machine import Mix, tensor_bytes
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.values import Hypothesis
@@ -26,6 +22,7 @@ if TYPE_CHECKING:
 SYSTEMS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar", "specdec", "specdec-tolerant", "drafter")
 DRAFTERLESS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar")
 DTYPES = ("float32", "bfloat16", "int8")
+KINDS = ("latency", "throughput")
 GPU_DTYPES = ("float32", "bfloat16", "float16")
 POSITIONS = 64  # of a draft, the first of which are counted one by one
 Sources = Sequence[list[int]]  # token numbers with eos
@@ -52,16 +49,25 @@ class System:
 
 @dataclass(frozen=True)
 class Run:
-    """One pass over the text: seconds in all and by sentence (at batch size 1), outputs in subwords, and what was counted."""
+    """One pass over sources: seconds in all and by sentence (of latency), outputs in subwords, and what was counted."""
 
     seconds: float
     latencies: list[float]
     outputs: list[list[str]]
     shares: dict[str, float] = field(default_factory=dict)  # seconds drafting, verifying, encoding, elsewhere
-    mean_accepted_length: float = 1.0
-    acceptance_by_position: list[float] = field(default_factory=list)
+    drafted: dict[int, tuple[int, int]] = field(default_factory=dict)  # by position in the draft: tokens, accepted ones
     lengths: dict[int, int] = field(default_factory=dict)  # passes by draft length
     accepted_lengths: dict[int, int] = field(default_factory=dict)  # passes of a row, by the tokens that they committed
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens that a pass of a row commits, the verifier's own included; 1.0 where passes are not known."""
+        passes = sum(self.accepted_lengths.values())
+        return sum(length * number for length, number in self.accepted_lengths.items()) / passes if passes else 1.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        return [accepted / offered for offered, accepted in self.drafted.values()]
 
 
 class Decoder(Protocol):
@@ -70,117 +76,57 @@ class Decoder(Protocol):
     ``memory`` returns bytes of ``weights``, ``caches`` and, on a GPU, ``recordings``, or nothing where it cannot be known.
     """
 
-    def decode(self, sources: Sources, batch_size: int) -> Run: ...
+    def decode(self, order: "Order") -> Run: ...
 
-    def memory(self, sources: Sources, batch_size: int) -> dict[str, int]: ...
-
-
-class SystemProcess:
-    """A system in its process, as seen from the parent. Raises ValueError naming the system for whatever goes wrong there."""
-
-    def __init__(self, system: System, model: str, sources: Sources):
-        self.system = system
-        self.worker = Worker(0, partial(SystemServer, system, model, sources))
-        self.ready = False
-
-    def decode(self, threads: int, batch_size: int, count: int) -> Run:
-        """Decode the first ``count`` sources."""
-        return self._ask(Order("decode", threads, batch_size, count))
-
-    def memory(self, threads: int, batch_size: int, count: int) -> dict[str, int]:
-        """Bytes of weights, caches and recorded passes."""
-        return self._ask(Order("memory", threads, batch_size, count))
-
-    def peak(self) -> int:
-        """The most bytes that the process has held so far."""
-        return self._ask(None)
-
-    def stop(self) -> None:
-        self.worker.stop()
-
-    def _ask(self, order: "Order | None") -> Any:
-        try:
-            if not self.ready:
-                self.worker.receive()
-                self.ready = True
-            return self.worker.ask(order)
-        except ValueError as error:
-            raise ValueError(f"{self.system.name}: {error}") from None
+    def memory(self, order: "Order") -> dict[str, int]: ...
 
 
 class Order(NamedTuple):
-    """What a `SystemServer` is to do with its first ``sentences`` sources."""
+    """What a process is to do with some of its sources: ``decode`` them, or tell the bytes of its ``memory`` for them."""
 
-    task: str  # decode or memory
-    threads: int
+    task: str
+    kind: str  # latency: a call for each sentence, one after the other; throughput: one call for all
     batch_size: int
-    sentences: int
-
-
-class SystemServer:
-    """Answers orders in the process of a system. It is loaded again where another number of threads is asked for."""
-
-    def __init__(self, system: System, model: str, sources: Sources, number: int):
-        from specdec_plugins.formats.folder import load_folder
-
-        logging.disable(logging.WARNING)  # fairseq warns of packages that are not needed here
-        self.system, self.sources = system, sources
-        self.pair = replace(load_folder(model), codes=None)  # sources are tokens already
-        self.threads: int | None = None
-        self.decoder: Decoder | None = None
-
-    def __call__(self, order: Order | None) -> Any:
-        """Do what is ordered; without an order tell the peak memory in bytes."""
-        import torch
-
-        if order is None:
-            return peak_memory(self.system.device)
-        try:
-            if order.threads != self.threads or self.decoder is None:
-                self.decoder = None  # frees its memory before the next one is built
-                torch.set_num_threads(order.threads)
-                build = CTranslate2 if self.system.strategy == "ctranslate2" else Engine
-                self.decoder, self.threads = build(self.system, self.pair, order.threads), order.threads
-            return getattr(self.decoder, order.task)(self.sources[: order.sentences], order.batch_size)
-        except (ImportError, RuntimeError) as error:  # a data type or a device that the system lacks, or too little memory
-            raise ValueError(str(error)) from None
+    sources: list[int]  # indices
+    start: float = 0.0  # of the clock that all processes share (time.monotonic), seconds: nobody begins before it
 
 
 class Engine:
     """Our strategies, and fairseq's generator."""
 
-    def __init__(self, system: System, pair: "Pair", threads: int):
+    def __init__(self, system: System, pair: "Pair", mix: Mix, sources: Sources):
         from specdec_plugins.settings import Settings
         from specdec_plugins.translator import Translator
 
         settings: dict[str, Any] = {"strategy": system.strategy.split("-")[0], "dtype": system.dtype}
-        settings.update(threads=threads, device=system.device)
+        settings.update(threads=mix.threads, device=system.device)
         if system.strategy == "fairseq-beam5":
             settings["beam"] = 5
         if system.tau is not None:
             settings.update(beta=system.beta, tau=system.tau)
         if system.block:
             settings["block_size"] = system.block if system.block == "auto" else int(system.block)
-        self.translator = Translator(pair, Settings(**settings))
+        self.sources, self.translator = sources, Translator(pair, Settings(**settings))
         self.weights = tensor_bytes(vars(self.translator).get("roles"))  # before there are buffers
 
-    def decode(self, sources: Sources, batch_size: int) -> Run:
+    def decode(self, order: Order) -> Run:
         self.translator.take_stats()
-        seconds, latencies, hypotheses = timed(self.translator.translate_tokens, sources, batch_size)
+        sources = [self.sources[index] for index in order.sources]
+        seconds, latencies, hypotheses = timed(self.translator.translate_tokens, sources, order)
         stats = self.translator.take_stats()
-        rates, committed = count_steps(hypotheses)
+        drafted, committed = count_steps(hypotheses)
         return Run(
             seconds, latencies, [self.translator.words(hypothesis.tokens) for hypothesis in hypotheses],
-            {name: spent for name, spent in stats.seconds.items() if name != "text"}, stats.mean_accepted_length, rates,
-            dict(sorted(stats.lengths.items())), committed,
+            {name: spent for name, spent in stats.seconds.items() if name != "text"}, drafted, dict(stats.lengths), committed,
         )  # fmt: skip
 
-    def memory(self, sources: Sources, batch_size: int) -> dict[str, int]:
+    def memory(self, order: Order) -> dict[str, int]:
         """Bytes of the weights, of keys and values when the longest sources have been decoded together, and of recordings."""
         if self.translator.settings.strategy == "fairseq":
             return {}
-        session = self.translator.session(batch_size)
-        for index, source in enumerate(sorted(sources, key=len)[-batch_size:]):
+        session = self.translator.session(order.batch_size)
+        sources = sorted((self.sources[index] for index in order.sources), key=len)
+        for index, source in enumerate(sources[-order.batch_size :]):
             session.submit(self.translator.request(index, source))
         while not session.idle:
             session.step()
@@ -191,63 +137,66 @@ class Engine:
 
 
 class CTranslate2:
-    """The same verifier, converted; greedy, with fairseq's limit on the length."""
+    """The same verifier, converted; greedy, with fairseq's limit on the length. Its workers are translators in one process.
 
-    def __init__(self, system: System, pair: "Pair", threads: int):
+    Given a whole text, it sorts that by length, cuts it into batches, and hands these to whichever translator is free.
+    """
+
+    def __init__(self, system: System, pair: "Pair", mix: Mix, sources: Sources):
         if not find_spec("ctranslate2"):
             raise ValueError("ctranslate2 is not installed: pip install 'specdec[bench]'")
         import ctranslate2
         import torch
 
-        self.pair = pair
+        self.sources = [pair.source.decode(source[:-1]).split() for source in sources]
         with tempfile.TemporaryDirectory() as folder:
             convert(pair, Path(folder))
             device = torch.device(system.device)
             self.translator = ctranslate2.Translator(
                 f"{folder}/converted", device=device.type, device_index=device.index or 0, compute_type=system.dtype,
-                inter_threads=1, intra_threads=threads,
+                inter_threads=mix.workers, intra_threads=mix.threads,
             )  # fmt: skip
 
-    def decode(self, sources: Sources, batch_size: int) -> Run:
-        tokens = [self.pair.source.decode(source[:-1]).split() for source in sources]
+    def decode(self, order: Order) -> Run:
+        def translate(batch: list[list[str]], size: int) -> list[Any]:
+            return self.translator.translate_batch(batch, max_batch_size=size, beam_size=1, max_decoding_length=200)
 
-        def translate(batch: Sequence[list[str]], size: int) -> list[Any]:
-            return self.translator.translate_batch(list(batch), max_batch_size=size, beam_size=1, max_decoding_length=200)
-
-        seconds, latencies, found = timed(translate, tokens, batch_size)
+        seconds, latencies, found = timed(translate, [self.sources[index] for index in order.sources], order)
         return Run(seconds, latencies, [each.hypotheses[0] for each in found])
 
-    def memory(self, sources: Sources, batch_size: int) -> dict[str, int]:
+    def memory(self, order: Order) -> dict[str, int]:
         """It does not tell."""
         return {}
 
 
 def timed(
-    decode: Callable[[Sequence[Any], int], list[Any]], sources: Sequence[Any], batch_size: int
+    decode: Callable[[list[Any], int], list[Any]], sources: list[Any], order: Order
 ) -> tuple[float, list[float], list[Any]]:
-    """Seconds in all, seconds of each source (only at batch size 1, where they are decoded one by one), and the outputs."""
+    """Seconds since the start that the order names, seconds of each source (of latency), and the outputs.
+
+    Who is not ready at the start loses time by it.
+    """
     outputs, latencies = [], []
-    began = time.perf_counter()
-    if batch_size > 1:
-        outputs = decode(sources, batch_size)
+    time.sleep(max(0.0, order.start - time.monotonic()))
+    if order.kind == "throughput":
+        outputs = decode(sources, order.batch_size)
     else:
         for source in sources:
-            start = time.perf_counter()
+            began = time.perf_counter()
             outputs += decode([source], 1)
-            latencies.append(time.perf_counter() - start)
-    return time.perf_counter() - began, latencies, outputs
+            latencies.append(time.perf_counter() - began)
+    return time.monotonic() - order.start, latencies, outputs
 
 
-def count_steps(hypotheses: Iterable["Hypothesis"]) -> tuple[list[float], dict[int, int]]:
-    """The acceptance rate by position in the draft, and the number of steps by the tokens that they committed."""
-    offered, accepted, committed = [0] * POSITIONS, [0] * POSITIONS, Counter[int]()
+def count_steps(hypotheses: Iterable["Hypothesis"]) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
+    """Drafted and accepted tokens by position in the draft, and the number of steps by the tokens that they committed."""
+    offered, accepted, committed = Counter[int](), Counter[int](), Counter[int]()
     for step in (step for hypothesis in hypotheses for step in hypothesis.steps):
         committed[step.accepted + (step.own is not None)] += 1
         for position in range(min(POSITIONS, len(step.drafted))):
             offered[position] += 1
             accepted[position] += step.accepted > position
-    rates = [passed / offers for passed, offers in zip(accepted, offered) if offers]
-    return rates, dict(sorted(committed.items()))
+    return {position: (offered[position], accepted[position]) for position in sorted(offered)}, dict(committed)
 
 
 def convert(pair: "Pair", folder: Path) -> None:

@@ -1,11 +1,12 @@
 """The tables of ``specdec-report``, in Markdown, from the rows of its JSON alone.
 
-A table in a text between ``<!-- speed of FILE.json -->`` and ``<!-- end -->`` can be made again, and so be checked, by `filled`.
+A text's table between ``<!-- latency of FILE.json -->`` and ``<!-- end -->`` can be made again, and so be checked, by `filled`.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,43 +36,60 @@ def table(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (titles, ["---"] * len(titles), *lines)) + "\n"
 
 
-def by_batch(
-    rows: list[Row], signature: dict[str, Any], title: str, value: Callable[[Row], str], more: dict[str, Callable]
-) -> str:
-    """A line a system, a column a batch size, and some of the smallest batch size."""
+def ratio(row: Row, rows: Iterable[Row], strategy: str) -> str:
+    """How many times as fast a row is as the strategy with the same workload and data type; empty if that was not measured."""
+    like = {name: row[name] for name in ("kind", "batch_size", "dtype")}
+    base = next((each for each in rows if each["strategy"] == strategy and like.items() <= each.items()), None)
+    return f"{row['tokens_per_second'] / base['tokens_per_second']:.2f}" if base else ""
+
+
+def of_kind(rows: Iterable[Row], kind: str) -> list[Row]:
+    return [row for row in rows if row["kind"] == kind]
+
+
+def by_batch(rows: list[Row], signature: dict[str, Any], title: str, value: Callable[[Row], str]) -> str:
+    """A line a system, a column a batch size."""
     sizes = sorted({row["batch_size"] for row in rows})
     systems: dict[str, dict[int, Row]] = {}
     for row in rows:
         systems.setdefault(label(row, signature), {})[row["batch_size"]] = row
-    lines = [
-        [
-            name,
-            *(value(found[size]) if size in found else "" for size in sizes),
-            *(each(found[min(found)]) for each in more.values()),
-        ]
-        for name, found in systems.items()
-    ]
-    return table([f"{title}, at batch size", *map(str, sizes), *more], lines)
+    lines = [[name, *(value(found[size]) if size in found else "" for size in sizes)] for name, found in systems.items()]
+    return table([f"{title}, at batch size", *map(str, sizes)], lines)
 
 
-def speed(rows: list[Row], signature: dict[str, Any]) -> str:
-    more: dict[str, Callable[[Row], str]] = {"BLEU": lambda row: f"{row['bleu']:.2f}"} if "bleu" in rows[0] else {}
-    if any(row["batch_size"] == 1 for row in rows):
-        more = {"median latency at 1": lambda row: f"{row['latency_p50_ms']:.1f} ms", **more}
-    return by_batch(rows, signature, "tokens a second", lambda row: f"{row['tokens_per_second']:,}", more)
+def latency(rows: list[Row], signature: dict[str, Any]) -> str:
+    """A line a system, one sentence at a time."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "one sentence at a time": lambda row: label(row, signature),
+        "median": lambda row: f"{row['latency_p50_ms']:.1f} ms",
+        "95 %": lambda row: f"{row['latency_p95_ms']:.1f} ms",
+        "99 %": lambda row: f"{row['latency_p99_ms']:.1f} ms",
+        "tokens/s": lambda row: f"{row['tokens_per_second']:,}",
+        "threads": lambda row: f"{row['threads']}",
+        "times CTranslate2": lambda row: ratio(row, rows, "ctranslate2"),
+        "times `ar`": lambda row: ratio(row, rows, "ar"),
+    }
+    if any("bleu" in row for row in rows):
+        columns["BLEU"] = lambda row: f"{row['bleu']:.2f}"
+    return table(list(columns), [[value(row) for value in columns.values()] for row in of_kind(rows, "latency")])
 
 
-def speedup(rows: list[Row], signature: dict[str, Any]) -> str:
-    plain = {(row["dtype"], row["batch_size"]): row["tokens_per_second"] for row in rows if row["strategy"] == "ar"}
+def throughput(rows: list[Row], signature: dict[str, Any]) -> str:
+    def speed(row: Row) -> str:
+        return f"{row['tokens_per_second']:,} ({row['workers']} x {row['threads']})"
 
-    def times(row: Row) -> str:
-        size = row["batch_size"]
-        return f"{row['tokens_per_second'] / plain.get((row['dtype'], size), plain['float32', size]):.2f}"
+    return by_batch(of_kind(rows, "throughput"), signature, "tokens/s (workers x threads)", speed)
 
-    return by_batch(rows, signature, "times the speed of `ar` in the same data type", times, {})
+
+def against(strategy: str, name: str, rows: list[Row], signature: dict[str, Any]) -> str:
+    """Throughput against that of one strategy, where it was measured."""
+    found = [row for row in of_kind(rows, "throughput") if ratio(row, rows, strategy)]
+    return by_batch(found, signature, f"throughput, times {name} in the same data type", lambda row: ratio(row, rows, strategy))
 
 
 def smallest(rows: list[Row]) -> list[Row]:
+    """The rows of throughput at the smallest batch size."""
+    rows = of_kind(rows, "throughput")
     return [row for row in rows if row["batch_size"] == min(row["batch_size"] for row in rows)]
 
 
@@ -96,20 +114,26 @@ def acceptance(rows: list[Row], signature: dict[str, Any]) -> str:
 
 
 def memory(rows: list[Row], signature: dict[str, Any]) -> str:
-    ours = [row for row in rows if row["strategy"] in ("ar", "specdec")]
+    ours = [row for row in of_kind(rows, "throughput") if row["strategy"] in ("ar", "specdec")]
     return by_batch(ours, signature, "model states / in all, MiB",
-                    lambda row: f"{row['weights_mib'] + row['caches_mib']:.0f} / {row['peak_memory_mib']:,}", {})  # fmt: skip
+                    lambda row: f"{row['weights_mib'] + row['caches_mib']:.0f} / {row['peak_memory_mib']:,}")  # fmt: skip
 
 
-TABLES = {"speed": speed, "speedup": speedup, "quality": quality, "acceptance": acceptance, "memory": memory}
+TABLES: dict[str, Callable[[list[Row], dict[str, Any]], str]] = {
+    "latency": latency, "throughput": throughput, "ctranslate2": partial(against, "ctranslate2", "CTranslate2"),
+    "ar": partial(against, "ar", "`ar`"), "quality": quality, "acceptance": acceptance, "memory": memory,
+}  # fmt: skip
 ABOUT = {
-    "speed": "Medians of the rounds, each system with the number of threads best for it; only decoding is timed.",
-    "speedup": "In the same run.",
+    "latency": "Latency: each system with the number of threads best for it. Medians of the rounds; only decoding is timed.",
+    "throughput": "Throughput: the whole text on all cores, from a common start until the last worker has finished, each system "
+    "with the mix of workers and threads best for it. A worker is a process, in CTranslate2 a translator (`inter_threads`).",
+    "ctranslate2": "Each at its best, in the same run.",
+    "ar": "Each at its best, in the same run.",
     "quality": "At the smallest batch size. The interval is that of sacreBLEU's paired bootstrap, 1,000 samples, seed 12345.",
     "acceptance": "At the smallest batch size. Tokens a pass: the verifier's own included, so 1.00 is plain decoding. A "
     "position's share is of the drafts that were so long; without a fixed length these can be a few trials.",
-    "memory": "Model states: weights as they are held, and keys and values while the longest sources are decoded. In all: the "
-    "most that the process held, interpreter, libraries and loading included.",
+    "memory": "All processes of the mix of the throughput. Model states: weights as they are held, and keys and values "
+    "while the longest sources are decoded. In all: the most that was held, interpreter, libraries and loading included.",
 }
 
 
@@ -123,7 +147,22 @@ def filled(text: str, folder: Path) -> str:
         head, kind, file, test_set = match.groups()
         if kind not in TABLES:
             raise ValueError(f"no table '{kind}'; available: {', '.join(TABLES)}")
-        result = json.loads((folder / file).read_text(encoding="utf-8"))
+        result = read(folder / file)
         return f"{head}\n{TABLES[kind](rows_of(result, test_set), result['signature'])}\n"
 
     return MARKED.sub(make, text)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The result in a file, or several as one, a line each: of the same model and text on the same machine, other cells.
+
+    Raises ValueError if they differ in that.
+    """
+    results = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    first = results[0]["signature"]
+    for number, result in enumerate(results, 1):
+        for name in ("cpu", "cores", "model", "input"):
+            if result["signature"].get(name) != first.get(name):
+                raise ValueError(f"{path}, line {number}: {name} is {result['signature'].get(name)}, in line 1 {first.get(name)}")
+    rows = [row for result in results for row in result["rows"]]
+    return {**results[0], "rows": rows}

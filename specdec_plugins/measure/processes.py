@@ -1,0 +1,132 @@
+"""A system in processes of its own, as many side by side as its mix says, which begin together. Loads torch only there.
+
+Processes of its own keep one system's idle threads out of another's way, and its memory apart.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from specdec_plugins.measure.machine import Mix, peak_memory
+from specdec_plugins.measure.systems import CTranslate2, Decoder, Engine, Order, Run, Sources, System
+from specdec_plugins.workers import Worker
+
+LEAD = 0.05  # seconds between an order and its start: for orders to arrive, which takes less than a millisecond
+
+
+class RunningSystem:
+    """A system with a mix, loaded. Raises ValueError naming the system for whatever goes wrong in its processes.
+
+    CTranslate2 has its workers in one process; all others have a process for each.
+    """
+
+    def __init__(self, system: System, model: str, sources: Sources, mix: Mix):
+        self.system, self.sources = system, sources
+        together = system.strategy == "ctranslate2"
+        inside = mix if together else Mix(1, mix.threads)
+        build = partial(SystemServer, system, model, sources, inside)
+        self.waiting = [Worker(number, build) for number in range(1 if together else mix.workers)]  # for their model
+        self.processes: list[Worker] = []
+
+    def decode(self, kind: str, batch_size: int, count: int | None = None) -> Run:
+        """Decode all sources, or about ``count`` of each share. Latency needs, and uses, one process."""
+        shares = self._shares(kind)
+        if count:
+            shares = [share[:: max(1, len(share) // count)] for share in shares]
+        start = time.monotonic() + LEAD
+        runs = self._ask(Order("decode", kind, batch_size, share, start) for share in shares)
+        return joined(runs, shares)
+
+    def memory(self, kind: str, batch_size: int) -> dict[str, int]:
+        """Bytes of weights and caches where they are known, and the most that was held so far (``peak``), of all processes."""
+        found: Counter[str] = Counter()
+        for held in self._ask(Order("memory", kind, batch_size, share) for share in self._shares(kind)):
+            found.update(held)
+        return dict(found)
+
+    def stop(self) -> None:
+        for process in (*self.processes, *self.waiting):
+            process.stop()
+
+    def _shares(self, kind: str) -> list[list[int]]:
+        """The indices of the sources that each process gets."""
+        if kind == "latency":
+            return [list(range(len(self.sources)))]
+        return share_out(self.sources, len(self.processes) + len(self.waiting))
+
+    def _ask(self, orders: Iterable[Order]) -> list[Any]:
+        try:
+            while self.waiting:
+                self.waiting[0].receive()
+                self.processes.append(self.waiting.pop(0))
+            asked = []
+            for process, order in zip(self.processes, orders):
+                process.send(order)
+                asked.append(process)
+            return [process.receive() for process in asked]
+        except ValueError as error:
+            raise ValueError(f"{self.system.name}: {error}") from None
+
+
+def share_out(sources: Sources, count: int) -> list[list[int]]:
+    """The indices of the sources, dealt out by length, the longest first, so that no share has more work than another.
+
+    No share is empty: there may be fewer than ``count``.
+    """
+    order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
+    return [order[number::count] for number in range(min(count, len(order)))]
+
+
+def joined(runs: Sequence[Run], shares: Sequence[Sequence[int]]) -> Run:
+    """The runs of some shares as one: outputs in the order of the sources, and the seconds until the last one has ended."""
+    placed = {index: output for run, share in zip(runs, shares) for index, output in zip(share, run.outputs)}
+    spent: Counter[str] = Counter()
+    offered, accepted, lengths, committed = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
+    for run in runs:
+        spent.update(run.shares)  # type: ignore[arg-type]  # seconds
+        offered.update({position: number for position, (number, _) in run.drafted.items()})
+        accepted.update({position: number for position, (_, number) in run.drafted.items()})
+        lengths.update(run.lengths)
+        committed.update(run.accepted_lengths)
+    drafted = {position: (offered[position], accepted[position]) for position in sorted(offered)}
+    return Run(
+        max(run.seconds for run in runs), runs[0].latencies, [placed[index] for index in sorted(placed)],
+        dict(spent), drafted, dict(sorted(lengths.items())), dict(sorted(committed.items())),
+    )  # fmt: skip
+
+
+class SystemServer:
+    """Loads a system in its process, and answers orders there."""
+
+    def __init__(self, system: System, model: str, sources: Sources, mix: Mix, number: int):
+        import torch
+
+        from specdec_plugins.formats.folder import load_folder
+
+        logging.disable(logging.WARNING)  # fairseq warns of packages that are not needed here
+        torch.set_num_threads(mix.threads)
+        self.device = system.device
+        build = CTranslate2 if system.strategy == "ctranslate2" else Engine
+        pair = replace(load_folder(model), codes=None)  # sources are tokens already
+        with refusals():
+            self.decoder: Decoder = build(system, pair, mix, sources)
+
+    def __call__(self, order: Order) -> Any:
+        with refusals():
+            if order.task == "decode":
+                return self.decoder.decode(order)
+            return {**self.decoder.memory(order), "peak": peak_memory(self.device)}
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise as ValueError what a system says when it lacks a data type or a device, or memory."""
+    try:
+        yield
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(str(error)) from None
