@@ -16,8 +16,7 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.none import NoDrafter
-from specdec_plugins.decoding.loop import Session
-from specdec_plugins.decoding.native import MOST
+from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.values import Outcome, Plan, Request, Tolerance
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
@@ -59,7 +58,7 @@ def run(roles, requests, controller, rows, native, acceptance=None, constraints=
         session.submit(request)
     found, calls = [], 0
     while not session.idle:
-        found += session.step()
+        found += session.step(TOGETHER)
         calls += 1
         assert calls < 3000, "the loop does not end"
     check_balance(session.stats, found)
@@ -170,8 +169,8 @@ def test_caches_grow_within_a_call():
 
 
 @torch.inference_mode()
-def test_a_call_is_bounded():
-    """However long a plan stands, requests that are submitted meanwhile wait for `MOST` iterations."""
+def test_a_step_is_bounded():
+    """However long a plan stands, a step makes as many iterations as it was asked for, one by default."""
     roles = roles_of(False)
 
     class Always(Repeated):
@@ -180,15 +179,16 @@ def test_a_call_is_bounded():
 
     session = Session(*roles, TopBetaTau(), Always(0, 0), BoundedAdmission(2), 2)
     session.submit(Request(0, [5, EOS], 60, min_length=60))
+    for times, passes in ((1, 1), (5, 6), (TOGETHER, 6 + TOGETHER)):
+        session.step(times)
+        assert session.stats.passes == passes
     session.step()
-    assert session.stats.passes == MOST
     session.submit(Request(1, [6, EOS], 60, min_length=60))
     session.step()
     assert len(session.prefix) == 2
     partial = session.cancel(0)
-    assert len(partial.tokens) == 2 * MOST and len(partial.token_scores) == 2 * MOST
-    while not session.idle:
-        session.step()
+    assert len(partial.tokens) == len(partial.token_scores) == 8 + TOGETHER
+    assert [len(each.tokens) for each in session.run([])] == [60]
 
 
 @torch.inference_mode()

@@ -18,6 +18,8 @@ from specdec_plugins.decoding.roles import Acceptance, Admission, Controller, Dr
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft, Hypothesis, Outcome, Plan, Request, Source, Step
 
+TOGETHER = 16  # iterations that a run makes in one native call: Python's part of each is small from four on
+
 
 class Session:
     """Requests in flight. They join by `submit` and leave when they finish or by `cancel`; `step` advances all of them."""
@@ -64,11 +66,13 @@ class Session:
         for request in requests:
             self.submit(request)
         while not self.idle:
-            yield from self.step()
+            yield from self.step(TOGETHER)
         self.stats.settle()
 
-    def step(self) -> list[Hypothesis]:
-        """Refill, and advance all rows by an iteration, by several where the loop is native. Returns what finished."""
+    def step(self, times: int = 1) -> list[Hypothesis]:
+        """Refill, and advance all rows by an iteration; by up to ``times`` of the same plan, but not beyond the end of a row,
+        where the loop is native. Returns the outputs that finished.
+        """
         prefix, stats, device = self.prefix, self.stats, self.device
         stats.lap(None, device)
         if self.waiting:
@@ -76,7 +80,7 @@ class Session:
         if not len(prefix):
             return []
         plan = self.controller.plan(prefix)
-        taken = self.native(self.verifying, self.drafting, prefix, plan) if self.native else None
+        taken = self.native(self.verifying, self.drafting, prefix, plan, times) if self.native else None
         if taken is None:
             taken = self._iterate(plan)
         else:

@@ -25,8 +25,6 @@ from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
 from specdec_plugins.decoding.values import Draft, Plan, Verdict
 from specdec_plugins.decoding.verifier import ModelVerifier
 
-MOST = 16  # iterations of a call: so long a new request may wait; Python's part of an iteration is small from four on
-
 
 @dataclass(frozen=True)
 class Taken:
@@ -56,10 +54,12 @@ class NativeLoop:
             call.tokens, call.outs, call.candidates = successor_tables(drafter)
             call.names = drafter.names and start(drafter.names)
 
-    def __call__(self, verifying: SlottedState, drafting: CausalState | None, prefix: Prefix, plan: Plan) -> Taken | None:
-        """Make up to ``plan.times`` iterations, at least one, and none after a row is finished; the prefix is not changed.
+    def __call__(
+        self, verifying: SlottedState, drafting: CausalState | None, prefix: Prefix, plan: Plan, times: int
+    ) -> Taken | None:
+        """Make up to ``times`` iterations of the plan, at least one, and none after a row is finished; the prefix is not changed.
 
-        None if an earlier part of this is for the session to do: a drafter that wants the verifier's hidden states.
+        None where the session has to iterate itself, because a drafter wants the verifier's hidden states.
         """
         if self.verifier.features_wanted:
             return None
@@ -94,7 +94,7 @@ class NativeLoop:
             starts(bounds.forced), *bounds.forced, starts(unread), *unread,
         )  # fmt: skip
         tau = array("d", [tolerance.tau for tolerance in tolerances])
-        call.batch, call.longest, call.steps = rows, longest, min(plan.times, MOST)
+        call.batch, call.longest, call.steps = rows, longest, min(plan.times, times)
         call.numbers, call.tau = start(numbers), start(tau)
         self._reserve(call.steps * rows * (longest + 4))
         engine = self.verifier.engine

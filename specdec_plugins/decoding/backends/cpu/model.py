@@ -96,7 +96,7 @@ class CpuModel:
         self.features_wanted = False  # a drafter that reads the verifier's hidden states sets this; passes then keep them
         # The tokens that the numbers of the logits are, if a drafter drafts only some.
         self.vocabulary = None if decoder.vocabulary is None else decoder.vocabulary.tolist()
-        self.names = self.vocabulary and integers(self.vocabulary)  # the same for the native loop
+        self.names = None if self.vocabulary is None else integers(self.vocabulary)  # the same for the native loop
         self.logits, self.gates, self.features, self.block = Buffer(), Buffer(), Buffer(), Buffer()
 
     # ---- what a row keeps
