@@ -115,11 +115,11 @@ class NativeLinear(Handle):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
         """``weight`` (O, I) to be held in ``dtype``, one of `DTYPES`; ``bias`` (O,) or None."""
-        self.outputs, inputs = weight.shape
+        self.outputs, self.inputs = weight.shape
         sources = floats(weight), None if bias is None else floats(bias)  # the library copies them
-        super().__init__("linear", *map(address, sources), self.outputs, inputs, DTYPES[dtype])
+        super().__init__("linear", *map(address, sources), self.outputs, self.inputs, DTYPES[dtype])
         padded = -(-self.outputs // TILE) * TILE
-        self.weight_bytes = padded * (inputs * WEIGHT_BYTES[dtype] + 12)  # 12: bias, scale and offset
+        self.weight_bytes = padded * (self.inputs * WEIGHT_BYTES[dtype] + 12)  # 12: bias, scale and offset
 
 
 class Stack(Handle):
