@@ -137,12 +137,13 @@ int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_
                 if (quantised) input.quantise(row, inputs);
             }
             team.sync();
-            multiply(*linear, input, {0, count}, share(linear->panels, member, team.size),
-                     [&](int row, int column, const float* result) {
-                         float* entry = memory + column / width * memory_layer + rows[row].slot * memory_slot +
-                                        rows[row].position * width;
-                         std::memcpy(entry + column % width, result, std::min(TILE, linear->outputs - column) * sizeof(float));
-                     });
+            multiply(
+                *linear, input, {0, count}, share(linear->panels, member, team.size),
+                [&](int row, int column) {
+                    return memory + column / width * memory_layer + rows[row].slot * memory_slot + rows[row].position * width +
+                           column % width;
+                },
+                [](float* to, Floats value) { store(to, value); });
         });
     });
 }
