@@ -133,8 +133,10 @@ int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_
             const Range mine = share(count, member, team.size);
             for (int row = mine.from; row < mine.to; ++row) {
                 const float* from = encoded + rows[row].target * inputs;
-                std::copy(from, from + inputs, &input.values[size_t(row) * inputs]);
-                if (quantised) input.quantise(row, inputs);
+                if (quantised)
+                    input.quantise(row, inputs, from);
+                else
+                    std::copy(from, from + inputs, &input.values[size_t(row) * inputs]);
             }
             team.sync();
             multiply(

@@ -201,19 +201,24 @@ class Forward {
         if (!embedding.norm.empty()) embedding.norm(x(row), x(row));
     }
 
+    static bool quantised(const Linear& linear) { return QUANTISED_INPUT && linear.kind == INT8; }
     void quantise(Input& what, const Linear& linear, int row) {
-        if (QUANTISED_INPUT && linear.kind == INT8) what.quantise(row, linear.inputs);
+        if (quantised(linear)) what.quantise(row, linear.inputs, &what.values[size_t(row) * linear.inputs]);
     }
 
     // Makes x, normalised if there is a norm, the input of a product.
     void prepare(const Linear& linear, const Norm* norm, const Part& part) {
         each_row(part, [&](int row) {
             float* to = &input.values[size_t(row) * stack.width];
-            if (norm && !norm->empty())
+            if (norm && !norm->empty()) {
                 (*norm)(x(row), to);
-            else
+                quantise(input, linear, row);
+            } else if (quantised(linear) && !pass.features) {
+                input.quantise(row, linear.inputs, x(row));
+            } else {
                 std::copy(x(row), x(row) + stack.width, to);
-            quantise(input, linear, row);
+                quantise(input, linear, row);
+            }
         });
         sync();
     }
@@ -273,8 +278,8 @@ class Forward {
         product(*layer.fc1, input, part, [&](int row, int column) { return &hidden.values[size_t(row) * inner] + column; },
                 [&](float* to, Floats value) { store(to, activate(value)); });
         sync();
-        if (QUANTISED_INPUT && layer.fc2->kind == INT8) {
-            each_row(part, [&](int row) { hidden.quantise(row, inner); });
+        if (quantised(*layer.fc2)) {
+            each_row(part, [&](int row) { quantise(hidden, *layer.fc2, row); });
             sync();
         }
         residual(*layer.fc2, hidden, layer.final_norm, part);

@@ -124,11 +124,11 @@ struct Input {
         if (quantised && bytes.size() < rows * inputs) bytes.resize(rows * inputs);
         if (scale.size() < rows) scale.resize(rows);
     }
-    void quantise(int row, int inputs) { quantise(row, inputs, values.data() + size_t(row) * inputs); }
     void quantise(int row, int inputs, const float* x) {
-        Floats most{};
-        for (int i = 0; i < inputs; i += W) most = maximum(most, maximum(load(x + i), -load(x + i)));
-        const float bound = largest(most);
+        Floats most[2]{};  // two, so that one comparison need not wait for the last; TILE inputs are two vectors or more
+        for (int i = 0; i < inputs; i += 2 * W)
+            for (int part = 0; part < 2; ++part) most[part] = maximum(most[part], magnitude(load(x + i + part * W)));
+        const float bound = largest(maximum(most[0], most[1]));
         scale[row] = bound / 127;
         const float factor = bound > 0 ? 127 / bound : 0;
         uint8_t* to = bytes.data() + size_t(row) * inputs;

@@ -11,7 +11,7 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int W = 16;         // lanes
-constexpr int MAX_ROWS = 12;  // rows of a tile of a product: as many as have their sums in registers
+constexpr int MAX_ROWS = 14;  // rows of a tile of a product: as many as have their sums in registers
 #elif defined(__AVX2__)
 constexpr int W = 8, MAX_ROWS = 3;
 #else
@@ -34,6 +34,7 @@ inline Floats load(const uint16_t* from) {  // bfloat16
 inline Floats load(const int8_t* from) { return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Floats); }
 inline void store(uint8_t* to, Ints value) { *reinterpret_cast<Octets*>(to) = __builtin_convertvector(value, Octets); }
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
+inline Floats magnitude(Floats value) { return (Floats)((Ints)value & 0x7fffffff); }
 inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
 // Some lanes of `a` and `b`; those of `b` are counted from W on.
@@ -82,6 +83,9 @@ inline Floats sums(Floats* values) {
     else
         return sums<STEP / 2>(values);
 }
+
+// Whether a comparison holds in some lane.
+inline bool any(Ints truth) { return largest(truth ? broadcast(1.0f) : Floats{}) > 0; }
 
 // e^x with a relative error below 2e-7 for x <= 88; 0 below -87.
 inline Floats exponential(Floats x) {
