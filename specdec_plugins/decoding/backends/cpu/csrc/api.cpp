@@ -44,7 +44,7 @@ Norm norm_of(const float* const* pair, int width) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 2; }
+int specdec_version() { return 3; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -285,6 +285,24 @@ int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t wid
         const Pass pass{{cache, 0, cache_slot}, {memory, memory_layer, memory_slot}, copied, true, true, output, nullptr, nullptr};
         Forward forward(*stack, pass, engine->team, engine->scratch);
         engine->team.run([&](int member) { forward.run(member); });
+    });
+}
+
+// Attention of one query (D,) over the entries that it sees (`Seen` in attention.h) -> to (D,), as passes compute it; for tests.
+// Entries have keys (D,), then values (D,), and are `stride` numbers apart.
+// numbers: from, to, sinks, how many positions are listed, the tree's first position, its size; the listed positions; the
+// ancestors, 64 bits in each number.
+int specdec_attend(int64_t width, int64_t heads, float scale, const float* query, const float* entries, int64_t stride,
+                   const int64_t* numbers, float* to) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        const int64_t* head = parts.take(6);
+        Seen seen(head[1]);
+        seen.from = head[0], seen.sinks = head[2], seen.listed_count = head[3], seen.tree = head[4], seen.tree_size = head[5];
+        seen.listed = parts.take(seen.listed_count);
+        seen.ancestors = reinterpret_cast<const uint64_t*>(parts.take(0));
+        std::vector<float> scratch(attention_scratch(int(heads), seen.end()));
+        attend(query, entries, stride, seen, int(width), int(heads), scale, scratch.data(), to);
     });
 }
 }
