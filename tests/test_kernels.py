@@ -350,6 +350,82 @@ def test_speculation_is_exact_in_every_dtype(shape, dtype, variant, arch):
     assert len({tuple(tokens) for tokens, _ in expected}) > 6
 
 
+def attended(query, entries, heads, scale, *, from_=0, to=0, sinks=0, listed=(), tree=(0, ())):
+    """The kernels' attention of ``query`` (D,) over ``entries`` (T, 2 D) -> (D,). ``tree``: the first node's position, and whether
+    each node is seen.
+    """
+    first, nodes = tree
+    words = [sum(1 << i for i, seen in enumerate(nodes[start : start + 64]) if seen) for start in range(0, len(nodes), 64)]
+    words = [word - (1 << 64) * (word >> 63) for word in words]  # as int64
+    result, numbers = torch.empty_like(query), binding.integers([from_, to, sinks, len(listed), first, len(nodes)], listed, words)
+    binding.library().specdec_attend(
+        len(query),
+        heads,
+        scale,
+        query.data_ptr(),
+        entries.data_ptr(),
+        entries.stride(0),
+        binding.start(numbers),
+        result.data_ptr(),
+    )
+    return result
+
+
+def naive_attention(query, entries, heads, scale, positions):
+    """The same in float64."""
+    keys, values = entries[sorted(positions)].double().chunk(2, -1)
+    keys, values = (each.unflatten(1, (heads, -1)).transpose(0, 1) for each in (keys, values))  # (H, T, D / H)
+    weights = (keys @ query.double().view(heads, -1, 1) * scale).softmax(1)
+    return (weights * values).sum(1).flatten()
+
+
+@pytest.mark.parametrize("width,heads", [(256, 4), (64, 8), (96, 2), (160, 8), (32, 1)])
+def test_attention_does_not_depend_on_how_its_entries_were_asked_for(variant, width, heads):
+    """Ranges, sinks, lists and trees, against an oracle; bit for bit the same wherever they name the same positions.
+
+    What is not seen is NaN, so that it would show.
+    """
+    generator, rng = torch.Generator().manual_seed(width), random.Random(width)
+    for trial in range(60):
+        longest = rng.choice((1, 3, 8, 15, 16, 17, 33, 100, 150))
+        query, everything = torch.randn(width, generator=generator), torch.randn(longest, 2 * width, generator=generator)
+        end = rng.randrange(1, longest + 1)
+        start, sinks = rng.choice((0, rng.randrange(end))), rng.choice((0, rng.randrange(end)))
+        tree = [rng.random() < 0.5 for _ in range(longest - end)]
+        positions = {*range(sinks), *range(start, end), *(end + node for node, seen in enumerate(tree) if seen)}
+        entries = everything.clone()
+        entries[[place for place in range(longest) if place not in positions]] = torch.nan
+        given = query, entries, heads, 0.2
+        mixed = [*positions]
+        rng.shuffle(mixed)
+        inside, outside = ({*positions} & {*range(start, end)}), ({*positions} - {*range(start, end)})
+        found = {
+            "as asked": attended(*given, from_=start, to=end, sinks=sinks, tree=(end, tree)),
+            "list": attended(*given, listed=mixed),
+            "list with repetitions": attended(*given, listed=mixed + mixed[::2]),
+            "range and list": attended(*given, from_=min(inside), to=max(inside) + 1, listed=[*outside]),
+            "mask": attended(*given, tree=(0, [place in positions for place in range(longest)])),
+            "mask and sinks": attended(*given, sinks=sinks, tree=(0, [place in positions for place in range(longest)])),
+        }
+        if positions == {*range(len(positions))}:
+            found["prefix"] = attended(*given, to=len(positions))
+            found["sinks"] = attended(*given, sinks=len(positions))
+        torch.testing.assert_close(
+            found["as asked"].double(), naive_attention(query, everything, heads, 0.2, positions), rtol=1e-5, atol=1e-5
+        )
+        for name, result in found.items():
+            assert torch.equal(result, found["as asked"]), (trial, name, positions)
+
+
+def test_attention_over_more_entries_is_not_the_same(variant):
+    """Each entry counts: without any one of them the result is another."""
+    generator = torch.Generator().manual_seed(3)
+    query, entries = torch.randn(64, generator=generator), torch.randn(40, 128, generator=generator)
+    whole = attended(query, entries, 2, 0.2, to=40)
+    for gone in range(40):
+        assert not torch.equal(whole, attended(query, entries, 2, 0.2, listed=[place for place in range(40) if place != gone]))
+
+
 def test_an_equal_encoder_is_held_once():
     verifier, drafter = wide_verifier(), wide_drafter()
     drafter[0].encoder.load_state_dict(verifier[0].encoder.state_dict())

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-VERSION = 3  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 4  # of the library's functions and their parameters: `specdec_version` in api.cpp
 VARIANTS = ("avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -47,6 +47,7 @@ CALLED = {
     "judge": [POINTER, POINTER, NUMBER, NUMBER, NUMBER, POINTER, *JUDGED],
     "choose": [POINTER, POINTER, *[NUMBER] * 5, POINTER, POINTER, NUMBER, *TABLES],
     "propose": [*PASS, *CACHES, POINTER, POINTER, NUMBER, NUMBER, *TABLES],
+    "attend": [NUMBER, NUMBER, c_float, POINTER, POINTER, NUMBER, POINTER, POINTER],
     "draft": [*PASS, NUMBER, POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER],
     "decode": [POINTER, POINTER],
 }
@@ -136,11 +137,11 @@ class NativeLinear(Handle):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
         """``weight`` (O, I) to be held in ``dtype``, one of `DTYPES`; ``bias`` (O,) or None."""
-        self.outputs, inputs = weight.shape
+        self.outputs, self.inputs = weight.shape
         sources = floats(weight), None if bias is None else floats(bias)  # the library copies them
-        super().__init__("linear", *map(address, sources), self.outputs, inputs, DTYPES[dtype])
+        super().__init__("linear", *map(address, sources), self.outputs, self.inputs, DTYPES[dtype])
         padded = -(-self.outputs // TILE) * TILE
-        self.weight_bytes = padded * (inputs * WEIGHT_BYTES[dtype] + 12)  # 12: bias, scale and offset
+        self.weight_bytes = padded * (self.inputs * WEIGHT_BYTES[dtype] + 12)  # 12: bias, scale and offset
 
 
 class Stack(Handle):

@@ -45,7 +45,7 @@ Norm norm_of(const float* const* pair, int width) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 3; }
+int specdec_version() { return 4; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -134,16 +134,19 @@ int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_
             const Range mine = share(count, member, team.size);
             for (int row = mine.from; row < mine.to; ++row) {
                 const float* from = encoded + rows[row].target * inputs;
-                std::copy(from, from + inputs, &input.values[size_t(row) * inputs]);
-                if (quantised) input.quantise(row, inputs);
+                if (quantised)
+                    input.quantise(row, inputs, from);
+                else
+                    std::copy(from, from + inputs, &input.values[size_t(row) * inputs]);
             }
             team.sync();
-            multiply(*linear, input, {0, count}, share(linear->panels, member, team.size),
-                     [&](int row, int column, const float* result) {
-                         float* entry = memory + column / width * memory_layer + rows[row].slot * memory_slot +
-                                        rows[row].position * width;
-                         std::memcpy(entry + column % width, result, std::min(TILE, linear->outputs - column) * sizeof(float));
-                     });
+            multiply(
+                *linear, input, {0, count}, share(linear->panels, member, team.size),
+                [&](int row, int column) {
+                    return memory + column / width * memory_layer + rows[row].slot * memory_slot + rows[row].position * width +
+                           column % width;
+                },
+                [](float* to, Floats value) { store(to, value); });
         });
     });
 }
@@ -289,5 +292,23 @@ int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t wid
 // Decodes until a row is finished: see `Decoding` and `decode` in loop.h.
 int specdec_decode(Engine* engine, Decoding* decoding) {
     return status_of([&] { decode(*engine, *decoding); });
+}
+
+// Attention of one query (D,) over the entries that it sees (`Seen` in attention.h) -> to (D,), as passes compute it; for tests.
+// Entries have keys (D,), then values (D,), and are `stride` numbers apart.
+// numbers: from, to, sinks, how many positions are listed, the tree's first position, its size; the listed positions; the
+// ancestors, 64 bits in each number.
+int specdec_attend(int64_t width, int64_t heads, float scale, const float* query, const float* entries, int64_t stride,
+                   const int64_t* numbers, float* to) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        const int64_t* head = parts.take(6);
+        Seen seen(head[1]);
+        seen.from = head[0], seen.sinks = head[2], seen.listed_count = head[3], seen.tree = head[4], seen.tree_size = head[5];
+        seen.listed = parts.take(seen.listed_count);
+        seen.ancestors = reinterpret_cast<const uint64_t*>(parts.take(0));
+        std::vector<float> scratch(attention_scratch(int(heads), seen.end()));
+        attend(query, entries, stride, seen, int(width), int(heads), scale, scratch.data(), to);
+    });
 }
 }

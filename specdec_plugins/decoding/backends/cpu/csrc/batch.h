@@ -18,7 +18,8 @@ struct Engine {
     Team team;
     Scratch scratch;
     Judge judge;
-    std::vector<float> kept;                    // (threads, forbidden tokens)
+    std::vector<float> kept;                     // (threads, forbidden tokens)
+    std::vector<Chosen> chosen;                  // (B, width)
     std::vector<int64_t> positions, candidates;  // positions to choose tokens for; the candidates of each
 };
 
@@ -124,19 +125,46 @@ struct Judging {
         forbidden.insert(forbidden.end(), suppressed, suppressed + count);
         forbidden.push_back(eos);
         if (engine.kept.size() < engine.team.size * forbidden.size()) engine.kept.resize(engine.team.size * forbidden.size());
+        if (engine.chosen.size() < size_t(batch * width)) engine.chosen.resize(batch * width);
     }
 
+    // Members share the positions of all rows: first to choose at each, then to score those that a row's draft reaches.
     void run(Engine& engine, int member) const {
         const Judge& judge = engine.judge;
-        const Range mine = share(int(batch), member, engine.team.size);
-        for (int b = mine.from; b < mine.to; ++b) {
-            const Draft draft{tokens + starts[b] + skip, starts[b + 1] - starts[b] - skip,
-                              beta[b], tau[b], room[b], minimum[b],
-                              forced + forced_starts[b], forced_starts[b + 1] - forced_starts[b]};
-            judged[b] = judge(draft, logits + b * width * judge.vocabulary, &engine.kept[member * judge.forbidden.size()],
-                              &judged[batch + b], &judged[2 * batch + b], scores + b * width);
-        }
+        const auto mine = [&](auto&& size, auto&& todo) {
+            int total = 0;
+            for (int64_t b = 0; b < batch; ++b) total += size(b);
+            const Range part = share(total, member, engine.team.size);
+            int number = 0;
+            for (int64_t b = 0; b < batch && number < part.to; ++b)
+                for (int64_t k = 0, count = size(b); k < count; ++k, ++number)
+                    if (number >= part.from && number < part.to) todo(b, k);
+        };
+        float* kept = &engine.kept[member * judge.forbidden.size()];
+        mine([&](int64_t b) { return offered(b) + 1; },
+             [&](int64_t b, int64_t k) {
+                 const Draft draft{tokens + starts[b] + skip, offered(b), beta[b], tau[b], room[b], minimum[b],
+                                   forced + forced_starts[b], forced_starts[b + 1] - forced_starts[b]};
+                 const int64_t place = b * width + k;
+                 engine.chosen[place] = judge(draft, k, logits + place * judge.vocabulary, kept);
+             });
+        engine.team.sync();
+        const auto accepted = [&](int64_t b) {
+            int64_t k = 0;
+            while (engine.chosen[b * width + k].passes) ++k;
+            return k;
+        };
+        mine([&](int64_t b) { return accepted(b) + 1; },
+             [&](int64_t b, int64_t k) {
+                 const int64_t place = b * width + k;
+                 const Chosen& chosen = engine.chosen[place];
+                 scores[place] = judge.score(chosen, logits + place * judge.vocabulary);
+                 if (!chosen.passes) judged[b] = k, judged[batch + b] = chosen.token, judged[2 * batch + b] = chosen.cut;
+             });
     }
+
+  private:
+    int64_t offered(int64_t b) const { return starts[b + 1] - starts[b] - skip; }
 };
 
 }  // namespace

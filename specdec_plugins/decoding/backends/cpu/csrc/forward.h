@@ -84,7 +84,7 @@ struct Pass {
 
 struct Row {
     int64_t token, slot, position;
-    int64_t visible;  // positions that its self-attention sees
+    Seen visible;  // what its self-attention sees
     int64_t source_slot, source_length;
     int64_t target;  // number of its result
     bool mask;       // a mask of the block drafter: embeds the source copy, if there is one
@@ -118,7 +118,7 @@ class Forward {
         const size_t size = size_t(count) * stack.width;
         if (values.size() < size) values.resize(size), queries.resize(size);
         int64_t longest = 0;
-        for (const Row& row : rows) longest = std::max({longest, row.visible, row.source_length});
+        for (const Row& row : rows) longest = std::max({longest, row.visible.end(), row.source_length});
         attention.resize(team.size);
         const size_t room = attention_scratch(stack.heads, longest);
         for (auto& own : attention)
@@ -168,13 +168,14 @@ class Forward {
     void sync() {
         if (!apart) team.sync();
     }
-    template <class Done>
-    void product(const Linear& linear, const Input& from, const Part& part, Done&& done) {
+    template <class Place, class Write>
+    void product(const Linear& linear, const Input& from, const Part& part, Place&& place, Write&& write) {
         if (apart)
-            multiply(linear, from, part.rows, {0, linear.panels}, done);
+            multiply(linear, from, part.rows, {0, linear.panels}, place, write);
         else
-            multiply(linear, from, {0, count}, share(linear.panels, part.member, team.size), done);
+            multiply(linear, from, {0, count}, share(linear.panels, part.member, team.size), place, write);
     }
+    static void keep(float* to, Floats value) { store(to, value); }
 
     // The last row of the table stands in for positions beyond it.
     const float* position(int row) const {
@@ -188,7 +189,7 @@ class Forward {
         const int width = stack.width;
         const float* place = position(row);
         if (what.mask && pass.copied) {
-            attend(place, pass.copied + what.source_slot * pass.memory.slot, 2 * width, int(what.source_length), width, 1, 1.0f,
+            attend(place, pass.copied + what.source_slot * pass.memory.slot, 2 * width, what.source_length, width, 1, 1.0f,
                    attention[part.member].data(), x(row));
             for (int i = 0; i < width; i += W) store(x(row) + i, load(x(row) + i) + load(place + i));
         } else if (embedding.zero_start && what.position == 0) {
@@ -200,19 +201,24 @@ class Forward {
         if (!embedding.norm.empty()) embedding.norm(x(row), x(row));
     }
 
+    static bool quantised(const Linear& linear) { return QUANTISED_INPUT && linear.kind == INT8; }
     void quantise(Input& what, const Linear& linear, int row) {
-        if (QUANTISED_INPUT && linear.kind == INT8) what.quantise(row, linear.inputs);
+        if (quantised(linear)) what.quantise(row, linear.inputs, &what.values[size_t(row) * linear.inputs]);
     }
 
     // Makes x, normalised if there is a norm, the input of a product.
     void prepare(const Linear& linear, const Norm* norm, const Part& part) {
         each_row(part, [&](int row) {
             float* to = &input.values[size_t(row) * stack.width];
-            if (norm && !norm->empty())
+            if (norm && !norm->empty()) {
                 (*norm)(x(row), to);
-            else
+                quantise(input, linear, row);
+            } else if (quantised(linear) && !pass.features) {
+                input.quantise(row, linear.inputs, x(row));
+            } else {
                 std::copy(x(row), x(row) + stack.width, to);
-            quantise(input, linear, row);
+                quantise(input, linear, row);
+            }
         });
         sync();
     }
@@ -221,10 +227,8 @@ class Forward {
 
     // Adds a product to x, and normalises the sum if norms come after it.
     void residual(const Linear& linear, const Input& from, const Norm& norm, const Part& part) {
-        product(linear, from, part, [&](int row, int column, const float* result) {
-            float* to = x(row) + column;
-            for (int c = 0; c < TILE; c += W) store(to + c, load(to + c) + load(result + c));
-        });
+        product(linear, from, part, [&](int row, int column) { return x(row) + column; },
+                [](float* to, Floats value) { store(to, load(to) + value); });
         sync();
         if (!stack.prenorm) each_row(part, [&](int row) { norm(x(row), x(row)); });
     }
@@ -235,9 +239,9 @@ class Forward {
         const float scale = 1 / std::sqrt(float(stack.width / stack.heads));
         each_row(part, [&](int row) {
             const Row& what = rows[row];
-            const int64_t seen = source ? what.source_length : what.visible, slot = source ? what.source_slot : what.slot;
-            attend(&queries[size_t(row) * stack.width], data + slot * entries.slot, 2 * stack.width, int(seen), stack.width,
-                   stack.heads, scale, attention[part.member].data(), &input.values[size_t(row) * stack.width]);
+            const int64_t slot = source ? what.source_slot : what.slot;
+            attend(&queries[size_t(row) * stack.width], data + slot * entries.slot, 2 * stack.width, source ? Seen(what.source_length) : what.visible,
+                   stack.width, stack.heads, scale, attention[part.member].data(), &input.values[size_t(row) * stack.width]);
             quantise(input, next, row);
         });
         sync();
@@ -252,33 +256,30 @@ class Forward {
             });
         prepare(*layer.qkv, before(layer.norm), part);
         float* cache = pass.cache.data + index * pass.cache.layer;
-        product(*layer.qkv, input, part, [&](int row, int column, const float* result) {
-            float* entry = cache + rows[row].slot * pass.cache.slot + rows[row].position * 2 * width;
-            float* to = column < width ? &queries[size_t(row) * width] + column : entry + (column - width);
-            std::memcpy(to, result, TILE * sizeof(float));
-        });
+        const auto place = [&](int row, int column) {
+            if (column < width) return &queries[size_t(row) * width] + column;
+            return cache + rows[row].slot * pass.cache.slot + rows[row].position * 2 * width + (column - width);
+        };
+        product(*layer.qkv, input, part, place, keep);
         sync();
         if (pass.narrowed && index + 1 == int(stack.layers.size())) drop_unwanted(part);
         attend_rows(*layer.out, pass.cache, index, false, part);
         residual(*layer.out, input, layer.norm, part);
         if (layer.cross_query) {
             prepare(*layer.cross_query, before(layer.cross_norm), part);
-            product(*layer.cross_query, input, part, [&](int row, int column, const float* result) {
-                std::memcpy(&queries[size_t(row) * width] + column, result, TILE * sizeof(float));
-            });
+            product(*layer.cross_query, input, part,
+                    [&](int row, int column) { return &queries[size_t(row) * width] + column; }, keep);
             sync();
             attend_rows(*layer.cross_out, pass.memory, index, true, part);
             residual(*layer.cross_out, input, layer.cross_norm, part);
         }
         prepare(*layer.fc1, before(layer.final_norm), part);
         const int inner = layer.fc1->outputs;
-        product(*layer.fc1, input, part, [&](int row, int column, const float* result) {
-            float* to = &hidden.values[size_t(row) * inner] + column;
-            for (int c = 0; c < TILE; c += W) store(to + c, activate(load(result + c)));
-        });
+        product(*layer.fc1, input, part, [&](int row, int column) { return &hidden.values[size_t(row) * inner] + column; },
+                [&](float* to, Floats value) { store(to, activate(value)); });
         sync();
-        if (QUANTISED_INPUT && layer.fc2->kind == INT8) {
-            each_row(part, [&](int row) { hidden.quantise(row, inner); });
+        if (quantised(*layer.fc2)) {
+            each_row(part, [&](int row) { quantise(hidden, *layer.fc2, row); });
             sync();
         }
         residual(*layer.fc2, hidden, layer.final_norm, part);
@@ -336,10 +337,8 @@ class Forward {
     }
 
     void project(const Linear& linear, float* output, const Part& part) {
-        product(linear, input, part, [&](int row, int column, const float* result) {
-            float* to = output + rows[row].target * linear.outputs + column;
-            std::memcpy(to, result, std::min(TILE, linear.outputs - column) * sizeof(float));
-        });
+        product(linear, input, part,
+                [&](int row, int column) { return output + rows[row].target * linear.outputs + column; }, keep);
     }
 
     const Stack& stack;

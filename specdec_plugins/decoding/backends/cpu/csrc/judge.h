@@ -35,41 +35,45 @@ struct Draft {
     int64_t forced_count;
 };
 
+// What is chosen at a position, whatever comes of those before it.
+struct Chosen {
+    int64_t token;  // the drafted one if it passes, else the verifier's own
+    bool passes;
+    bool cut;    // the length limit is why it is eos
+    float most;  // the largest of all logits there
+};
+
 struct Judge {
     // Tokens that are never allowed, then eos. A forced token, and eos at the limit, are allowed all the same.
     std::vector<int64_t> forbidden;
     int64_t vocabulary;
 
-    // Judges a draft by logits (K + 1, V) -> how many of its tokens pass. Writes the row's own next token, whether the length
-    // limit is why it is eos, and for each token that passes and the row's own its log-probability. Restores what it changes in
-    // the logits; `kept` is scratch memory of as many numbers as there are forbidden tokens.
-    int64_t operator()(const Draft& draft, float* logits, float* kept, int64_t* own, int64_t* cut, float* scores) const {
+    // Judges position k of a draft by its logits (V). Restores what it changes in them; `kept` is scratch memory of as many numbers
+    // as there are forbidden tokens.
+    Chosen operator()(const Draft& draft, int64_t k, float* values, float* kept) const {
         const int64_t eos = forbidden.back();
-        for (int64_t k = 0;; ++k) {
-            float* values = logits + k * vocabulary;
-            const size_t count = forbidden.size() - (k >= draft.minimum);
-            float most = -INFINITY;
-            for (size_t i = 0; i < count; ++i) {
-                kept[i] = values[forbidden[i]];
-                most = std::max(most, kept[i]);
-                values[forbidden[i]] = -INFINITY;
-            }
-            int64_t best = best_of(values, vocabulary);
-            most = std::max(most, values[best]);
-            const bool limit = k >= draft.room, forced = k < draft.forced_count;
-            if (forced) best = draft.forced[k];
-            *cut = limit && best != eos;
-            if (limit) best = eos;
-            const bool passes = k < draft.offered && (draft.tokens[k] == best ||
-                                                      (!limit && !forced && tolerates(draft, values, best, draft.tokens[k])));
-            for (size_t i = count; i-- > 0;) values[forbidden[i]] = kept[i];  // backwards, as a token may be there twice
-            const int64_t said = passes ? draft.tokens[k] : best;
-            scores[k] = values[said] - log_sum_exp(values, vocabulary, most);  // of all that the model says, as in fairseq
-            if (!passes) {
-                *own = best;
-                return k;
-            }
+        const size_t count = forbidden.size() - (k >= draft.minimum);
+        float most = -INFINITY;
+        for (size_t i = 0; i < count; ++i) {
+            kept[i] = values[forbidden[i]];
+            most = std::max(most, kept[i]);
+            values[forbidden[i]] = -INFINITY;
         }
+        int64_t best = best_of(values, vocabulary);
+        most = std::max(most, values[best]);
+        const bool limit = k >= draft.room, forced = k < draft.forced_count;
+        if (forced) best = draft.forced[k];
+        const bool cut = limit && best != eos;
+        if (limit) best = eos;
+        const bool passes = k < draft.offered && (draft.tokens[k] == best ||
+                                                  (!limit && !forced && tolerates(draft, values, best, draft.tokens[k])));
+        for (size_t i = count; i-- > 0;) values[forbidden[i]] = kept[i];  // backwards, as a token may be there twice
+        return {passes ? draft.tokens[k] : best, passes, cut, most};
+    }
+
+    // The log-probability of what was chosen, of all that the model says, as in fairseq.
+    float score(const Chosen& chosen, const float* values) const {
+        return values[chosen.token] - log_sum_exp(values, vocabulary, chosen.most);
     }
 
   private:

@@ -56,44 +56,61 @@ inline uint16_t to_bfloat16(float value) {  // to the nearest, ties to even
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+// What belongs to a panel's outputs besides the weights.
+struct Trailer {
+    float bias[TILE], scale[TILE];
+    int32_t offset[TILE];  // 128 x the sum of an output's weights: what quantised inputs' zero point adds
+};
+
 // Weights (O, I) in panels of TILE outputs, the last one padded with zeros. A panel holds for each input the weights of its
-// outputs side by side; for int8 with quantised inputs, for each four inputs an output's four weights side by side.
+// outputs side by side; for int8 with quantised inputs, for each four inputs an output's four weights side by side. After the
+// weights comes the panel's trailer, so that a pass reads one stream of memory, which is prefetched as a whole.
 struct Linear {
     int outputs, inputs, panels;
     Kind kind;
-    Memory weights;  // before the others: a size beyond all memory fails at once
-    std::vector<float> bias, scale;
-    std::vector<int32_t> offset;  // 128 x the sum of an output's weights: what quantised inputs' zero point adds
 
     Linear(const float* w, const float* b, int outputs, int inputs, Kind kind)
-        : outputs(outputs), inputs(inputs), panels((outputs + TILE - 1) / TILE), kind(kind), weights(allocate(bytes())),
-          bias(size_t(panels) * TILE), scale(size_t(panels) * TILE, 1.0f), offset(size_t(panels) * TILE) {
-        std::memset(weights.get(), 0, bytes());
-        if (b) std::copy(b, b + outputs, bias.begin());
-        for (int o = 0; o < outputs; ++o) pack(w + size_t(o) * inputs, o);
+        : outputs(outputs), inputs(inputs), panels((outputs + TILE - 1) / TILE), kind(kind), memory(allocate(panels * panel_bytes())) {
+        std::memset(memory.get(), 0, panels * panel_bytes());
+        for (int o = 0; o < outputs; ++o) pack(w + size_t(o) * inputs, b ? b[o] : 0.0f, o);
+    }
+    // The weights of a panel: float, uint16_t or int8_t.
+    template <class Weight>
+    const Weight* weights(int panel) const {
+        return reinterpret_cast<const Weight*>(static_cast<const char*>(memory.get()) + panel * panel_bytes());
+    }
+    const Trailer& trailer(int panel) const {
+        return *reinterpret_cast<const Trailer*>(weights<char>(panel + 1) - sizeof(Trailer));
     }
 
   private:
-    size_t bytes() const { return size_t(panels) * TILE * inputs * (kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1); }
-    void pack(const float* row, int o) {
-        const size_t panel = size_t(o / TILE) * TILE * inputs, column = o % TILE;
+    size_t panel_bytes() const {
+        return size_t(TILE) * inputs * (kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1) + sizeof(Trailer);
+    }
+    void pack(const float* row, float bias, int o) {
+        const size_t column = o % TILE;
+        void* weights = const_cast<char*>(this->weights<char>(o / TILE));
+        Trailer& trailer = const_cast<Trailer&>(this->trailer(o / TILE));
+        trailer.bias[column] = bias;
+        float& scale = trailer.scale[column] = 1;
         if (kind == INT8) {
             float bound = 0;
             for (int i = 0; i < inputs; ++i) bound = std::max(bound, std::fabs(row[i]));
-            scale[o] = bound > 0 ? bound / 127 : 1;
+            scale = bound > 0 ? bound / 127 : 1;
         }
         for (int i = 0; i < inputs; ++i) {
-            const size_t place = panel + size_t(i) * TILE + column;
-            if (kind == FLOAT32) static_cast<float*>(weights.get())[place] = row[i];
-            if (kind == BFLOAT16) static_cast<uint16_t*>(weights.get())[place] = to_bfloat16(row[i]);
+            const size_t place = size_t(i) * TILE + column;
+            if (kind == FLOAT32) static_cast<float*>(weights)[place] = row[i];
+            if (kind == BFLOAT16) static_cast<uint16_t*>(weights)[place] = to_bfloat16(row[i]);
             if (kind == INT8) {
-                const int8_t value = int8_t(std::lrintf(row[i] / scale[o]));
-                const size_t quartet = panel + size_t(i / 4) * TILE * 4 + column * 4 + i % 4;
-                static_cast<int8_t*>(weights.get())[QUANTISED_INPUT ? quartet : place] = value;
-                offset[o] += 128 * value;
+                const int8_t value = int8_t(std::lrintf(row[i] / scale));
+                const size_t quartet = size_t(i / 4) * TILE * 4 + column * 4 + i % 4;
+                static_cast<int8_t*>(weights)[QUANTISED_INPUT ? quartet : place] = value;
+                trailer.offset[column] += 128 * value;
             }
         }
     }
+    Memory memory;
 };
 
 // Rows of inputs to a product: float32, and quantised as well where the weights need it.
@@ -107,15 +124,15 @@ struct Input {
         if (quantised && bytes.size() < rows * inputs) bytes.resize(rows * inputs);
         if (scale.size() < rows) scale.resize(rows);
     }
-    void quantise(int row, int inputs) {
-        const float* x = values.data() + size_t(row) * inputs;
-        Floats most{};
-        for (int i = 0; i < inputs; i += W) most = maximum(most, maximum(load(x + i), -load(x + i)));
-        const float bound = largest(most);
+    void quantise(int row, int inputs, const float* x) {
+        Floats most[2]{};  // two, so that one comparison need not wait for the last; TILE inputs are two vectors or more
+        for (int i = 0; i < inputs; i += 2 * W)
+            for (int part = 0; part < 2; ++part) most[part] = maximum(most[part], magnitude(load(x + i + part * W)));
+        const float bound = largest(maximum(most[0], most[1]));
         scale[row] = bound / 127;
         const float factor = bound > 0 ? 127 / bound : 0;
         uint8_t* to = bytes.data() + size_t(row) * inputs;
-        for (int i = 0; i < inputs; ++i) to[i] = uint8_t(int(x[i] * factor + 128.5f));
+        for (int i = 0; i < inputs; i += W) store(to + i, __builtin_convertvector(load(x + i) * factor + 128.5f, Ints));
     }
 };
 
@@ -174,46 +191,51 @@ void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
     product<R>(x, inputs, w, to);
 }
 
-// Calls done(row, first output, values of TILE outputs) for the given rows and panels. Values beyond the last output are padding.
-template <class Done>
-void multiply(const Linear& linear, const Input& input, Range rows, Range panels, Done&& done) {
+// The products of rows with panels. Calls place(row, first output) for where the TILE results of a row belong, and there
+// write(to, vector of results). Results of a padded last panel are only stored, as many as there are.
+template <class Place, class Write>
+void multiply(const Linear& linear, const Input& input, Range rows, Range panels, Place&& place, Write&& write) {
     alignas(64) float to[MAX_ROWS * TILE];
     const int total = rows.to - rows.from, blocks = (total + MAX_ROWS - 1) / MAX_ROWS;
     for (int panel = panels.from; panel < panels.to; ++panel) {
-        const size_t start = size_t(panel) * TILE * linear.inputs;
-        const float *bias = &linear.bias[panel * TILE], *scale = &linear.scale[panel * TILE];
-        const int32_t* offset = &linear.offset[panel * TILE];
+        const Trailer& trailer = linear.trailer(panel);
+        const int column = panel * TILE, padding = std::max(0, column + TILE - linear.outputs);
         for (int block = 0; block < blocks; ++block) {
             Range part = share(total, block, blocks);
             part = {part.from + rows.from, part.to + rows.from};
             const int count = part.to - part.from;
             const float* x = input.values.data() + size_t(part.from) * linear.inputs;
             if (linear.kind == FLOAT32)
-                product_of<MAX_ROWS>(count, x, linear.inputs, static_cast<const float*>(linear.weights.get()) + start, to);
+                product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<float>(panel), to);
             else if (linear.kind == BFLOAT16)
-                product_of<MAX_ROWS>(count, x, linear.inputs, static_cast<const uint16_t*>(linear.weights.get()) + start, to);
+                product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<uint16_t>(panel), to);
             else {
-                const int8_t* w = static_cast<const int8_t*>(linear.weights.get()) + start;
 #if defined(__AVX512VNNI__)
-                product_of<MAX_ROWS>(count, input.bytes.data() + size_t(part.from) * linear.inputs, linear.inputs, w, to);
-#else
-                product_of<MAX_ROWS>(count, x, linear.inputs, w, to);
+                const uint8_t* x = input.bytes.data() + size_t(part.from) * linear.inputs;
 #endif
+                product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<int8_t>(panel), to);
             }
             for (int r = 0; r < count; ++r) {
-                float* values = to + r * TILE;
-                for (int c = 0; c < TILE; c += W) {
-                    Floats value = load(values + c);
+                Floats values[C];
+                for (int c = 0; c < C; ++c) {
+                    values[c] = load(to + r * TILE + c * W);
                     if (linear.kind == INT8) {
                         if (QUANTISED_INPUT) {
-                            const Ints whole = (Ints)value - *reinterpret_cast<const Ints*>(offset + c);
-                            value = __builtin_convertvector(whole, Floats) * input.scale[part.from + r];
+                            const Ints whole = (Ints)values[c] - *reinterpret_cast<const Ints*>(trailer.offset + c * W);
+                            values[c] = __builtin_convertvector(whole, Floats) * input.scale[part.from + r];
                         }
-                        value *= load(scale + c);
+                        values[c] *= load(trailer.scale + c * W);
                     }
-                    store(values + c, value + load(bias + c));
+                    values[c] += load(trailer.bias + c * W);
                 }
-                done(part.from + r, panel * TILE, values);
+                float* final = place(part.from + r, column);
+                if (padding) {
+                    float* padded = to + r * TILE;
+                    for (int c = 0; c < C; ++c) store(padded + c * W, values[c]);
+                    std::copy(padded, padded + TILE - padding, final);
+                } else {
+                    for (int c = 0; c < C; ++c) write(final + c * W, values[c]);
+                }
             }
         }
     }

@@ -10,10 +10,13 @@
 namespace {
 
 inline float largest(const float* values, int64_t count) {
-    Floats most = broadcast(-INFINITY);
+    Floats most[4];  // several, so that one comparison need not wait for the last
+    for (Floats& each : most) each = broadcast(-INFINITY);
     int64_t i = 0;
-    for (; i + W <= count; i += W) most = maximum(most, load(values + i));
-    float top = largest(most);
+    for (; i + 4 * W <= count; i += 4 * W)
+        for (int part = 0; part < 4; ++part) most[part] = maximum(most[part], load(values + i + part * W));
+    for (; i + W <= count; i += W) most[0] = maximum(most[0], load(values + i));
+    float top = largest(maximum(maximum(most[0], most[1]), maximum(most[2], most[3])));
     for (; i < count; ++i) top = std::max(top, values[i]);
     return top;
 }
@@ -22,13 +25,14 @@ constexpr int64_t PART = 16 * W;  // values that are skipped together if none of
 
 // The index of the largest of `count` values, the first among equals; 0 if all are minus infinity.
 inline int64_t best_of(const float* values, int64_t count) {
-    int64_t part = 0;
-    float top = -INFINITY;
-    for (int64_t i = 0; i < count; i += PART) {
-        const float most = largest(values + i, std::min(PART, count - i));
-        if (most > top) top = most, part = i;
+    const float top = largest(values, count);
+    int64_t i = 0;
+    for (; i + PART <= count; i += PART) {
+        Ints equal{};
+        for (int64_t part = 0; part < PART; part += W) equal |= load(values + i + part) == top;
+        if (any(equal)) break;
     }
-    const float *end = values + std::min(part + PART, count), *found = std::find(values + part, end, top);
+    const float *end = values + count, *found = std::find(values + i, end, top);
     return found == end ? 0 : found - values;
 }
 

@@ -5,12 +5,13 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 namespace {
 
 #if defined(__AVX512F__)
 constexpr int W = 16;         // lanes
-constexpr int MAX_ROWS = 12;  // rows of a tile of a product: as many as have their sums in registers
+constexpr int MAX_ROWS = 14;  // rows of a tile of a product: as many as have their sums in registers
 #elif defined(__AVX2__)
 constexpr int W = 8, MAX_ROWS = 3;
 #else
@@ -23,36 +24,68 @@ typedef uint32_t Words __attribute__((vector_size(4 * W), aligned(4), may_alias)
 typedef uint16_t Halves __attribute__((vector_size(2 * W), aligned(2), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(W), aligned(1), may_alias));
 
+typedef uint8_t Octets __attribute__((vector_size(W), aligned(1), may_alias));
+
 inline Floats broadcast(float value) { return value - Floats{}; }
 inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
 inline Floats load(const uint16_t* from) {  // bfloat16
     return (Floats)(__builtin_convertvector(*reinterpret_cast<const Halves*>(from), Words) << 16);
 }
 inline Floats load(const int8_t* from) { return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Floats); }
+inline void store(uint8_t* to, Ints value) { *reinterpret_cast<Octets*>(to) = __builtin_convertvector(value, Octets); }
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
+inline Floats magnitude(Floats value) { return (Floats)((Ints)value & 0x7fffffff); }
 inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
-// Permutations that exchange each lane with the one W / 2, W / 4, .. 1 away, for reductions. Tables, because the compiler would
-// otherwise assemble each permutation lane by lane.
-struct Exchanges {
-    int32_t lanes[4][W] = {};
-    constexpr Exchanges() {
-        for (int turn = 0, step = W / 2; step; ++turn, step /= 2)
-            for (int lane = 0; lane < W; ++lane) lanes[turn][lane] = lane ^ step;
-    }
-};
-constexpr Exchanges EXCHANGES;
+// Some lanes of `a` and `b`; those of `b` are counted from W on.
+template <int... LANES>
+inline Floats pick(Floats a, Floats b) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, LANES...);
+#else
+    return __builtin_shuffle(a, b, Ints{LANES...});
+#endif
+}
 
-template <class Join>
+// One step of a reduction of two vectors side by side: each lane joins the one STEP away. Lanes whose number has the bit STEP are of
+// `b` then, the others of `a`; a vector by itself, given twice, is reduced everywhere. In whatever lane, the joins of a vector's
+// numbers are the same, so how many are reduced together does not show in the result.
+template <int STEP, class Join, int... LANE>
+inline Floats join_lanes(Floats a, Floats b, Join&& join, std::integer_sequence<int, LANE...>) {
+    return join(pick<(LANE & STEP ? W + LANE : LANE)...>(a, b), pick<(LANE & STEP ? W : 0) + (LANE ^ STEP)...>(a, b));
+}
+using Lanes = std::make_integer_sequence<int, W>;
+
+// True in each lane whose bit is set.
+template <int... LANE>
+inline Ints lanes_of(uint32_t bits, std::integer_sequence<int, LANE...>) {
+    return ((int32_t(bits) - Ints{}) & Ints{(1 << LANE)...}) != 0;
+}
+
+template <int STEP = W / 2, class Join>
 inline float reduce(Floats value, Join&& join) {
-    for (int turn = 0, step = W / 2; step; ++turn, step /= 2)
-        value = join(value, __builtin_shuffle(value, *reinterpret_cast<const Ints*>(EXCHANGES.lanes[turn])));
-    return value[0];
+    if constexpr (STEP == 0)
+        return value[0];
+    else
+        return reduce<STEP / 2>(join_lanes<STEP>(value, value, join, Lanes{}), join);
 }
-inline float sum(Floats value) {
-    return reduce(value, [](Floats a, Floats b) { return a + b; });
-}
+inline Floats add(Floats a, Floats b) { return a + b; }
+inline float sum(Floats value) { return reduce(value, add); }
 inline float largest(Floats value) { return reduce(value, maximum); }
+
+// Lane i is `sum(values[i])`, for W vectors, which this overwrites: two permutations a sum instead of one for each step.
+template <int STEP = W / 2>
+inline Floats sums(Floats* values) {
+#pragma GCC unroll 16
+    for (int i = 0; i < STEP; ++i) values[i] = join_lanes<STEP>(values[i], values[i + STEP], add, Lanes{});
+    if constexpr (STEP == 1)
+        return values[0];
+    else
+        return sums<STEP / 2>(values);
+}
+
+// Whether a comparison holds in some lane.
+inline bool any(Ints truth) { return largest(truth ? broadcast(1.0f) : Floats{}) > 0; }
 
 // e^x with a relative error below 2e-7 for x <= 88; 0 below -87.
 inline Floats exponential(Floats x) {

@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""What a pass of the CPU kernels takes, and how near that is to what this machine can do (a roofline).
+
+    benchmarks/passes.py --model DIR --source FILE [--dtypes int8 float32] [--threads 1 2]
+
+Times native calls, each repeated with the same arguments: a verification (read and judge) of so many rows of so many
+sentences in the middle of their translation, a draft of so many tokens, encoding a source. Prints the median, the products with
+weights and the bytes of weights that the pass needs at least, both as rates, and how long the machine would take at its measured
+peaks for the slower of the two. Peaks come from loops that only read as many bytes or only multiply (peaks.cpp). The last line is
+JSON with the machine's signature.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
+from specdec_plugins.decoding.backends.cpu.binding import WEIGHT_BYTES, Stack, library  # noqa: E402
+from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
+from specdec_plugins.decoding.values import Draft, Request, Source, uniform  # noqa: E402
+from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
+from specdec_plugins.measure.machine import machine  # noqa: E402
+from specdec_plugins.settings import Settings  # noqa: E402
+from specdec_plugins.text.lines import read_lines  # noqa: E402
+from specdec_plugins.translator import Translator  # noqa: E402
+
+VERIFICATIONS = ((1, 1), (1, 5), (1, 9), (1, 13), (8, 1), (8, 9), (32, 1), (128, 1))  # sentences, rows of each
+LINES = 2000  # of the text, at most
+DRAFTS = (4, 8)  # tokens
+COMMITTED, SHORTEST = 5, 17  # tokens of an output before the pass, and of the outputs that are taken: room for a draft
+PEAK_SECONDS = 0.3
+
+
+class Call(NamedTuple):
+    """What is timed: the native function, a call that makes one call of it, products of rows and weights, the weights' bytes."""
+
+    name: str
+    function: str
+    run: Callable[[], Any]
+    products: int
+    weight_bytes: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(ROOT / "data/demo.en-de"), metavar="DIR")
+    parser.add_argument("--source", required=True, type=Path, metavar="FILE")
+    parser.add_argument("--dtypes", nargs="+", default=["int8", "float32"], choices=tuple(WEIGHT_BYTES))
+    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
+    parser.add_argument("--seconds", type=float, default=0.2, help="for each call (default: %(default)s)")
+    options = parser.parse_args()
+    pair = load_folder(options.model)
+    text = chosen(pair, list(read_lines(options.source))[:LINES])
+    rows, peaks = [], Peaks()
+    print(f"{'dtype':9}{'threads':>7}  {'pass':24}{'us':>7}{'G products/s':>14}{'GB/s':>7}{'bound us':>10}  bound by")
+    for dtype in options.dtypes:
+        for threads in options.threads:
+            for call in calls(pair, text, dtype, threads):
+                taken = median_seconds(call, options.seconds)
+                bounds = {
+                    "products": call.products / peaks.products(dtype, threads),
+                    "bytes": call.weight_bytes / peaks.bytes(call.weight_bytes, threads),
+                }
+                slower = max(bounds, key=lambda name: bounds[name])
+                row = {"dtype": dtype, "threads": threads, "pass": call.name, "us": round(1e6 * taken, 1)}
+                row |= {"products": call.products, "weight_bytes": call.weight_bytes}
+                row |= {f"{name}_bound_us": round(1e6 * bound, 1) for name, bound in bounds.items()}
+                rows.append(row)
+                print(
+                    f"{dtype:9}{threads:7}  {call.name:24}{1e6 * taken:7.0f}{call.products / taken / 1e9:14.0f}"
+                    f"{call.weight_bytes / taken / 1e9:7.1f}{1e6 * bounds[slower]:10.0f}  {slower}",
+                    flush=True,
+                )
+    print(json.dumps({"benchmark": "passes", "rows": rows, "peaks": peaks.found, "signature": machine()}))
+    return 0
+
+
+def median_seconds(call: Call, seconds: float) -> float:
+    """Of the native calls in so many seconds, the median, without those that warm up."""
+    native = library()
+    assert native is not None, "the pair is on the kernels"
+    function, times = getattr(native, f"specdec_{call.function}"), list[float]()
+
+    def timed(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = function(*arguments)
+        times.append(time.perf_counter() - began)
+        return result
+
+    setattr(native, f"specdec_{call.function}", timed)
+    try:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(times) < 10:
+            call.run()
+    finally:
+        setattr(native, f"specdec_{call.function}", function)
+    return statistics.median(times[len(times) // 10 :])
+
+
+def chosen(pair: Pair, lines: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Sources and outputs, as tokens, of the lines whose outputs are long enough. Exits if there are too few."""
+    translator = Translator(pair, Settings(strategy="ar"))
+    sources = translator.encode(lines)
+    found = [(sources[each.index], each.tokens) for each in translator.translate_tokens(sources) if len(each.tokens) >= SHORTEST]
+    needed = max(sentences for sentences, _ in VERIFICATIONS)
+    if len(found) < needed:
+        sys.exit(f"passes.py: error: {len(found)} outputs have {SHORTEST} tokens, and {needed} are needed: give longer text")
+    return found[:needed]
+
+
+def calls(pair: Pair, text: list[tuple[list[int], list[int]]], dtype: str, threads: int) -> list[Call]:
+    """All the calls that are timed."""
+    translator = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", dtype=dtype, threads=threads))
+    verifier, drafter = translator.roles.verifier, translator.roles.drafter
+    found = [verification(verifier, text[:sentences], rows) for sentences, rows in VERIFICATIONS]
+    if pair.drafter:
+        found += [draft(drafter, text[:1], length) for length in DRAFTS]
+    return [*found, encoding(verifier.model, Source([text[0][0]], pair.verifier.spec.symbols))]
+
+
+def standing(role: Any, text: list[tuple[list[int], list[int]]], *start: Any) -> tuple[Any, Prefix]:
+    """A role's state and the prefix when the first tokens of some outputs are committed."""
+    state, prefix = role.start(len(text), *start), Prefix()
+    role.admit(state, Source([source for source, _ in text], prefix.symbols))
+    prefix.admit([Request(index, source, 1000) for index, (source, _) in enumerate(text)])
+    for output, (_, target) in zip(prefix.outputs, text):
+        output.extend(target[:COMMITTED])
+    return state, prefix
+
+
+def verification(verifier: Any, text: list[tuple[list[int], list[int]]], rows: int) -> Call:
+    state, prefix = standing(verifier, text)
+    verifier.model.read(state, [[prefix.symbols.start, *output[:-1]] for output in prefix.outputs], [0] * len(text)).logits()
+    offered, rule = Draft([target[COMMITTED : COMMITTED + rows - 1] for _, target in text]), TopBetaTau()
+
+    def run() -> None:
+        rule(verifier.score(state, prefix, offered), offered, prefix)
+
+    return Call(f"verify {len(text)} x {rows}", "verify", run, *work(verifier.model.stack, len(text) * rows))
+
+
+def draft(drafter: Any, text: list[tuple[list[int], list[int]]], length: int) -> Call:
+    """A draft after the commitment of two tokens."""
+    state, prefix = standing(drafter, text, None)
+    committed, prefix.outputs = prefix.outputs, [output[:-2] for output in prefix.outputs]
+    drafter.propose(state, prefix, uniform(len(text), length))
+    prefix.outputs, causal = committed, hasattr(state, "read")
+    read = list(state.read) if causal else []
+
+    def run() -> None:
+        if causal:
+            state.read[:] = read
+        drafter.propose(state, prefix, uniform(len(text), length))
+
+    rows = length + 1 if causal else COMMITTED + length
+    return Call(f"draft {length}", "propose" if causal else "draft", run, *work(drafter.model.stack, rows))
+
+
+def encoding(model: Any, source: Source) -> Call:
+    return Call(f"encode {source.longest}", "encode", lambda: model.encoder(source), *work(model.encoder.stack, source.longest))
+
+
+def work(stack: Stack, rows: int) -> tuple[int, int]:
+    """The products of so many rows with a stack's weights, and the weights' bytes."""
+    layers = [linear for layer in stack.layers for linear in layer]
+    linears = [linear for linear in (*layers, stack.projection, stack.gate) if linear is not None]
+    return rows * sum(linear.outputs * linear.inputs for linear in linears), sum(linear.weight_bytes for linear in linears)
+
+
+class Peaks:
+    """What so many threads reach together, measured when it is asked for first."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            built = Path(folder) / "peaks.so"
+            source = Path(__file__).with_suffix("").with_name("peaks.cpp")
+            command = [os.environ.get("CXX", "c++"), "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(built)]
+            subprocess.run(command, check=True)
+            self.library = ctypes.CDLL(str(built))
+        self.library.read_rate.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_double]
+        self.library.product_rate.argtypes = [ctypes.c_int, ctypes.c_double]
+        self.library.read_rate.restype = self.library.product_rate.restype = ctypes.c_double
+
+    def products(self, dtype: str, threads: int) -> float:
+        """Products a second of the widest instruction for a data type; bytes are widened to float32 where there is none."""
+
+        def measured(_: int) -> float:
+            return (dtype == "int8" and self.library.product_rate(1, PEAK_SECONDS)) or self.library.product_rate(0, PEAK_SECONDS)
+
+        return self._together(f"{'int8' if dtype == 'int8' else 'float32'} products/s, {threads} threads", threads, measured)
+
+    def bytes(self, size: int, threads: int) -> float:
+        """Bytes a second of reading so many bytes again and again, each thread its part."""
+        each = size // threads // 4096 * 4096
+        memory = torch.zeros(size + 4096, dtype=torch.uint8)
+        start = (memory.data_ptr() + 4095) // 4096 * 4096
+        return self._together(
+            f"bytes/s of {size:,}, {threads} threads",
+            threads,
+            lambda member: self.library.read_rate(start + member * each, each, PEAK_SECONDS),
+        )
+
+    def _together(self, name: str, threads: int, measured: Callable[[int], float]) -> float:
+        if name not in self.found:
+            with ThreadPoolExecutor(threads) as pool:
+                self.found[name] = sum(pool.map(measured, range(threads)))
+        return self.found[name]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
