@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -126,7 +126,7 @@ def chosen(pair: Pair, lines: Sequence[str]) -> list[tuple[list[int], list[int]]
 def calls(pair: Pair, text: list[tuple[list[int], list[int]]], dtype: str, threads: int) -> list[Call]:
     """All the calls that are timed."""
     translator = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", dtype=dtype, threads=threads))
-    verifier, drafter = translator.roles.verifier, translator.roles.drafter
+    verifier, drafter = cast(Any, translator.roles.verifier), translator.roles.drafter
     found = [verification(verifier, text[:sentences], rows) for sentences, rows in VERIFICATIONS]
     if pair.drafter:
         found += [draft(drafter, text[:1], length) for length in DRAFTS]

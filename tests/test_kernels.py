@@ -351,8 +351,9 @@ def test_speculation_is_exact_in_every_dtype(shape, dtype, variant, arch):
 
 
 def attended(query, entries, heads, scale, *, from_=0, to=0, sinks=0, listed=(), tree=(0, ())):
-    """The kernels' attention of ``query`` (D,) over ``entries`` (T, 2 D) -> (D,). ``tree``: the first node's position, and whether
-    each node is seen.
+    """The kernels' attention of ``query`` (D,) over ``entries`` (T, 2 D) -> (D,).
+
+    ``tree``: the first node's position, and whether each node is seen.
     """
     first, nodes = tree
     words = [sum(1 << i for i, seen in enumerate(nodes[start : start + 64]) if seen) for start in range(0, len(nodes), 64)]

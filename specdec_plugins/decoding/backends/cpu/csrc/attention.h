@@ -1,8 +1,8 @@
 // Attention of one query over cached entries: which it sees, and softmax(q k) v over them.
 //
-// Entries are taken in blocks of W positions that begin at multiples of W. An entry's lane and the order of every sum depend on its
-// position only, and entries that are not seen take no part: so a result is the same, bit for bit, however its entries were asked
-// for. Shape letters: D width.
+// Entries are taken in blocks of W positions that begin at multiples of W. An entry's lane and the order of every sum depend on
+// its position only, and entries that are not seen take no part: so a result is the same, bit for bit, however its entries were
+// asked for. Shape letters: D width.
 #pragma once
 
 #include <algorithm>
@@ -121,7 +121,8 @@ inline void attend(const float* query, const float* entries, size_t stride, cons
                    float* scratch, float* to) {
     Block* blocks = reinterpret_cast<Block*>(scratch);
     const int size = width / heads, count = blocks_of(seen, blocks);
-    float *weights = reinterpret_cast<float*>(blocks + count), *norms = weights + heads * count * W;  // (heads, count, W), (heads,)
+    float* weights = reinterpret_cast<float*>(blocks + count);  // (heads, count, W)
+    float* norms = weights + heads * count * W;                 // (heads,)
     for (int b = 0; b < count; ++b)
         for (int head = 0; head < heads; ++head) {
             const Block& block = blocks[b];

@@ -240,8 +240,8 @@ class Forward {
         each_row(part, [&](int row) {
             const Row& what = rows[row];
             const int64_t slot = source ? what.source_slot : what.slot;
-            attend(&queries[size_t(row) * stack.width], data + slot * entries.slot, 2 * stack.width, source ? Seen(what.source_length) : what.visible,
-                   stack.width, stack.heads, scale, attention[part.member].data(), &input.values[size_t(row) * stack.width]);
+            attend(&queries[size_t(row) * stack.width], data + slot * entries.slot, 2 * stack.width,
+                   source ? Seen(what.source_length) : what.visible, stack.width, stack.heads, scale, attention[part.member].data(), &input.values[size_t(row) * stack.width]);
             quantise(input, next, row);
         });
         sync();

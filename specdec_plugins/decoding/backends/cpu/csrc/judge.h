@@ -48,8 +48,8 @@ struct Judge {
     std::vector<int64_t> forbidden;
     int64_t vocabulary;
 
-    // Judges position k of a draft by its logits (V). Restores what it changes in them; `kept` is scratch memory of as many numbers
-    // as there are forbidden tokens.
+    // Judges position k of a draft by its logits (V). Restores what it changes in them; `kept` is scratch memory of as many
+    // numbers as there are forbidden tokens.
     Chosen operator()(const Draft& draft, int64_t k, float* values, float* kept) const {
         const int64_t eos = forbidden.back();
         const size_t count = forbidden.size() - (k >= draft.minimum);

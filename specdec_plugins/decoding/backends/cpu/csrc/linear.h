@@ -70,7 +70,8 @@ struct Linear {
     Kind kind;
 
     Linear(const float* w, const float* b, int outputs, int inputs, Kind kind)
-        : outputs(outputs), inputs(inputs), panels((outputs + TILE - 1) / TILE), kind(kind), memory(allocate(panels * panel_bytes())) {
+        : outputs(outputs), inputs(inputs), panels((outputs + TILE - 1) / TILE), kind(kind),
+          memory(allocate(panels * panel_bytes())) {
         std::memset(memory.get(), 0, panels * panel_bytes());
         for (int o = 0; o < outputs; ++o) pack(w + size_t(o) * inputs, b ? b[o] : 0.0f, o);
     }

@@ -47,9 +47,9 @@ inline Floats pick(Floats a, Floats b) {
 #endif
 }
 
-// One step of a reduction of two vectors side by side: each lane joins the one STEP away. Lanes whose number has the bit STEP are of
-// `b` then, the others of `a`; a vector by itself, given twice, is reduced everywhere. In whatever lane, the joins of a vector's
-// numbers are the same, so how many are reduced together does not show in the result.
+// One step of a reduction of two vectors side by side: each lane joins the one STEP away. Then lanes whose number has the bit
+// STEP are of `b`, the others of `a`; a vector by itself, given twice, is reduced in every lane. The joins of a vector's numbers
+// are the same in every lane, so a result does not depend on how many vectors are reduced together.
 template <int STEP, class Join, int... LANE>
 inline Floats join_lanes(Floats a, Floats b, Join&& join, std::integer_sequence<int, LANE...>) {
     return join(pick<(LANE & STEP ? W + LANE : LANE)...>(a, b), pick<(LANE & STEP ? W : 0) + (LANE ^ STEP)...>(a, b));
