@@ -12,7 +12,6 @@ runs in a process of its own; rounds are interleaved. The last line is JSON.
 
 import argparse
 import json
-import os
 import random
 import statistics
 import sys
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from specdec_plugins.cpus import usable_cpus  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.measure.systems import DTYPES, convert  # noqa: E402
 
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--sentences", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cpus())
     options = parser.parse_args()
     if not find_spec("ctranslate2"):
         print("ctranslate2 is not installed, and is left out: pip install 'specdec[bench]'", file=sys.stderr)

@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from specdec_plugins.cpus import usable_cpus
+
 PACKAGES = ("torch", "fairseq-fixed", "fairseq", "ctranslate2")
 
 
@@ -28,7 +30,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         gpu["gpu"] = torch.cuda.get_device_name(device)
     return {
         "date": time.strftime("%Y-%m-%d"), "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
+        "cores": usable_cpus(), "python": platform.python_version(),
         **versions, **gpu,
     }  # fmt: skip
 
@@ -45,7 +47,7 @@ def thread_choices(device: str = "cpu") -> list[int]:
     """Numbers of threads to try: the powers of two up to all cores, and all cores; on a GPU only 1."""
     if device != "cpu":
         return [1]
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus()
     return sorted({*(1 << n for n in range(cores.bit_length()) if 1 << n <= cores), cores})
 
 
