@@ -30,28 +30,28 @@ def usual_threads() -> int:
     return threads if "OMP_NUM_THREADS" in os.environ else min(threads, usable_cpus())
 
 
-def quotas(process: Path = PROCESS) -> Iterator[float]:
+def quotas() -> Iterator[float]:
     """The CPUs' worth of time that each control group that the process is in may take; nothing for those without a limit.
 
-    Files that are missing or cannot be read stand for no limit. ``process`` is its folder in /proc.
+    Files that are missing or cannot be read stand for no limit.
     """
-    for folder, mount, version in cpu_groups(process):
+    for folder, mount, version in cpu_groups():
         for group in (folder, *folder.parents):
             yield from limit(group, version)
             if group == mount:
                 break
 
 
-def cpu_groups(process: Path = PROCESS) -> Iterator[tuple[Path, Path, int]]:
+def cpu_groups() -> Iterator[tuple[Path, Path, int]]:
     """Of each hierarchy of control groups that can limit CPU time: the process's folder, where it is mounted, version 1 or 2."""
     paths = {}  # of the process's group, by version
-    for line in lines(process / "cgroup"):
+    for line in lines(PROCESS / "cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:
             paths[2] = path
         elif "cpu" in controllers.split(","):
             paths[1] = path
-    for line in lines(process / "mountinfo"):
+    for line in lines(PROCESS / "mountinfo"):
         mounted, _, system = line.partition(" - ")
         (root, mount), (kind, _, options) = mounted.split()[3:5], system.split()[:3]
         version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "cpu" in options.split(",") else 0

@@ -1,8 +1,8 @@
 // Threads that run a pass together and meet at barriers, and how many of them take part beside other programs.
 //
 // A phase between two barriers takes microseconds, so members that wait for the others spin. But a member that the system has
-// taken off its core holds all others up for milliseconds, at any of a pass's barriers, of which there are some fifty. After such
-// a stall fewer members take part for a while. Results do not depend on their number.
+// taken off its core holds all others up for milliseconds, at any of a pass's barriers, of which there are some fifty. While
+// that happens often, fewer members take part. Results do not depend on their number.
 #pragma once
 
 #include <algorithm>
@@ -47,26 +47,28 @@ inline Duration core_time() {
     return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) ? 0ns : std::chrono::seconds(time.tv_sec) + 1ns * time.tv_nsec;
 }
 
-// How many members take part. After a stall there is one less, for a period four times as long as the last one. After a period
-// without a stall there is one more, for half as long. So under lasting load attempts become rare, and one stall costs little.
+// How many members take part. If stalls take more than a quarter of the time, there is one less, for a period four times as long
+// as the last one. After a period without that there is one more, for half as long. So under lasting load attempts become rare.
 class Attendance {
   public:
     explicit Attendance(int all) : all(all), size(all) {}
-    // Called after a run; returns how many take part in the next one.
-    int next(bool stalled, Clock::time_point now) {
-        if (!stalled && now < until) return size;
-        size = stalled ? std::max(size - 1, 1) : std::min(size + 1, all);
-        period = stalled ? std::min(4 * period, LONGEST) : std::max(period / 2, SHORTEST);
+    // Called after a run that lost some of its time; returns how many take part in the next one.
+    int next(Duration lost, Duration elapsed, Clock::time_point now) {
+        excess = std::max(excess + lost - elapsed / 4, Duration{});  // a member brings more than a quarter
+        const bool fewer = excess > TOLERATED;
+        if (!fewer && now < until) return size;
+        if (fewer) excess = {};
+        size = fewer ? std::max(size - 1, 1) : std::min(size + 1, all);
+        period = fewer ? std::min(4 * period, LONGEST) : std::max(period / 2, SHORTEST);
         until = now + period;
         return size;
     }
-    // Whether only a stall changes it.
-    bool full() const { return size == all && period == SHORTEST; }
 
   private:
-    // A stall lasts one or two time slices of some 3 ms: less than a percent of LONGEST.
-    static constexpr Duration SHORTEST = 1ms, LONGEST = 1s;
+    // A stall lasts one or two time slices of some 3 ms. A single one changes nothing; an attempt costs two, or one percent of LONGEST.
+    static constexpr Duration TOLERATED = 4ms, SHORTEST = 4ms, LONGEST = 1s;
     int all, size;
+    Duration excess{};  // lost beyond a quarter of the time
     Duration period = SHORTEST;
     Clock::time_point until{};
 };
@@ -87,15 +89,17 @@ class Team {
     // Calls task(member) on every thread that takes part; returns when all have returned.
     template <class Task>
     void run(Task&& task) {
+        if (workers.empty()) return task(0);
+        began = Clock::now();
         if (size == 1) {
             task(0);
         } else {
             job = [&](int member) { task(member); };
-            began = Clock::now();
             for (int member = 1; member < size; ++member) wake(workers[member - 1]);
             work(0);
         }
-        if (stalled || !attendance.full()) size = attendance.next(std::exchange(stalled, false), Clock::now());
+        const auto now = Clock::now();
+        size = attendance.next(std::exchange(lost, {}), now - began, now);
     }
     // A barrier: returns when every member has called it.
     void sync() {
@@ -157,12 +161,10 @@ class Team {
         job(member);
         sync();
     }
-    // Called by the last to arrive at a barrier at which others have waited for long: it had much work, or no core. The latter is a
-    // stall, unless it is small beside the run: one member less would cost more.
+    // Called by the last to arrive at a barrier at which others have waited for long: it had much work, or no core.
     void account() {
         const auto now = Clock::now();
-        const auto elapsed = now - began, missing = elapsed - (core_time() - own.on_core) - own.slept;
-        if (missing > std::max(LATE, elapsed / 8)) stalled = true;
+        lost = std::max(lost, now - began - (core_time() - own.on_core) - own.slept);
         released.store(now, std::memory_order_relaxed);
     }
 
@@ -174,7 +176,7 @@ class Team {
     std::atomic<unsigned> round{0};
     std::atomic<int> arrived{0};
     std::atomic<bool> late{false};  // somebody is, at this barrier
-    bool stalled = false;  // somebody had no core in this run; written by the last to arrive at a barrier: one at a time
+    Duration lost{};  // most that a member had no core in this run; written by the last to arrive at a barrier: one at a time
 };
 
 struct Range {

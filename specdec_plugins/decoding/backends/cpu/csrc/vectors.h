@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 namespace {
 
@@ -32,22 +33,22 @@ inline Floats load(const int8_t* from) { return __builtin_convertvector(*reinter
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
 inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
-// Permutations that exchange each lane with the one W / 2, W / 4, .. 1 away, for reductions. Tables, because the compiler would
-// otherwise assemble each permutation lane by lane.
-struct Exchanges {
-    int32_t lanes[4][W] = {};
-    constexpr Exchanges() {
-        for (int turn = 0, step = W / 2; step; ++turn, step /= 2)
-            for (int lane = 0; lane < W; ++lane) lanes[turn][lane] = lane ^ step;
-    }
-};
-constexpr Exchanges EXCHANGES;
+// Exchanges each lane with the one STEP away. The lanes are constants, or the compiler would assemble the result lane by lane.
+template <int STEP, int... LANES>
+inline Floats exchanged(Floats value, std::integer_sequence<int, LANES...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(value, value, (LANES ^ STEP)...);
+#else
+    return __builtin_shuffle(value, Ints{(LANES ^ STEP)...});
+#endif
+}
 
-template <class Join>
+template <int STEP = W / 2, class Join>
 inline float reduce(Floats value, Join&& join) {
-    for (int turn = 0, step = W / 2; step; ++turn, step /= 2)
-        value = join(value, __builtin_shuffle(value, *reinterpret_cast<const Ints*>(EXCHANGES.lanes[turn])));
-    return value[0];
+    if constexpr (STEP == 0)
+        return value[0];
+    else
+        return reduce<STEP / 2>(join(value, exchanged<STEP>(value, std::make_integer_sequence<int, W>())), join);
 }
 inline float sum(Floats value) {
     return reduce(value, [](Floats a, Floats b) { return a + b; });
