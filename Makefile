@@ -1,10 +1,11 @@
-# make demo: translate with the pair that ships.  make toy: train a toy pair.  make test, make test-long: the tests.  make check: lint, types.
+# make demo: translate with the pair that ships.  make toy: train a toy pair.  make test, make test-long: the tests.
+# make check: lint, types.  make sanitize: the kernels under sanitizers.
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check
 # Where torch comes from, if not PyPI: make TORCH_INDEX=https://download.pytorch.org/whl/cpu install
 TORCH_INDEX ?=
 
-.PHONY: install demo toy test test-long check bench bench-step clean
+.PHONY: install demo toy test test-long check sanitize bench bench-step clean
 
 install: .venv/installed
 
@@ -33,6 +34,9 @@ check: .venv/installed
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+
+sanitize: .venv/installed
+	.ci/sanitize
 
 # Text to measure with: the demo's few sentences, unless data/multi30k.sh has fetched a test set or SPECDEC_CORPORA names a folder
 BENCH_TEXT ?= $(firstword $(wildcard $(SPECDEC_CORPORA)/multi30k/test2016.en data/prepared/multi30k/raw/test.en) data/demo.txt)

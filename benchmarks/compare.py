@@ -64,9 +64,16 @@ class Worker:
         self.ask(lines)
 
     def ask(self, order):
-        assert self.process.stdin and self.process.stdout
+        self.send(order)
+        return self.receive()
+
+    def send(self, order) -> None:
+        assert self.process.stdin
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
+
+    def receive(self):
+        assert self.process.stdout
         answer = self.process.stdout.readline()
         if not answer:
             sys.exit(f"compare.py: error: the process of {self.process.args!r} ended")

@@ -16,7 +16,6 @@ import argparse
 import gc
 import json
 import math
-import os
 import random
 import statistics
 import sys
@@ -34,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from specdec_plugins.cpus import usable_cpus  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.binding import library  # noqa: E402
 from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--reference", type=Path, metavar="FILE", help="for tolerance")
     parser.add_argument("--against", metavar="DIR", help="for drafters: the same verifier with another drafter")
     parser.add_argument("--sentences", type=int, metavar="N", help="only the first N")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 6, 8, 12], metavar="K", help="for acceptance")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N", help="for auto")

@@ -13,7 +13,6 @@ fails prints why. Figures are microseconds a pass; the last line is JSON.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -33,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from specdec_plugins.cpus import usable_cpus  # noqa: E402
 from specdec_plugins.decoding.backends.torch.transformer import attention  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 
@@ -269,7 +269,7 @@ def main() -> int:
     parser.add_argument("--routes", nargs="+", default=list(ROUTES), choices=ROUTES, metavar="R")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    threads = sorted({1, len(os.sched_getaffinity(0))})
+    threads = sorted({1, usable_cpus()})
     rows = []
     for width in options.positions:
         found: dict[tuple[str, str, int], tuple[ProcessPoolExecutor, list[float]]] = {}

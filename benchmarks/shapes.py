@@ -12,7 +12,6 @@ system runs in a process of its own; rounds are interleaved. The last line is JS
 
 import argparse
 import json
-import os
 import random
 import statistics
 import sys
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from specdec_plugins.cpus import usable_cpus  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, convert  # noqa: E402
 
@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--sentences", type=int, default=64, help="at least as many as the batch size are decoded")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cpus())
     options = parser.parse_args()
     known = DTYPES if options.device == "cpu" else GPU_DTYPES
     options.dtypes = options.dtypes or (["float32", "int8"] if options.device == "cpu" else ["float16"])

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from specdec_plugins.cpus import usual_threads
+
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
@@ -38,7 +40,7 @@ class Settings:
     beam: int = 1  # of strategy fairseq
     device: str = "cpu"
     dtype: str = "float32"  # "auto": the fastest, as `assemble` says
-    threads: int | None = None  # of the whole process; None: torch's choice
+    threads: int | None = None  # of the whole process; None: `usual_threads`
 
     def __post_init__(self):
         if faults := [*self._values(), *self._combinations()]:
@@ -86,10 +88,3 @@ class Settings:
             return self
         device = f"cuda:{number}" if self.device == "cuda" else self.device
         return replace(self, device=device, threads=max(1, (self.threads or usual_threads()) // workers))
-
-
-def usual_threads() -> int:
-    """As many as torch would take."""
-    import torch
-
-    return torch.get_num_threads()

@@ -4,14 +4,18 @@ B rows, S source positions, T target positions, D width, V vocabulary, R width o
 """
 
 import math
+import os
+import platform
 import random
 from array import array
 from functools import partial, reduce
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import run_python
 
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Stack, integers, start, starts
@@ -436,14 +440,54 @@ def test_propose_is_read_and_choose(gate, variant):
 # ---- errors
 
 
-def test_too_little_memory_is_an_error(variant):
-    weight, library, engine = torch.zeros(4), binding.library(), Engine(1)
-    with pytest.raises(MemoryError, match="weights"):
-        library.specdec_linear(weight.data_ptr(), None, 2**12, 2**30, 0)  # biases and scales, which come first, stay small
-    decoder = Decoder()
+def test_too_little_memory_for_weights_is_an_error(variant):
+    with pytest.raises(MemoryError, match="weights"):  # biases and scales stay small
+        binding.library().specdec_linear(torch.zeros(4).data_ptr(), None, 2**12, 2**30, 0)
+
+
+def test_too_little_memory_for_a_pass_is_an_error(variant):
+    weight, library, engine, decoder = torch.zeros(4), binding.library(), Engine(1), Decoder()
     numbers = integers([0, 1], [3])
     with pytest.raises(MemoryError, match="pass"):
         library.specdec_encode(engine.pointer, decoder.stack.pointer, 1, 2**50, start(numbers), weight.data_ptr())
+
+
+@pytest.mark.skipif(not os.environ.get("CI"), reason="where CI is not set, PyTorch may compute alone")
+def test_every_variant_is_compiled():
+    """setup.py marks them optional: a variant that does not compile is left out without an error."""
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    folder = Path(binding.__file__).parent
+    compiled = {name for name in binding.VARIANTS if list(folder.glob(f"_kernels_{name}.*"))}
+    assert compiled == (set(binding.VARIANTS) if x86 else {"generic"})
+
+
+def test_members_that_share_a_core_give_up():
+    """Two threads on one core: a pass takes about as long as on one thread, and gives the same. No more than at first is lost."""
+    program = """
+import os, sys, time
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+sys.path.insert(0, "tests")
+import torch
+from test_binding import Decoder, texts
+import random
+seconds, results = [], []
+for threads in (1, 2):
+    decoder = Decoder(threads=threads)
+    decoder.remember(torch.ones(1, 5, 64), [5], [0])
+    tokens = texts(random.Random(1), [9])
+    read = lambda: decoder.read(tokens, [0], [0], [0], [5])[0].logits
+    began = time.perf_counter()
+    while time.perf_counter() - began < 1: results.append(read().tolist())
+    taken = []
+    for _ in range(200):
+        began = time.perf_counter()
+        read()
+        taken.append(time.perf_counter() - began)
+    seconds.append(sorted(taken)[100])
+assert all(each == results[0] for each in results)
+print(seconds[1] / seconds[0])
+"""
+    assert float(run_python("-c", program).stdout) < 3  # 20 and more with two members all the time
 
 
 def test_a_library_of_other_sources_is_refused(variant, monkeypatch):

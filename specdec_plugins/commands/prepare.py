@@ -38,6 +38,7 @@ from typing import Any
 
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import run_command
+from specdec_plugins.cpus import usable_cpus
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.lines import read_lines
@@ -432,7 +433,7 @@ def parser() -> argparse.ArgumentParser:
         help="longest training sentence in subwords, 0 for any (default 175; any with --bpe-applied)")  # fmt: skip
     add("--max-ratio", type=float, metavar="X",
         help="greatest length ratio of a training pair, 0 for any (default 1.5; any with --bpe-applied)")  # fmt: skip
-    add("--workers", type=whole, default=os.cpu_count(), metavar="N", help="processes (default %(default)s)")
+    add("--workers", type=whole, default=usable_cpus(), metavar="N", help="processes (default %(default)s)")
     return p
 
 

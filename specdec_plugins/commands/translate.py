@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
     how.add_argument("--dtype", choices=DTYPES, default="float32",
                      help="of the weights (default: float32; auto: the fastest, int8 on a CPU, float16 on a GPU)")  # fmt: skip
-    how.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)")
+    how.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: as many as there are CPUs to use)")
     how.add_argument("--workers", type=int, default=1, metavar="N",
                      help="processes that share the threads; with --device cuda, each has a GPU of its own")  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
@@ -13,7 +14,7 @@ from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel, Model
 
 RECORDINGS = 1 / 8  # of a GPU's memory that recorded passes may take
-THREADS = torch.get_num_threads()  # torch's choice, before anything here changes it
+THREADS = usual_threads()  # found out before anything here changes torch's choice
 
 
 def assemble(

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specdec_plugins.cpus import usable_cpus
+
 PACKAGES = ("torch", "fairseq-fixed", "fairseq", "ctranslate2")
 
 
@@ -67,7 +69,7 @@ def cpu_name() -> str:
 
 def cores() -> int:
     """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return usable_cpus()
 
 
 def thread_choices(device: str = "cpu") -> list[int]:

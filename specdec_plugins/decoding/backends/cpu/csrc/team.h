@@ -1,13 +1,25 @@
-// Threads that run a pass together and meet at barriers. They spin while they wait, because a phase takes microseconds.
+// Threads that run a pass together and meet at barriers, and how many of them take part beside other programs.
+//
+// A phase between two barriers takes microseconds, so members that wait for the others spin. But a member that the system has
+// taken off its core holds all others up for milliseconds, at any of a pass's barriers, of which there are some fifty. While
+// that happens often, fewer members take part. Results do not depend on their number.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <functional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
+using Duration = Clock::duration;
+using namespace std::chrono_literals;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -15,72 +27,156 @@ inline void pause() {
 #endif
 }
 
+// Waits until `word` is not `old`, awake: calls `idle` again and again. Gives up after about `limit`, by the clock, as a pause takes
+// 15 ns on some CPUs and 60 on others.
+template <class Idle>
+inline bool changes(const std::atomic<unsigned>& word, unsigned old, Duration limit, Idle&& idle) {
+    constexpr int TURNS = 16;  // between two looks at the clock
+    for (Clock::time_point end{};;) {
+        for (int turn = 0; turn < TURNS; ++turn, idle())
+            if (word.load(std::memory_order_acquire) != old) return true;
+        const auto now = Clock::now();
+        if (end == Clock::time_point{}) end = now + limit;
+        if (now >= end) return false;
+    }
+}
+
+// Time that the calling thread has spent on a core.
+inline Duration core_time() {
+    timespec time;
+    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) ? 0ns : std::chrono::seconds(time.tv_sec) + 1ns * time.tv_nsec;
+}
+
+// How many members take part. If stalls take more than a quarter of the time, there is one less, for a period four times as long
+// as the last one. After a period without that there is one more, for half as long. So under lasting load attempts become rare.
+class Attendance {
+  public:
+    explicit Attendance(int all) : all(all), size(all) {}
+    // Called after a run that lost some of its time; returns how many take part in the next one.
+    int next(Duration lost, Duration elapsed, Clock::time_point now) {
+        excess = std::max(excess + lost - elapsed / 4, Duration{});  // a member brings more than a quarter
+        const bool fewer = excess > TOLERATED;
+        if (!fewer && now < until) return size;
+        if (fewer) excess = {};
+        size = fewer ? std::max(size - 1, 1) : std::min(size + 1, all);
+        period = fewer ? std::min(4 * period, LONGEST) : std::max(period / 2, SHORTEST);
+        until = now + period;
+        return size;
+    }
+
+  private:
+    // A stall lasts one or two time slices of some 3 ms. A single one changes nothing; an attempt costs two, or one percent of LONGEST.
+    static constexpr Duration TOLERATED = 4ms, SHORTEST = 4ms, LONGEST = 1s;
+    int all, size;
+    Duration excess{};  // lost beyond a quarter of the time
+    Duration period = SHORTEST;
+    Clock::time_point until{};
+};
+
 // The calling thread is member 0; the others sleep between calls of `run`.
 class Team {
   public:
-    explicit Team(int size) : size(size) {
+    explicit Team(int all) : size(all), attendance(all), workers(all - 1) {
         try {
-            for (int member = 1; member < size; ++member) workers.emplace_back([this, member] { serve(member); });
+            for (int member = 1; member < all; ++member)
+                workers[member - 1].thread = std::thread([this, member] { serve(member); });
         } catch (...) {  // no more threads: those that have started must end before the exception goes on
             stop();
             throw;
         }
     }
     ~Team() { stop(); }
-    // Calls task(member) on every thread; returns when all have returned.
+    // Calls task(member) on every thread that takes part; returns when all have returned.
     template <class Task>
     void run(Task&& task) {
-        if (size == 1) return task(0);
-        job = [&](int member) { task(member); };
-        begin();
-        task(0);
-        sync();
+        if (workers.empty()) return task(0);
+        began = Clock::now();
+        if (size == 1) {
+            task(0);
+        } else {
+            job = [&](int member) { task(member); };
+            for (int member = 1; member < size; ++member) wake(workers[member - 1]);
+            work(0);
+        }
+        const auto now = Clock::now();
+        size = attendance.next(std::exchange(lost, {}), now - began, now);
     }
     // A barrier: returns when every member has called it.
     void sync() {
-        if (size == 1) return;
-        unsigned turn = round.load(std::memory_order_relaxed);
-        if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
+        const int expected = size;  // read before the others may leave
+        if (expected == 1) return;
+        const unsigned turn = round.load(std::memory_order_relaxed);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) == expected - 1) {
+            if (late.exchange(false, std::memory_order_relaxed)) account();
             arrived.store(0, std::memory_order_relaxed);
-            round.store(turn + 1, std::memory_order_release);
-        } else {
-            for (int spins = 0; round.load(std::memory_order_acquire) == turn;)
-                if (++spins < SPINS_AT_BARRIER)
-                    pause();
-                else
-                    std::this_thread::yield();
+            round.fetch_add(1);  // sequentially consistent, as `notify_all` looks next for those who have gone to sleep
+            round.notify_all();
+        } else if (!changes(round, turn, LATE, pause)) {
+            late.store(true, std::memory_order_relaxed);
+            if (changes(round, turn, AWAKE, std::this_thread::yield)) return;
+            const auto from = Clock::now();
+            round.wait(turn, std::memory_order_acquire);
+            own.slept += std::max(released.load(std::memory_order_relaxed) - from, Duration{});
         }
     }
-    const int size;
+    int size;  // members that take part in a run: it changes when `run` returns
 
   private:
-    // Pauses (some 15 ns each) before a waiting thread gives its core away: at a barrier for the others are about to arrive, and
-    // between passes for as long as the caller usually takes to start the next one.
-    static constexpr int SPINS_AT_BARRIER = 4000, SPINS_BETWEEN_PASSES = 20000;
+    // At a barrier the others are about to arrive, and between runs the caller usually starts the next one soon. A member waits for
+    // LATE without giving its core away, more than phases differ by. Then it lets others on its core have it; it sleeps only after
+    // AWAKE more, as to be woken takes a virtual machine some 30 us, often far longer, which the others would wait for in turn.
+    static constexpr Duration LATE = 200us, AWAKE = 1ms;
 
-    void begin() {
-        if (size == 1) return;
-        calls.fetch_add(1, std::memory_order_release);
-        calls.notify_all();
+    struct alignas(64) Worker {
+        std::atomic<unsigned> calls{0};
+        std::thread thread;
+    };
+    // Of the run that a thread takes part in.
+    struct Times {
+        Duration on_core;  // by `core_time`, when it began
+        Duration slept;    // at barriers, waiting for others
+    };
+    static inline thread_local Times own;
+
+    static void wake(Worker& worker) {
+        worker.calls.fetch_add(1);
+        worker.calls.notify_one();
     }
     void stop() {
         job = nullptr;
-        begin();
-        for (auto& worker : workers) worker.join();
+        for (Worker& worker : workers)
+            if (worker.thread.joinable()) wake(worker), worker.thread.join();
     }
     void serve(int member) {
+        std::atomic<unsigned>& calls = workers[member - 1].calls;
         for (unsigned seen = 0;; ++seen) {
-            for (int spins = 0; calls.load(std::memory_order_acquire) == seen && spins < SPINS_BETWEEN_PASSES; ++spins) pause();
-            calls.wait(seen, std::memory_order_acquire);
+            if (!changes(calls, seen, LATE, pause) && !changes(calls, seen, AWAKE, std::this_thread::yield))
+                calls.wait(seen, std::memory_order_acquire);
             if (!job) return;
-            job(member);
-            sync();
+            work(member);
         }
     }
+    void work(int member) {
+        own = {core_time(), {}};
+        job(member);
+        sync();
+    }
+    // Called by the last to arrive at a barrier at which others have waited for long: it had much work, or no core.
+    void account() {
+        const auto now = Clock::now();
+        lost = std::max(lost, now - began - (core_time() - own.on_core) - own.slept);
+        released.store(now, std::memory_order_relaxed);
+    }
+
     std::function<void(int)> job;
-    std::vector<std::thread> workers;
-    std::atomic<unsigned> calls{0}, round{0};
+    Attendance attendance;
+    std::vector<Worker> workers;
+    Clock::time_point began{};  // this run
+    std::atomic<Clock::time_point> released{};  // when the last of those barriers was left at which somebody was late
+    std::atomic<unsigned> round{0};
     std::atomic<int> arrived{0};
+    std::atomic<bool> late{false};  // somebody is, at this barrier
+    Duration lost{};  // most that a member had no core in this run; written by the last to arrive at a barrier: one at a time
 };
 
 struct Range {
