@@ -123,12 +123,13 @@ class NativeLoop:
         for iteration in range(taken):
             tokens, accepted, own, cut, parts = [], [], [], [], []
             for row in range(iteration * rows, (iteration + 1) * rows):
-                drafted, count, token, ended, *draft = record[row * (longest + 4) : (row + 1) * (longest + 4)]
-                tokens.append(draft[:drafted])
+                at, first = row * (longest + 4), row * (longest + 1)
+                drafted, count, token, ended = record[at : at + 4]
+                tokens.append(record[at + 4 : at + 4 + drafted])
                 accepted.append(count)
                 own.append(token)
-                cut.append(bool(ended))
-                parts.append(scores[row * (longest + 1) : row * (longest + 1) + count + 1])
+                cut.append(ended != 0)
+                parts.append(scores[first : first + count + 1])
             found.append((Draft(tokens), Verdict(accepted, own, parts, cut)))
         return found
 
