@@ -122,9 +122,10 @@ class Team {
     int size;  // members that take part in a run: it changes when `run` returns
 
   private:
-    // At a barrier the others are about to arrive, and between runs the caller usually starts the next one soon. A member waits for
-    // LATE without giving its core away, more than phases differ by. Then it lets others on its core have it; it sleeps only after
-    // AWAKE more, as to be woken takes a virtual machine some 30 us, often far longer, which the others would wait for in turn.
+    // At a barrier the others are about to arrive. A member waits for LATE without giving its core away, more than phases differ by.
+    // Then it lets others have it, perhaps the one that is waited for; it sleeps only after AWAKE more, as to be woken takes a virtual
+    // machine some 30 us, often far longer, which the others would wait for in turn. Between runs it gives its core away only to
+    // sleep, after AWAKE: who yields is back after others' time slices, and the caller usually starts the next run before.
     static constexpr Duration LATE = 200us, AWAKE = 1ms;
 
     struct alignas(64) Worker {
@@ -150,8 +151,7 @@ class Team {
     void serve(int member) {
         std::atomic<unsigned>& calls = workers[member - 1].calls;
         for (unsigned seen = 0;; ++seen) {
-            if (!changes(calls, seen, LATE, pause) && !changes(calls, seen, AWAKE, std::this_thread::yield))
-                calls.wait(seen, std::memory_order_acquire);
+            if (!changes(calls, seen, AWAKE, pause)) calls.wait(seen, std::memory_order_acquire);
             if (!job) return;
             work(member);
         }
