@@ -12,10 +12,11 @@ FAIRSEQ_SIDE = ("models", "criterions", "tasks")
 # What the files of a part of the package may import, inside functions too: itself, and these.
 MAY_IMPORT = {
     "text": (),
-    "settings": (),
+    "cpus": (),
+    "settings": ("cpus",),
     "workers": (),
     "formats": ("text",),
-    "decoding": ("formats.spec",),
+    "decoding": ("formats.spec", "cpus"),
     "training": (
         "decoding",
         "formats",
@@ -24,8 +25,8 @@ MAY_IMPORT = {
         *FAIRSEQ_SIDE,
     ),  # initialise.py is encoder_initial.py's command
     "translator": ("decoding", "formats", "text", "settings", "measure.fairseq_generator"),
-    "measure": ("decoding", "formats", "text", "settings", "translator", "workers"),
-    "commands": ("decoding", "formats", "text", "settings", "translator", "workers", "measure", "training"),
+    "measure": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers"),
+    "commands": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers", "measure", "training"),
     "models": ("decoding", "formats", "training", "criterions"),
     "criterions": ("formats", "training"),
     "tasks": ("decoding", "formats", "text", "training", "models", "criterions"),

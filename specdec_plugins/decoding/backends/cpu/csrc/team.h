@@ -55,7 +55,7 @@ class Attendance {
     // Called after a run that lost some of its time; returns how many take part in the next one.
     int next(Duration lost, Duration elapsed, Clock::time_point now) {
         excess = std::max(excess + lost - elapsed / 4, Duration{});  // a member brings more than a quarter
-        const bool fewer = excess > TOLERATED;
+        const bool fewer = excess > (period == SHORTEST ? TOLERATED : TOLERATED / 4);  // an attempt ends at its first stall
         if (!fewer && now < until) return size;
         if (fewer) excess = {};
         size = fewer ? std::max(size - 1, 1) : std::min(size + 1, all);
@@ -65,7 +65,8 @@ class Attendance {
     }
 
   private:
-    // A stall lasts one or two time slices of some 3 ms. A single one changes nothing; an attempt costs two, or one percent of LONGEST.
+    // A stall lasts one or two time slices of some 3 ms. A single one changes nothing at first; an attempt costs less than a percent
+    // of LONGEST.
     static constexpr Duration TOLERATED = 4ms, SHORTEST = 4ms, LONGEST = 1s;
     int all, size;
     Duration excess{};  // lost beyond a quarter of the time
