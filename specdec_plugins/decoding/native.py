@@ -64,34 +64,25 @@ class NativeLoop:
         if self.verifier.features_wanted:
             return None
         call, outputs, rows = self._call, prefix.outputs, len(prefix)
-        longest = max(plan.lengths) if drafting else 0
+        longest = 0 if drafting is None else max(plan.lengths)
         places = list(map(len, outputs))
         needed = max(places) + longest + 1
         verifying.encode()
         call.verifying = self._caches(verifying, needed)
         call.logits = self.verifier.logits.view(rows, longest + 1, self.verifier.stack.vocabulary)[1]
-        drafter_slots: tuple[list[int], list[int]] = (verifying.slots, verifying.source_slots)
-        unread = [[token] for token in prefix.last]
-        read, encoding = None, 0.0
-        if drafting and self.drafter is not None:
-            state, beginning = cast(SlottedState, drafting.rows), [prefix.symbols.start]
-            read = integers(drafting.read)
+        drafter_state, unread, encoding = verifying, [[token] for token in prefix.last], 0.0
+        if drafting is not None:
+            beginning, read = [prefix.symbols.start], integers(drafting.read)
             call.read = start(read)
             unread = [output[count - 1 :] if count else beginning + output for output, count in zip(outputs, drafting.read)]
             if longest:
-                drafter_slots = state.slots, state.source_slots
-                began = time.perf_counter()
-                state.encode()
-                encoding = time.perf_counter() - began
-                call.drafting = self._caches(state, needed)
-                call.drafter_logits = self.drafter.logits.view(rows, longest, self.drafter.stack.vocabulary)[1]
-                if self.drafter.stack.gate:
-                    call.gates = self.drafter.gates.view(rows, longest, self.drafter.stack.gate.outputs)[1]
+                drafter_state = cast(SlottedState, drafting.rows)
+                encoding = self._prepare_drafter(drafter_state, rows, longest, needed)
         bounds, tolerances = prefix.bounds(), [request.tolerance or self.tolerance for request in prefix.requests]
         numbers = integers(
-            places, plan.lengths if longest else [0] * rows, verifying.slots, verifying.source_slots, *drafter_slots,
-            verifying.lengths, [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum,
-            starts(bounds.forced), *bounds.forced, starts(unread), *unread,
+            places, plan.lengths if longest else [0] * rows, verifying.slots, verifying.source_slots,
+            drafter_state.slots, drafter_state.source_slots, verifying.lengths, [tolerance.beta for tolerance in tolerances],
+            bounds.room, bounds.minimum, starts(bounds.forced), *bounds.forced, starts(unread), *unread,
         )  # fmt: skip
         tau = array("d", [tolerance.tau for tolerance in tolerances])
         call.batch, call.longest, call.steps = rows, longest, min(plan.times, times)
@@ -99,9 +90,22 @@ class NativeLoop:
         self._reserve(call.steps * rows * (longest + 4))
         engine = self.verifier.engine
         engine.library.specdec_decode(engine.pointer, byref(call))
-        if read is not None and drafting:
+        if drafting is not None:
             drafting.read = read.tolist()
         return Taken(self._iterations(call.taken, rows, longest), encoding + self._seconds[0], self._seconds[1])
+
+    def _prepare_drafter(self, state: SlottedState, rows: int, longest: int, positions: int) -> float:
+        """Encode the drafter's new sources, and make room for its pass. Returns the seconds that encoding took."""
+        call, drafter = self._call, self.drafter
+        assert drafter is not None
+        began = time.perf_counter()
+        state.encode()
+        encoding = time.perf_counter() - began
+        call.drafting = self._caches(state, positions)
+        call.drafter_logits = drafter.logits.view(rows, longest, drafter.stack.vocabulary)[1]
+        if drafter.stack.gate:
+            call.gates = drafter.gates.view(rows, longest, drafter.stack.gate.outputs)[1]
+        return encoding
 
     @staticmethod
     def _caches(state: SlottedState, positions: int) -> Caches:

@@ -5,12 +5,12 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <vector>
 
 #include "batch.h"
 #include "forward.h"
+#include "team.h"
 
 namespace {
 
@@ -203,7 +203,6 @@ class Sentences {
 
 // Takes steps until a row is finished, the caches are full, or there were as many as wanted; at least one.
 void decode(Engine& engine, Decoding& all) {
-    using Clock = std::chrono::steady_clock;
     auto seconds = [](Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); };
     Sentences sentences(all);
     all.seconds[0] = all.seconds[1] = 0;
