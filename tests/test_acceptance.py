@@ -14,7 +14,8 @@ from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.judge import judge as judge_tensors
 from specdec_plugins.decoding.constraints import Bounds, Constraints
-from specdec_plugins.decoding.values import Draft, Tolerance
+from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.values import Draft
 from specdec_plugins.formats.spec import Symbols
 
 INF = math.inf

@@ -17,7 +17,8 @@ from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
-from specdec_plugins.decoding.values import Outcome, Plan, Request, Tolerance
+from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.values import Outcome, Plan, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.text.bpe import Bpe

@@ -31,9 +31,10 @@ from specdec_plugins.decoding.backends.cpu.state import Slots
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
+from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Draft, Request, Tolerance
+from specdec_plugins.decoding.values import Draft, Request
 
 
 @pytest.fixture(scope="module")

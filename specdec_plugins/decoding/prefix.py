@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.constraints import Bounds, Constraints
-from specdec_plugins.decoding.values import Draft, Hypothesis, Request, Step, Verdict, send
+from specdec_plugins.decoding.values import Draft, Draws, Hypothesis, Request, Step, Verdict, send
 
 
 class Prefix:
@@ -65,6 +65,15 @@ class Prefix:
         minimum = [max(0, request.min_length - size) for request, size in zip(self.requests, sizes)]
         forced = [tokens[size:] if tokens else () for tokens, size in zip(self.forced, sizes)]
         return Bounds(self.constraints, self.room, minimum, forced)
+
+    def draws(self) -> list[Draws | None] | None:
+        """What draws the next tokens of each row, None for one that takes the best; None where all do."""
+        if all(request.sampling is None for request in self.requests):
+            return None
+        return [
+            Draws(request.sampling, request.seed, output) if request.sampling else None
+            for request, output in zip(self.requests, self.outputs)
+        ]
 
     def _placed(self) -> tuple[Tensor, Tensor]:
         """The tensors, made when they are read after a change."""

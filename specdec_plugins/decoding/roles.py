@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from specdec_plugins.decoding.constraints import Bounds
+from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Outcome, Plan, Request, Source, Tolerance, Verdict
+from specdec_plugins.decoding.values import Draft, Outcome, Plan, Request, Source, Verdict
 
 
 class State(Protocol):

@@ -3,7 +3,6 @@
 B rows of the batch (sentences in flight), S source positions, K drafted tokens.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -12,25 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.options import Sampling, Tolerance
 from specdec_plugins.formats.spec import Symbols
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far a drafted token may be from the verifier's best: among its ``beta`` best and within ``tau`` nats of the best.
-
-    ``beta`` 1 is exact. Of equal logits the lower token number ranks first, as for argmax. Raises ValueError for values that
-    cannot be.
-    """
-
-    beta: int = 1
-    tau: float = math.inf
-
-    def __post_init__(self) -> None:
-        if self.beta < 1:
-            raise ValueError(f"beta {self.beta} is less than 1")
-        if not self.tau >= 0:
-            raise ValueError(f"tau {self.tau} is negative or no number")
 
 
 @dataclass(frozen=True)
@@ -39,7 +21,8 @@ class Request:
 
     ``tokens`` close with eos. ``limit`` is the most tokens that the output may have before eos, ``min_length`` the fewest.
     ``forced`` tokens begin the output, after those that the model itself prescribes. ``tolerance`` replaces the session's.
-    ``seed`` is for whatever is drawn at random for this request.
+    With ``sampling`` tokens are drawn at random, by numbers that depend on ``seed`` (an int64). Requests with the same list of
+    ``tokens``, such as several samples of one sentence, share what is computed of the source.
     """
 
     index: int
@@ -48,7 +31,16 @@ class Request:
     min_length: int = 1
     forced: Sequence[int] = ()
     tolerance: Tolerance | None = None
+    sampling: Sampling | None = None
     seed: int = 0
+
+
+class Draws(NamedTuple):
+    """What the next tokens of a row are drawn by: how, the request's seed, and the prefix, which has the position, too."""
+
+    sampling: Sampling
+    seed: int
+    prefix: Sequence[int]
 
 
 class Source:
@@ -94,6 +86,13 @@ def uniform(rows: int, length: int, times: int = 1) -> Plan:
     return Plan((length,) * rows, times)
 
 
+class Distribution(NamedTuple):
+    """What each drafted token was drawn from: ``probabilities`` (R, K, C) of ``tokens`` (R, K, C) int64; all others have none."""
+
+    tokens: Tensor
+    probabilities: Tensor
+
+
 class Draft:
     """The tokens that each row is offered: ``tokens[b]`` are row b's.
 
@@ -103,7 +102,9 @@ class Draft:
 
     guesses: Tensor | None = None  # where they are not on the host: see `DeviceDraft`
 
-    def __init__(self, tokens: list[list[int]], distribution: Tensor | None = None, confidence: list[list[float]] | None = None):
+    def __init__(
+        self, tokens: list[list[int]], distribution: Distribution | None = None, confidence: list[list[float]] | None = None
+    ):
         self.tokens, self.distribution, self.confidence = tokens, distribution, confidence
 
     def clip(self, room: Sequence[int], eos: int) -> "Draft":

@@ -6,9 +6,10 @@ refusal follows the verifier's best token. With ``beta`` 1 the output is the ver
 
 import math
 
+from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Scores
-from specdec_plugins.decoding.values import Draft, Tolerance, Verdict
+from specdec_plugins.decoding.values import Draft, Verdict
 
 
 class TopBetaTau:

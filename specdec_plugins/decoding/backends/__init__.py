@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from specdec_plugins.decoding.constraints import Bounds
+from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Source, Tolerance, Verdict
+from specdec_plugins.decoding.values import Draft, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
 CANDIDATES = 16  # tokens a position among which a successor network chooses

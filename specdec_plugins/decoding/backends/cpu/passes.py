@@ -13,8 +13,9 @@ from specdec_plugins.decoding.backends import CANDIDATES
 from specdec_plugins.decoding.backends.cpu.binding import address, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Bounds
+from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Tolerance, Verdict
+from specdec_plugins.decoding.values import Draft, Verdict
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends.torch.graphs import Runner
 from specdec_plugins.decoding.constraints import Bounds, Constraints, restrict
-from specdec_plugins.decoding.values import DeviceDraft, Draft, Tolerance, Verdict, pad_rows, send
+from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.values import DeviceDraft, Draft, Verdict, pad_rows, send
 
 COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, room, beta, tau's bits
 

@@ -19,8 +19,9 @@ from specdec_plugins.decoding.backends.torch.judge import judge
 from specdec_plugins.decoding.backends.torch.state import DenseState
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, attention
 from specdec_plugins.decoding.constraints import Bounds
+from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import DeviceDraft, Draft, Source, Tolerance, Verdict, pad_rows, send
+from specdec_plugins.decoding.values import DeviceDraft, Draft, Source, Verdict, pad_rows, send
 from specdec_plugins.formats.spec import Symbols
 
 

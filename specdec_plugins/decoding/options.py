@@ -1,0 +1,50 @@
+"""What a request may choose about its tokens. Imports no torch, so that a command can check its options at once."""
+
+import math
+from dataclasses import dataclass
+
+RULES = ("coupled", "rejection")
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a drafted token may be from the verifier's best: among its ``beta`` best and within ``tau`` nats of the best.
+
+    ``beta`` 1 is exact. Of equal logits the lower token number ranks first, as for argmax. Raises ValueError for values that
+    cannot be.
+    """
+
+    beta: int = 1
+    tau: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.beta < 1:
+            raise ValueError(f"beta {self.beta} is less than 1")
+        if not self.tau >= 0:
+            raise ValueError(f"tau {self.tau} is negative or no number")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """That tokens are drawn at random, and from what: `sampling.py` says what the numbers do; ``top_k`` 0 keeps all tokens.
+
+    ``rule`` says which drafted tokens are accepted (``acceptance/coupled.py``, ``acceptance/rejection.py``). Raises ValueError
+    for values that cannot be.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    rule: str = "coupled"
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "repetition_penalty"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} {getattr(self, name)} is not a number above 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p {self.top_p} is not above 0 and at most 1")
+        if self.top_k < 0:
+            raise ValueError(f"top_k {self.top_k} is negative")
+        if self.rule not in RULES:
+            raise ValueError(f"rule '{self.rule}' is unknown; available: {', '.join(RULES)}")

@@ -1,0 +1,115 @@
+"""The optimiser ``muon`` of fairseq-train: orthogonalised momentum for hidden matrices, Adam for all else.
+
+Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of a weight matrix by the nearest
+matrix whose singular values are all one, so that rare directions learn as fast as common ones. Embeddings, biases and
+normalisation keep Adam. Both take one learning rate: a Muon update is scaled to the size of a usual Adam update (Liu et al.
+2025, arXiv 2502.16982).
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+from torch import Tensor
+
+MOMENTUM = 0.95
+UPDATE_SIZE = 0.2  # root mean square of an update at learning rate 1; Liu et al. measured 0.2 to 0.4 in Adam's updates
+WIDEST = 8  # a matrix with more rows a column (or the reverse) is a table of embeddings
+
+# Coefficients of the quintic Newton-Schulz iteration (Jordan et al.): five steps bring singular values to 0.7 to 1.2.
+QUINTIC = (3.4445, -4.7750, 2.0315)
+STEPS = 5
+
+
+@dataclass
+class MuonConfig(FairseqAdamConfig):
+    """Options of ``--optimizer muon``: those of ``adam``, which hold for its part of the parameters."""
+
+
+@register_optimizer("muon", dataclass=MuonConfig)
+class FairseqMuon(FairseqOptimizer):
+    """The optimiser as fairseq-train builds it, from parameters without names."""
+
+    def __init__(self, cfg: MuonConfig, params: Iterable[Tensor]):
+        super().__init__(cfg)
+        params = list(params)
+        hidden = [p for p in params if is_hidden(p)]
+        if not hidden:
+            raise ValueError("--optimizer muon: found no weight matrices; with --fp16 add --fp16-no-flatten-grads")
+        others = [p for p in params if not is_hidden(p)]
+        self._optimizer = Muon(hidden, others, **self.optimizer_config)
+
+    optimizer_config = FairseqAdam.optimizer_config
+
+
+def is_hidden(parameter: Tensor) -> bool:
+    """Whether a parameter is a hidden layer's weight matrix, told by its shape."""
+    return parameter.dim() == 2 and max(parameter.shape) <= WIDEST * min(parameter.shape)
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for the matrices ``hidden``, Adam for ``others``; weight decay is decoupled in both."""
+
+    def __init__(
+        self, hidden: list[Tensor], others: list[Tensor], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    ):
+        groups: list[dict[str, Any]] = [{"params": hidden, "muon": True}, {"params": others, "muon": False}]
+        super().__init__([g for g in groups if g["params"]], {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Update every parameter that has a gradient; returns ``closure``'s loss, if given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+            if group["muon"]:
+                self._step_muon(params, group["lr"])
+            else:
+                self._step_adam(params, group)
+        return loss
+
+    def _step_muon(self, params: list[Tensor], lr: float) -> None:
+        for shape in dict.fromkeys(p.shape for p in params):  # those of one shape together: one batched product
+            alike = [p for p in params if p.shape == shape]
+            updates = []
+            for p in alike:
+                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                momentum.lerp_(p.grad, 1 - MOMENTUM)
+                updates.append(p.grad.lerp(momentum, MOMENTUM))  # Nesterov's
+            size = UPDATE_SIZE * math.sqrt(max(shape))  # an orthogonal matrix has root mean square 1 / sqrt(max(shape))
+            for p, update in zip(alike, orthogonalise(torch.stack(updates)), strict=True):
+                p.add_(update, alpha=-lr * size)
+
+    def _step_adam(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        first, second = group["betas"]
+        for p in params:
+            state = self.state[p]
+            if not state:
+                state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+            state["step"] += 1
+            state["exp_avg"].lerp_(p.grad, 1 - first)
+            state["exp_avg_sq"].lerp_(p.grad.square(), 1 - second)
+            deviation = (state["exp_avg_sq"] / (1 - second ** state["step"])).sqrt_().add_(group["eps"])
+            p.addcdiv_(state["exp_avg"], deviation, value=-group["lr"] / (1 - first ** state["step"]))
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Return the nearest matrices (N, rows, columns) whose singular values are about one, by Newton-Schulz iterations."""
+    a, b, c = QUINTIC
+    tall = matrices.size(-2) > matrices.size(-1)
+    x = matrices.mT if tall else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(STEPS):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.mT if tall else x
