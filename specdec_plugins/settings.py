@@ -4,9 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specdec_plugins.cpus import usual_threads
+from specdec_plugins.decoding.options import RULES, Sampling
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
+
+SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "samples", "mbr")  # how to draw tokens
 
 Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to be read after the name
 
@@ -38,6 +41,15 @@ class Settings:
     max_len_a: float = 0.0
     max_len_b: int = 200
     beam: int = 1  # of strategy fairseq
+    sampling: bool = False  # draw tokens at random; the fields down to `mbr` say how
+    temperature: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    rule: str = "coupled"  # which drafted tokens are accepted: one of `RULES`
+    seed: int = 0  # with a sentence's number and the sample's, it determines the numbers that are drawn
+    samples: int = 1  # of each sentence
+    mbr: int | None = None  # draw so many samples, and take the one most like the others (minimum Bayes risk)
     device: str = "cpu"
     dtype: str = "float32"  # "auto": the fastest, as `assemble` says
     threads: int | None = None  # of the whole process; None: `usual_threads`
@@ -53,11 +65,20 @@ class Settings:
                 yield name, f"'{value}' is unknown; available: {', '.join(known)}"
         if isinstance(self.block_size, str) and self.block_size != "auto":
             yield "block_size", f"'{self.block_size}' is neither a number nor auto"
-        for name in ("block_size", "beta", "beam", "threads"):
+        if self.rule not in RULES:
+            yield "rule", f"'{self.rule}' is unknown; available: {', '.join(RULES)}"
+        for name in ("block_size", "beta", "beam", "threads", "samples"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 yield name, f"{value} is less than 1"
-        for name in ("tau", "max_len_a", "max_len_b"):
+        for name in ("temperature", "repetition_penalty"):
+            if not 0 < getattr(self, name) < float("inf"):
+                yield name, f"{getattr(self, name)} is not a number above 0"
+        if not 0 < self.top_p <= 1:
+            yield "top_p", f"{self.top_p} is not above 0 and at most 1"
+        if self.mbr is not None and self.mbr < 2:
+            yield "mbr", f"{self.mbr} is less than 2"
+        for name in ("top_k", "tau", "max_len_a", "max_len_b"):
             if not getattr(self, name) >= 0:
                 yield name, f"{getattr(self, name)} is negative or no number"
 
@@ -65,22 +86,47 @@ class Settings:
         """Values that do not go together."""
         if self.max_len_a >= 0 and self.max_len_b >= 0 and self.max_len_a + self.max_len_b < 1:
             yield "max_len_b", f"{self.max_len_b} leaves no room for an output, with {self.max_len_a} tokens per source token"
-        users = {"block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",)}
+        users = {
+            "block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",),
+            "sampling": ("specdec", "ar", "drafter"), "rule": ("specdec",), "repetition_penalty": ("specdec", "ar"),
+        }  # fmt: skip
         for name, strategies in users.items():
-            changed = getattr(self, name) != getattr(type(self), name)
-            if changed and self.strategy in STRATEGIES and self.strategy not in strategies:
+            if self._given(name) and self.strategy in STRATEGIES and self.strategy not in strategies:
                 yield name, f"is not used by strategy {self.strategy}"
+        if self.sampling:
+            yield from ((name, "is not used with sampling") for name in ("beta", "tau") if self._given(name))
+        else:
+            yield from ((name, "has a use only with sampling") for name in SAMPLING if self._given(name))
+        if self.mbr is not None and self.samples > 1:
+            yield "samples", f"{self.samples} does not go with mbr, which says how many samples it takes"
         if self.block_size == "auto" and self.strategy == "drafter":
             yield "block_size", "auto is not available with strategy drafter"
         if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
             yield "dtype", f"{self.dtype} is not available with strategy fairseq"
-        if self.beta == 1 and self.tau != float("inf") and self.strategy == "specdec":
+        if self.beta == 1 and not self.sampling and self.tau != float("inf") and self.strategy == "specdec":
             yield "tau", "has a use only with beta over 1"
+
+    def _given(self, name: str) -> bool:
+        """Whether a field has another value than it has by itself."""
+        return getattr(self, name) != getattr(type(self), name)
 
     @property
     def adaptive(self) -> bool:
-        """Whether drafts are as long as pays."""
-        return self.block_size == "auto" or (self.block_size is None and self.strategy == "specdec" and self.beta == 1)
+        """Whether drafts are as long as pays: by default where that cannot change an output."""
+        same = self.beta == 1 and not (self.sampling and self.rule == "rejection")
+        return self.block_size == "auto" or (self.block_size is None and self.strategy == "specdec" and same)
+
+    @property
+    def drawing(self) -> Sampling | None:
+        """How tokens are drawn; None where the best is taken."""
+        if not self.sampling:
+            return None
+        return Sampling(self.temperature, self.top_k, self.top_p, self.repetition_penalty, self.rule)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a sentence has."""
+        return 1 if self.mbr else self.samples
 
     def share(self, number: int, workers: int) -> "Settings":
         """The settings of worker ``number``, from 0, of so many: its part of the threads, or a GPU of its own."""

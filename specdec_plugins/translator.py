@@ -9,7 +9,7 @@ Knows the engine and the model folder; fairseq only where its own generator is t
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
@@ -24,12 +24,14 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.loop import Session
+from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.settings import Settings
+from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.bpe import remove_bpe as join_subwords
 from specdec_plugins.text.tokenizers import Tokenizer, load_tokenizer
@@ -47,6 +49,7 @@ class Translation:
     token_scores: list[float] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     cut: bool = False  # the length limit ended the output
+    sample: int = 0  # its number among the samples of a sentence
     shortened: bool = False  # the source was too long for the models: cut, or, if there are no source_tokens, skipped
 
     @property
@@ -137,31 +140,41 @@ class Translator:
         remove_bpe: bool = True,
         max_tokens: int | None = None,
         too_long: Literal["error", "truncate", "skip"] = "error",
+        first: int = 0,
     ) -> list[Translation]:
-        """The translations of some sentences, in their order.
+        """The translations of some sentences, in their order; several of each, one after the other, with `Settings.samples`.
 
         ``batch_size`` sentences are decoded at a time, and at most ``max_tokens`` source tokens, padding included.
         With ``bpe`` the sentences are tokens in BPE already, and so are the texts, joined to words under ``remove_bpe``.
         ``too_long``: what to do with a source beyond the models' positions. Raises SourceTooLong before anything is decoded.
+        ``first`` is the number of the first sentence in a longer text, of which samples depend.
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
         sources = [self._encode(index, line, bpe, too_long) for index, line in enumerate(sentences)]
-        requests = [self.request(index, source.tokens) for index, source in enumerate(sources) if len(source.tokens) > 1]
+        requests = self._requests({i: source.tokens for i, source in enumerate(sources) if len(source.tokens) > 1}, first)
         found = {hypothesis.index: hypothesis for hypothesis in self._decode(requests, batch_size, max_tokens)}
-        results = [self._finish(source, found.get(i), bpe and not remove_bpe, bpe) for i, source in enumerate(sources)]
+        samples, keep_bpe = self.settings.mbr or self.settings.samples, bpe and not remove_bpe
+        results = [
+            self._finish(source, found.get(samples * index + sample), keep_bpe, bpe, sample)
+            for index, source in enumerate(sources)
+            for sample in range(samples)
+        ]
+        if self.settings.mbr:
+            groups = [results[start : start + samples] for start in range(0, len(results), samples)]
+            results = [group[most_agreed([result.text for result in group])] for group in groups]
         self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
         return results
 
     def translate_tokens(
-        self, sources: Sequence[Sequence[int]], batch_size: int | None = 32, max_tokens: int | None = None
+        self, sources: Sequence[Sequence[int]], batch_size: int | None = 32, max_tokens: int | None = None, first: int = 0
     ) -> list[Hypothesis]:
-        """The outputs of some sources in their order: tokens in, tokens out.
+        """The outputs of some sources in their order, all samples of each: tokens in, tokens out.
 
-        A source is its token numbers with the closing eos. ``batch_size`` and ``max_tokens`` as for `translate`.
+        A source is its token numbers with the closing eos. ``batch_size``, ``max_tokens`` and ``first`` as for `translate`.
         """
-        requests = [self.request(index, source) for index, source in enumerate(sources)]
+        requests = self._requests(dict(enumerate(sources)), first)
         return sorted(self._decode(requests, batch_size, max_tokens), key=lambda hypothesis: hypothesis.index)
 
     def encode(self, sentences: Sequence[str], bpe: bool = False) -> list[list[int]]:
@@ -169,8 +182,18 @@ class Translator:
         return [self._encode(index, line, bpe, "error").tokens for index, line in enumerate(sentences)]
 
     def request(self, index: int, source: Sequence[int], **options) -> Request:
-        """A request for a session, with the length limit of the settings; ``options`` are further fields of `Request`."""
-        return Request(index, source, **{"limit": self.limit(len(source)), **options})
+        """A request for a session, with the length limit and the sampling of the settings; ``options`` are further fields of
+        `Request`."""
+        return Request(index, source, **{"limit": self.limit(len(source)), "sampling": self.settings.drawing, **options})
+
+    def _requests(self, sources: Mapping[int, Sequence[int]], first: int) -> list[Request]:
+        """A request for each sample of each source; those of source i have the numbers from i * samples on."""
+        samples, seed = self.settings.mbr or self.settings.samples, self.settings.seed
+        return [
+            self.request(samples * index + sample, source, seed=mixed(seed, first + index, sample))
+            for index, source in sources.items()
+            for sample in range(samples)
+        ]
 
     def session(self, rows: int, max_tokens: int | None = None, max_bytes: int | None = None) -> Session:
         """A session on this translator's roles; adds to its statistics. At most ``rows`` requests are in flight, ``max_tokens``
@@ -190,8 +213,10 @@ class Translator:
         if isinstance(sentences, str):
             raise TypeError("stream takes a list of sentences, or another iterable, not one string")
         lines = iter(sentences)
+        first = options.pop("first", 0)
         while buffer := list(islice(lines, buffer_size)):
-            yield from self.translate(buffer, **options)
+            yield from self.translate(buffer, first=first, **options)
+            first += len(buffer)
 
     def take_stats(self) -> DecodeStats:
         """What ``stats`` summed up since the last time; they begin again."""
@@ -246,9 +271,11 @@ class Translator:
         """The most tokens that the output of so many source tokens, eos included, may have (fairseq's --max-len-a, -b)."""
         return min(int(self.settings.max_len_a * source_length + self.settings.max_len_b), self.max_target)
 
-    def _finish(self, source: "Encoded", hypothesis: Hypothesis | None, keep_bpe: bool, keep_tokens: bool) -> Translation:
+    def _finish(
+        self, source: "Encoded", hypothesis: Hypothesis | None, keep_bpe: bool, keep_tokens: bool, sample: int
+    ) -> Translation:
         if hypothesis is None:
-            return Translation("", shortened=source.shortened)
+            return Translation("", shortened=source.shortened, sample=sample)
         line = self.pair.target.decode(hypothesis.tokens)
         text = line if keep_bpe else join_subwords(line)
         return Translation(
@@ -258,6 +285,7 @@ class Translator:
             hypothesis.token_scores,
             hypothesis.steps,
             hypothesis.cut,
+            sample,
             source.shortened,
         )
 

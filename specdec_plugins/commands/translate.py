@@ -16,7 +16,8 @@ from specdec_plugins.commands.translation.answers import Answerer, Answers, sett
 from specdec_plugins.commands.translation.buffers import Buffer, read_buffers
 from specdec_plugins.commands.translation.formats import FORMATS
 from specdec_plugins.commands.translation.output import Output, Trace, Written, summary
-from specdec_plugins.settings import DTYPES, STRATEGIES, Fault, OptionError
+from specdec_plugins.decoding.options import RULES
+from specdec_plugins.settings import DTYPES, STRATEGIES, Fault, OptionError, Settings
 from specdec_plugins.text.lines import LineReader, count_line_ends
 from specdec_plugins.workers import Workers
 
@@ -25,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="specdec-translate",
         usage="%(prog)s (--model DIR | --verifier PT --drafter PT --data DIR) [option ...]",
-        description="Translate lines of text. One line out for each line in, in order.",
+        description="Translate lines of text. One line out for each line in, in order; with --samples N, N lines.",
         epilog="Exit status: 0 done; 1 stopped by bad input or a file, while what was written stays; 2 wrong options.",
         allow_abbrev=False,
     )
@@ -79,11 +80,39 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--workers", type=int, default=1, metavar="N",
                      help="processes that share the threads; with --device cuda, each has a GPU of its own")  # fmt: skip
 
+    add_sampling(p.add_argument_group("sampling"))
+
     show = p.add_argument_group("what is shown")
     show.add_argument("--trace", nargs="?", const="", metavar="FILE.html",
                       help="show what each iteration drafted and accepted: on stderr, or as a page")  # fmt: skip
     show.add_argument("--quiet", action="store_true", help="no progress bar, no summary; warnings and errors only")
     return p
+
+
+def add_sampling(group: argparse._ArgumentGroup) -> None:
+    """Add the options that say how tokens are drawn."""
+    texts = {
+        "temperature": (float, "T", "divides the logits"),
+        "top-k": (int, "K", "keep the K likeliest tokens; 0: all"),
+        "top-p": (float, "P", "and of these the fewest that have a probability of P together, as in Hugging Face; fairseq leaves "
+                  "--top-k out where --top-p is set"),
+        "repetition-penalty": (float, "R", "divides the logits of tokens that the output has where they are positive, else "
+                               "multiplies them"),
+        "seed": (int, "S", "the same seed, line number and sample number draw the same tokens"),
+        "samples": (int, "N", "outputs a line, one after the other: as lines, as JSON objects, as H, D and P lines"),
+    }  # fmt: skip
+    group.add_argument("--sampling", action="store_true",
+                       help="draw tokens at random. Scores remain the verifier's log-probabilities, without temperature, top-k, "
+                       "top-p and penalty")  # fmt: skip
+    for name, (kind, letter, text) in texts.items():
+        default = getattr(Settings, name.replace("-", "_"))
+        group.add_argument(f"--{name}", type=kind, default=default, metavar=letter, help=f"{text} (default: {default})")
+    group.add_argument("--rule", choices=RULES, default=Settings.rule,
+                       help="which drafted tokens are accepted. coupled: the output is the verifier's own, with and without "
+                       "drafts; rejection: more are accepted, and outputs come as often as the verifier's own (default: "
+                       "coupled)")  # fmt: skip
+    group.add_argument("--mbr", type=int, metavar="N",
+                       help="draw N samples, and write the one with the highest mean chrF against the others")  # fmt: skip
 
 
 def block_size(text: str) -> int | str:
@@ -150,7 +179,8 @@ def run(options: argparse.Namespace, written: Written) -> None:
         for answers in work(read_buffers(source, references, size)):
             for answer in answers.lines:
                 output.write(answer.text)
-                trace.write(answer.traced)
+                for traced in answer.traced:
+                    trace.write(traced)
                 written.lines += 1
                 shown.update()
                 if answer.shortened:

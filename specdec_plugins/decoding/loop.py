@@ -135,13 +135,29 @@ class Session:
     def _refill(self) -> None:
         """Let waiting requests join, as many as admission allows."""
         count = self.admission.admits(self.prefix, self.waiting)
-        if count:
-            new = [self.waiting.popleft() for _ in range(count)]
-            source = Source([request.tokens for request in new], self.prefix.symbols, self.device)
+        if not count:
+            return
+        present = len(self.prefix)
+        owners = {id(request.tokens): row for row, request in enumerate(self.prefix.requests)}
+        first: list[Request] = []  # of their sources ..
+        further: list[Request] = []  # .. and others with a source that a row has already
+        for request in (self.waiting.popleft() for _ in range(count)):
+            new = owners.setdefault(id(request.tokens), present + len(first)) == present + len(first)
+            (first if new else further).append(request)
+        if first:
+            source = Source([request.tokens for request in first], self.prefix.symbols, self.device)
             self.verifier.admit(self.verifying, source)
             self.drafter.admit(self.drafting, source)
-            self.prefix.admit(new)
-            self.stats.lap("encoding", self.device)
+        if further:
+            rows = [owners[id(request.tokens)] for request in further]
+            source = Source([request.tokens for request in further], self.prefix.symbols, self.device)
+            for role, state in ((self.verifier, self.verifying), (self.drafter, self.drafting)):
+                if hasattr(state, "share"):
+                    state.share(rows)
+                else:
+                    role.admit(state, source)
+        self.prefix.admit(first + further)
+        self.stats.lap("encoding", self.device)
 
     def _retire(self, rows: list[int]) -> list[Hypothesis]:
         """Remove rows; rows from the end of the batch take their places. Returns what the removed ones hold."""

@@ -12,11 +12,15 @@ from torch import Tensor
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Outcome, Plan, Request, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Draws, Outcome, Plan, Request, Source, Verdict
 
 
 class State(Protocol):
-    """What a role keeps of each row."""
+    """What a role keeps of each row.
+
+    Optional: ``share(rows)`` appends rows with nothing read, whose sources are those of the given rows. Without it these sources
+    are admitted again.
+    """
 
     def select(self, order: list[int]) -> None:
         """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice becomes two that go on apart."""
@@ -54,8 +58,11 @@ class Scores(Protocol):
         """(R, K+1, D) hidden states that the logits are computed from."""
         ...
 
-    def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
-        """Apply the exact or the tolerant rule, each row with its own tolerance."""
+    def judge(
+        self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
+    ) -> Verdict:
+        """Apply the exact or the tolerant rule, each row with its own tolerance; to rows that draw their tokens, the rule for
+        that."""
         ...
 
 

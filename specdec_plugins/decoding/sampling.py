@@ -9,13 +9,13 @@ token number comes first.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.noise import exponential, token_bits
+from specdec_plugins.decoding.noise import Purpose, exponential, token_bits
 from specdec_plugins.decoding.options import Sampling
 from specdec_plugins.decoding.values import Draws, pad_rows, send
 
@@ -33,8 +33,11 @@ class Table(NamedTuple):
     prefixes: Tensor  # (R, T) padded with V, which is no token
 
     @classmethod
-    def of(cls, draws: Sequence[Draws | None], rows: int, vocabulary: int, device: torch.device) -> "Table":
-        """The draws of the first rows; there are ``rows`` in all."""
+    def of(
+        cls, draws: Sequence[Draws | None], rows: int, vocabulary: int, device: torch.device,
+        round_up: Callable[[int, int], int] = lambda size, unit: size,
+    ) -> "Table":  # fmt: skip
+        """The draws of the first of ``rows`` rows. With ``round_up(T, unit)`` prefixes have fewer different sizes."""
         nothing = Draws(Sampling(), 0, ())
         given = [each or nothing for each in draws]
         sampling = [each.sampling for each in given]
@@ -42,7 +45,9 @@ class Table(NamedTuple):
         def column(numbers: Sequence[float], dtype: torch.dtype) -> Tensor:
             return pad_rows(torch.tensor(numbers, dtype=dtype).to(device)[:, None], rows)
 
-        longest = max(len(each.prefix) for each in given) if any(each.repetition_penalty != 1 for each in sampling) else 0
+        longest = 0  # unless there is a penalty, nobody looks at prefixes
+        if any(each.repetition_penalty != 1 for each in sampling):
+            longest = round_up(max(1, *(len(each.prefix) for each in given)), 64)
         return cls(
             column([each.sampling.temperature if each else 0.0 for each in draws], torch.float64),
             column([each.top_k for each in sampling], torch.int64),
@@ -104,3 +109,16 @@ def draw(weights: Tensor, table: Table, purpose: int, tokens: Tensor | None = No
     if tokens is None:
         tokens = torch.arange(weights.size(-1), device=weights.device)
     return (exponential(table.bits(purpose, weights.size(1), tokens)) / weights).argmin(-1)
+
+
+def draw_candidate(scores: Tensor, tokens: Tensor, table: Table, place: int) -> tuple[Tensor, Tensor]:
+    """A drafter's token, ``place`` positions after the prefix, drawn among C candidates: (R, 1) its number among them, and (R, C)
+    their probabilities. ``scores`` (R, C) are logits of ``tokens`` (R, C).
+
+    Under the coupled rule by the numbers by which the verifier draws. Drafts are warped as the verifier's logits are, among the
+    candidates and without the penalty.
+    """
+    here = table._replace(positions=table.positions + place, prefixes=table.prefixes[:, :0])
+    weights, named = warp(scores[:, None], here), tokens[:, None]
+    numbers = torch.where(table.rejects, draw(weights, here, Purpose.DRAFT, named), draw(weights, here, Purpose.SAMPLE, named))
+    return numbers, weights[:, 0]

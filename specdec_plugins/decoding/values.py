@@ -124,9 +124,9 @@ class DeviceDraft(Draft):
 
     guesses: Tensor
 
-    def __init__(self, guesses: Tensor, room: Sequence[int], eos: int | None = None):
-        self.guesses, self.room, self.eos = guesses, room, eos
-        self.distribution = self.confidence = None
+    def __init__(self, guesses: Tensor, room: Sequence[int], eos: int | None = None, distribution: Distribution | None = None):
+        self.guesses, self.room, self.eos, self.distribution = guesses, room, eos, distribution
+        self.confidence = None
         self._tokens: list[list[int]] | None = None
 
     @property
@@ -142,7 +142,7 @@ class DeviceDraft(Draft):
         return self._tokens
 
     def clip(self, room: Sequence[int], eos: int) -> Draft:
-        return DeviceDraft(self.guesses, list(map(min, self.room, room)), eos)
+        return DeviceDraft(self.guesses, list(map(min, self.room, room)), eos, self.distribution)
 
 
 class Verdict(NamedTuple):

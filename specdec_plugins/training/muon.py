@@ -68,36 +68,38 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
+            gradients = {p: p.grad for p in group["params"] if p.grad is not None}
+            for p in gradients:
                 p.mul_(1 - group["lr"] * group["weight_decay"])
             if group["muon"]:
-                self._step_muon(params, group["lr"])
+                self._step_muon(gradients, group["lr"])
             else:
-                self._step_adam(params, group)
+                self._step_adam(gradients, group)
         return loss
 
-    def _step_muon(self, params: list[Tensor], lr: float) -> None:
-        for shape in dict.fromkeys(p.shape for p in params):  # those of one shape together: one batched product
-            alike = [p for p in params if p.shape == shape]
+    def _step_muon(self, gradients: dict[Tensor, Tensor], lr: float) -> None:
+        for shape in dict.fromkeys(p.shape for p in gradients):  # those of one shape together: one batched product
+            alike = [p for p in gradients if p.shape == shape]
             updates = []
             for p in alike:
-                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                momentum.lerp_(p.grad, 1 - MOMENTUM)
-                updates.append(p.grad.lerp(momentum, MOMENTUM))  # Nesterov's
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                momentum = state["momentum"].lerp_(gradients[p], 1 - MOMENTUM)
+                updates.append(gradients[p].lerp(momentum, MOMENTUM))  # Nesterov's
             size = UPDATE_SIZE * math.sqrt(max(shape))  # an orthogonal matrix has root mean square 1 / sqrt(max(shape))
             for p, update in zip(alike, orthogonalise(torch.stack(updates)), strict=True):
                 p.add_(update, alpha=-lr * size)
 
-    def _step_adam(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_adam(self, gradients: dict[Tensor, Tensor], group: dict[str, Any]) -> None:
         first, second = group["betas"]
-        for p in params:
+        for p, gradient in gradients.items():
             state = self.state[p]
             if not state:
                 state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
             state["step"] += 1
-            state["exp_avg"].lerp_(p.grad, 1 - first)
-            state["exp_avg_sq"].lerp_(p.grad.square(), 1 - second)
+            state["exp_avg"].lerp_(gradient, 1 - first)
+            state["exp_avg_sq"].lerp_(gradient.square(), 1 - second)
             deviation = (state["exp_avg_sq"] / (1 - second ** state["step"])).sqrt_().add_(group["eps"])
             p.addcdiv_(state["exp_avg"], deviation, value=-group["lr"] / (1 - first ** state["step"]))
 

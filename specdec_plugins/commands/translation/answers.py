@@ -1,7 +1,7 @@
 """Translates the buffers of ``specdec-translate``, in its own process or in a worker. Loads torch when it is built."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:  # with --workers, only the workers load torch
 
 
 class Answer(NamedTuple):
-    """What to write for a line, what ``--trace`` shows of it, and what was done to a source that is too long."""
+    """What to write for a line, what ``--trace`` shows of its outputs, and what was done to a source that is too long."""
 
     text: str
-    traced: TracedSentence | None
+    traced: list[TracedSentence]
     shortened: Literal["", "cut", "skipped"]
 
 
@@ -53,21 +53,23 @@ class Answerer:
 
         lines, fault = buffer.lines, buffer.fault
         try:
-            results = self.translator.translate(lines, **self.choices)
+            results = self.translator.translate(lines, first=buffer.first, **self.choices)
         except SourceTooLong as error:
             where = f"{self.options.input or 'stdin'}, line {buffer.first + error.index + 1}"
             fault = ValueError(f"{where}: {error} (--truncate-source and --skip-long go on)")
-            results = self.translator.translate(lines[: error.index], **self.choices)
-        numbered = enumerate(zip(results, buffer.references), buffer.first)
-        answers = [self._answer(number, result, reference) for number, (result, reference) in numbered]
+            results = self.translator.translate(lines[: error.index], first=buffer.first, **self.choices)
+        outputs = self.translator.settings.outputs
+        groups = (results[start : start + outputs] for start in range(0, len(results), outputs))
+        numbered = enumerate(zip(groups, buffer.references), buffer.first)
+        answers = [self._answer(number, group, reference) for number, (group, reference) in numbered]
         return Answers(answers, fault, self.translator.take_stats())
 
-    def _answer(self, number: int, result: "Translation", reference: str | None) -> Answer:
-        shown = None if self.options.trace is None else traced(result, self.translator.words)
+    def _answer(self, number: int, outputs: Sequence["Translation"], reference: str | None) -> Answer:
+        shown = [] if self.options.trace is None else [traced(output, self.translator.words) for output in outputs]
         shortened: Literal["", "cut", "skipped"] = ""
-        if result.shortened:
-            shortened = "cut" if result.source_tokens else "skipped"
-        return Answer(self.format(number, result, reference), shown, shortened)
+        if outputs[0].shortened:
+            shortened = "cut" if outputs[0].source_tokens else "skipped"
+        return Answer(self.format(number, outputs, reference), shown, shortened)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:

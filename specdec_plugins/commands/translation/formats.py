@@ -1,21 +1,22 @@
 """The output formats of ``specdec-translate``.
 
-``format(number, result, reference)`` returns a line or more without the last line end; ``number`` counts from 0, as in fairseq.
+``format(number, outputs, reference)`` returns the line or lines of a sentence's outputs, one or several samples, without the last
+line end; ``number`` counts from 0, as in fairseq.
 """
 
 import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specdec_plugins.translator import Translation
 
-Format = Callable[[int, "Translation", str | None], str]
+Format = Callable[[int, Sequence["Translation"], str | None], str]
 FORMATS = ("text", "fairseq", "json")
-LAST_LINE = {"text": b"", "fairseq": b"P-", "json": b""}  # how the last line of a sentence begins
+LAST_LINE = {"text": b"", "fairseq": b"P-", "json": b""}  # how the last line of an output begins
 
 
 def make_format(options: argparse.Namespace) -> Format:
@@ -24,32 +25,37 @@ def make_format(options: argparse.Namespace) -> Format:
         return partial(as_json, verified=options.strategy != "drafter")
     if options.format == "fairseq":
         return partial(as_fairseq, remove_bpe=options.remove_bpe)
-    return lambda number, result, reference: result.text
+    return lambda number, outputs, reference: "\n".join(output.text for output in outputs)
 
 
-def as_json(number: int, result: "Translation", reference: str | None, verified: bool) -> str:
-    """One JSON object; the score in nats, or null for a draft that no verifier has scored."""
-    record = {
-        "id": number, "text": result.text, "tokens": result.tokens,
-        "score": result.score if result.token_scores and verified else None,
-        "iterations": result.iterations, "accepted_lengths": result.accepted_lengths,
-    }  # fmt: skip
-    return json.dumps(record, ensure_ascii=False)
+def as_json(number: int, outputs: Sequence["Translation"], reference: str | None, verified: bool) -> str:
+    """A JSON object an output; the score in nats, or null for a draft that no verifier has scored."""
+    records = [
+        {
+            "id": number, **({"sample": output.sample} if len(outputs) > 1 else {}), "text": output.text, "tokens": output.tokens,
+            "score": output.score if output.token_scores and verified else None,
+            "iterations": output.iterations, "accepted_lengths": output.accepted_lengths,
+        }
+        for output in outputs
+    ]  # fmt: skip
+    return "\n".join(json.dumps(record, ensure_ascii=False) for record in records)
 
 
-def as_fairseq(number: int, result: "Translation", reference: str | None, remove_bpe: bool) -> str:
-    """The lines of fairseq-generate: S, T if there is a reference, H, D and P; scores to base 2."""
+def as_fairseq(number: int, outputs: Sequence["Translation"], reference: str | None, remove_bpe: bool) -> str:
+    """The lines of fairseq-generate: S, T if there is a reference, and for each output H, D and P; scores to base 2."""
 
     def joined(tokens: list[str]) -> str:
         line = " ".join(tokens)
         return line.replace("@@ ", "") if remove_bpe else line
 
-    score = result.score / math.log(2)
-    lines = [
-        f"S-{number}\t{joined(result.source_tokens)}",
-        *([] if reference is None else [f"T-{number}\t{reference}"]),
-        f"H-{number}\t{score}\t{joined(result.tokens)}",
-        f"D-{number}\t{score}\t{result.text}",
-        f"P-{number}\t{' '.join(f'{token / math.log(2):.4f}' for token in result.token_scores)}",
-    ]
+    lines = [f"S-{number}\t{joined(outputs[0].source_tokens)}"]
+    if reference is not None:
+        lines.append(f"T-{number}\t{reference}")
+    for output in outputs:
+        score = output.score / math.log(2)
+        lines += [
+            f"H-{number}\t{score}\t{joined(output.tokens)}",
+            f"D-{number}\t{score}\t{output.text}",
+            f"P-{number}\t{' '.join(f'{token / math.log(2):.4f}' for token in output.token_scores)}",
+        ]
     return "\n".join(lines)

@@ -22,17 +22,20 @@ class Output:
             self.stream: BinaryIO = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
         elif options.resume and os.path.exists(self.path):
             self.stream = open(self.path, "r+b")  # noqa: SIM115
-            self._keep_complete(LAST_LINE[options.format])
+            self._keep_complete(LAST_LINE[options.format], options.samples)
         else:
             self.stream = open(self.path, "wb")  # noqa: SIM115
 
-    def _keep_complete(self, last: bytes) -> None:
-        """Go to the end of the last complete sentence, whose closing line starts with ``last``, and cut off what follows."""
-        end = keep = 0
+    def _keep_complete(self, last: bytes, samples: int) -> None:
+        """Go to the end of the last complete sentence, and cut off what follows. A sentence has so many samples, the closing line
+        of each of which starts with ``last``."""
+        end = keep = outputs = 0
         for line in self.stream:
             end += len(line)
             if line.startswith(last) and line.endswith(b"\n"):
-                self.done, keep = self.done + 1, end
+                outputs += 1
+                if outputs % samples == 0:
+                    self.done, keep = self.done + 1, end
         self.stream.seek(keep)
         self.stream.truncate()
 
@@ -77,9 +80,7 @@ class Trace:
             print(legend(sys.stderr.isatty()), file=sys.stderr)
         return self
 
-    def write(self, sentence: TracedSentence | None) -> None:
-        if sentence is None:
-            return
+    def write(self, sentence: TracedSentence) -> None:
         if self.page:
             self.page.write(sentence)
         else:
@@ -103,6 +104,8 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
             kinds = [(f"{length} tokens" if length else "no draft", times) for length, times in stats.lengths.most_common(3)]
             lengths = f"auto ({', '.join(f'{kind} in {times / stats.passes:.0%}' for kind, times in kinds)} of the passes)"
         rule = "exact" if settings.beta == 1 else f"beta {settings.beta}, tau {settings.tau}"
+        if settings.sampling:
+            rule = f"sampling, {settings.rule}"
         lines.append(
             f"specdec, {rule}, block size {lengths}: {stats.mean_accepted_length:.2f} tokens per verifier pass "
             f"(1.0 is plain autoregressive decoding), {stats.acceptance_rate:.0%} of the drafted tokens accepted"

@@ -12,8 +12,6 @@ from torch import Tensor
 from specdec_plugins.decoding.noise import Purpose
 from specdec_plugins.decoding.sampling import Table, draw
 
-PURPOSE = Purpose.SAMPLE  # of a drafter's numbers: the verifier's own
-
 
 def choose(weights: Tensor, table: Table) -> Tensor:
     """(R, W) the verifier's tokens, by weights (R, W, V) as `sampling.warp` gives them."""

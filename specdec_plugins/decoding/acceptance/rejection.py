@@ -14,8 +14,6 @@ from specdec_plugins.decoding.noise import Purpose, uniform
 from specdec_plugins.decoding.sampling import Table, draw
 from specdec_plugins.decoding.values import Distribution
 
-PURPOSE = Purpose.DRAFT  # of a drafter's numbers
-
 
 def judge(
     weights: Tensor, table: Table, tokens: Tensor, offered: Tensor, distribution: Distribution | None = None

@@ -13,11 +13,15 @@ from specdec_plugins.decoding.values import Draft, Verdict
 
 
 class TopBetaTau:
-    """The rule, with a `Tolerance` for the requests that name none. Raises ValueError for values that cannot be."""
+    """The rule, with a `Tolerance` for the requests that name none. Raises ValueError for values that cannot be.
+
+    Requests with `Sampling` are judged by the rule that they name, in the same pass.
+    """
 
     def __init__(self, beta: int = 1, tau: float = math.inf):
         self.tolerance = Tolerance(beta, tau)
 
     def __call__(self, scores: Scores, draft: Draft, prefix: Prefix) -> Verdict:
         usual = self.tolerance
-        return scores.judge(draft, prefix.bounds(), [request.tolerance or usual for request in prefix.requests])
+        tolerances = [request.tolerance or usual for request in prefix.requests]
+        return scores.judge(draft, prefix.bounds(), tolerances, prefix.draws())

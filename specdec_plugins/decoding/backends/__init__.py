@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Draws, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
 CANDIDATES = 16  # tokens a position among which a successor network chooses
@@ -26,6 +26,10 @@ class RowState(Protocol):
 
     def admit(self, source: Source) -> None:
         """Append the sentences of ``source`` as rows. They are encoded when they are first read, or by `encode`."""
+        ...
+
+    def share(self, rows: list[int]) -> None:
+        """Append rows with nothing read, whose sources are those of ``rows``."""
         ...
 
     def encode(self) -> None:
@@ -55,12 +59,18 @@ class Pass(Protocol):
     def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
         """The likeliest token at each of row b's first ``lengths[b]`` positions: never pad, and no eos in an empty output.
 
-        A model with a successor network chooses each token among its likeliest candidates, given the one before.
+        A model with a successor network chooses each token among its likeliest candidates, given the one before. In a row that
+        draws its tokens, each is drawn from among these candidates; under the rejection rule the draft has their distribution.
         """
         ...
 
-    def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
-        """Accept drafted tokens by the exact or the tolerant rule. The pass has read each row's last token and its draft."""
+    def judge(
+        self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
+    ) -> Verdict:
+        """Accept drafted tokens by the exact or the tolerant rule, or, in rows with ``draws``, by the rule that these name.
+
+        The pass has read each row's last token and its draft.
+        """
         ...
 
 

@@ -20,6 +20,10 @@ class CausalState:
     rows: RowState
     read: list[int] = field(default_factory=list)
 
+    def share(self, rows: list[int]) -> None:
+        self.rows.share(rows)
+        self.read += [0] * len(rows)
+
     def select(self, order: list[int]) -> None:
         self.rows.select(order)
         self.read = [self.read[row] for row in order]

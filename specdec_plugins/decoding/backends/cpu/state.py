@@ -74,6 +74,12 @@ class SlottedState:
             self.slots.append(self.targets.take())
             self.lengths.append(length)
 
+    def share(self, rows: list[int]) -> None:
+        """Append rows with nothing read, whose sources are those of ``rows``."""
+        self.source_slots += [self.owners.share(self.source_slots[row]) for row in rows]
+        self.slots += [self.targets.take() for _ in rows]
+        self.lengths += [self.lengths[row] for row in rows]
+
     def encode(self) -> None:
         while self._due:
             source = next(iter(self._due.values()))[0]

@@ -1,4 +1,4 @@
-"""The exact and the tolerant rule on a device, as one function of tensors that a GPU can record.
+"""The acceptance rules on a device, as one function of tensors that a GPU can record.
 
 R rows, K drafted tokens, V vocabulary.
 """
@@ -10,15 +10,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.acceptance import coupled, rejection
 from specdec_plugins.decoding.backends.torch.graphs import Runner
 from specdec_plugins.decoding.constraints import Bounds, Constraints, restrict
 from specdec_plugins.decoding.options import Tolerance
-from specdec_plugins.decoding.values import DeviceDraft, Draft, Verdict, pad_rows, send
+from specdec_plugins.decoding.sampling import Table, warp
+from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, pad_rows, send
 
 COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, room, beta, tau's bits
 
 
-def judge(runner: Runner, logits: Tensor, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
+def judge(
+    runner: Runner, logits: Tensor, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance],
+    draws: Sequence[Draws | None] | None = None,
+) -> Verdict:  # fmt: skip
     """Judge a draft by logits (R, K+1, V), R >= B: position j chooses the token after the first j drafted ones."""
     device_draft = draft if isinstance(draft, DeviceDraft) else None
     if device_draft is not None:
@@ -38,7 +43,13 @@ def judge(runner: Runner, logits: Tensor, draft: Draft, bounds: Bounds, toleranc
     lines += [(0,) * len(lines[0])] * (len(logits) - len(lines))
     inputs = [logits[:, : width + 1], send(lines, logits.device), *guesses]
     limited, tolerant = min(bounds.room) <= width, any(tolerance.beta > 1 for tolerance in tolerances)
-    settings = bounds.constraints, limited, tolerant, forced
+    sampled: list[Tensor] = []
+    if draws is not None:
+        sampled += Table.of(draws, len(logits), logits.size(2), logits.device, runner.round)
+        if draft.distribution is not None and any(row and row.sampling.rule == "rejection" for row in draws):
+            sampled += (pad_rows(each[:, :width], len(logits)) for each in draft.distribution)
+    settings = bounds.constraints, limited, tolerant, forced, len(guesses) > 0, len(sampled)
+    inputs += sampled
     judged = runner.run(_judge, inputs, settings=settings)[0][: len(tolerances)].tolist()
     if device_draft is not None:
         device_draft.arrive([list(map(int, row[4 + width :])) for row in judged])
@@ -53,26 +64,34 @@ def bits(number: float) -> int:
 
 
 def _judge(
-    constraints: Constraints, limited: bool, tolerant: bool, has_forced: bool, logits: Tensor, table: Tensor,
-    guesses: Tensor | None = None,
+    constraints: Constraints, limited: bool, tolerant: bool, has_forced: bool, has_guesses: bool, sampled: int, logits: Tensor,
+    table: Tensor, *more: Tensor,
 ) -> list[Tensor]:  # fmt: skip
     """One tensor (R, 3 + K + 1 + K), so that all of it goes to the host at once: each transfer waits for the GPU.
 
     A row has how many tokens are accepted, the own token, whether the limit forced it, K + 1 scores and the drafted tokens, in
     float64, which holds token numbers exactly. ``table`` (R, `COLUMNS` + K [+ K + 1]) has the drafted tokens, unless they are the
-    ``guesses`` (R, K) of a `DeviceDraft`, and then the forced ones.
+    guesses (R, K) of a `DeviceDraft`, and then the forced ones. ``more`` are the guesses, if there are any, and ``sampled``
+    tensors: a `Table`, and perhaps a `Distribution`.
     """
     width = logits.size(1) - 1
     offered, minimum, room, beta, tau, rest = table.tensor_split((1, 2, 3, 4, 5), 1)  # (R, 1) five times, (R, ..)
-    tokens = rest[:, :width] if guesses is None else guesses  # (R, K)
+    tokens = more[0] if has_guesses else rest[:, :width]  # (R, K)
     forced = rest[:, rest.size(1) - width - 1 :] if has_forced else None  # (R, K+1)
     allowed, cut = restrict(logits, constraints, minimum, room if limited else None, forced)
     best = allowed.argmax(-1)  # (R, K+1)
     passes = tokens == best[:, :width]  # (R, K)
     if tolerant:
         passes |= _tolerates(allowed[:, :width], best[:, :width], tokens, beta, tau.contiguous().view(torch.float64))
+    if sampled:
+        drawing = Table(*more[-sampled:][: len(Table._fields)])
+        distribution = Distribution(*more[-2:]) if sampled > len(Table._fields) else None
+        allowed = restrict(logits, constraints, minimum, None, forced)[0]
+        drawn = _draw(allowed, drawing, tokens, offered, distribution, constraints.symbols.eos, room)
+        mine = drawing.temperature > 0
+        passes, best, cut = (torch.where(mine, one, other) for one, other in zip(drawn, (passes, best, cut)))
     passes &= torch.arange(width, device=passes.device) < offered
-    if guesses is not None:  # nothing is offered after eos: the host has clipped its own drafts there
+    if has_guesses:  # nothing is offered after eos: the host has clipped its own drafts there
         ends = (tokens == constraints.symbols.eos).long()
         passes &= ends.cumsum(1) == ends
     accepted = passes.long().cumprod(1).sum(1, keepdim=True)  # (R, 1) up to the first refusal
@@ -83,6 +102,25 @@ def _judge(
     raw = logits.float()
     scores = raw.gather(2, said[..., None])[..., 0] - raw.logsumexp(-1)  # (R, K+1)
     return [torch.cat([each.double() for each in (accepted, own, cut.gather(1, accepted), scores, tokens)], 1)]
+
+
+def _draw(
+    logits: Tensor, table: Table, tokens: Tensor, offered: Tensor, distribution: Distribution | None, eos: int, room: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By the rules for sampling: (R, K) bool, whether the drafted ``tokens`` (R, K) are accepted; (R, K+1) the verifier's own
+    tokens; (R, K+1) bool, whether only the limit makes them eos.
+    """
+    width = tokens.size(1)
+    weights = warp(logits, table, tokens)
+    own = coupled.choose(weights, table)
+    passes = tokens == own[:, :width]
+    accepted, recovered = rejection.judge(weights, table, tokens, offered, distribution)
+    own = torch.where(table.rejects, recovered, own)
+    passes = torch.where(table.rejects, accepted, passes)
+    over = torch.arange(width + 1, device=own.device) >= room  # (R, K+1)
+    cut = over & (own != eos)
+    passes = torch.where(over[:, :width], tokens == eos, passes)
+    return passes, own.masked_fill(over, eos), cut
 
 
 def _tolerates(logits: Tensor, best: Tensor, tokens: Tensor, beta: Tensor, tau: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from specdec_plugins.decoding.backends.torch.transformer import Transformer, att
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import DeviceDraft, Draft, Source, Verdict, pad_rows, send
+from specdec_plugins.decoding.sampling import Table, draw_candidate
+from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Source, Verdict, pad_rows, send
 from specdec_plugins.formats.spec import Symbols
 
 
@@ -47,8 +48,10 @@ class TorchPass:
         return self.model.choose(self.results[0], self.results[2] if len(self.results) > 2 else None, prefix, lengths)
 
     @torch.inference_mode()
-    def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
-        return judge(self.model.runner, self.results[0], draft, bounds, tolerances)
+    def judge(
+        self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
+    ) -> Verdict:
+        return judge(self.model.runner, self.results[0], draft, bounds, tolerances, draws)
 
 
 class TorchModel:
@@ -209,24 +212,48 @@ class TorchModel:
     # ---- choosing
 
     def choose(self, logits: Tensor, gates: Tensor | None, prefix: Prefix, lengths: Sequence[int]) -> DeviceDraft:
-        """The likeliest tokens by logits (R, K, V), and gates (R, K, G) if the model has a successor network."""
-        sizes = send([*map(len, prefix.outputs), *[1] * (len(logits) - len(prefix))], logits.device)
-        inputs = [logits, sizes] if gates is None else [logits, sizes, gates]
-        best = self.runner.run(self._choose, inputs, settings=(prefix.symbols,))[0]
-        vocabulary = self.transformer.decoder.vocabulary
-        return DeviceDraft(best if vocabulary is None else vocabulary[best], list(lengths))
+        """The likeliest tokens by logits (R, K, V), and gates (R, K, G) if the model has a successor network; those that are
+        drawn, in rows that draw."""
+        device, draws = logits.device, prefix.draws()
+        inputs = [logits, send([*map(len, prefix.outputs), *[1] * (len(logits) - len(prefix))], device)]
+        if gates is not None:
+            inputs.append(gates)
+        if draws is not None:
+            inputs += Table.of(draws, len(logits), logits.size(-1), device, self.runner.round)
+        settings = prefix.symbols, gates is not None, draws is not None
+        tokens, *drawn_from = self.runner.run(self._choose, inputs, settings=settings)
+        rejecting = draws is not None and any(row and row.sampling.rule == "rejection" for row in draws)
+        return DeviceDraft(tokens, list(lengths), distribution=Distribution(*drawn_from) if rejecting else None)
 
-    def _choose(self, symbols: Symbols, logits: Tensor, sizes: Tensor, gates: Tensor | None = None) -> list[Tensor]:
-        """(R, K) numbers of logits, which are overwritten; ``sizes`` (R,) is 0 where nothing is committed."""
+    def _choose(
+        self, symbols: Symbols, has_gates: bool, drawing: bool, logits: Tensor, sizes: Tensor, *more: Tensor
+    ) -> list[Tensor]:  # fmt: skip
+        """(R, K) tokens by logits, which are overwritten; ``sizes`` (R,) is 0 where nothing is committed.
+
+        ``more`` are gates and a `Table`, where told. With the latter the two tensors of a `Distribution` follow the tokens.
+        """
         logits[..., symbols.pad] = -math.inf
         logits[:, 0, symbols.eos].masked_fill_(sizes == 0, -math.inf)
-        successor = self.transformer.decoder.successor
-        if gates is None or successor is None:
-            return [logits.argmax(-1)]
-        scores, tokens = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
-        chosen = [tokens[:, 0, 0]]  # (R,) each
-        for place in range(1, logits.size(1)):
-            relation = torch.relu(gates[:, place] + successor.tokens[chosen[-1]])  # (R, G)
-            total = scores[:, place] + (successor.out[tokens[:, place]] @ relation[..., None])[..., 0]  # (R, C)
-            chosen.append(tokens[:, place].gather(1, total.argmax(1, keepdim=True))[:, 0])
-        return [torch.stack(chosen, 1)]
+        decoder = self.transformer.decoder
+        names, successor = decoder.vocabulary, decoder.successor if has_gates else None
+        if not has_gates and not drawing:
+            best = logits.argmax(-1)
+            return [best if names is None else names[best]]
+        table = Table(*more[has_gates:]) if drawing else None
+        scores, numbers = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
+        tokens = numbers if names is None else names[numbers]
+        chosen: list[Tensor] = []  # (R, 1) each: numbers of logits
+        drafted, weights = [], []
+        for place in range(logits.size(1)):
+            total = scores[:, place]
+            if successor is not None and place:
+                relation = torch.relu(more[0][:, place] + successor.tokens[chosen[-1][:, 0]])  # (R, G)
+                total = total + (successor.out[numbers[:, place]] @ relation[..., None])[..., 0]  # (R, C)
+            which = total.argmax(1, keepdim=True)
+            if table is not None:
+                own, probabilities = draw_candidate(total, tokens[:, place], table, place)
+                which = torch.where(table.temperature > 0, own, which)
+                weights.append(probabilities)
+            chosen.append(numbers[:, place].gather(1, which))
+            drafted.append(tokens[:, place].gather(1, which))
+        return [torch.cat(drafted, 1), *([tokens, torch.stack(weights, 1)] if drawing else [])]

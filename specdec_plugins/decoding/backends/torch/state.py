@@ -42,6 +42,10 @@ class DenseState:
         self.lengths += source.sizes
         self._mask = None
 
+    def share(self, rows: list[int]) -> None:
+        """Append rows with nothing read, whose sources are those of ``rows``."""
+        self.select([*range(self.rows), *rows])
+
     @torch.inference_mode()
     def encode(self) -> None:
         while self._due:
