@@ -5,6 +5,7 @@ import math
 import torch
 from fairseq.models.transformer import TransformerDecoder
 
+from specdec_plugins.decoding.noise import Purpose, token_bits
 from specdec_plugins.models.block_causal import CausalBlockDrafterModel
 
 PAD, EOS, MASK = 1, 2, 3
@@ -40,6 +41,59 @@ def greedy(model, source: list[int], limit: int, tilt=None, pad: int = PAD, eos:
             break
         output.append(best)
     return output
+
+
+def warped(logits: list[float], prefix: list[int], sampling) -> list[float]:
+    """The probabilities by which a token is drawn after a prefix: penalty, temperature, top-k, top-p, one after the other."""
+    values = list(logits)
+    for token in set(prefix):
+        penalty = sampling.repetition_penalty
+        values[token] = values[token] / penalty if values[token] > 0 else values[token] * penalty
+    values = [value / sampling.temperature for value in values]
+    if sampling.top_k:
+        least = sorted(values, reverse=True)[: sampling.top_k][-1]
+        values = [value if value >= least else -math.inf for value in values]
+    weights = [math.exp(value - max(values)) for value in values]
+    kept, before = [0.0] * len(weights), 0.0
+    for token in sorted(range(len(weights)), key=lambda token: (-weights[token], token)):
+        if not before or before < sampling.top_p * sum(weights):
+            kept[token] = weights[token]
+        before += weights[token]
+    return [weight / sum(kept) for weight in kept]
+
+
+def sampled(model, source: list[int], limit: int, sampling, seed: int, tilt=None) -> list[int]:
+    """The tokens, without eos, that a verifier says when it draws each of them."""
+    output: list[int] = []
+    encoder_out = encode(model, source)
+    while len(output) < limit:
+        weights = warped(following(model, encoder_out, output, tilt).tolist(), output, sampling)
+        position, tokens = torch.tensor([len(output)]), torch.arange(len(weights))
+        bits = token_bits(torch.tensor([seed]), Purpose.SAMPLE, position, tokens).tolist()
+        times = [-math.log1p(-(bit + 0.5) / 2**32) / weight if weight else math.inf for bit, weight in zip(bits, weights)]
+        token = times.index(min(times))
+        if token == EOS:
+            break
+        output.append(token)
+    return output
+
+
+def chances(model, source: list[int], limit: int, sampling, tilt=None) -> dict[tuple[int, ...], float]:
+    """Every sentence that sampling may say, eos included unless the limit cut it, and its probability."""
+    encoder_out = encode(model, source)
+    found = {}
+
+    def extend(output: list[int], chance: float) -> None:
+        if len(output) == limit or EOS in output:
+            found[tuple(output)] = chance
+            return
+        weights = warped(following(model, encoder_out, output, tilt).tolist(), output, sampling)
+        for token, weight in enumerate(weights):
+            if weight:
+                extend([*output, token], chance * weight)
+
+    extend([], 1.0)
+    return found
 
 
 def tolerant(model, source: list[int], limit: int, plan: list[int], block: int, beta: int, tau: float, tilt=None):

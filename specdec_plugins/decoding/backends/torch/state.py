@@ -44,6 +44,7 @@ class DenseState:
 
     def share(self, rows: list[int]) -> None:
         """Append rows with nothing read, whose sources are those of ``rows``."""
+        self.encode()  # once, not in every row
         self.select([*range(self.rows), *rows])
 
     @torch.inference_mode()
