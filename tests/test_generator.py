@@ -54,6 +54,25 @@ def test_generate_says_what_beam_1_says(toy_data, pair):
     assert "--beam 5 is not used" in log
 
 
+def test_generate_samples_what_the_verifier_samples(toy_data, pair):
+    """--beam samples of each sentence, the best first; the same whatever is drafted, and others with another seed."""
+    verifier, drafter = pair
+    sampling = ["--sampling", "--sampling-topp", 0.9, "--temperature", 0.8, "--beam", 3, "--nbest", 2]
+    found = [
+        re.findall(
+            r"^H-(\d+)\t(\S+)\t(.*)$", generate(toy_data, verifier, "--drafter-path", drafter, *sampling, *more).stdout, re.M
+        )
+        for more in (["--block-size", 1], ["--block-size", 5], ["--block-size", 5, "--seed", 7])
+    ]
+    assert [len(each) for each in found] == [2 * 20] * 3
+    texts = [[(number, text) for number, _, text in each] for each in found]
+    assert texts[0] == texts[1] != texts[2]
+    scores = [float(score) for _, score, _ in found[0]]
+    assert all(first >= second for first, second in zip(scores[::2], scores[1::2]))
+    refused = generate(toy_data, verifier, "--drafter-path", drafter, "--sampling", "--beta", 3, check=False)
+    assert refused.returncode and "--beta 3 together with --sampling" in refused.stderr
+
+
 @pytest.mark.long
 def test_interactive(toy_data, pair, tmp_path):
     verifier, drafter = pair

@@ -15,6 +15,8 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.noise import mixed
+from specdec_plugins.decoding.options import Sampling
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request
 from specdec_plugins.formats import checkpoint, fairseq
@@ -27,28 +29,38 @@ logger = logging.getLogger(__name__)
 # fairseq's options that speculative decoding has no place for, with the values that do no harm. fairseq's default beam is 5,
 # which cannot be told from one that was asked for; the log says that it is not used.
 HARMLESS: dict[str, tuple[Any, ...]] = {
-    "beam": (1, 5), "nbest": (1,), "min_len": (1,), "match_source_len": (False,), "unkpen": (0,), "score_reference": (False,),
-    "prefix_size": (0,), "no_repeat_ngram_size": (0,), "sampling": (False,), "constraints": (None,), "temperature": (1.0,),
-    "diverse_beam_groups": (-1,), "diversity_rate": (-1.0,), "print_alignment": (None,), "lm_path": (None,),
-    "retain_dropout": (False,),
+    "min_len": (1,), "match_source_len": (False,), "unkpen": (0,), "score_reference": (False,), "prefix_size": (0,),
+    "no_repeat_ngram_size": (0,), "constraints": (None,), "diverse_beam_groups": (-1,), "diversity_rate": (-1.0,),
+    "print_alignment": (None,), "lm_path": (None,), "retain_dropout": (False,),
 }  # fmt: skip
+HARMLESS_GREEDY = {"beam": (1, 5), "nbest": (1,), "temperature": (1.0,), "sampling_topk": (-1,), "sampling_topp": (-1.0,)}
 
 
 class SpeculativeGenerator:
-    """Stands where fairseq's `SequenceGenerator` does, for one verifier and its drafter; greedy, exact with ``beta=1``."""
+    """Stands where fairseq's `SequenceGenerator` does, for one verifier and its drafter; exact with ``beta=1``.
+
+    Greedy, or with fairseq's ``--sampling`` under the coupled rule: ``--beam`` samples a sentence, the best ``--nbest`` of which
+    fairseq prints, drawn by its ``--seed`` and the sentence's number.
+    """
 
     def __init__(self, models, dictionaries, drafter_path: str, block_size: int | None, beta: int, tau: float, options):
         """``models``: fairseq's, one; ``options``: its generation options. Raises ValueError with all that cannot be."""
+        sampling = getattr(options, "sampling", False)
         faults = [
             f"--{name.replace('_', '-')} {getattr(options, name)}"
-            for name, values in HARMLESS.items()
+            for name, values in {**HARMLESS, **({} if sampling else HARMLESS_GREEDY)}.items()
             if getattr(options, name, values[0]) not in values
         ]
+        if sampling and beta > 1:
+            faults.append(f"--beta {beta} together with --sampling")
         if len(models) != 1:
             faults.append(f"an ensemble of {len(models)} models")
         if faults:
             raise ValueError("--drafter-path does not go with " + ", ".join(faults))
-        if getattr(options, "beam", 1) != 1:
+        self.samples, self.sampling, self.seed = 1, sampling_of(options) if sampling else None, torch.initial_seed()
+        if sampling:
+            self.samples = options.beam
+        elif getattr(options, "beam", 1) != 1:
             logger.info("speculative decoding is greedy: --beam %d is not used", options.beam)
         eos = dictionaries[1].eos()
         self.symbols = Symbols(dictionaries[1].pad(), eos, eos, dictionaries[1].unk())
@@ -73,9 +85,16 @@ class SpeculativeGenerator:
         limit = int(self.options.max_len_a * tokens.size(1) + self.options.max_len_b)
         limit = min(limit, self.max_positions - 1)
         sources = [[token for token in row if token != self.symbols.pad] for row in tokens.tolist()]
-        requests = [Request(index, source, limit) for index, source in enumerate(sources)]
-        found = list(speculative_decode(*self.roles, requests, len(requests), self.stats, Constraints(self.symbols), self.device))
-        return [[self.hypothesis(hypothesis)] for hypothesis in sorted(found, key=lambda hypothesis: hypothesis.index)]
+        many = range(self.samples)
+        requests = [
+            Request(self.samples * index + number, source, limit, sampling=self.sampling, seed=mixed(self.seed, line, number))
+            for index, (source, line) in enumerate(zip(sources, sample["id"].tolist()))
+            for number in many
+        ]
+        done = speculative_decode(*self.roles, requests, len(requests), self.stats, Constraints(self.symbols), self.device)
+        found = [self.hypothesis(hypothesis) for hypothesis in sorted(done, key=lambda hypothesis: hypothesis.index)]
+        groups = (found[start : start + self.samples] for start in range(0, len(found), self.samples))
+        return [sorted(group, key=lambda each: -each["score"]) for group in groups]
 
     def hypothesis(self, found: Hypothesis) -> dict[str, Any]:
         scores = torch.tensor(found.token_scores)
@@ -92,6 +111,12 @@ class SpeculativeGenerator:
                 "%.0f%% of the drafted tokens accepted, %d outputs cut by the length limit",
                 self.stats.mean_accepted_length, 100 * self.stats.acceptance_rate, self.stats.cut,
             )  # fmt: skip
+
+
+def sampling_of(options) -> Sampling:
+    """fairseq's sampling options as ours; its -1 is for all tokens."""
+    top_k, top_p = options.sampling_topk, options.sampling_topp
+    return Sampling(options.temperature, max(0, top_k), top_p if top_p > 0 else 1.0)
 
 
 def read_loaded(model) -> Model:
