@@ -54,7 +54,7 @@ typedef uint64_t Longs __attribute__((vector_size(4 * W), aligned(4), may_alias)
 // Products of the low halves of each lane. Not every compiler knows from a mask that one instruction does it.
 inline Longs multiply_low(Longs a, uint32_t by) {
 #if defined(__AVX512F__)
-    return (Longs)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(by));
+    return (Longs)_mm512_maskz_mul_epu32(0xFF, (__m512i)a, _mm512_set1_epi64(by));  // of the plain one GCC warns
 #elif defined(__AVX2__)
     return (Longs)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(by));
 #elif defined(__SSE2__)
