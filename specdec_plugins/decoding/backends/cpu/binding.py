@@ -31,7 +31,7 @@ Pair = tuple[Tensor, Tensor]  # a norm's weight and bias
 POINTER, NUMBER = c_void_p, c_int64
 CACHES = [POINTER, NUMBER, NUMBER] * 2  # cache and memory: address, numbers from layer to layer, from slot to slot
 PASS = [POINTER, POINTER, NUMBER, NUMBER, POINTER]  # engine, stack, batch, width, numbers
-JUDGED = [NUMBER, NUMBER, NUMBER, POINTER, POINTER, POINTER, POINTER, POINTER]  # pad, eos, suppressed, tau; judged, scores; sampling
+JUDGED = [NUMBER, NUMBER, NUMBER, *[POINTER] * 5]  # pad, eos, suppressed, tau; judged, scores; sampling
 TABLES = [POINTER, POINTER, NUMBER, POINTER, POINTER]  # the successor network's tokens and outs, candidates; to; sampling
 MADE = {
     "engine": [c_int],

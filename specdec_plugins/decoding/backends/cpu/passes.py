@@ -75,7 +75,7 @@ class CpuPass:
         return self.drafted(chosen, lengths, distribution)
 
     def _choosing(self, prefix: Prefix) -> tuple[array, Distribution | None, NativeSampling | None]:
-        """Room for the chosen numbers of logits and what they are drawn from, if somebody wants to know; how rows draw, if any."""
+        """Room for the chosen numbers of logits, and for what they are drawn from, if a row may reject; how rows draw."""
         chosen, draws, distribution = array("q", bytes(8 * self.rows * self.width)), prefix.draws(), None
         if draws is None:
             return chosen, None, None

@@ -230,8 +230,8 @@ int specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, i
 // at the first position where empty[b]; sets those logits to minus infinity. Without `gates` (B, width, R) the best token; with
 // them, among the `candidates` best, the best after the token chosen before it, by the successor network's tables (V, R):
 // `tokens` for the token before, `outs` for the candidate. Positions beyond drafted[b] are left as they are.
-// Rows that sample (`sampling`, NULL if none does) draw their tokens, each among the position's `candidates` best; those under the
-// rejection rule write down what they drew from.
+// Rows that sample (`sampling`, NULL if none does) draw their tokens, each among the position's `candidates` best; those under
+// the rejection rule write down what they drew from.
 // numbers: drafted (B), empty (B).
 int specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, int64_t pad, int64_t eos,
                    const int64_t* numbers, const float* gates, int64_t gate_width, const float* tokens, const float* outs,
@@ -302,11 +302,11 @@ int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t wid
 }
 
 // Random bits of `count` tokens from number `first` on, a multiple of 4 -> to, and exponential variates made of them -> variates,
-// both in whole blocks of 32; for tests.
+// both in whole blocks of 64; for tests.
 int specdec_noise(int64_t seed, int64_t purpose, int64_t position, int64_t first, int64_t count, uint32_t* to, float* variates) {
     const Noise noise{uint64_t(seed), uint32_t(position), uint32_t(purpose)};
     for (int64_t i = 0; i < count; i += BLOCK) {
-        Words bits[2];
+        Words bits[PARTS];
         block_bits(noise, first + i, bits);
         for (int lane = 0; lane < BLOCK; ++lane) {
             to[i + lane] = bits[lane / W][lane % W];
@@ -317,8 +317,9 @@ int specdec_noise(int64_t seed, int64_t purpose, int64_t position, int64_t first
     return 0;
 }
 
-// Weights of a position's logits (V) after the row's prefix and k drafted tokens -> to (V in whole blocks of 32); for tests.
-int specdec_warp(const Sampling* sampling, const float* logits, int64_t vocabulary, const int64_t* drafted, int64_t k, float* to) {
+// Weights of a position's logits (V) after the row's prefix and k drafted tokens -> to (V in whole blocks of 64); for tests.
+int specdec_warp(const Sampling* sampling, const float* logits, int64_t vocabulary, const int64_t* drafted, int64_t k,
+                 float* to) {
     return status_of([&] {
         std::vector<Draws> draws;
         warp(*take(sampling, 1, draws), logits, vocabulary, drafted, k, to);

@@ -58,8 +58,8 @@ struct Judge {
     std::vector<int64_t> forbidden;
     int64_t vocabulary;
 
-    // Judges position k of a draft by its logits (V). Restores what it changes in them. Scratch memory: as many numbers as there are
-    // forbidden tokens, `kept`; and if the row samples as many as `weights_of` says.
+    // Judges position k of a draft by its logits (V). Restores what it changes in them. Scratch memory: `kept` for as many numbers
+    // as there are forbidden tokens, and if the row samples `weights` for as many as `weights_of` says.
     Chosen operator()(const Draft& draft, int64_t k, float* values, float* kept, float* weights) const {
         const int64_t eos = forbidden.back();
         const size_t count = forbidden.size() - (k >= draft.minimum);

@@ -149,7 +149,8 @@ class Sentences {
         Forward forward(*all.verifier, pass, engine.team, engine.scratch);
         judged.resize(3 * batch), scores.resize(batch * width), this->width = width;
         const Judging judging{all.logits, batch, int64_t(width), 1, starts.data(), all.tau, judged.data(), scores.data(),
-                              drawing(), origins(), beta, room.data(), minimum.data(), forced_starts.data(), forced_flat.data(), tokens.data()};
+                              drawing(), origins(), beta, room.data(), minimum.data(), forced_starts.data(), forced_flat.data(),
+                              tokens.data()};
         judging.reserve(engine, all.verifier->projection->outputs, all.pad, all.eos, all.suppressed_count, all.suppressed);
         engine.team.run([&](int member) {
             forward.run(member);

@@ -2,10 +2,6 @@
 // The random bits are the same; they come from Philox4x32-10 (Salmon et al. 2011).
 #pragma once
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
 #include <cmath>
 #include <cstdint>
 #include <utility>
@@ -47,7 +43,9 @@ inline double exponential_of(uint32_t bits) { return -std::log1p(-uniform(bits))
 
 // ---- the same for many tokens at once
 
-constexpr int BLOCK = 2 * W;  // tokens: 4 for each 64-bit lane
+constexpr int TWINS = 2;               // vectors of counters side by side: each waits for its own last product only
+constexpr int BLOCK = TWINS * 2 * W;  // tokens: 4 for each 64-bit lane
+constexpr int PARTS = BLOCK / W;
 
 typedef uint64_t Longs __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
@@ -77,19 +75,28 @@ inline Words in_turn(Longs a, Longs b, std::integer_sequence<int, LANE...>) {
 
 // The bits of BLOCK tokens from number `first` on, a multiple of 4. High halves of the lanes are not kept clean in between:
 // products do not see them.
-inline void block_bits(const Noise& noise, int64_t first, Words bits[2]) {
-    Longs a = counting(std::make_integer_sequence<int, W / 2>{}) + uint64_t(first >> 2);
-    Longs b = Longs{} + noise.position, c = Longs{} + noise.purpose, d{};
+inline void block_bits(const Noise& noise, int64_t first, Words bits[PARTS]) {
+    Longs a[TWINS], b[TWINS], c[TWINS], d[TWINS];
+    for (int i = 0; i < TWINS; ++i) {
+        a[i] = counting(std::make_integer_sequence<int, W / 2>{}) + uint64_t((first >> 2) + i * W / 2);
+        b[i] = Longs{} + noise.position, c[i] = Longs{} + noise.purpose, d[i] = Longs{};
+    }
     uint32_t low = uint32_t(noise.seed), high = uint32_t(noise.seed >> 32);
+#pragma GCC unroll 10
     for (int round = 0; round < ROUNDS; ++round) {
-        const Longs one = multiply_low(a, MULTIPLIERS[0]), two = multiply_low(c, MULTIPLIERS[1]);
-        a = (two >> 32) ^ b ^ uint64_t(low), b = two;
-        c = (one >> 32) ^ d ^ uint64_t(high), d = one;
+#pragma GCC unroll 2
+        for (int i = 0; i < TWINS; ++i) {
+            const Longs one = multiply_low(a[i], MULTIPLIERS[0]), two = multiply_low(c[i], MULTIPLIERS[1]);
+            a[i] = (two >> 32) ^ b[i] ^ uint64_t(low), b[i] = two;
+            c[i] = (one >> 32) ^ d[i] ^ uint64_t(high), d[i] = one;
+        }
         low += KEY_STEPS[0], high += KEY_STEPS[1];
     }
-    const Longs even = (a & 0xFFFFFFFF) | b << 32, odd = (c & 0xFFFFFFFF) | d << 32;
-    bits[0] = in_turn<0>(even, odd, Lanes{});
-    bits[1] = in_turn<W / 4>(even, odd, Lanes{});
+    for (int i = 0; i < TWINS; ++i) {
+        const Longs even = (a[i] & 0xFFFFFFFF) | b[i] << 32, odd = (c[i] & 0xFFFFFFFF) | d[i] << 32;
+        bits[2 * i] = in_turn<0>(even, odd, Lanes{});
+        bits[2 * i + 1] = in_turn<W / 4>(even, odd, Lanes{});
+    }
 }
 
 inline Floats uniform(Words bits) { return (__builtin_convertvector(bits, Floats) + 0.5f) * 0x1p-32f; }

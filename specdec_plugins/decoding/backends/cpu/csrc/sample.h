@@ -17,13 +17,13 @@
 
 namespace {
 
-// Of the rows of a batch, as the caller gives it; NULL in place of it: nobody samples. `Sampling` in binding.py has the same fields.
+// Of the rows of a batch, as the caller gives it; NULL in its place: nobody samples. `Sampling` in binding.py has the same fields.
 struct Sampling {
     const double* options;   // (B, 3): temperature (0: the row takes the best token), top-p, repetition penalty
     const int64_t* numbers;  // seeds, top-k, 1 for the rejection rule, positions (B each), prefix starts (B + 1), the prefixes
     const int64_t* names;    // the token that each of a drafter's logits stands for; NULL: its number
-    // What drafted tokens were drawn from: `probabilities` (B, width, C) of `tokens` (B, width, C). NULL: nobody wants to know it,
-    // or each was certain.
+    // What drafted tokens were drawn from: `probabilities` (B, width, C) of `tokens` (B, width, C). NULL: nobody wants to know, or
+    // each was certain.
     int64_t* tokens;
     float* probabilities;
     int64_t width, candidates;
@@ -74,23 +74,24 @@ inline float highest(float least, float most, Enough&& enough) {
 
 // How many of whole blocks of values are at least so large.
 inline int64_t count_from(float least, const float* values, int64_t count) {
-    Ints total[2]{};
+    Ints total[PARTS]{};
     for (int64_t i = 0; i < count; i += BLOCK)
-        for (int part = 0; part < 2; ++part) total[part] -= load(values + i + part * W) >= least;
+        for (int part = 0; part < PARTS; ++part) total[part] -= load(values + i + part * W) >= least;
     int64_t sum = 0;
-    for (int lane = 0; lane < W; ++lane) sum += total[0][lane] + total[1][lane];
+    for (int lane = 0; lane < W; ++lane)
+        for (int part = 0; part < PARTS; ++part) sum += total[part][lane];
     return sum;
 }
 
 // The sum of those of whole blocks of weights that are at least so large.
 inline float mass_from(float least, const float* weights, int64_t count) {
-    Floats total[2]{};
+    Floats total[PARTS]{};
     for (int64_t i = 0; i < count; i += BLOCK)
-        for (int part = 0; part < 2; ++part) {
+        for (int part = 0; part < PARTS; ++part) {
             const Floats weight = load(weights + i + part * W);
             total[part] += weight >= least ? weight : Floats{};
         }
-    return sum(total[0] + total[1]);
+    return sum((total[0] + total[1]) + (total[2] + total[3]));
 }
 
 // Keeps the likeliest tokens, the lower number first among equal ones, until they have the part `top_p` of all; returns the sum
@@ -134,11 +135,13 @@ __attribute__((noinline)) float warp(const Draws& draws, const float* logits, in
     if (draws.top_k > 0 && draws.top_k < vocabulary)
         least = highest(least, most, [&](float value) { return count_from(value, weights, count) >= draws.top_k; });
     const float slope = 1 / float(std::clamp(draws.temperature, 1e-30, 1e30));  // of which nothing becomes NaN
+    Floats total{};
     for (int64_t i = 0; i < count; i += W) {
-        const Floats value = load(weights + i);
-        store(weights + i, value < least ? Floats{} : exponential((value - most) * slope));
+        const Floats value = load(weights + i), weight = value < least ? Floats{} : exponential((value - most) * slope);
+        store(weights + i, weight);
+        total += weight;
     }
-    return draws.top_p < 1 ? keep_nucleus(weights, count, draws.top_p) : mass_from(0, weights, count);
+    return draws.top_p < 1 ? keep_nucleus(weights, count, draws.top_p) : sum(total);
 }
 
 // The token that wins the race of exponentially distributed times divided by whole blocks of weights: the first among equals.
@@ -148,10 +151,12 @@ __attribute__((noinline)) int64_t race(const float* weights, int64_t count, cons
     float best = INFINITY;
     int64_t winner = -1;
     for (int64_t token = 0; token < count; token += BLOCK) {
-        if (!any((load(weights + token) > 0.0f) | (load(weights + token + W) > 0.0f))) continue;
-        Words bits[2];
+        Ints some{};
+        for (int part = 0; part < PARTS; ++part) some |= load(weights + token + part * W) > 0.0f;
+        if (!any(some)) continue;
+        Words bits[PARTS];
         block_bits(noise, token, bits);
-        for (int part = 0; part < 2; ++part) {
+        for (int part = 0; part < PARTS; ++part) {
             const Floats weight = load(weights + token + part * W);
             // A time is at least its uniform number, so most need no logarithm.
             if (!any((weight > 0.0f) & (uniform(bits[part]) <= weight * (best * SLACK)))) continue;
@@ -190,13 +195,15 @@ inline bool subtract(float* weights, int64_t count, float total, const Origin& o
     return largest(weights, count) > 0;
 }
 
-// Draws one of a drafter's C candidates by their `totals`, which it makes weights: sorts both, the largest first and equal ones in
-// order. `names` say which tokens they stand for. Writes down what it drew from, unless `tokens` is NULL.
+// Draws one of a drafter's C candidates by their `totals`, which become weights; both are sorted, the largest first and equal ones
+// in order. `names` say which tokens they stand for. Writes down what it drew from, unless `tokens` is NULL.
 inline int64_t draw_few(const Draws& draws, const Noise& noise, int64_t* candidates, double* totals, int64_t count,
                         const int64_t* names, int64_t* tokens, float* probabilities) {
+    const auto after = [&](int64_t i, int64_t j) {
+        return totals[i] < totals[j] || (totals[i] == totals[j] && candidates[i] > candidates[j]);
+    };
     for (int64_t end = 1; end < count; ++end)
-        for (int64_t i = end; i && (totals[i - 1] < totals[i] || (totals[i - 1] == totals[i] && candidates[i - 1] > candidates[i]));
-             --i)
+        for (int64_t i = end; i && after(i - 1, i); --i)
             std::swap(totals[i - 1], totals[i]), std::swap(candidates[i - 1], candidates[i]);
     const double most = totals[0];
     const double least = draws.top_k > 0 && draws.top_k < count ? totals[draws.top_k - 1] : -INFINITY;
