@@ -248,20 +248,21 @@ def p_value(counts, probabilities):
 def test_rejection_keeps_the_distribution(kind):
     """Of the first token, whether it was drafted or recovered, and of the second after each first one that was accepted.
 
-    The second depends on the first, by the logits and by the penalty. Drafts are drawn from something else.
+    The second depends on the first, by the logits and by the penalty. Of the drafter's tokens it says one far too often, two a
+    bit too seldom, and top-p rules one out.
     """
-    rows, words, rule = 100_000, 10, Sampling(0.8, 8, 0.97, 1.3, "rejection")
+    rows, words, rule = 100_000, 10, Sampling(0.8, 8, 0.9, 1.3, "rejection")
     generator = torch.Generator().manual_seed(4)
     first, second = torch.randn(words, generator=generator), torch.randn(words, words, generator=generator)
     prefix = Prefix()
     prefix.admit([Request(row, [EOS], 90, 0, sampling=rule, seed=noise.mixed(7, row)) for row in range(rows)])
-    names = [0, 1, 2, 4, 5, 8]
+    names = [0, 1, 2, 3, 4, 8]
     drafter = SimpleNamespace(
         engine=binding.Engine(2), successor=None, vocabulary=names, names=binding.integers(names),
         stack=SimpleNamespace(vocabulary=len(names)),
     )  # fmt: skip
     if kind == "drawn":
-        logits = torch.tensor([-0.5, 9.0, 9.0, 1.5, 0.5, 1.0]).expand(rows, 1, -1)
+        logits = torch.tensor([-2.13, 9.0, 9.0, -2.02, -1.77, -0.24]).expand(rows, 1, -1)
         draft = CpuPass.of(drafter, logits.clone()).choose(prefix, [1] * rows)
     else:
         draft = Draft([[first.topk(2).indices[1].item()]] * rows)
