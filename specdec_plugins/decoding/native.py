@@ -1,14 +1,15 @@
 """Iterations of the loop in one native call, for roles that the CPU kernels know: the same as those of `Session`, which is the
 reference.
 
-The roles are the verifier on the kernels, the causal block drafter there or none, and the exact or the tolerant rule.
+The roles are the verifier on the kernels, the causal block drafter there or none, and the exact or the tolerant rule, with those
+for rows that sample.
 
 B rows, K drafted tokens.
 """
 
 import time
 from array import array
-from ctypes import byref
+from ctypes import addressof, byref
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,6 +17,7 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu.binding import Caches, Decoding, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.backends.cpu.passes import successor_tables
+from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, CausalState
@@ -87,6 +89,9 @@ class NativeLoop:
         tau = array("d", [tolerance.tau for tolerance in tolerances])
         call.batch, call.longest, call.steps = rows, longest, min(plan.times, times)
         call.numbers, call.tau = start(numbers), start(tau)
+        draws = prefix.draws()
+        sampling = None if draws is None else NativeSampling(draws)
+        call.sampling = sampling and addressof(sampling.struct)
         self._reserve(call.steps * rows * (longest + 4))
         engine = self.verifier.engine
         engine.library.specdec_decode(engine.pointer, byref(call))

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-VERSION = 4  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 5  # of the library's functions and their parameters: `specdec_version` in api.cpp
 VARIANTS = ("avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -31,8 +31,8 @@ Pair = tuple[Tensor, Tensor]  # a norm's weight and bias
 POINTER, NUMBER = c_void_p, c_int64
 CACHES = [POINTER, NUMBER, NUMBER] * 2  # cache and memory: address, numbers from layer to layer, from slot to slot
 PASS = [POINTER, POINTER, NUMBER, NUMBER, POINTER]  # engine, stack, batch, width, numbers
-JUDGED = [NUMBER, NUMBER, NUMBER, POINTER, POINTER, POINTER, POINTER]  # pad, eos, suppressed, tau; judged, scores
-TABLES = [POINTER, POINTER, NUMBER, POINTER]  # the successor network's tokens and outs, candidates; to
+JUDGED = [NUMBER, NUMBER, NUMBER, *[POINTER] * 5]  # pad, eos, suppressed, tau; judged, scores; sampling
+TABLES = [POINTER, POINTER, NUMBER, POINTER, POINTER]  # the successor network's tokens and outs, candidates; to; sampling
 MADE = {
     "engine": [c_int],
     "linear": [POINTER, POINTER, c_int, c_int, c_int],
@@ -49,6 +49,8 @@ CALLED = {
     "propose": [*PASS, *CACHES, POINTER, POINTER, NUMBER, NUMBER, *TABLES],
     "attend": [NUMBER, NUMBER, c_float, POINTER, POINTER, NUMBER, POINTER, POINTER],
     "draft": [*PASS, NUMBER, POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER],
+    "noise": [*[NUMBER] * 5, POINTER, POINTER],
+    "warp": [POINTER, POINTER, NUMBER, POINTER, NUMBER, POINTER],
     "decode": [POINTER, POINTER],
 }
 
@@ -61,6 +63,15 @@ class Caches(ctypes.Structure):
     ]
 
 
+class Sampling(ctypes.Structure):
+    """`Sampling` in sample.h, which says what the fields are. Addresses are given as numbers."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("options", "numbers", "names", "tokens", "probabilities")),
+        *((name, NUMBER) for name in ("width", "candidates")),
+    ]  # fmt: skip
+
+
 class Decoding(ctypes.Structure):
     """`Decoding` in loop.h, which says what the fields are. Addresses are given as numbers."""
 
@@ -69,7 +80,7 @@ class Decoding(ctypes.Structure):
         *((name, POINTER) for name in ("logits", "drafter_logits", "gates", "tokens", "outs")), ("candidates", NUMBER),
         ("names", POINTER), *((name, NUMBER) for name in ("drafter_positions", "pad", "eos", "mask", "suppressed_count")),
         ("suppressed", POINTER), *((name, NUMBER) for name in ("batch", "longest", "steps")),
-        *((name, POINTER) for name in ("numbers", "tau", "read", "record", "scores", "seconds")), ("taken", NUMBER),
+        *((name, POINTER) for name in ("numbers", "tau", "sampling", "read", "record", "scores", "seconds")), ("taken", NUMBER),
     ]  # fmt: skip
 
 

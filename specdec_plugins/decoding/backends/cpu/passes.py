@@ -7,15 +7,17 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends import CANDIDATES
 from specdec_plugins.decoding.backends.cpu.binding import address, integers, start, starts
+from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling, rejecting
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Verdict
+from specdec_plugins.decoding.values import Distribution, Draft, Draws, Verdict
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
@@ -63,23 +65,35 @@ class CpuPass:
     def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
         model, symbols, logits = self.model, prefix.symbols, self.logits()
         numbers = integers(lengths, (not output for output in prefix.outputs))
-        chosen = array("q", bytes(8 * self.rows * self.width))
+        chosen, distribution, sampling = self._choosing(prefix)
         model.engine.library.specdec_choose(
             model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), symbols.pad, symbols.eos,
             start(numbers),
             address(self._gates), 0 if self._gates is None else self._gates.size(2), *successor_tables(model), start(chosen),
+            sampling and sampling.pointer,
         )  # fmt: skip
-        return self.drafted(chosen, lengths)
+        return self.drafted(chosen, lengths, distribution)
 
-    def drafted(self, chosen: array, lengths: Sequence[int]) -> Draft:
+    def _choosing(self, prefix: Prefix) -> tuple[array, Distribution | None, NativeSampling | None]:
+        """Room for the chosen numbers of logits, and for what they are drawn from, if a row may reject; how rows draw."""
+        chosen, draws, distribution = array("q", bytes(8 * self.rows * self.width)), prefix.draws(), None
+        if draws is None:
+            return chosen, None, None
+        if rejecting(draws):
+            shape = self.rows, self.width, successor_tables(self.model)[2]
+            distribution = Distribution(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float32))
+        return chosen, distribution, NativeSampling(draws, self.model.names, distribution)
+
+    def drafted(self, chosen: array, lengths: Sequence[int], distribution: Distribution | None) -> Draft:
         """The chosen numbers of logits as tokens, of each row as many as it wanted."""
-        tokens, width, names = chosen.tolist(), self.width, self.model.vocabulary
-        if names is not None:
-            return Draft([[names[n] for n in tokens[row * width : row * width + k]] for row, k in enumerate(lengths)])
-        return Draft([tokens[row * width : row * width + k] for row, k in enumerate(lengths)])
+        numbers, width, names = chosen.tolist(), self.width, self.model.vocabulary
+        tokens = [numbers[row * width : row * width + k] for row, k in enumerate(lengths)]
+        return Draft(tokens if names is None else [[names[n] for n in row] for row in tokens], distribution)
 
-    def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
-        judging = Judging(self.rows, self.width, tolerances)
+    def judge(
+        self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
+    ) -> Verdict:
+        judging = Judging(self.rows, self.width, tolerances, draft, draws)
         numbers = integers(starts(draft.tokens), *judging_options(bounds, tolerances), *draft.tokens)
         logits, engine = self.logits(), self.model.engine
         engine.library.specdec_judge(
@@ -137,20 +151,22 @@ class CausalPass(CpuPass):
             lengths, (not output for output in prefix.outputs), *self.tokens,
         )  # fmt: skip
         logits, gates, _ = self._results()
-        chosen = array("q", bytes(8 * self.rows * self.width))
+        chosen, distribution, sampling = self._choosing(prefix)
         model.stack.library.specdec_propose(
             model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(), logits, gates,
             symbols.pad, symbols.eos,
-            *successor_tables(model), start(chosen),
+            *successor_tables(model), start(chosen), sampling and sampling.pointer,
         )  # fmt: skip
-        return self.drafted(chosen, lengths)
+        return self.drafted(chosen, lengths, distribution)
 
-    def judge(self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance]) -> Verdict:
+    def judge(
+        self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
+    ) -> Verdict:
         """In one call with the pass, if that has not run and has read just each row's last token and its draft."""
         if self._logits is not None or self.firsts is not None or self.model.features_wanted:
-            return super().judge(draft, bounds, tolerances)
+            return super().judge(draft, bounds, tolerances, draws)
         state = self.state
-        judging = Judging(self.rows, self.width, tolerances)
+        judging = Judging(self.rows, self.width, tolerances, draft, draws)
         numbers = integers(
             starts(self.tokens), self.positions, state.slots, state.source_slots, state.lengths,
             *judging_options(bounds, tolerances), *self.tokens,
@@ -188,12 +204,15 @@ class BlockPass(CpuPass):
 class Judging:
     """Room for a verdict on a batch of drafts, and where the native side writes it."""
 
-    def __init__(self, rows: int, width: int, tolerances: Sequence[Tolerance]):
+    def __init__(
+        self, rows: int, width: int, tolerances: Sequence[Tolerance], draft: Draft, draws: Sequence[Draws | None] | None
+    ):  # fmt: skip
         self.rows, self.width = rows, width
+        self.sampling = None if draws is None else NativeSampling(draws, origins=draft.distribution)
         self.tau = array("d", [tolerance.tau for tolerance in tolerances])
         self.judged, self.scores = array("q", bytes(24 * rows)), array("f", bytes(4 * rows * width))
 
-    def arguments(self, bounds: Bounds) -> tuple[int, ...]:
+    def arguments(self, bounds: Bounds) -> tuple:
         symbols = bounds.constraints.symbols
         self.suppressed = suppressed = integers(bounds.constraints.suppressed)
         return (
@@ -204,6 +223,7 @@ class Judging:
             start(self.tau),
             start(self.judged),
             start(self.scores),
+            self.sampling and self.sampling.pointer,
         )
 
     def verdict(self) -> Verdict:

@@ -40,12 +40,16 @@ Norm norm_of(const float* const* pair, int width) {
     return pair[0] ? Norm{{pair[0], pair[0] + width}, {pair[1], pair[1] + width}} : Norm{};
 }
 
+Origins origins_of(const Sampling* sampling) {
+    return sampling ? Origins{sampling->tokens, sampling->probabilities, sampling->width, sampling->candidates} : Origins{};
+}
+
 }  // namespace
 
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 4; }
+int specdec_version() { return 5; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -187,10 +191,11 @@ int specdec_read(Engine* engine, const Stack* stack, int64_t batch, int64_t widt
 int specdec_verify(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
                    int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
                    float* output, int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed,
-                   const double* tau, int64_t* judged, float* scores) {
+                   const double* tau, int64_t* judged, float* scores, const Sampling* sampling) {
     return status_of([&] {
         Numbers parts(numbers);
-        Judging judging{output, batch, width, 1, parts.take(batch + 1), tau, judged, scores};
+        Judging judging{output, batch, width, 1, parts.take(batch + 1), tau, judged, scores,
+                        take(sampling, batch, engine->draws), origins_of(sampling)};
         const int64_t *places = parts.take(batch), *slots = parts.take(batch), *source_slots = parts.take(batch);
         const int64_t* source_lengths = parts.take(batch);
         judging.take(parts);
@@ -213,13 +218,16 @@ int specdec_verify(Engine* engine, const Stack* stack, int64_t batch, int64_t wi
 // forbidden; only eos at k >= room[b], whatever is forced. A drafted token passes if it is among the beta[b] best and within
 // tau[b] nats of the best. `judged` (3, B): how many tokens pass; the row's own next token; whether the limit made that eos.
 // `scores` (B, width): log-probabilities (nats) by the logits as they are, of each token that passes and of the row's own.
+// Of rows that sample (`sampling`, NULL if none does) the token is drawn that the best one is otherwise, and under the rejection
+// rule a drafted token passes by chance; forced tokens and the limit come first here, too.
 // numbers: starts (B + 1), beta (B), room (B), minimum (B), forced_starts (B + 1), the forced tokens, the drafts.
 int specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* numbers,
                   int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed, const double* tau,
-                  int64_t* judged, float* scores) {
+                  int64_t* judged, float* scores, const Sampling* sampling) {
     return status_of([&] {
         Numbers parts(numbers);
-        Judging judging{logits, batch, width, 0, parts.take(batch + 1), tau, judged, scores};
+        Judging judging{logits, batch, width, 0, parts.take(batch + 1), tau, judged, scores,
+                        take(sampling, batch, engine->draws), origins_of(sampling)};
         judging.take(parts);
         judging.reserve(*engine, vocabulary, pad, eos, suppressed_count, suppressed);
         engine->team.run([&](int member) { judging.run(*engine, member); });
@@ -230,13 +238,16 @@ int specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, i
 // at the first position where empty[b]; sets those logits to minus infinity. Without `gates` (B, width, R) the best token; with
 // them, among the `candidates` best, the best after the token chosen before it, by the successor network's tables (V, R):
 // `tokens` for the token before, `outs` for the candidate. Positions beyond drafted[b] are left as they are.
+// Rows that sample (`sampling`, NULL if none does) draw their tokens, each among the position's `candidates` best; those under
+// the rejection rule write down what they drew from.
 // numbers: drafted (B), empty (B).
 int specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, int64_t pad, int64_t eos,
                    const int64_t* numbers, const float* gates, int64_t gate_width, const float* tokens, const float* outs,
-                   int64_t candidates, int64_t* to) {
+                   int64_t candidates, int64_t* to, const Sampling* sampling) {
     return status_of([&] {
         const Choice choice{logits, batch, width, vocabulary, pad, eos, numbers, numbers + batch, gates, gate_width, tokens, outs,
-                            candidates, to};
+                            candidates, to, take(sampling, batch, engine->draws), sampling ? sampling->names : nullptr,
+                            origins_of(sampling)};
         choice.reserve(*engine);
         engine->team.run([&](int member) { choice.run(*engine, member); });
     });
@@ -247,7 +258,7 @@ int specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t width, 
 int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
                     int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
                     float* output, float* gates, int64_t pad, int64_t eos, const float* tokens, const float* outs,
-                    int64_t candidates, int64_t* to) {
+                    int64_t candidates, int64_t* to, const Sampling* sampling) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
@@ -259,7 +270,8 @@ int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t w
                         gates, nullptr};
         Forward forward(*stack, pass, engine->team, engine->scratch);
         const Choice choice{output, batch, width, stack->projection->outputs, pad, eos, drafted, empty,
-                            stack->gate ? gates : nullptr, stack->gate ? stack->gate->outputs : 0, tokens, outs, candidates, to};
+                            stack->gate ? gates : nullptr, stack->gate ? stack->gate->outputs : 0, tokens, outs, candidates, to,
+                            take(sampling, batch, engine->draws), sampling ? sampling->names : nullptr, origins_of(sampling)};
         choice.reserve(*engine);
         engine->team.run([&](int member) {
             forward.run(member);
@@ -294,6 +306,31 @@ int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t wid
         const Pass pass{{cache, 0, cache_slot}, {memory, memory_layer, memory_slot}, copied, true, true, output, nullptr, nullptr};
         Forward forward(*stack, pass, engine->team, engine->scratch);
         engine->team.run([&](int member) { forward.run(member); });
+    });
+}
+
+// Random bits of `count` tokens from number `first` on, a multiple of 4 -> to, and exponential variates made of them -> variates,
+// both in whole blocks of 64; for tests.
+int specdec_noise(int64_t seed, int64_t purpose, int64_t position, int64_t first, int64_t count, uint32_t* to, float* variates) {
+    const Noise noise{uint64_t(seed), uint32_t(position), uint32_t(purpose)};
+    for (int64_t i = 0; i < count; i += BLOCK) {
+        Words bits[PARTS];
+        block_bits(noise, first + i, bits);
+        for (int lane = 0; lane < BLOCK; ++lane) {
+            to[i + lane] = bits[lane / W][lane % W];
+            variates[i + lane] = exponential_of(bits[lane / W])[lane % W];
+            if (to[i + lane] != token_bits(noise, first + i + lane)) return 1;
+        }
+    }
+    return 0;
+}
+
+// Weights of a position's logits (V) after the row's prefix and k drafted tokens -> to (V in whole blocks of 64); for tests.
+int specdec_warp(const Sampling* sampling, const float* logits, int64_t vocabulary, const int64_t* drafted, int64_t k,
+                 float* to) {
+    return status_of([&] {
+        std::vector<Draws> draws;
+        warp(*take(sampling, 1, draws), logits, vocabulary, drafted, k, to);
     });
 }
 

@@ -7,6 +7,7 @@
 
 #include "forward.h"
 #include "judge.h"
+#include "sample.h"
 #include "select.h"
 #include "team.h"
 
@@ -21,6 +22,9 @@ struct Engine {
     std::vector<float> kept;                     // (threads, forbidden tokens)
     std::vector<Chosen> chosen;                  // (B, width)
     std::vector<int64_t> positions, candidates;  // positions to choose tokens for; the candidates of each
+    std::vector<double> totals;                  // of the candidates, where rows sample
+    std::vector<float> weights;                  // (threads, V) in whole blocks, where rows sample
+    std::vector<Draws> draws;                    // (B)
 };
 
 // Takes the parts of `numbers` one after the other.
@@ -55,6 +59,13 @@ bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const
     return narrowed;
 }
 
+// Where it is written what drafted tokens are drawn from, or read what they were: see `Sampling`.
+struct Origins {
+    int64_t* tokens;
+    float* probabilities;
+    int64_t width, candidates;
+};
+
 // The choice of a token for each position of drafts.
 struct Choice {
     float* logits;  // (B, width, V)
@@ -64,7 +75,10 @@ struct Choice {
     int64_t gate_width;              // R
     const float *tokens, *outs;      // (V, R)
     int64_t candidates;
-    int64_t* to;  // (B, width)
+    int64_t* to;           // (B, width)
+    const Draws* draws;    // (B); NULL if nobody samples
+    const int64_t* names;  // of the logits: see `Sampling`
+    Origins origins;       // written where a row that samples may reject
 
     // Called before the team runs.
     void reserve(Engine& engine) const {
@@ -72,8 +86,9 @@ struct Choice {
         positions.clear();
         for (int64_t b = 0; b < batch; ++b)
             for (int64_t k = 0; k < drafted[b]; ++k) positions.push_back(b * width + k);
-        const size_t size = gates ? batch * width * candidates : 0;
+        const size_t size = gates || draws ? batch * width * candidates : 0;
         if (engine.candidates.size() < size) engine.candidates.resize(size);
+        if (draws && engine.totals.size() < size) engine.totals.resize(size);
     }
 
     void run(Engine& engine, int member) const {
@@ -84,19 +99,41 @@ struct Choice {
             float* values = logits + position * vocabulary;
             values[pad] = -INFINITY;
             if (k == 0 && empty[position / width]) values[eos] = -INFINITY;
-            if (gates && k)
-                best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
-            else
-                to[position] = best_of(values, vocabulary);
+            const bool drawn = samples(position / width), last = !gates || k == 0;
+            if (drawn || !last) best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
+            if (last) to[position] = drawn ? draw(engine, position) : best_of(values, vocabulary);
         }
         if (!gates) return;
         team.sync();
         mine = share(int(batch), member, team.size);
         for (int64_t b = mine.from; b < mine.to; ++b)
             for (int64_t position = b * width + 1; position < b * width + drafted[b]; ++position)
-                to[position] = best_successor(logits + position * vocabulary, &engine.candidates[position * candidates],
-                                              candidates, gates + position * gate_width,
-                                              tokens + to[position - 1] * gate_width, outs, gate_width);
+                to[position] = samples(b) ? draw(engine, position)
+                                          : best_successor(logits + position * vocabulary,
+                                                           &engine.candidates[position * candidates], candidates,
+                                                           gates + position * gate_width,
+                                                           tokens + to[position - 1] * gate_width, outs, gate_width);
+    }
+
+  private:
+    bool samples(int64_t b) const { return draws && draws[b].some(); }
+
+    // Draws a position's token among its candidates. With a successor network the token before it has been chosen.
+    int64_t draw(Engine& engine, int64_t position) const {
+        const int64_t b = position / width, k = position % width;
+        int64_t* few = &engine.candidates[position * candidates];
+        double* totals = &engine.totals[position * candidates];
+        for (int64_t i = 0; i < candidates; ++i) {
+            const float logit = logits[position * vocabulary + few[i]];
+            totals[i] = !gates || k == 0 ? logit
+                                         : successor_score(logit, gates + position * gate_width,
+                                                           tokens + to[position - 1] * gate_width, outs + few[i] * gate_width,
+                                                           gate_width);
+        }
+        const bool told = draws[b].rejects && origins.tokens;
+        const int64_t at = (b * origins.width + k) * candidates;
+        return draw_few(draws[b], draws[b].noise(k, draws[b].rejects ? DRAFT : SAMPLE), few, totals, candidates, names,
+                        told ? origins.tokens + at : nullptr, told ? origins.probabilities + at : nullptr);
     }
 };
 
@@ -108,6 +145,8 @@ struct Judging {
     const double* tau;      // (B)
     int64_t* judged;        // (3, B)
     float* scores;          // (B, width)
+    const Draws* draws;     // (B); NULL if nobody samples
+    Origins origins;        // of the drafted tokens; none if each was certain
     const int64_t *beta{}, *room{}, *minimum{}, *forced_starts{}, *forced{}, *tokens{};
 
     // Takes the options by row from `numbers`, and the tokens, which follow them.
@@ -126,6 +165,8 @@ struct Judging {
         forbidden.push_back(eos);
         if (engine.kept.size() < engine.team.size * forbidden.size()) engine.kept.resize(engine.team.size * forbidden.size());
         if (engine.chosen.size() < size_t(batch * width)) engine.chosen.resize(batch * width);
+        const size_t weights = draws ? engine.team.size * weights_of(vocabulary) : 0;
+        if (engine.weights.size() < weights) engine.weights.resize(weights);
     }
 
     // Members share the positions of all rows: first to choose at each, then to score those that a row's draft reaches.
@@ -141,12 +182,14 @@ struct Judging {
                     if (number >= part.from && number < part.to) todo(b, k);
         };
         float* kept = &engine.kept[member * judge.forbidden.size()];
+        float* weights = draws ? &engine.weights[member * weights_of(judge.vocabulary)] : nullptr;
         mine([&](int64_t b) { return offered(b) + 1; },
              [&](int64_t b, int64_t k) {
                  const Draft draft{tokens + starts[b] + skip, offered(b), beta[b], tau[b], room[b], minimum[b],
-                                   forced + forced_starts[b], forced_starts[b + 1] - forced_starts[b]};
+                                   forced + forced_starts[b], forced_starts[b + 1] - forced_starts[b],
+                                   draws && draws[b].some() ? draws + b : nullptr, origin(b)};
                  const int64_t place = b * width + k;
-                 engine.chosen[place] = judge(draft, k, logits + place * judge.vocabulary, kept);
+                 engine.chosen[place] = judge(draft, k, logits + place * judge.vocabulary, kept, weights);
              });
         engine.team.sync();
         const auto accepted = [&](int64_t b) {
@@ -165,6 +208,11 @@ struct Judging {
 
   private:
     int64_t offered(int64_t b) const { return starts[b + 1] - starts[b] - skip; }
+    Origin origin(int64_t b) const {
+        if (!origins.tokens) return {};
+        const int64_t at = b * origins.width * origins.candidates;
+        return {origins.tokens + at, origins.probabilities + at, origins.candidates};
+    }
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Which drafted tokens pass, and what follows them, by the verifier's logits (Xia et al. 2023, section 3.3).
+// Which drafted tokens pass, and what follows them, by the verifier's logits: by the exact or the tolerant rule (Xia et al. 2023,
+// section 3.3), or where a row samples by the coupled or the rejection rule (acceptance/coupled.py, acceptance/rejection.py).
 //
 // Position k of a row chooses the token after the first k tokens of its draft. K drafted tokens, V vocabulary.
 #pragma once
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "sample.h"
 #include "select.h"
 #include "vectors.h"
 
@@ -33,6 +35,14 @@ struct Draft {
     int64_t minimum;  // positions at which eos is forbidden
     const int64_t* forced;  // the only choices at the first positions
     int64_t forced_count;
+    const Draws* draws;  // how the row's tokens are drawn; NULL if the best are taken
+    Origin origin;       // of the first drafted token; of the others it follows. Without tokens each was certain.
+
+    Origin origin_of(int64_t k) const {
+        static constexpr float CERTAIN = 1;
+        if (!origin.tokens) return {tokens + k, &CERTAIN, 1};
+        return {origin.tokens + k * origin.count, origin.probabilities + k * origin.count, origin.count};
+    }
 };
 
 // What is chosen at a position, whatever comes of those before it.
@@ -48,9 +58,9 @@ struct Judge {
     std::vector<int64_t> forbidden;
     int64_t vocabulary;
 
-    // Judges position k of a draft by its logits (V). Restores what it changes in them; `kept` is scratch memory of as many
-    // numbers as there are forbidden tokens.
-    Chosen operator()(const Draft& draft, int64_t k, float* values, float* kept) const {
+    // Judges position k of a draft by its logits (V). Restores what it changes in them. Scratch memory: `kept` for as many numbers
+    // as there are forbidden tokens, and if the row samples `weights` for as many as `weights_of` says.
+    Chosen operator()(const Draft& draft, int64_t k, float* values, float* kept, float* weights) const {
         const int64_t eos = forbidden.back();
         const size_t count = forbidden.size() - (k >= draft.minimum);
         float most = -INFINITY;
@@ -62,11 +72,17 @@ struct Judge {
         int64_t best = best_of(values, vocabulary);
         most = std::max(most, values[best]);
         const bool limit = k >= draft.room, forced = k < draft.forced_count;
-        if (forced) best = draft.forced[k];
+        const bool rejects = draft.draws && draft.draws->rejects && !limit && !forced;
+        bool passes = false;
+        if (forced)
+            best = draft.forced[k];
+        else if (draft.draws)
+            best = drawn(draft, k, values, weights, rejects, passes);
         const bool cut = limit && best != eos;
         if (limit) best = eos;
-        const bool passes = k < draft.offered && (draft.tokens[k] == best ||
-                                                  (!limit && !forced && tolerates(draft, values, best, draft.tokens[k])));
+        if (k < draft.offered && !rejects)
+            passes = draft.tokens[k] == best ||
+                     (!draft.draws && !limit && !forced && tolerates(draft, values, best, draft.tokens[k]));
         for (size_t i = count; i-- > 0;) values[forbidden[i]] = kept[i];  // backwards, as a token may be there twice
         return {passes ? draft.tokens[k] : best, passes, cut, most};
     }
@@ -77,6 +93,21 @@ struct Judge {
     }
 
   private:
+    // The verifier's own token, if its row samples. If it `rejects` drafted tokens: unless the one at this position `passes`.
+    int64_t drawn(const Draft& draft, int64_t k, const float* values, float* weights, bool rejects, bool& passes) const {
+        const Draws& draws = *draft.draws;
+        const int64_t count = weights_of(vocabulary);
+        const float total = warp(draws, values, vocabulary, draft.tokens, k, weights);
+        if (rejects && k < draft.offered) {
+            const Origin origin = draft.origin_of(k);
+            passes = accepts(draws.noise(k, ACCEPT), weights, total, draft.tokens[k], origin);
+            if (passes) return draft.tokens[k];
+            // If both distributions are equal, but for rounding nothing is refused.
+            if (!subtract(weights, count, total, origin)) warp(draws, values, vocabulary, draft.tokens, k, weights);
+        }
+        return race(weights, count, draws.noise(k, draws.rejects ? RECOVER : SAMPLE));
+    }
+
     // Whether a token that is not the best passes. Equal logits rank in the order of the tokens' numbers.
     bool tolerates(const Draft& draft, const float* values, int64_t best, int64_t token) const {
         const float own = values[token];

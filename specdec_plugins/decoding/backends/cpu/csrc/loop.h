@@ -1,5 +1,6 @@
 // Steps of speculative decoding, one after the other without Python in between: the twin of `Session.step` (decoding/loop.py) for
-// a causal block drafter, or none, under the exact and the tolerant rule. It ends when a row is finished.
+// a causal block drafter, or none, under the exact and the tolerant rule and those for rows that sample. It ends when a row is
+// finished.
 //
 // B rows of the batch, K the most tokens that are drafted for a row, V vocabulary.
 #pragma once
@@ -36,6 +37,7 @@ struct Decoding {
     int64_t batch, longest, steps;  // B, K, the most steps to take
     const int64_t* numbers;         // options by row: see `Sentences`
     const double* tau;              // (B)
+    const Sampling* sampling;       // NULL if nobody samples; origins and names are the loop's own
     int64_t* read;                  // (B) target positions that the drafter has read; changed
     int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token, cut, the draft
     float* scores;                  // (steps, B, K + 1): of the accepted tokens and the own one
@@ -69,6 +71,12 @@ class Sentences {
             unread.emplace_back(tokens + starts[b], tokens + starts[b + 1]);
             last.push_back(unread[b].back());
             forced.emplace_back(forced_tokens + forced_starts[b], forced_tokens + forced_starts[b + 1]);
+        }
+        if (take(all.sampling, batch, draws)) {
+            for (const Draws& row : draws) prefixes.emplace_back(row.prefix, row.prefix_end);
+            const bool told = std::any_of(draws.begin(), draws.end(), [](const Draws& row) { return row.rejects; });
+            origin_tokens.resize(told ? batch * all.longest * all.candidates : 0);
+            probabilities.resize(origin_tokens.size());
         }
         drafts.resize(batch);
         for (int64_t b = 0; b < batch; ++b) longest = std::max(longest, lengths[b]);
@@ -104,7 +112,7 @@ class Sentences {
         chosen.resize(batch * longest);
         const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.pad, all.eos, lengths, empty.data(),
                             stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0, all.tokens, all.outs,
-                            all.candidates, chosen.data()};
+                            all.candidates, chosen.data(), drawing(), all.names, origins()};
         choice.reserve(engine);
         engine.team.run([&](int member) {
             forward.run(member);
@@ -140,8 +148,9 @@ class Sentences {
         const Pass pass = pass_of(all.verifying, false, all.logits, nullptr);
         Forward forward(*all.verifier, pass, engine.team, engine.scratch);
         judged.resize(3 * batch), scores.resize(batch * width), this->width = width;
-        const Judging judging{all.logits, batch, int64_t(width), 1, starts.data(), all.tau, judged.data(), scores.data(), beta,
-                              room.data(), minimum.data(), forced_starts.data(), forced_flat.data(), tokens.data()};
+        const Judging judging{all.logits, batch, int64_t(width), 1, starts.data(), all.tau, judged.data(), scores.data(),
+                              drawing(), origins(), beta, room.data(), minimum.data(), forced_starts.data(), forced_flat.data(),
+                              tokens.data()};
         judging.reserve(engine, all.verifier->projection->outputs, all.pad, all.eos, all.suppressed_count, all.suppressed);
         engine.team.run([&](int member) {
             forward.run(member);
@@ -167,6 +176,10 @@ class Sentences {
                 unread[b].push_back(last[b]);
             }
             const int64_t count = accepted + !ended;
+            if (all.sampling && draws[b].penalty != 1) {
+                prefixes[b].insert(prefixes[b].end(), draft.begin(), draft.begin() + accepted);
+                prefixes[b].push_back(last[b]);
+            }
             places[b] += count, room[b] -= count, minimum[b] = std::max<int64_t>(0, minimum[b] - count);
             forced[b].erase(forced[b].begin(), forced[b].begin() + std::min<int64_t>(count, forced[b].size()));
         }
@@ -177,6 +190,20 @@ class Sentences {
     static Pass pass_of(const Caches& from, bool narrowed, float* logits, float* gates) {
         return {{from.cache, from.cache_layer, from.cache_slot}, {from.memory, from.memory_layer, from.memory_slot}, nullptr, false,
                 narrowed, logits, gates, nullptr};
+    }
+
+    // How rows draw in this step.
+    const Draws* drawing() {
+        if (!all.sampling) return nullptr;
+        for (int64_t b = 0; b < batch; ++b) {
+            draws[b].position = places[b];
+            draws[b].prefix = prefixes[b].data(), draws[b].prefix_end = draws[b].prefix + prefixes[b].size();
+        }
+        return draws.data();
+    }
+    Origins origins() {
+        if (origin_tokens.empty()) return {};
+        return {origin_tokens.data(), probabilities.data(), all.longest, all.candidates};
     }
 
     // A row's chosen tokens become its draft: none after eos, none beyond the limit or the drafter's positions.
@@ -196,7 +223,10 @@ class Sentences {
     int64_t longest = 0, width = 0;
     const int64_t *lengths, *slots, *source_slots, *drafter_slots, *drafter_source_slots, *source_lengths, *beta;
     std::vector<int64_t> places, last, room, minimum;
-    std::vector<std::vector<int64_t>> unread, forced, drafts;
+    std::vector<std::vector<int64_t>> unread, forced, drafts, prefixes;
+    std::vector<Draws> draws;
+    std::vector<int64_t> origin_tokens;  // (B, K, candidates) what the present step's drafts were drawn from
+    std::vector<float> probabilities;    // the same
     std::vector<int64_t> starts, tokens, firsts, empty, chosen, forced_starts, forced_flat, judged;  // of the present step
     std::vector<float> scores;
 };

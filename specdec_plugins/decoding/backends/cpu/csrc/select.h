@@ -53,18 +53,23 @@ inline void best_few(const float* values, int64_t count, int64_t few, int64_t* t
     }
 }
 
-// The best of the candidates after a token: by the logits plus out . relu(gate + token), which the successor network adds for the
-// candidate's row of `outs` (V, width). `gate` and `token` (width,) belong to the position and to the token before it.
+// A candidate's score after a token: its logit plus out . relu(gate + token), which the successor network adds. `gate` and `token`
+// (width,) belong to the position and to the token before it, `out` (width,) to the candidate.
+inline float successor_score(float logit, const float* gate, const float* token, const float* out, int64_t width) {
+    Floats total{};
+    for (int64_t i = 0; i < width; i += W) total += maximum(load(gate + i) + load(token + i), Floats{}) * load(out + i);
+    return logit + sum(total);
+}
+
+// The candidate of the best score; its row of `outs` (V, width) is its own.
 inline int64_t best_successor(const float* logits, const int64_t* candidates, int64_t count, const float* gate,
                               const float* token, const float* outs, int64_t width) {
     float most = -INFINITY;
     int64_t best = candidates[0];
     for (int64_t number = 0; number < count; ++number) {
-        const float* out = outs + candidates[number] * width;
-        Floats total{};
-        for (int64_t i = 0; i < width; i += W) total += maximum(load(gate + i) + load(token + i), Floats{}) * load(out + i);
-        const float score = logits[candidates[number]] + sum(total);
-        if (score > most) most = score, best = candidates[number];
+        const int64_t candidate = candidates[number];
+        const float score = successor_score(logits[candidate], gate, token, outs + candidate * width, width);
+        if (score > most) most = score, best = candidate;
     }
     return best;
 }

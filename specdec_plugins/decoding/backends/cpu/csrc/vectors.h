@@ -4,6 +4,10 @@
 // internal linkage: the variants' code stays apart when several are loaded, and the compiler is free to inline it.
 #pragma once
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <utility>
 
@@ -85,7 +89,17 @@ inline Floats sums(Floats* values) {
 }
 
 // Whether a comparison holds in some lane.
-inline bool any(Ints truth) { return largest(truth ? broadcast(1.0f) : Floats{}) > 0; }
+inline bool any(Ints truth) {
+#if defined(__AVX512DQ__)
+    return _mm512_movepi32_mask((__m512i)truth) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)truth) != 0;
+#elif defined(__SSE2__)
+    return _mm_movemask_ps((__m128)truth) != 0;
+#else
+    return largest(truth ? broadcast(1.0f) : Floats{}) > 0;
+#endif
+}
 
 // e^x with a relative error below 2e-7 for x <= 88; 0 below -87.
 inline Floats exponential(Floats x) {

@@ -1,0 +1,228 @@
+// How tokens are drawn: the twin of sampling.py, which says what the options do. First a position's logits become *weights*,
+// which need not sum to one, then an exponential race draws a token by them. A result depends on the logits, the options, the
+// seed, the position and the prefix alone.
+//
+// V vocabulary, C candidates of a drafter.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "noise.h"
+#include "select.h"
+#include "vectors.h"
+
+namespace {
+
+// Of the rows of a batch, as the caller gives it; NULL in its place: nobody samples. `Sampling` in binding.py has the same fields.
+struct Sampling {
+    const double* options;   // (B, 3): temperature (0: the row takes the best token), top-p, repetition penalty
+    const int64_t* numbers;  // seeds, top-k, 1 for the rejection rule, positions (B each), prefix starts (B + 1), the prefixes
+    const int64_t* names;    // the token that each of a drafter's logits stands for; NULL: its number
+    // What drafted tokens were drawn from: `probabilities` (B, width, C) of `tokens` (B, width, C). NULL: nobody wants to know, or
+    // each was certain.
+    int64_t* tokens;
+    float* probabilities;
+    int64_t width, candidates;
+};
+
+// How a row's next tokens are drawn. The prefix may be left out where there is no penalty.
+struct Draws {
+    double temperature, top_p, penalty;
+    uint64_t seed;
+    int64_t top_k;
+    bool rejects;
+    int64_t position;  // of the first token to draw
+    const int64_t *prefix, *prefix_end;
+
+    bool some() const { return temperature > 0; }
+    Noise noise(int64_t k, Purpose purpose) const { return {seed, uint32_t(position + k), purpose}; }
+};
+
+// Of each row; returns where they are, NULL if nobody samples.
+inline const Draws* take(const Sampling* from, int64_t batch, std::vector<Draws>& to) {
+    if (!from) return nullptr;
+    to.clear();
+    const int64_t *seeds = from->numbers, *top_k = seeds + batch, *rejects = top_k + batch, *positions = rejects + batch;
+    const int64_t *starts = positions + batch, *prefixes = starts + batch + 1;
+    for (int64_t b = 0; b < batch; ++b) {
+        const double* options = from->options + 3 * b;
+        to.push_back({options[0], options[1], options[2], uint64_t(seeds[b]), top_k[b], rejects[b] != 0, positions[b],
+                      prefixes + starts[b], prefixes + starts[b + 1]});
+    }
+    return to.data();
+}
+
+// The numbers that a vocabulary's weights take: whole blocks.
+inline int64_t weights_of(int64_t vocabulary) { return (vocabulary + BLOCK - 1) / BLOCK * BLOCK; }
+
+// The largest number from `least` to `most` of which `enough` holds: it holds of `least`, and of all below one of which it does.
+// Numbers are ordered as whole numbers made of their bits, so that some 30 attempts find any.
+template <class Enough>
+inline float highest(float least, float most, Enough&& enough) {
+    const auto ordered = [](int32_t bits) { return bits < 0 ? bits ^ 0x7fffffff : bits; };
+    int64_t low = ordered(std::bit_cast<int32_t>(least)), high = int64_t(ordered(std::bit_cast<int32_t>(most))) + 1;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        (enough(std::bit_cast<float>(ordered(int32_t(middle)))) ? low : high) = middle;
+    }
+    return std::bit_cast<float>(ordered(int32_t(low)));
+}
+
+// How many of whole blocks of values are at least so large.
+inline int64_t count_from(float least, const float* values, int64_t count) {
+    Ints total[PARTS]{};
+    for (int64_t i = 0; i < count; i += BLOCK)
+        for (int part = 0; part < PARTS; ++part) total[part] -= load(values + i + part * W) >= least;
+    int64_t sum = 0;
+    for (int lane = 0; lane < W; ++lane)
+        for (int part = 0; part < PARTS; ++part) sum += total[part][lane];
+    return sum;
+}
+
+// The sum of those of whole blocks of weights that are at least so large.
+inline float mass_from(float least, const float* weights, int64_t count) {
+    Floats total[PARTS]{};
+    for (int64_t i = 0; i < count; i += BLOCK)
+        for (int part = 0; part < PARTS; ++part) {
+            const Floats weight = load(weights + i + part * W);
+            total[part] += weight >= least ? weight : Floats{};
+        }
+    return sum((total[0] + total[1]) + (total[2] + total[3]));
+}
+
+// Keeps the likeliest tokens, the lower number first among equal ones, until they have the part `top_p` of all; returns the sum
+// of their weights. All that weigh more than some weight are kept, and of those that weigh just as much the first ones.
+inline float keep_nucleus(float* weights, int64_t count, double top_p) {
+    const float goal = float(top_p) * mass_from(0, weights, count);
+    const float least = highest(0, 1, [&](float weight) { return mass_from(weight, weights, count) >= goal; });
+    const float before = mass_from(std::nextafter(least, 2.0f), weights, count);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i += W) {
+        Floats weight = load(weights + i);
+        store(weights + i, weight < least ? Floats{} : weight);
+        if (any(weight == least))
+            for (int64_t token = i; token < i + W; ++token) {
+                if (weights[token] != least) continue;
+                if (kept && before + kept * least >= goal)
+                    weights[token] = 0;
+                else
+                    ++kept;
+            }
+    }
+    return mass_from(0, weights, count);
+}
+
+// Makes weights (whole blocks) of a position's logits (V), which are minus infinity where a token may not follow; returns their
+// sum. The position's prefix is the row's and the first k tokens of its draft. Not inlined, so that it is the same code for all.
+__attribute__((noinline)) float warp(const Draws& draws, const float* logits, int64_t vocabulary, const int64_t* drafted,
+                                     int64_t k, float* weights) {
+    const int64_t count = weights_of(vocabulary);
+    std::fill(std::copy_n(logits, vocabulary, weights), weights + count, -INFINITY);
+    if (draws.penalty != 1) {
+        const auto penalise = [&](int64_t token) {  // from the logit as it is: a token that is there twice is penalised once
+            const double logit = logits[token];
+            weights[token] = float(logit > 0 ? logit / draws.penalty : logit * draws.penalty);
+        };
+        std::for_each(draws.prefix, draws.prefix_end, penalise);
+        std::for_each(drafted, drafted + k, penalise);
+    }
+    const float most = largest(weights, count);
+    float least = -INFINITY;
+    if (draws.top_k > 0 && draws.top_k < vocabulary)
+        least = highest(least, most, [&](float value) { return count_from(value, weights, count) >= draws.top_k; });
+    const float slope = 1 / float(std::clamp(draws.temperature, 1e-30, 1e30));  // of which nothing becomes NaN
+    Floats total{};
+    for (int64_t i = 0; i < count; i += W) {
+        const Floats value = load(weights + i), weight = value < least ? Floats{} : exponential((value - most) * slope);
+        store(weights + i, weight);
+        total += weight;
+    }
+    return draws.top_p < 1 ? keep_nucleus(weights, count, draws.top_p) : sum(total);
+}
+
+// The token that wins the race of exponentially distributed times divided by whole blocks of weights: the first among equals.
+// Not inlined, so that it is the same code for all.
+__attribute__((noinline)) int64_t race(const float* weights, int64_t count, const Noise& noise) {
+    constexpr float SLACK = 1.0001f;  // far more than rounding
+    float best = INFINITY;
+    int64_t winner = -1;
+    for (int64_t token = 0; token < count; token += BLOCK) {
+        Ints some{};
+        for (int part = 0; part < PARTS; ++part) some |= load(weights + token + part * W) > 0.0f;
+        if (!any(some)) continue;
+        Words bits[PARTS];
+        block_bits(noise, token, bits);
+        for (int part = 0; part < PARTS; ++part) {
+            const Floats weight = load(weights + token + part * W);
+            // A time is at least its uniform number, so most need no logarithm.
+            if (!any((weight > 0.0f) & (uniform(bits[part]) <= weight * (best * SLACK)))) continue;
+            const Floats times = weight > 0.0f ? exponential_of(bits[part]) / weight : broadcast(INFINITY);
+            const float least = -largest(-times);
+            if (!(least < best)) continue;
+            int lane = 0;
+            while (times[lane] != least) ++lane;
+            best = least, winner = token + part * W + lane;
+        }
+    }
+    return winner < 0 ? best_of(weights, count) : winner;
+}
+
+// What a drafted token was drawn from: `probabilities` of `tokens`.
+struct Origin {
+    const int64_t* tokens;
+    const float* probabilities;
+    int64_t count;
+};
+
+// Whether a drafted token passes under the rejection rule, by weights with that sum.
+inline bool accepts(const Noise& noise, const float* weights, float total, int64_t token, const Origin& origin) {
+    double drafter = 0;
+    for (int64_t i = 0; i < origin.count; ++i)
+        if (origin.tokens[i] == token) drafter += origin.probabilities[i];
+    return uniform(token_bits(noise, 0)) * drafter < double(weights[token]) / total;
+}
+
+// Takes the drafter's probabilities away from weights with that sum. Returns whether anything is left.
+inline bool subtract(float* weights, int64_t count, float total, const Origin& origin) {
+    for (int64_t i = 0; i < origin.count; ++i) {
+        float& weight = weights[origin.tokens[i]];
+        weight = float(std::max(weight - double(total) * origin.probabilities[i], 0.0));
+    }
+    return largest(weights, count) > 0;
+}
+
+// Draws one of a drafter's C candidates by their `totals`, which become weights; both are sorted, the largest first and equal ones
+// in order. `names` say which tokens they stand for. Writes down what it drew from, unless `tokens` is NULL.
+inline int64_t draw_few(const Draws& draws, const Noise& noise, int64_t* candidates, double* totals, int64_t count,
+                        const int64_t* names, int64_t* tokens, float* probabilities) {
+    const auto after = [&](int64_t i, int64_t j) {
+        return totals[i] < totals[j] || (totals[i] == totals[j] && candidates[i] > candidates[j]);
+    };
+    for (int64_t end = 1; end < count; ++end)
+        for (int64_t i = end; i && after(i - 1, i); --i)
+            std::swap(totals[i - 1], totals[i]), std::swap(candidates[i - 1], candidates[i]);
+    const double most = totals[0];
+    const double least = draws.top_k > 0 && draws.top_k < count ? totals[draws.top_k - 1] : -INFINITY;
+    double sum = 0, kept = 0;
+    for (int64_t i = 0; i < count; ++i)
+        sum += totals[i] = totals[i] < least ? 0 : std::exp((totals[i] - most) / draws.temperature);
+    for (int64_t i = 0; i < count; ++i) {
+        if (i && kept >= draws.top_p * sum) totals[i] = 0;
+        kept += totals[i];
+    }
+    double best = INFINITY;
+    int64_t winner = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t token = names ? names[candidates[i]] : candidates[i];
+        const double time = totals[i] > 0 ? exponential_of(token_bits(noise, token)) / totals[i] : INFINITY;
+        if (time < best) best = time, winner = i;
+        if (tokens) tokens[i] = token, probabilities[i] = float(totals[i] / kept);
+    }
+    return candidates[winner];
+}
+
+}  // namespace
