@@ -108,9 +108,8 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
         default = getattr(Settings, name.replace("-", "_"))
         group.add_argument(f"--{name}", type=kind, default=default, metavar=letter, help=f"{text} (default: {default})")
     group.add_argument("--rule", choices=RULES, default=Settings.rule,
-                       help="which drafted tokens are accepted. coupled: the output is the verifier's own, with and without "
-                       "drafts; rejection: more are accepted, and outputs come as often as the verifier's own (default: "
-                       "coupled)")  # fmt: skip
+                       help="which drafted tokens are accepted. coupled: the output is the verifier's own, draft or no draft; "
+                       "rejection: it depends on drafts, and is as probable as without (default: coupled)")  # fmt: skip
     group.add_argument("--mbr", type=int, metavar="N",
                        help="draw N samples, and write the one with the highest mean chrF against the others")  # fmt: skip
 

@@ -1,0 +1,124 @@
+"""Sampling from text to text: every strategy, formats, resuming, processes, minimum Bayes risk, bad values."""
+
+import itertools
+import json
+import re
+
+import pytest
+from sacrebleu.metrics.chrf import CHRF
+from test_translate import folder, lines, parts, run, source  # noqa: F401  # fixtures
+
+from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.text.agreement import most_agreed
+from specdec_plugins.translator import Translator
+
+DRAW = ("--sampling", "--temperature", 0.8, "--top-p", 0.95, "--seed", 5, "--max-len-b", 12, "--quiet")
+
+
+def test_drafts_batches_buffers_and_processes_do_not_change_samples(folder, source, capfd):  # noqa: F811
+    quick = ("--model", folder, "--input", source, *DRAW)
+    expected, _ = run(capfd, *quick, "--strategy", "ar")
+    for choice in (
+        [], ["--block-size", 9], ["--batch-size", 1], ["--buffer-size", 2], ["--workers", 2, "--buffer-size", 3],
+    ):  # fmt: skip
+        assert run(capfd, *quick, *choice)[0] == expected
+    assert run(capfd, *quick, "--strategy", "ar", "--seed", 6)[0] != expected
+    penalised = [run(capfd, *quick, "--strategy", strategy, "--repetition-penalty", 1.5)[0] for strategy in ("ar", "specdec")]
+    assert penalised[0] == penalised[1] != expected
+    rejected = [run(capfd, *quick, "--rule", "rejection", "--batch-size", batch)[0] for batch in (1, 7)]
+    assert rejected[0] == rejected[1]  # by default blocks have one length, so that a seed has one output
+    drafts = run(capfd, *quick, "--strategy", "drafter")[0]
+    assert drafts.count("\n") == expected.count("\n")
+
+
+def test_formats_write_all_samples_of_a_line(folder, source, lines, capfd):  # noqa: F811
+    quick = ("--model", folder, "--input", source, *DRAW, "--samples", 3)
+    text = run(capfd, *quick)[0].split("\n")[:-1]
+    assert len(text) == 3 * len(lines)
+    assert text[::3] == run(capfd, *quick[:-2])[0].split("\n")[:-1]  # more samples leave the first one as it is
+    records = [json.loads(line) for line in run(capfd, *quick, "--format", "json")[0].split("\n")[:-1]]
+    assert [(each["id"], each["sample"]) for each in records] == list(itertools.product(range(len(lines)), range(3)))
+    assert [each["text"] for each in records] == text
+    printed = run(capfd, *quick, "--format", "fairseq")[0].split("\n")[:-1]
+    assert [line[0] for line in printed] == ["S", *"HDP" * 3] * len(lines)
+    assert [line.split("\t")[2] for line in printed if line.startswith("D-")] == text
+    traced = run(capfd, *quick, "--trace")[1]
+    assert traced.count("\noutput  ") == len(text)
+
+
+@pytest.mark.parametrize("form", ["text", "json", "fairseq"])
+def test_resume_goes_on_with_the_same_samples(folder, source, tmp_path, capfd, form):  # noqa: F811
+    output = tmp_path / "out"
+    command = ("--model", folder, "--input", source, "--output", output, "--format", form, *DRAW, "--samples", 2,
+               "--block-size", 4)  # fmt: skip
+    run(capfd, *command)
+    whole = output.read_text()
+    for part in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1):
+        output.write_text(whole[:part])
+        run(capfd, *command, "--resume")
+        assert rounded(output.read_text()) == rounded(whole)
+
+
+def rounded(text: str) -> str:
+    """Scores with three digits: PyTorch's passes round differently in other batches."""
+    return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.3f}", text)
+
+
+def test_minimum_bayes_risk_takes_the_sample_most_like_the_others(folder, lines):  # noqa: F811
+    drawing = {"sampling": True, "temperature": 0.7, "seed": 2, "max_len_b": 12}
+    several = Translator.from_pretrained(folder, samples=5, **drawing).translate(lines, batch_size=4)
+    chosen = Translator.from_pretrained(folder, mbr=5, **drawing).translate(lines, batch_size=4)
+    assert len(several) == 5 * len(lines) and len(chosen) == len(lines)
+    for index, best in enumerate(chosen):
+        texts = [each.text for each in several[5 * index : 5 * index + 5]]
+        means = [
+            sum(CHRF().sentence_score(text, [other]).score for j, other in enumerate(texts) if j != i) / 4
+            for i, text in enumerate(texts)
+        ]
+        assert means[best.sample] == pytest.approx(max(means)) and best.text == texts[best.sample]
+    assert most_agreed(["a", "b", "b"]) == 1
+
+
+def test_streams_draw_as_whole_texts_do(folder, lines):  # noqa: F811
+    translator = Translator.from_pretrained(folder, sampling=True, seed=1, samples=2, max_len_b=12)
+    whole = [each.text for each in translator.translate(lines)]
+    assert [each.text for each in translator.stream(lines, buffer_size=3)] == whole
+    tokens = translator.encode([line for line in lines if line.strip()])
+    first = translator.translate_tokens(tokens[:2], first=7)
+    assert [each.tokens for each in first] == [each.tokens for each in translator.translate_tokens(tokens[:2], 1, first=7)]
+    assert [each.index for each in first] == [0, 1, 2, 3]
+
+
+BAD = {
+    "--top-p 0": "--top-p 0.0 is not above 0 and at most 1",
+    "--top-p nan": "--top-p nan is not above 0 and at most 1",
+    "--temperature -1": "--temperature -1.0 is not a number above 0",
+    "--temperature inf": "--temperature inf is not a number above 0",
+    "--top-k -3": "--top-k -3 is negative or no number",
+    "--samples 0": "--samples 0 is less than 1",
+    "--mbr 1": "--mbr 1 is less than 2",
+    "--mbr 4 --samples 2": "--samples 2 does not go with mbr, which says how many samples it takes",
+    "--beta 3": "--beta is not used with sampling",
+    "--strategy fairseq": "--sampling is not used by strategy fairseq",
+    "--strategy ar --rule rejection": "--rule is not used by strategy ar",
+    "--strategy drafter --repetition-penalty 2": "--repetition-penalty is not used by strategy drafter",
+}
+
+
+@pytest.mark.parametrize("options", BAD)
+def test_values_that_cannot_be(folder, options, capfd):  # noqa: F811
+    out, err = run(capfd, "--model", folder, "--sampling", *options.split(), status=2)
+    assert err == f"specdec-translate: error: {BAD[options]}\n" and not out
+
+
+def test_a_seed_that_is_no_number(folder, capfd):  # noqa: F811
+    with pytest.raises(SystemExit) as ended:
+        run(capfd, "--model", folder, "--sampling", "--seed", "x")
+    assert ended.value.code == 2 and "error: argument --seed: invalid int value: 'x'" in capfd.readouterr().err
+
+
+def test_options_for_drawing_need_sampling():
+    for name, value in {"temperature": 0.5, "top_k": 4, "seed": 1, "samples": 3, "mbr": 4, "rule": "rejection"}.items():
+        with pytest.raises(OptionError, match=f"{name} has a use only with sampling"):
+            Settings(**{name: value})
+    assert Settings(sampling=True).adaptive and not Settings(sampling=True, rule="rejection").adaptive
