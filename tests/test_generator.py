@@ -54,10 +54,11 @@ def test_generate_says_what_beam_1_says(toy_data, pair):
     assert "--beam 5 is not used" in log
 
 
+@pytest.mark.long
 def test_generate_samples_what_the_verifier_samples(toy_data, pair):
     """--beam samples of each sentence, the best first; the same whatever is drafted, and others with another seed."""
     verifier, drafter = pair
-    sampling = ["--sampling", "--sampling-topp", 0.9, "--temperature", 0.8, "--beam", 3, "--nbest", 2]
+    sampling = ["--sampling", "--sampling-topp", 0.9, "--temperature", 0.8, "--beam", 2, "--nbest", 2]
     found = [
         re.findall(
             r"^H-(\d+)\t(\S+)\t(.*)$", generate(toy_data, verifier, "--drafter-path", drafter, *sampling, *more).stdout, re.M
@@ -69,7 +70,7 @@ def test_generate_samples_what_the_verifier_samples(toy_data, pair):
     assert texts[0] == texts[1] != texts[2]
     scores = [float(score) for _, score, _ in found[0]]
     assert all(first >= second for first, second in zip(scores[::2], scores[1::2]))
-    refused = generate(toy_data, verifier, "--drafter-path", drafter, "--sampling", "--beta", 3, check=False)
+    refused = generate(toy_data, verifier, "--drafter-path", drafter, *sampling, "--beta", 3, check=False)
     assert refused.returncode and "--beta 3 together with --sampling" in refused.stderr
 
 

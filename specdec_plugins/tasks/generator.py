@@ -39,8 +39,8 @@ HARMLESS_GREEDY = {"beam": (1, 5), "nbest": (1,), "temperature": (1.0,), "sampli
 class SpeculativeGenerator:
     """Stands where fairseq's `SequenceGenerator` does, for one verifier and its drafter; exact with ``beta=1``.
 
-    Greedy, or with fairseq's ``--sampling`` under the coupled rule: ``--beam`` samples a sentence, the best ``--nbest`` of which
-    fairseq prints, drawn by its ``--seed`` and the sentence's number.
+    Greedy, or with fairseq's ``--sampling`` under the coupled rule: ``--beam`` samples a sentence, the best first, drawn by
+    fairseq's ``--seed`` and the sentence's number.
     """
 
     def __init__(self, models, dictionaries, drafter_path: str, block_size: int | None, beta: int, tau: float, options):

@@ -169,41 +169,36 @@ struct Judging {
         if (engine.weights.size() < weights) engine.weights.resize(weights);
     }
 
-    // Members share the positions of all rows: first to choose at each, then to score those that a row's draft reaches.
+    // Members take the positions of a row in turn: first to choose at each, which they end where they refuse a token themselves,
+    // so that little is done past the first refusal of all; then to score those up to it.
     void run(Engine& engine, int member) const {
         const Judge& judge = engine.judge;
-        const auto mine = [&](auto&& size, auto&& todo) {
-            int total = 0;
-            for (int64_t b = 0; b < batch; ++b) total += size(b);
-            const Range part = share(total, member, engine.team.size);
-            int number = 0;
-            for (int64_t b = 0; b < batch && number < part.to; ++b)
-                for (int64_t k = 0, count = size(b); k < count; ++k, ++number)
-                    if (number >= part.from && number < part.to) todo(b, k);
-        };
+        const int size = engine.team.size;
         float* kept = &engine.kept[member * judge.forbidden.size()];
         float* weights = draws ? &engine.weights[member * weights_of(judge.vocabulary)] : nullptr;
-        mine([&](int64_t b) { return offered(b) + 1; },
-             [&](int64_t b, int64_t k) {
-                 const Draft draft{tokens + starts[b] + skip, offered(b), beta[b], tau[b], room[b], minimum[b],
-                                   forced + forced_starts[b], forced_starts[b + 1] - forced_starts[b],
-                                   draws && draws[b].some() ? draws + b : nullptr, origin(b)};
-                 const int64_t place = b * width + k;
-                 engine.chosen[place] = judge(draft, k, logits + place * judge.vocabulary, kept, weights);
-             });
+        for (int64_t b = 0; b < batch; ++b) {
+            const Draft draft{tokens + starts[b] + skip, offered(b), beta[b], tau[b], room[b], minimum[b],
+                              forced + forced_starts[b], forced_starts[b + 1] - forced_starts[b],
+                              draws && draws[b].some() ? draws + b : nullptr, origin(b)};
+            bool passes = true;
+            for (int64_t k = (b + member) % size; passes && k <= offered(b); k += size) {
+                const int64_t place = b * width + k;
+                engine.chosen[place] = judge(draft, k, logits + place * judge.vocabulary, kept, weights);
+                passes = engine.chosen[place].passes;
+            }
+        }
         engine.team.sync();
-        const auto accepted = [&](int64_t b) {
-            int64_t k = 0;
-            while (engine.chosen[b * width + k].passes) ++k;
-            return k;
-        };
-        mine([&](int64_t b) { return accepted(b) + 1; },
-             [&](int64_t b, int64_t k) {
-                 const int64_t place = b * width + k;
-                 const Chosen& chosen = engine.chosen[place];
-                 scores[place] = judge.score(chosen, logits + place * judge.vocabulary);
-                 if (!chosen.passes) judged[b] = k, judged[batch + b] = chosen.token, judged[2 * batch + b] = chosen.cut;
-             });
+        for (int64_t b = 0; b < batch; ++b) {
+            bool passes = true;
+            for (int64_t k = 0; passes; ++k) {
+                const int64_t place = b * width + k;
+                const Chosen& chosen = engine.chosen[place];
+                passes = chosen.passes;
+                if (k % size != (b + member) % size) continue;
+                scores[place] = judge.score(chosen, logits + place * judge.vocabulary);
+                if (!passes) judged[b] = k, judged[batch + b] = chosen.token, judged[2 * batch + b] = chosen.cut;
+            }
+        }
     }
 
   private:
