@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""What speculation gives when tokens are drawn, beside what it gives greedily.
+
+    benchmarks/sampling.py --input TEXT [--model data/demo.en-de] [--sentences 60] [--rounds 7] [--batch-size 1]
+
+For each temperature (0: greedy) and rule, `ar` and exact `specdec` decode the same sentences in turn. Prints tokens a second, the
+gain (`specdec` over `ar`, the median of the rounds' ratios), tokens a pass and the share of drafted tokens that are accepted. The
+last line is JSON with the machine's signature. Nothing else should run beside it.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from specdec_plugins import Translator  # noqa: E402
+from specdec_plugins.cpus import usable_cpus  # noqa: E402
+from specdec_plugins.decoding.options import RULES  # noqa: E402
+from specdec_plugins.measure.machine import machine  # noqa: E402
+from specdec_plugins.text.lines import read_lines  # noqa: E402
+
+
+def main() -> int:
+    options = parser().parse_args()
+    lines = list(islice(read_lines(options.input), options.sentences))
+    rows: list[dict[str, Any]] = []
+    for dtype in options.dtypes:
+        for temperature in options.temperatures:
+            rows += compare(options, dtype, temperature, lines)
+    print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".2f"))
+    signature = {**machine(), "threads": usable_cpus(), "model": Path(options.model).name, "sentences": len(lines)}
+    print(json.dumps({"benchmark": "sampling", "rows": rows, "signature": {**signature, "rounds": options.rounds}}))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    p.add_argument("--model", default=str(ROOT / "data/demo.en-de"), metavar="DIR")
+    p.add_argument("--input", required=True, metavar="FILE", help="source text")
+    p.add_argument("--sentences", type=int, default=60, metavar="N")
+    p.add_argument("--rounds", type=int, default=7, metavar="N")
+    p.add_argument("--batch-size", type=int, default=1, metavar="N")
+    p.add_argument("--block-size", type=int, default=8, metavar="K")
+    p.add_argument("--dtypes", nargs="+", default=["int8", "float32"])
+    p.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.5, 0.8, 1.0], metavar="T")
+    return p
+
+
+def compare(options: argparse.Namespace, dtype: str, temperature: float, lines: list[str]) -> list[dict[str, Any]]:
+    """A row for each rule: `ar` and `specdec` in turn."""
+    drawing: dict[str, Any] = {"sampling": True, "temperature": temperature, "seed": 1} if temperature else {}
+    plain = Translator.from_pretrained(options.model, strategy="ar", dtype=dtype, **drawing)
+    sources = plain.encode(lines)
+
+    def seconds(translator: Translator) -> float:
+        began = time.perf_counter()
+        for start in range(0, len(sources), options.batch_size):
+            translator.translate_tokens(sources[start : start + options.batch_size], options.batch_size, first=start)
+        return time.perf_counter() - began
+
+    rows = []
+    for rule in RULES if temperature else ("greedy",):
+        more = {"rule": rule} if temperature else {}
+        fast = Translator.from_pretrained(options.model, dtype=dtype, block_size=options.block_size, **drawing, **more)
+        for translator in (plain, fast):
+            seconds(translator)
+            translator.take_stats()
+        rounds = [(seconds(plain), seconds(fast)) for _ in range(options.rounds)]
+        tokens = [translator.stats.committed / options.rounds for translator in (plain, fast)]
+        rows.append({
+            "dtype": dtype, "temperature": temperature, "rule": rule,
+            "ar tokens/s": tokens[0] / statistics.median(one for one, _ in rounds),
+            "specdec tokens/s": tokens[1] / statistics.median(other for _, other in rounds),
+            "gain": tokens[1] / tokens[0] * statistics.median(one / other for one, other in rounds),
+            "tokens a pass": fast.stats.mean_accepted_length, "accepted": fast.stats.acceptance_rate,
+        })  # fmt: skip
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
