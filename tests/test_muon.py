@@ -7,7 +7,8 @@ import pytest
 import torch
 from test_training import train, weights
 
-from specdec_plugins.training.muon import MOMENTUM, UPDATE_SIZE, FairseqMuon, Muon, is_hidden, orthogonalise
+from specdec_plugins.tasks.muon import FairseqMuon
+from specdec_plugins.training.muon import MOMENTUM, UPDATE_SIZE, Muon, is_hidden, orthogonalise
 
 ADAM = {"lr": 0.01, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
 

@@ -13,7 +13,7 @@ FAIRSEQ_SIDE = ("models", "criterions", "tasks")
 MAY_IMPORT = {
     "text": (),
     "cpus": (),
-    "settings": ("cpus",),
+    "settings": ("cpus", "decoding.options"),
     "workers": (),
     "formats": ("text",),
     "decoding": ("formats.spec", "cpus"),

@@ -1,4 +1,4 @@
-"""The optimiser ``muon`` of fairseq-train: orthogonalised momentum for hidden matrices, Adam for all else.
+"""The optimiser Muon: orthogonalised momentum for hidden matrices, Adam for all else. Knows nothing about fairseq.
 
 Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of a weight matrix by the nearest
 matrix whose singular values are all one, so that rare directions learn as fast as common ones. Embeddings, biases and
@@ -7,13 +7,9 @@ normalisation keep Adam. Both take one learning rate: a Muon update is scaled to
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.optim import FairseqOptimizer, register_optimizer
-from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from torch import Tensor
 
 MOMENTUM = 0.95
@@ -23,27 +19,6 @@ WIDEST = 8  # a matrix with more rows a column (or the reverse) is a table of em
 # Coefficients of the quintic Newton-Schulz iteration (Jordan et al.): five steps bring singular values to 0.7 to 1.2.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 STEPS = 5
-
-
-@dataclass
-class MuonConfig(FairseqAdamConfig):
-    """Options of ``--optimizer muon``: those of ``adam``, which hold for its part of the parameters."""
-
-
-@register_optimizer("muon", dataclass=MuonConfig)
-class FairseqMuon(FairseqOptimizer):
-    """The optimiser as fairseq-train builds it, from parameters without names."""
-
-    def __init__(self, cfg: MuonConfig, params: Iterable[Tensor]):
-        super().__init__(cfg)
-        params = list(params)
-        hidden = [p for p in params if is_hidden(p)]
-        if not hidden:
-            raise ValueError("--optimizer muon: found no weight matrices; with --fp16 add --fp16-no-flatten-grads")
-        others = [p for p in params if not is_hidden(p)]
-        self._optimizer = Muon(hidden, others, **self.optimizer_config)
-
-    optimizer_config = FairseqAdam.optimizer_config
 
 
 def is_hidden(parameter: Tensor) -> bool:
