@@ -166,17 +166,17 @@ class Planned(Knowing):
 
 
 class Lengths:
-    """A controller that cycles through some draft lengths, counts, and gives up on a loop that does not end.
+    """A controller that cycles through some draft lengths, counts, and gives up on a loop that does not end in ``most`` passes.
 
     With ``ragged`` each row gets another one.
     """
 
-    def __init__(self, lengths, ragged=False):
-        self.lengths, self.ragged = itertools.cycle(lengths), ragged
+    def __init__(self, lengths, ragged=False, most=1000):
+        self.lengths, self.ragged, self.most = itertools.cycle(lengths), ragged, most
         self.passes = self.drafted = self.accepted = 0
 
     def plan(self, prefix):
-        assert self.passes < 1000, "the loop does not end"
+        assert self.passes < self.most, "the loop does not end"
         if self.ragged:
             return Plan([next(self.lengths) for _ in range(len(prefix))])
         return Plan([next(self.lengths)] * len(prefix))

@@ -231,8 +231,8 @@ def test_cutting_by_the_dropped_tokens_own_probability_is_noticed():
 
 
 def run(verifier, drafter, requests, lengths, rows, ragged=False):
-    stats = DecodeStats()
-    found = speculative_decode(drafter, verifier, TopBetaTau(), Lengths(lengths, ragged), requests, rows, stats)
+    stats, controller = DecodeStats(), Lengths(lengths, ragged, most=20 * len(requests))
+    found = speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats)
     hypotheses = sorted(found, key=lambda hypothesis: hypothesis.index)
     check_balance(stats, hypotheses)
     return hypotheses, stats
@@ -312,17 +312,18 @@ class Elsewhere:
         return Draft(drafts, None if self.certain else Distribution(tokens, chance))
 
 
-@pytest.mark.parametrize(
-    "rule, warping, drafting",
-    [
-        ("coupled", "all", "own"), ("coupled", "penalty", "none"), ("rejection", "plain", "own"),
-        ("rejection", "cold", "point mass"), ("rejection", "top-k", "full"), ("rejection", "top-p", "sparse"),
-        ("rejection", "penalty", "own"), ("rejection", "all", "none"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("count, rows", [(4_000, 1_000), pytest.param(100_000, 4_000, marks=pytest.mark.long),
-                                         pytest.param(5_000, 1, marks=pytest.mark.long)])  # fmt: skip
-def test_sentences_come_as_often_as_they_should(rule, warping, drafting, count, rows):
+WAYS = [
+    ("coupled", "all", "own"), ("rejection", "plain", "own"), ("coupled", "penalty", "none"),
+    ("rejection", "cold", "point mass"), ("rejection", "top-k", "full"), ("rejection", "top-p", "sparse"),
+    ("rejection", "penalty", "own"), ("rejection", "all", "none"),
+]  # fmt: skip
+SENTENCES = [(4_000, 1_000, *way) for way in WAYS]
+SENTENCES += [pytest.param(100_000, 4_000, *way, marks=pytest.mark.long) for way in WAYS]
+SENTENCES += [pytest.param(5_000, 1, *way, marks=pytest.mark.long) for way in WAYS[:2]]
+
+
+@pytest.mark.parametrize("count, rows, rule, warping, drafting", SENTENCES)
+def test_sentences_come_as_often_as_they_should(count, rows, rule, warping, drafting):
     fairseq_model, verifier, own, tilt = tiny()
     drafter = {"own": own, "none": NoDrafter()}.get(drafting) or Elsewhere(drafting)
     how = Sampling(**{**vars(WARPS[warping]), "rule": rule})

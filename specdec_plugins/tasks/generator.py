@@ -58,6 +58,7 @@ class SpeculativeGenerator:
         if faults:
             raise ValueError("--drafter-path does not go with " + ", ".join(faults))
         self.samples, self.sampling, self.seed = 1, sampling_of(options) if sampling else None, torch.initial_seed()
+        self.unnumbered = 0
         if sampling:
             self.samples = options.beam
         elif getattr(options, "beam", 1) != 1:
@@ -85,11 +86,13 @@ class SpeculativeGenerator:
         limit = int(self.options.max_len_a * tokens.size(1) + self.options.max_len_b)
         limit = min(limit, self.max_positions - 1)
         sources = [[token for token in row if token != self.symbols.pad] for row in tokens.tolist()]
-        many = range(self.samples)
+        # fairseq-interactive does not number its sentences.
+        numbers = sample["id"].tolist() if "id" in sample else range(self.unnumbered, self.unnumbered + len(sources))
+        self.unnumbered += len(sources)
         requests = [
             Request(self.samples * index + number, source, limit, sampling=self.sampling, seed=mixed(self.seed, line, number))
-            for index, (source, line) in enumerate(zip(sources, sample["id"].tolist()))
-            for number in many
+            for index, (source, line) in enumerate(zip(sources, numbers))
+            for number in range(self.samples)
         ]
         done = speculative_decode(*self.roles, requests, len(requests), self.stats, Constraints(self.symbols), self.device)
         found = [self.hypothesis(hypothesis) for hypothesis in sorted(done, key=lambda hypothesis: hypothesis.index)]
