@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specdec_plugins.cpus import usual_threads
-from specdec_plugins.decoding.options import RULES, Sampling
+from specdec_plugins.decoding.options import Sampling, sampling_faults
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
@@ -46,7 +46,7 @@ class Settings:
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0
     repetition_penalty: float = 1.0
-    rule: str = "coupled"  # which drafted tokens are accepted: one of `RULES`
+    rule: str = "coupled"  # which drafted tokens are accepted
     seed: int = 0  # with a sentence's number and the sample's, it determines the numbers that are drawn
     samples: int = 1  # of each sentence
     mbr: int | None = None  # draw so many samples, and take the one most like the others (minimum Bayes risk)
@@ -65,20 +65,14 @@ class Settings:
                 yield name, f"'{value}' is unknown; available: {', '.join(known)}"
         if isinstance(self.block_size, str) and self.block_size != "auto":
             yield "block_size", f"'{self.block_size}' is neither a number nor auto"
-        if self.rule not in RULES:
-            yield "rule", f"'{self.rule}' is unknown; available: {', '.join(RULES)}"
+        yield from sampling_faults(self)
         for name in ("block_size", "beta", "beam", "threads", "samples"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 yield name, f"{value} is less than 1"
-        for name in ("temperature", "repetition_penalty"):
-            if not 0 < getattr(self, name) < float("inf"):
-                yield name, f"{getattr(self, name)} is not a number above 0"
-        if not 0 < self.top_p <= 1:
-            yield "top_p", f"{self.top_p} is not above 0 and at most 1"
         if self.mbr is not None and self.mbr < 2:
             yield "mbr", f"{self.mbr} is less than 2"
-        for name in ("top_k", "tau", "max_len_a", "max_len_b"):
+        for name in ("tau", "max_len_a", "max_len_b"):
             if not getattr(self, name) >= 0:
                 yield name, f"{getattr(self, name)} is negative or no number"
 
@@ -122,6 +116,11 @@ class Settings:
         if not self.sampling:
             return None
         return Sampling(self.temperature, self.top_k, self.top_p, self.repetition_penalty, self.rule)
+
+    @property
+    def drawn(self) -> int:
+        """How many samples of a sentence are drawn."""
+        return self.mbr or self.samples
 
     @property
     def outputs(self) -> int:

@@ -155,7 +155,7 @@ class Translator:
         sources = [self._encode(index, line, bpe, too_long) for index, line in enumerate(sentences)]
         requests = self._requests({i: source.tokens for i, source in enumerate(sources) if len(source.tokens) > 1}, first)
         found = {hypothesis.index: hypothesis for hypothesis in self._decode(requests, batch_size, max_tokens)}
-        samples, keep_bpe = self.settings.mbr or self.settings.samples, bpe and not remove_bpe
+        samples, keep_bpe = self.settings.drawn, bpe and not remove_bpe
         results = [
             self._finish(source, found.get(samples * index + sample), keep_bpe, bpe, sample)
             for index, source in enumerate(sources)
@@ -188,7 +188,7 @@ class Translator:
 
     def _requests(self, sources: Mapping[int, Sequence[int]], first: int) -> list[Request]:
         """A request for each sample of each source; those of source i have the numbers from i * samples on."""
-        samples, seed = self.settings.mbr or self.settings.samples, self.settings.seed
+        samples, seed = self.settings.drawn, self.settings.seed
         return [
             self.request(samples * index + sample, source, seed=mixed(seed, first + index, sample))
             for index, source in sources.items()

@@ -1,7 +1,9 @@
 """What a request may choose about its tokens. Imports no torch, so that a command can check its options at once."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 RULES = ("coupled", "rejection")
 
@@ -39,12 +41,18 @@ class Sampling:
     rule: str = "coupled"
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "repetition_penalty"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} {getattr(self, name)} is not a number above 0")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p} is not above 0 and at most 1")
-        if self.top_k < 0:
-            raise ValueError(f"top_k {self.top_k} is negative")
-        if self.rule not in RULES:
-            raise ValueError(f"rule '{self.rule}' is unknown; available: {', '.join(RULES)}")
+        for name, message in sampling_faults(self):
+            raise ValueError(f"{name} {message}")
+
+
+def sampling_faults(values: Any) -> Iterator[tuple[str, str]]:
+    """(field, message) of each value that cannot be, of an object with the fields of `Sampling`."""
+    for name in ("temperature", "repetition_penalty"):
+        if not 0 < getattr(values, name) < math.inf:
+            yield name, f"{getattr(values, name)} is not a number above 0"
+    if not 0 < values.top_p <= 1:
+        yield "top_p", f"{values.top_p} is not above 0 and at most 1"
+    if not values.top_k >= 0:
+        yield "top_k", f"{values.top_k} is negative or no number"
+    if values.rule not in RULES:
+        yield "rule", f"'{values.rule}' is unknown; available: {', '.join(RULES)}"

@@ -43,6 +43,11 @@ class Draws(NamedTuple):
     prefix: Sequence[int]
 
 
+def rejecting(draws: Sequence[Draws | None]) -> bool:
+    """Whether a row is under the rejection rule."""
+    return any(draw is not None and draw.sampling.rule == "rejection" for draw in draws)
+
+
 class Source:
     """Sentences to encode, as lists of tokens; as tensors where a model asks for them."""
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends import CANDIDATES
 from specdec_plugins.decoding.backends.cpu.binding import address, integers, start, starts
-from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling, rejecting
+from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Distribution, Draft, Draws, Verdict
+from specdec_plugins.decoding.values import Distribution, Draft, Draws, Verdict, rejecting
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel

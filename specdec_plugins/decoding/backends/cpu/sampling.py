@@ -37,8 +37,3 @@ class NativeSampling:
             self.struct.tokens, self.struct.probabilities = address(tokens), address(probabilities)
             self.struct.width, self.struct.candidates = tokens.shape[1:]
         self.pointer = byref(self.struct)
-
-
-def rejecting(draws: Sequence[Draws | None]) -> bool:
-    """Whether a row is under the rejection rule."""
-    return any(draw is not None and draw.sampling.rule == "rejection" for draw in draws)

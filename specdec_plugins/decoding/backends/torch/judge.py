@@ -15,7 +15,7 @@ from specdec_plugins.decoding.backends.torch.graphs import Runner
 from specdec_plugins.decoding.constraints import Bounds, Constraints, restrict
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.sampling import Table, warp
-from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, pad_rows, send
+from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, pad_rows, rejecting, send
 
 COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, room, beta, tau's bits
 
@@ -44,11 +44,12 @@ def judge(
     inputs = [logits[:, : width + 1], send(lines, logits.device), *guesses]
     limited, tolerant = min(bounds.room) <= width, any(tolerance.beta > 1 for tolerance in tolerances)
     sampled: list[Tensor] = []
+    rejects = draws is not None and rejecting(draws)
     if draws is not None:
         sampled += Table.of(draws, len(logits), logits.size(2), logits.device, runner.round)
-        if draft.distribution is not None and any(row and row.sampling.rule == "rejection" for row in draws):
+        if rejects and draft.distribution is not None:
             sampled += (pad_rows(each[:, :width], len(logits)) for each in draft.distribution)
-    settings = bounds.constraints, limited, tolerant, forced, len(guesses) > 0, len(sampled)
+    settings = bounds.constraints, limited, tolerant, forced, len(guesses) > 0, len(sampled), rejects
     inputs += sampled
     judged = runner.run(_judge, inputs, settings=settings)[0][: len(tolerances)].tolist()
     if device_draft is not None:
@@ -64,8 +65,8 @@ def bits(number: float) -> int:
 
 
 def _judge(
-    constraints: Constraints, limited: bool, tolerant: bool, has_forced: bool, has_guesses: bool, sampled: int, logits: Tensor,
-    table: Tensor, *more: Tensor,
+    constraints: Constraints, limited: bool, tolerant: bool, has_forced: bool, has_guesses: bool, sampled: int, rejects: bool,
+    logits: Tensor, table: Tensor, *more: Tensor,
 ) -> list[Tensor]:  # fmt: skip
     """One tensor (R, 3 + K + 1 + K), so that all of it goes to the host at once: each transfer waits for the GPU.
 
@@ -86,8 +87,9 @@ def _judge(
     if sampled:
         drawing = Table(*more[-sampled:][: len(Table._fields)])
         distribution = Distribution(*more[-2:]) if sampled > len(Table._fields) else None
-        allowed = restrict(logits, constraints, minimum, None, forced)[0]
-        drawn = _draw(allowed, drawing, tokens, offered, distribution, constraints.symbols.eos, room)
+        if limited:
+            allowed = restrict(logits, constraints, minimum, None, forced)[0]
+        drawn = _draw(allowed, drawing, tokens, offered, rejects, distribution, constraints.symbols.eos, room)
         mine = drawing.temperature > 0
         passes, best, cut = (torch.where(mine, one, other) for one, other in zip(drawn, (passes, best, cut)))
     passes &= torch.arange(width, device=passes.device) < offered
@@ -105,8 +107,9 @@ def _judge(
 
 
 def _draw(
-    logits: Tensor, table: Table, tokens: Tensor, offered: Tensor, distribution: Distribution | None, eos: int, room: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    logits: Tensor, table: Table, tokens: Tensor, offered: Tensor, rejects: bool, distribution: Distribution | None, eos: int,
+    room: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """By the rules for sampling: (R, K) bool, whether the drafted ``tokens`` (R, K) are accepted; (R, K+1) the verifier's own
     tokens; (R, K+1) bool, whether only the limit makes them eos.
     """
@@ -114,9 +117,10 @@ def _draw(
     weights = warp(logits, table, tokens)
     own = coupled.choose(weights, table)
     passes = tokens == own[:, :width]
-    accepted, recovered = rejection.judge(weights, table, tokens, offered, distribution)
-    own = torch.where(table.rejects, recovered, own)
-    passes = torch.where(table.rejects, accepted, passes)
+    if rejects:  # some rows do
+        accepted, recovered = rejection.judge(weights, table, tokens, offered, distribution)
+        own = torch.where(table.rejects, recovered, own)
+        passes = torch.where(table.rejects, accepted, passes)
     over = torch.arange(width + 1, device=own.device) >= room  # (R, K+1)
     cut = over & (own != eos)
     passes = torch.where(over[:, :width], tokens == eos, passes)

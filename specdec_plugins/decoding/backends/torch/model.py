@@ -22,7 +22,7 @@ from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, draw_candidate
-from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Source, Verdict, pad_rows, send
+from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Source, Verdict, pad_rows, rejecting, send
 from specdec_plugins.formats.spec import Symbols
 
 
@@ -222,8 +222,8 @@ class TorchModel:
             inputs += Table.of(draws, len(logits), logits.size(-1), device, self.runner.round)
         settings = prefix.symbols, gates is not None, draws is not None
         tokens, *drawn_from = self.runner.run(self._choose, inputs, settings=settings)
-        rejecting = draws is not None and any(row and row.sampling.rule == "rejection" for row in draws)
-        return DeviceDraft(tokens, list(lengths), distribution=Distribution(*drawn_from) if rejecting else None)
+        told = Distribution(*drawn_from) if draws is not None and rejecting(draws) else None
+        return DeviceDraft(tokens, list(lengths), distribution=told)
 
     def _choose(
         self, symbols: Symbols, has_gates: bool, drawing: bool, logits: Tensor, sizes: Tensor, *more: Tensor
