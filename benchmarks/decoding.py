@@ -38,7 +38,7 @@ from specdec_plugins.decoding.backends.cpu.binding import library  # noqa: E402
 from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
-from specdec_plugins.decoding.values import Draft, Verdict  # noqa: E402
+from specdec_plugins.decoding.values import Draft, Plan, Verdict  # noqa: E402
 from specdec_plugins.formats.folder import load_folder  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
@@ -239,13 +239,13 @@ class SecondChoices:
     def read_block(self, *arguments: Any) -> SimpleNamespace:
         return SimpleNamespace(choose=partial(self.choose, self.model.read_block(*arguments)))
 
-    def choose(self, reading: Any, prefix: Prefix, lengths: list[int]) -> Draft:
+    def choose(self, reading: Any, prefix: Prefix, plan: Plan) -> Draft:
         logits = reading.logits().clone()  # (1, K, V), as choosing writes to them
-        draft, others = reading.choose(prefix, lengths), []
+        draft, others = reading.choose(prefix, plan), []
         for place, token in enumerate(draft.tokens[0]):
             changed = logits.clone()
             changed[0, place, token if self.numbers is None else self.numbers[token]] = -math.inf
-            others.append(reading.with_logits(changed).choose(prefix, lengths).tokens[0][place])
+            others.append(reading.with_logits(changed).choose(prefix, plan).tokens[0][place])
         self.drafts.append(others)
         return draft
 

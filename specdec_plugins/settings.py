@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specdec_plugins.cpus import usual_threads
-from specdec_plugins.decoding.options import Sampling, sampling_faults
+from specdec_plugins.decoding.options import Gate, Sampling, sampling_faults
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
@@ -38,6 +38,8 @@ class Settings:
     block_size: int | str | None = None
     beta: int = 1
     tau: float = float("inf")  # nats
+    verifier_gate: float = 0.0  # see `Gate`
+    drafter_gate: float = 0.0
     max_len_a: float = 0.0
     max_len_b: int = 200
     beam: int = 1  # of strategy fairseq
@@ -72,6 +74,9 @@ class Settings:
                 yield name, f"{value} is less than 1"
         if self.mbr is not None and self.mbr < 2:
             yield "mbr", f"{self.mbr} is less than 2"
+        for name in ("verifier_gate", "drafter_gate"):
+            if not 0 <= getattr(self, name) <= 1:
+                yield name, f"{getattr(self, name)} is not a probability, from 0 up to 1"
         for name in ("tau", "max_len_a", "max_len_b"):
             if not getattr(self, name) >= 0:
                 yield name, f"{getattr(self, name)} is negative or no number"
@@ -83,6 +88,7 @@ class Settings:
         users = {
             "block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",),
             "sampling": ("specdec", "ar", "drafter"), "rule": ("specdec",), "repetition_penalty": ("specdec", "ar"),
+            "verifier_gate": ("specdec",), "drafter_gate": ("specdec",),
         }  # fmt: skip
         for name, strategies in users.items():
             if self._given(name) and self.strategy in STRATEGIES and self.strategy not in strategies:
@@ -109,6 +115,11 @@ class Settings:
         """Whether drafts are as long as pays: by default where that cannot change an output."""
         same = self.beta == 1 and not (self.sampling and self.rule == "rejection")
         return self.block_size == "auto" or (self.block_size is None and self.strategy == "specdec" and same)
+
+    @property
+    def gate(self) -> Gate:
+        """How sure the models have to be for drafting to go on."""
+        return Gate(self.verifier_gate, self.drafter_gate)
 
     @property
     def drawing(self) -> Sampling | None:

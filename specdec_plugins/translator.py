@@ -127,7 +127,8 @@ class Translator:
         drafting = own or drafting
         controller: Controller = FixedLength(0)
         if how.strategy != "ar":
-            controller = Throughput(self.trained_block_size) if self.block_size == "auto" else FixedLength(int(self.block_size))
+            auto = self.block_size == "auto"
+            controller = Throughput(self.trained_block_size, how.gate) if auto else FixedLength(int(self.block_size), how.gate)
         if how.strategy == "drafter":
             return Roles(drafting, Unverified(), accept_all, controller)
         return Roles(drafting, verifying, TopBetaTau(how.beta, how.tau), controller)

@@ -138,29 +138,37 @@ def test_acceptance_is_known_by_position():
     rates = [0.9, 0.5, 0.8, 0.0]
     for _ in range(3000):
         accepted = next((position for position, rate in enumerate(rates) if dice.random() >= rate), 4)
-        estimate.observe([Step([1, 2, 3, 4], accepted, 5)])
+        estimate.observe([Step([1, 2, 3, 4], accepted, 5)], [4])
     assert estimate.expected_tokens() == pytest.approx([1.0, 1.9, 2.35, 2.71, 2.71], abs=0.25)
 
 
 def test_positions_past_a_refusal_or_the_draft_say_nothing():
     estimate = AcceptanceEstimate(5)
-    estimate.observe([Step([1, 2, 3, 4], 1, 9), Step([1, 2], 2, 9), Step([], 0, 9)])
+    estimate.observe([Step([1, 2, 3, 4], 1, 9), Step([1, 2], 2, 9), Step([], 0, 9)], [4, 2, 0])
     assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, 0.0, 0.0, 0.0])
     assert estimate.passed == pytest.approx([DECAY + 1, 1.0, 0.0, 0.0, 0.0])
+
+
+def test_a_gate_that_ends_a_draft_counts_as_a_refusal():
+    """But not the end of the output, nor a row that drafted nothing."""
+    estimate = AcceptanceEstimate(5)
+    estimate.observe([Step([1, 2], 2, 9), Step([1, 2], 2, None), Step([], 0, 9)], [5, 5, 5])
+    assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, 1.0, 0.0, 0.0])
+    assert estimate.passed == pytest.approx([DECAY + 1, DECAY + 1, 0.0, 0.0, 0.0])
 
 
 def test_an_unknown_position_passes_as_the_one_before():
     estimate = AcceptanceEstimate(3)
     assert estimate.expected_tokens() == pytest.approx([1.0, 1 + PRIOR, 1 + PRIOR + PRIOR**2, 1 + PRIOR + PRIOR**2 + PRIOR**3])
     for _ in range(2000):
-        estimate.observe([Step([1], 0, 9)])
+        estimate.observe([Step([1], 0, 9)], [1])
     assert estimate.expected_tokens() == pytest.approx([1.0, 1.03, 1.03, 1.03], abs=0.02)
 
 
 def test_old_drafts_count_less():
     estimate = AcceptanceEstimate(1)
     for accepted in [1] * 1000 + [0] * 100:
-        estimate.observe([Step([1], accepted, 9)])
+        estimate.observe([Step([1], accepted, 9)], [1])
     assert estimate.expected_tokens()[1] == pytest.approx(1 + math.exp(-1), abs=0.03)
 
 

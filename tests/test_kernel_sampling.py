@@ -29,10 +29,10 @@ from specdec_plugins.decoding.constraints import Bounds, Constraints, restrict
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import Purpose
-from specdec_plugins.decoding.options import Sampling, Tolerance
+from specdec_plugins.decoding.options import Gate, Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, draw, warp
-from specdec_plugins.decoding.values import Distribution, Draft, Draws, Request
+from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Request, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 
 pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
@@ -216,11 +216,15 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
         logits = 2 * torch.randn(rows, width, size, generator=generator)
         gates = torch.randn(rows, width, 32, generator=generator) if gate else None
         lengths = [rng.randrange(1, width + 1) for _ in range(rows)]
-        expected = eager.choose(logits.clone(), gates, prefix, lengths)
+        plan = Plan(lengths, gate=Gate(drafter=0.5 * rng.randrange(2)))
+        expected = eager.choose(logits.clone(), gates, prefix, plan)
         done = CpuPass.of(native, logits.clone())
         done._gates = gates
-        draft = done.choose(prefix, lengths)
+        draft = done.choose(prefix, plan)
         assert draft.tokens == expected.tokens
+        if plan.gate.drafter:  # the likeliest token's probability as drafts are drawn, whichever token was drawn
+            for found, told, length in zip(draft.confidence, expected.confidence, lengths):
+                assert found == pytest.approx(told[:length], rel=1e-4)
         rejects = [draw is not None and draw.sampling.rule == "rejection" for draw in draws]
         assert (draft.distribution is not None) == (expected.distribution is not None) == any(rejects)
         if any(rejects):
@@ -263,7 +267,7 @@ def test_rejection_keeps_the_distribution(kind):
     )  # fmt: skip
     if kind == "drawn":
         logits = torch.tensor([-2.13, 9.0, 9.0, -2.02, -1.77, -0.24]).expand(rows, 1, -1)
-        draft = CpuPass.of(drafter, logits.clone()).choose(prefix, [1] * rows)
+        draft = CpuPass.of(drafter, logits.clone()).choose(prefix, uniform(rows, 1))
     else:
         draft = Draft([[first.topk(2).indices[1].item()]] * rows)
     drafted = torch.tensor(draft.tokens)[:, 0]

@@ -28,6 +28,7 @@ from test_transformer import placed
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.assembly import assemble
+from specdec_plugins.decoding.backends import CANDIDATES
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
@@ -38,8 +39,9 @@ from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.none import NoDrafter
+from specdec_plugins.decoding.options import Gate
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Request, Source, uniform
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.measure.machine import tensor_bytes
 
@@ -183,7 +185,7 @@ def test_block_drafts_are_pytorchs(shape, copy, variant):
         for model in models:
             state, prefix = standing(BlockDrafter(model), sources, targets)
             done = model.read_block(state, prefix, lengths)
-            found.append((done.logits().double().clone(), done.choose(prefix, lengths).tokens))
+            found.append((done.logits().double().clone(), done.choose(prefix, Plan(lengths)).tokens))
         assert found[1][1] == found[0][1]
         for row, length in enumerate(lengths):
             torch.testing.assert_close(found[1][0][row, :length], found[0][0][row, :length], rtol=2e-4, atol=2e-4)
@@ -237,9 +239,22 @@ def test_choice_is_pytorchs(vocabulary, variant):
             done = CpuPass.of(native, logits.clone())
             done._gates = gate
             lengths = [6, 6, 6] if seed % 2 else [6, 0, 3]
-            expected = eager.choose(logits.clone(), gate, prefix, lengths).tokens
-            chosen.append(done.choose(prefix, lengths).tokens)
+            plan = Plan(lengths)
+            expected = eager.choose(logits.clone(), gate, prefix, plan).tokens
+            chosen.append(done.choose(prefix, plan).tokens)
             assert chosen[-1] == expected and list(map(len, expected)) == lengths
+            # The same tokens with their confidence, which is theirs among the candidates.
+            plan = Plan(lengths, gate=Gate(drafter=0.5))
+            sure = eager.choose(logits.clone(), gate, prefix, plan)
+            draft = done.choose(prefix, plan)
+            assert sure.tokens == draft.tokens == expected
+            for row, length in enumerate(lengths):
+                assert draft.confidence[row] == pytest.approx(sure.confidence[row][:length], rel=1e-5)
+                if length:
+                    never = torch.tensor([SYMBOLS.pad, SYMBOLS.eos][: 2 - (row > 0)])
+                    allowed = logits[row, 0].index_fill(0, never, float("-inf"))
+                    likeliest = allowed.topk(min(CANDIDATES, vocabulary)).values.softmax(0)[0]
+                    assert draft.confidence[row][0] == pytest.approx(likeliest.item(), rel=1e-5)
         changed += chosen[0] != chosen[1]
     assert changed == 20
 

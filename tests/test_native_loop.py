@@ -1,6 +1,7 @@
 """The native loop against the session's own iterations: the same outputs, steps, scores and sums, whatever is asked of it."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
-from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.options import OPEN, Gate, Tolerance
 from specdec_plugins.decoding.values import Outcome, Plan, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
@@ -27,11 +28,14 @@ pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were 
 
 
 class Repeated:
-    """A controller whose plans depend on the iteration alone: random lengths by row, each plan for one to 20 iterations."""
+    """A controller whose plans depend on the iteration alone: random lengths by row, each plan for one to 20 iterations.
 
-    def __init__(self, longest, seed, ragged=True):
-        self.random, self.longest, self.ragged = random.Random(seed), longest, ragged
-        self.passes, self.left, self.lengths = 0, 0, []
+    ``gates`` are those that plans choose among.
+    """
+
+    def __init__(self, longest, seed, ragged=True, gates=(OPEN,)):
+        self.random, self.longest, self.ragged, self.gates = random.Random(seed), longest, ragged, gates
+        self.passes, self.left, self.lengths, self.gate = 0, 0, [], OPEN
 
     def plan(self, prefix):
         if not self.left or len(prefix) != len(self.lengths):
@@ -40,7 +44,8 @@ class Repeated:
             self.lengths = [self.random.randrange(longest + 1) for _ in range(len(prefix))]
             if not self.ragged:
                 self.lengths = [longest] * len(prefix)
-        return Plan(self.lengths, self.left)
+            self.gate = self.random.choice(self.gates)
+        return Plan(self.lengths, self.left, self.gate)
 
     def update(self, outcome: Outcome):
         assert 1 <= outcome.times <= outcome.plan.times and outcome.seconds > 0
@@ -77,9 +82,9 @@ def both(roles, requests, controllers, rows, **options):
     return outputs, calls, expected_calls
 
 
-def controllers(longest, seed):
+def controllers(longest, seed, **options):
     while True:
-        yield Repeated(longest, seed)
+        yield Repeated(longest, seed, **options)
 
 
 def roles_of(drafter, dtype="float32", seed=0, **changes):
@@ -150,6 +155,27 @@ def test_constraints_and_tolerance_of_the_session():
     assert sum(step.accepted for output in outputs for step in output.steps) > 20
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_gates_of_the_session(dtype):
+    """Drafts are cut, and rows pause, and neither changes an exact output."""
+    roles = roles_of(True, dtype, successor_width=32)
+    open_gate, half = Gate(), Gate(drafter=0.1)
+    offered = {}
+    for gate in (open_gate, half, Gate(verifier=0.2), Gate(0.2, 0.1), Gate(1.0, 0.0)):
+        requests = requests_of(12, seed=4)
+        outputs, _, _ = both(roles, requests, controllers(7, 5, ragged=False, gates=(gate,)), 3)
+        steps = [step for output in outputs for step in output.steps]
+        offered[gate] = sum(len(step.drafted) for step in steps) / len(steps)
+    assert offered[Gate(1.0, 0.0)] < offered[Gate(0.2, 0.1)] < min(offered[half], offered[Gate(verifier=0.2)])
+    assert max(offered[half], offered[Gate(verifier=0.2)]) < offered[open_gate]
+    exact = [replace(request, tolerance=None) for request in requests_of(12, seed=4)]
+    plain, _, _ = both(roles, exact, controllers(0, 0), 3)
+    gates = (half, Gate(0.3, 0.05), open_gate)
+    outputs, _, _ = both(roles, exact, controllers(7, 6, gates=gates), 3)
+    assert [output.tokens for output in outputs] == [output.tokens for output in plain]
+
+
 @torch.inference_mode()
 def test_a_drafter_with_few_positions():
     """The drafter's positions end before the verifier's."""
@@ -199,10 +225,6 @@ def test_only_for_roles_that_it_knows():
     class Mine(CausalBlockDrafter):
         pass
 
-    class Trimming(Throughput):
-        def trim(self, draft, prefix):
-            return draft
-
     def native(drafter=drafter, verifier=verifier, acceptance=None, controller=None):
         controller = controller or Throughput(8)
         return Session(drafter, verifier, acceptance or TopBetaTau(), controller, BoundedAdmission(2), 2).native
@@ -210,7 +232,6 @@ def test_only_for_roles_that_it_knows():
     assert native() is not None
     assert native(drafter=Mine(drafter.model)) is None
     assert native(acceptance=lambda scores, draft, prefix: None) is None
-    assert native(controller=Trimming(8)) is None
     # A drafter that reads the verifier's hidden states sets this when it is built; the session then iterates itself.
     verifier.model.features_wanted = True
     requests = requests_of(4, seed=1)

@@ -66,6 +66,10 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--beta", type=int, default=1, metavar="N",
                      help="accept a token among the verifier's N best (default: 1: exact)")  # fmt: skip
     how.add_argument("--tau", type=float, default=math.inf, metavar="X", help="and within X nats of its best (default: no limit)")
+    how.add_argument("--verifier-gate", type=float, default=0.0, metavar="P",
+                     help="draft nothing after a token to which the verifier gave less than probability P (default: 0)")  # fmt: skip
+    how.add_argument("--drafter-gate", type=float, default=0.0, metavar="P",
+                     help="end drafts where the product of the drafter's probabilities falls below P (default: 0)")  # fmt: skip
     how.add_argument("--beam", type=int, default=1, metavar="N", help="beam size of --strategy fairseq (default: 1)")
     how.add_argument("--max-len-a", type=float, default=0.0, metavar="A", help="at most A * source tokens + B output tokens")
     how.add_argument("--max-len-b", type=int, default=200, metavar="B", help="(default: 0 and 200, as in fairseq)")

@@ -36,10 +36,8 @@ class Session:
         self.drafting = drafter.start(rows, self.verifying)
         self.stats = DecodeStats() if stats is None else stats
         # Optional methods are looked up once: most roles have none of them. Without any, iterations can be native.
-        self.trim, self.observe, self.commit = (
-            getattr(role, name, None) for role, name in ((controller, "trim"), (drafter, "observe"), (verifier, "commit"))
-        )
-        alone = self.trim is None and self.observe is None and self.commit is None
+        self.observe, self.commit = getattr(drafter, "observe", None), getattr(verifier, "commit", None)
+        alone = self.observe is None and self.commit is None
         self.native = native_loop(drafter, verifier, acceptance, self.prefix.constraints) if alone else None
 
     @property
@@ -90,9 +88,8 @@ class Session:
         steps: list[Step] = []
         finished: list[int] = []
         for draft, verdict in taken.iterations:
-            length = max(plan.lengths) if self._drafts(plan) else 0
             committed, finished = prefix.commit(draft, verdict)
-            stats.record(committed, length)
+            stats.record(committed, max(plan.lengths) if any(draft.tokens) else 0)
             steps += committed
         self.controller.update(Outcome(plan, steps, taken.drafting + taken.verifying, len(taken.iterations)))
 
@@ -107,10 +104,10 @@ class Session:
 
         # 1. Draft in one pass. A plain autoregressive iteration has no draft, and costs no pass.
         began = time.perf_counter()
-        drafts = self._drafts(plan)
-        draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan)) if drafts else Draft([[] for _ in prefix.requests])
-        if self.trim is not None:
-            draft = self.trim(draft, prefix)
+        plan = prefix.gated(plan)
+        draft = Draft([[] for _ in prefix.requests])
+        if any(plan.lengths) and max(prefix.room) > 0:
+            draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan)).cut(plan.gate)
         stats.lap("drafting", device)
         drafted = time.perf_counter()
 
@@ -127,10 +124,6 @@ class Session:
             self.observe(self.drafting, scores, draft, verdict)
         stats.lap("verifying", device)
         return Taken([(draft, verdict)], drafted - began, time.perf_counter() - drafted)
-
-    def _drafts(self, plan: Plan) -> bool:
-        """Whether the next iteration drafts: something is planned, and there is room for it."""
-        return any(plan.lengths) and max(self.prefix.room) > 0
 
     def _refill(self) -> None:
         """Let waiting requests join, as many as admission allows."""

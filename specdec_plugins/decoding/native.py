@@ -7,6 +7,7 @@ for rows that sample.
 B rows, K drafted tokens.
 """
 
+import math
 import time
 from array import array
 from ctypes import addressof, byref
@@ -87,8 +88,11 @@ class NativeLoop:
             bounds.room, bounds.minimum, starts(bounds.forced), *bounds.forced, starts(unread), *unread,
         )  # fmt: skip
         tau = array("d", [tolerance.tau for tolerance in tolerances])
+        last_scores = array("d", [scores[-1] if scores else 0.0 for scores in prefix.scores])
         call.batch, call.longest, call.steps = rows, longest, min(plan.times, times)
-        call.numbers, call.tau = start(numbers), start(tau)
+        call.numbers, call.tau, call.last_scores = start(numbers), start(tau), start(last_scores)
+        call.verifier_gate = math.log(plan.gate.verifier) if plan.gate.verifier else -math.inf
+        call.drafter_gate = plan.gate.drafter
         draws = prefix.draws()
         sampling = None if draws is None else NativeSampling(draws)
         call.sampling = sampling and addressof(sampling.struct)

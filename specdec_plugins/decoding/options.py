@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 RULES = ("coupled", "rejection")
 
@@ -24,6 +24,22 @@ class Tolerance:
             raise ValueError(f"beta {self.beta} is less than 1")
         if not self.tau >= 0:
             raise ValueError(f"tau {self.tau} is negative or no number")
+
+
+class Gate(NamedTuple):
+    """How sure the models have to be for drafting to go on: probabilities, 0 where that does not matter.
+
+    A row drafts nothing after a token of which the verifier was less sure than ``verifier``. A draft ends before the position at
+    which the product of the drafter's confidences falls below ``drafter``. Its confidence at a position is the probability of
+    the likeliest token there, which depends on the tokens before it, not on the one that is drafted: a cut that depended on that
+    one would change what is sampled under the rejection rule (``acceptance/rejection.py``).
+    """
+
+    verifier: float = 0.0
+    drafter: float = 0.0
+
+
+OPEN = Gate()
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 B rows, T target positions, K drafted tokens.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.constraints import Bounds, Constraints
-from specdec_plugins.decoding.values import Draft, Draws, Hypothesis, Request, Step, Verdict, send
+from specdec_plugins.decoding.values import Draft, Draws, Hypothesis, Plan, Request, Step, Verdict, send
 
 
 class Prefix:
@@ -102,6 +103,14 @@ class Prefix:
             values = getattr(self, name)
             setattr(self, name, [values[row].copy() if copied else values[row] for row in order])
         self._tensors = None
+
+    def gated(self, plan: Plan) -> Plan:
+        """The plan, with nothing to draft for rows of whose last token the verifier was less sure than the gate asks."""
+        if not plan.gate.verifier:
+            return plan
+        least = math.log(plan.gate.verifier)
+        lengths = [0 if scores and scores[-1] < least else length for length, scores in zip(plan.lengths, self.scores)]
+        return plan._replace(lengths=lengths)
 
     def clip(self, draft: Draft) -> Draft:
         """Offer no drafted token after eos, and none beyond the length limit."""

@@ -83,10 +83,7 @@ class Acceptance(Protocol):
 
 
 class Controller(Protocol):
-    """Decides how much to draft. Pure: it is told what steps took, and never looks at a clock.
-
-    Optional: ``trim(draft, prefix)`` returns the part of a draft that is worth verifying.
-    """
+    """Decides how much to draft. Pure: it is told what steps took, and never looks at a clock."""
 
     def plan(self, prefix: Prefix) -> Plan: ...
 

@@ -6,12 +6,14 @@ B rows of the batch (sentences in flight), S source positions, K drafted tokens.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, takewhile
+from operator import mul
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.options import Sampling, Tolerance
+from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance
 from specdec_plugins.formats.spec import Symbols
 
 
@@ -83,12 +85,13 @@ class Plan(NamedTuple):
 
     lengths: Sequence[int]
     times: int = 1
+    gate: Gate = OPEN
 
 
 @lru_cache(maxsize=1024)
-def uniform(rows: int, length: int, times: int = 1) -> Plan:
+def uniform(rows: int, length: int, times: int = 1, gate: Gate = OPEN) -> Plan:
     """The plan that gives each row as many tokens. Kept from step to step: a plain one can take less than 100 microseconds."""
-    return Plan((length,) * rows, times)
+    return Plan((length,) * rows, times, gate)
 
 
 class Distribution(NamedTuple):
@@ -101,8 +104,8 @@ class Distribution(NamedTuple):
 class Draft:
     """The tokens that each row is offered: ``tokens[b]`` are row b's.
 
-    ``distribution`` is what they were drawn from; None: each is certain (a point mass). ``confidence`` has the drafter's
-    probability of each token, where it tells.
+    ``distribution`` is what they were drawn from; None: each is certain (a point mass). ``confidence[b]`` are the drafter's at
+    row b's positions, as `Gate` says; None where it tells none.
     """
 
     guesses: Tensor | None = None  # where they are not on the host: see `DeviceDraft`
@@ -119,6 +122,16 @@ class Draft:
         ]
         return Draft(clipped, self.distribution, self.confidence)
 
+    def cut(self, gate: Gate) -> "Draft":
+        """The tokens before the position at which the product of confidences falls below the drafter's ``gate``."""
+        if not gate.drafter or self.confidence is None:
+            return self
+        kept = []
+        for tokens, confidence in zip(self.tokens, self.confidence):
+            products = accumulate(confidence, mul)
+            kept.append([token for token, _ in zip(tokens, takewhile(lambda product: product >= gate.drafter, products))])
+        return Draft(kept, self.distribution)
+
 
 class DeviceDraft(Draft):
     """A draft that is still on the device, so that the host does not wait for it: ``guesses`` (R, K) int64, of R >= B rows.
@@ -129,10 +142,16 @@ class DeviceDraft(Draft):
 
     guesses: Tensor
 
-    def __init__(self, guesses: Tensor, room: Sequence[int], eos: int | None = None, distribution: Distribution | None = None):
-        self.guesses, self.room, self.eos, self.distribution = guesses, room, eos, distribution
-        self.confidence = None
+    def __init__(
+        self, guesses: Tensor, room: Sequence[int], eos: int | None = None, distribution: Distribution | None = None,
+        sure: Tensor | None = None,
+    ):  # fmt: skip
+        self.guesses, self.room, self.eos, self.distribution, self._sure = guesses, room, eos, distribution, sure
         self._tokens: list[list[int]] | None = None
+
+    @property
+    def confidence(self) -> list[list[float]] | None:  # type: ignore[override]
+        return None if self._sure is None else self._sure.tolist()
 
     @property
     def tokens(self) -> list[list[int]]:  # type: ignore[override]
@@ -147,7 +166,7 @@ class DeviceDraft(Draft):
         return self._tokens
 
     def clip(self, room: Sequence[int], eos: int) -> Draft:
-        return DeviceDraft(self.guesses, list(map(min, self.room, room)), eos, self.distribution)
+        return DeviceDraft(self.guesses, list(map(min, self.room, room)), eos, self.distribution, self._sure)
 
 
 class Verdict(NamedTuple):

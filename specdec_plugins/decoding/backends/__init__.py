@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Draws, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Draws, Plan, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
 CANDIDATES = 16  # tokens a position among which a successor network chooses
@@ -56,11 +56,13 @@ class Pass(Protocol):
         """The same pass with other logits (R, W, V), for instance mixed with another model's."""
         ...
 
-    def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
-        """The likeliest token at each of row b's first ``lengths[b]`` positions: never pad, and no eos in an empty output.
+    def choose(self, prefix: Prefix, plan: Plan) -> Draft:
+        """The likeliest token at each of row b's first ``plan.lengths[b]`` positions: never pad, and no eos in an empty output.
 
         A model with a successor network chooses each token among its likeliest candidates, given the one before. In a row that
         draws its tokens, each is drawn from among these candidates; under the rejection rule the draft has their distribution.
+        Where the plan's gate asks for it, the draft has the confidence at each position: the probability of the likeliest
+        candidate, of all of them.
         """
         ...
 

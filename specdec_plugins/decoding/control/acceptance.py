@@ -21,10 +21,14 @@ class AcceptanceEstimate:
         self.reached = [0.0] * longest  # drafts that were verified at the position, decayed
         self.passed = [0.0] * longest  # of these, drafts that passed there
 
-    def observe(self, steps: Sequence[Step]) -> None:
-        """One step for each row. Tokens past the first that is refused say nothing."""
-        for step in steps:
-            for position in range(min(len(step.drafted), step.accepted + 1)):
+    def observe(self, steps: Sequence[Step], lengths: Sequence[int]) -> None:
+        """One step for each row, and how many tokens its draft could have had. Tokens past the first that is refused say nothing.
+
+        Where the draft ended sooner, because a gate closed, its next token counts as refused, unless the output ended there.
+        """
+        for step, length in zip(steps, lengths):
+            refused = step.drafted and step.own is not None and step.accepted < length
+            for position in range(step.accepted + bool(refused)):
                 self.reached[position] = DECAY * self.reached[position] + 1
                 self.passed[position] = DECAY * self.passed[position] + (step.accepted > position)
 

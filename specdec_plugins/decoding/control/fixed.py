@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sized
 from dataclasses import dataclass
 
+from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Plan, uniform
 
 ALWAYS = sys.maxsize  # repetitions of a plan that never changes
@@ -14,9 +15,10 @@ class FixedLength:
     """Block size K for each row in each step; 0 is plain autoregressive decoding."""
 
     length: int
+    gate: Gate = OPEN
 
     def plan(self, prefix: Sized) -> Plan:
-        return uniform(len(prefix), self.length, ALWAYS)
+        return uniform(len(prefix), self.length, ALWAYS, self.gate)
 
     def update(self, outcome: object) -> None:
         """Learns nothing."""

@@ -15,6 +15,7 @@ from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
 from specdec_plugins.decoding.control.batches import BatchClass, class_of, is_small
 from specdec_plugins.decoding.control.costs import Pace
 from specdec_plugins.decoding.control.exploration import WARM_START, Budget, Trials
+from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 LONGEST = 2  # block sizes: the longest draft
@@ -36,9 +37,10 @@ def best_length(tokens: Sequence[float], seconds: Sequence[float], present: int 
 
 
 class Throughput:
-    """For a drafter that was trained on blocks of ``block_size`` tokens."""
+    """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``."""
 
-    def __init__(self, block_size: int):
+    def __init__(self, block_size: int, gate: Gate = OPEN):
+        self.gate = gate
         self.block_size, self.longest = block_size, LONGEST * block_size
         self.acceptance = AcceptanceEstimate(self.longest)
         self.pace, self.budget = Pace(), Budget()
@@ -56,7 +58,7 @@ class Throughput:
             times = self._repeat_until - batch.passes
             batch.passes += 1
             self._measured = False
-            return uniform(rows, self._repeated, times)
+            return uniform(rows, self._repeated, times, self.gate)
         return self._plan(rows)
 
     def update(self, outcome: Outcome) -> None:
@@ -75,7 +77,8 @@ class Throughput:
         if self._comparable and batch.costs.observe(length, self.pace.normalised(seconds, length, batch.costs)):
             batch.decide_at = 0
         if length:
-            self.acceptance.observe(outcome.steps)
+            wanted = outcome.plan.lengths if self.gate.drafter else [len(step.drafted) for step in outcome.steps]
+            self.acceptance.observe(outcome.steps, wanted)
 
     def _plan(self, rows: int) -> Plan:
         """Choose a length, and what is repeated after it."""
@@ -98,7 +101,7 @@ class Throughput:
                 batch.repeat_until = batch.passes + batch.spacing - 1
             self._repeat_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
             self._repeated = 0 if ending else batch.choice
-        return uniform(rows, self._length)
+        return uniform(rows, self._length, 1, self.gate)
 
     def _new_class(self, key: int) -> BatchClass:
         return BatchClass(key, Trials(self.block_size, is_small(key), WARM_START if self.decided else 0))

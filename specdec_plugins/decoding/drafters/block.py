@@ -22,7 +22,7 @@ class BlockDrafter:
         state.admit(source)
 
     def propose(self, state: RowState, prefix: Prefix, plan: Plan) -> Draft:
-        draft = self.model.read_block(state, prefix, plan.lengths).choose(prefix, plan.lengths)
+        draft = self.model.read_block(state, prefix, plan.lengths).choose(prefix, plan)
         return within_positions(draft, prefix, self.model)
 
     def bytes_for(self, request: Request) -> int:

@@ -56,7 +56,7 @@ class CausalBlockDrafter:
             tokens.append(fresh + [mask] * (length - 1))
             firsts.append(len(fresh) - 1)
             state.read[row] = len(output) + 1
-        draft = self.model.read(state.rows, tokens, positions, firsts).choose(prefix, plan.lengths)
+        draft = self.model.read(state.rows, tokens, positions, firsts).choose(prefix, plan)
         return within_positions(draft, prefix, self.model)
 
     def bytes_for(self, request: Request) -> int:

@@ -11,7 +11,7 @@ import math
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-VERSION = 5  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 6  # of the library's functions and their parameters: `specdec_version` in api.cpp
 VARIANTS = ("avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -32,7 +32,7 @@ POINTER, NUMBER = c_void_p, c_int64
 CACHES = [POINTER, NUMBER, NUMBER] * 2  # cache and memory: address, numbers from layer to layer, from slot to slot
 PASS = [POINTER, POINTER, NUMBER, NUMBER, POINTER]  # engine, stack, batch, width, numbers
 JUDGED = [NUMBER, NUMBER, NUMBER, *[POINTER] * 5]  # pad, eos, suppressed, tau; judged, scores; sampling
-TABLES = [POINTER, POINTER, NUMBER, POINTER, POINTER]  # the successor network's tokens and outs, candidates; to; sampling
+TABLES = [POINTER, POINTER, NUMBER, *[POINTER] * 3]  # successor network's tokens and outs, candidates; to; sampling, confidence
 MADE = {
     "engine": [c_int],
     "linear": [POINTER, POINTER, c_int, c_int, c_int],
@@ -80,7 +80,8 @@ class Decoding(ctypes.Structure):
         *((name, POINTER) for name in ("logits", "drafter_logits", "gates", "tokens", "outs")), ("candidates", NUMBER),
         ("names", POINTER), *((name, NUMBER) for name in ("drafter_positions", "pad", "eos", "mask", "suppressed_count")),
         ("suppressed", POINTER), *((name, NUMBER) for name in ("batch", "longest", "steps")),
-        *((name, POINTER) for name in ("numbers", "tau", "sampling", "read", "record", "scores", "seconds")), ("taken", NUMBER),
+        *((name, POINTER) for name in ("numbers", "tau", "last_scores")), ("verifier_gate", c_double), ("drafter_gate", c_double),
+        *((name, POINTER) for name in ("sampling", "read", "record", "scores", "seconds")), ("taken", NUMBER),
     ]  # fmt: skip
 
 

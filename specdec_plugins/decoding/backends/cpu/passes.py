@@ -17,7 +17,7 @@ from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Distribution, Draft, Draws, Verdict, rejecting
+from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Verdict, rejecting
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
@@ -62,33 +62,16 @@ class CpuPass:
         self._logits = logits.contiguous()
         return self
 
-    def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
+    def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         model, symbols, logits = self.model, prefix.symbols, self.logits()
-        numbers = integers(lengths, (not output for output in prefix.outputs))
-        chosen, distribution, sampling = self._choosing(prefix)
+        numbers = integers(plan.lengths, (not output for output in prefix.outputs))
+        choosing = Choosing(self, prefix, plan)
         model.engine.library.specdec_choose(
             model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), symbols.pad, symbols.eos,
             start(numbers),
-            address(self._gates), 0 if self._gates is None else self._gates.size(2), *successor_tables(model), start(chosen),
-            sampling and sampling.pointer,
+            address(self._gates), 0 if self._gates is None else self._gates.size(2), *choosing.arguments(),
         )  # fmt: skip
-        return self.drafted(chosen, lengths, distribution)
-
-    def _choosing(self, prefix: Prefix) -> tuple[array, Distribution | None, NativeSampling | None]:
-        """Room for the chosen numbers of logits, and for what they are drawn from, if a row may reject; how rows draw."""
-        chosen, draws, distribution = array("q", bytes(8 * self.rows * self.width)), prefix.draws(), None
-        if draws is None:
-            return chosen, None, None
-        if rejecting(draws):
-            shape = self.rows, self.width, successor_tables(self.model)[2]
-            distribution = Distribution(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float32))
-        return chosen, distribution, NativeSampling(draws, self.model.names, distribution)
-
-    def drafted(self, chosen: array, lengths: Sequence[int], distribution: Distribution | None) -> Draft:
-        """The chosen numbers of logits as tokens, of each row as many as it wanted."""
-        numbers, width, names = chosen.tolist(), self.width, self.model.vocabulary
-        tokens = [numbers[row * width : row * width + k] for row, k in enumerate(lengths)]
-        return Draft(tokens if names is None else [[names[n] for n in row] for row in tokens], distribution)
+        return choosing.draft()
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
@@ -141,23 +124,22 @@ class CausalPass(CpuPass):
             stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), *self._results()
         )
 
-    def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
+    def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         """In one call with the pass, if that has not run."""
         if self._logits is not None or self.model.features_wanted:
-            return super().choose(prefix, lengths)
+            return super().choose(prefix, plan)
         state, model, symbols = self.state, self.model, prefix.symbols
         numbers = integers(
             starts(self.tokens), self.positions, self.firsts or [0] * self.rows, state.slots, state.source_slots, state.lengths,
-            lengths, (not output for output in prefix.outputs), *self.tokens,
+            plan.lengths, (not output for output in prefix.outputs), *self.tokens,
         )  # fmt: skip
         logits, gates, _ = self._results()
-        chosen, distribution, sampling = self._choosing(prefix)
+        choosing = Choosing(self, prefix, plan)
         model.stack.library.specdec_propose(
             model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(), logits, gates,
-            symbols.pad, symbols.eos,
-            *successor_tables(model), start(chosen), sampling and sampling.pointer,
+            symbols.pad, symbols.eos, *choosing.arguments(),
         )  # fmt: skip
-        return self.drafted(chosen, lengths, distribution)
+        return choosing.draft()
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
@@ -199,6 +181,39 @@ class BlockPass(CpuPass):
             scratch_address, scratch.stride(0),
             *state.sources.layout, copied, logits,
         )  # fmt: skip
+
+
+class Choosing:
+    """Room for the chosen numbers of logits, for what they are drawn from, if a row may reject, and for the confidence, if the
+    plan's gate asks for it."""
+
+    def __init__(self, done: CpuPass, prefix: Prefix, plan: Plan):
+        self.model, self.width, self.lengths = done.model, done.width, plan.lengths
+        size = done.rows * done.width
+        self.chosen = array("q", bytes(8 * size))
+        self.confidence = array("f", bytes(4 * size)) if plan.gate.drafter else None
+        self.distribution, self.sampling, draws = None, None, prefix.draws()
+        if draws is None:
+            return
+        if rejecting(draws):
+            shape = done.rows, done.width, successor_tables(done.model)[2]
+            self.distribution = Distribution(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float32))
+        self.sampling = NativeSampling(draws, done.model.names, self.distribution)
+
+    def arguments(self) -> tuple:
+        confidence = self.confidence and start(self.confidence)
+        return *successor_tables(self.model), start(self.chosen), self.sampling and self.sampling.pointer, confidence
+
+    def draft(self) -> Draft:
+        """The chosen tokens, of each row as many as it wanted."""
+        names = self.model.vocabulary
+        tokens = self._rows(self.chosen)
+        confidence = None if self.confidence is None else self._rows(self.confidence)
+        return Draft(tokens if names is None else [[names[n] for n in row] for row in tokens], self.distribution, confidence)
+
+    def _rows(self, numbers: array) -> list[list]:
+        flat, width = numbers.tolist(), self.width
+        return [flat[row * width : row * width + k] for row, k in enumerate(self.lengths)]
 
 
 class Judging:

@@ -22,7 +22,18 @@ from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, draw_candidate
-from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Source, Verdict, pad_rows, rejecting, send
+from specdec_plugins.decoding.values import (
+    DeviceDraft,
+    Distribution,
+    Draft,
+    Draws,
+    Plan,
+    Source,
+    Verdict,
+    pad_rows,
+    rejecting,
+    send,
+)
 from specdec_plugins.formats.spec import Symbols
 
 
@@ -44,8 +55,8 @@ class TorchPass:
         return replace(self, results=[logits, *self.results[1:]])
 
     @torch.inference_mode()
-    def choose(self, prefix: Prefix, lengths: Sequence[int]) -> Draft:
-        return self.model.choose(self.results[0], self.results[2] if len(self.results) > 2 else None, prefix, lengths)
+    def choose(self, prefix: Prefix, plan: Plan) -> Draft:
+        return self.model.choose(self.results[0], self.results[2] if len(self.results) > 2 else None, prefix, plan)
 
     @torch.inference_mode()
     def judge(
@@ -211,7 +222,7 @@ class TorchModel:
 
     # ---- choosing
 
-    def choose(self, logits: Tensor, gates: Tensor | None, prefix: Prefix, lengths: Sequence[int]) -> DeviceDraft:
+    def choose(self, logits: Tensor, gates: Tensor | None, prefix: Prefix, plan: Plan) -> DeviceDraft:
         """The likeliest tokens by logits (R, K, V), and gates (R, K, G) if the model has a successor network; those that are
         drawn, in rows that draw."""
         device, draws = logits.device, prefix.draws()
@@ -220,40 +231,53 @@ class TorchModel:
             inputs.append(gates)
         if draws is not None:
             inputs += Table.of(draws, len(logits), logits.size(-1), device, self.runner.round)
-        settings = prefix.symbols, gates is not None, draws is not None
-        tokens, *drawn_from = self.runner.run(self._choose, inputs, settings=settings)
-        told = Distribution(*drawn_from) if draws is not None and rejecting(draws) else None
-        return DeviceDraft(tokens, list(lengths), distribution=told)
+        confident = plan.gate.drafter > 0
+        settings = prefix.symbols, gates is not None, draws is not None, confident
+        tokens, *more = self.runner.run(self._choose, inputs, settings=settings)
+        told = Distribution(*more[:2]) if draws is not None and rejecting(draws) else None
+        return DeviceDraft(tokens, list(plan.lengths), distribution=told, sure=more[-1] if confident else None)
 
     def _choose(
-        self, symbols: Symbols, has_gates: bool, drawing: bool, logits: Tensor, sizes: Tensor, *more: Tensor
+        self, symbols: Symbols, has_gates: bool, drawing: bool, confident: bool, logits: Tensor, sizes: Tensor, *more: Tensor
     ) -> list[Tensor]:  # fmt: skip
         """(R, K) tokens by logits, which are overwritten; ``sizes`` (R,) is 0 where nothing is committed.
 
-        ``more`` are gates and a `Table`, where told. With the latter the two tensors of a `Distribution` follow the tokens.
+        ``more`` are gates and a `Table`, where told. With the latter the two tensors of a `Distribution` follow the tokens. The
+        last one is (R, K) the confidence, where it is wanted.
         """
         logits[..., symbols.pad] = -math.inf
         logits[:, 0, symbols.eos].masked_fill_(sizes == 0, -math.inf)
         decoder = self.transformer.decoder
         names, successor = decoder.vocabulary, decoder.successor if has_gates else None
-        if not has_gates and not drawing:
+        if not has_gates and not drawing and not confident:
             best = logits.argmax(-1)
             return [best if names is None else names[best]]
         table = Table(*more[has_gates:]) if drawing else None
         scores, numbers = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
         tokens = numbers if names is None else names[numbers]
         chosen: list[Tensor] = []  # (R, 1) each: numbers of logits
-        drafted, weights = [], []
+        drafted, weights, sure = [], [], []
         for place in range(logits.size(1)):
             total = scores[:, place]
             if successor is not None and place:
                 relation = torch.relu(more[0][:, place] + successor.tokens[chosen[-1][:, 0]])  # (R, G)
                 total = total + (successor.out[numbers[:, place]] @ relation[..., None])[..., 0]  # (R, C)
             which = total.argmax(1, keepdim=True)
+            likeliest = total.softmax(-1).amax(1, keepdim=True) if confident else None
             if table is not None:
                 own, probabilities = draw_candidate(total, tokens[:, place], table, place)
-                which = torch.where(table.temperature > 0, own, which)
+                draws = table.temperature > 0
+                which = torch.where(draws, own, which)
                 weights.append(probabilities)
+                if likeliest is not None:
+                    likeliest = torch.where(draws, probabilities.amax(1, keepdim=True), likeliest)
+            if likeliest is not None:
+                sure.append(likeliest)
             chosen.append(numbers[:, place].gather(1, which))
             drafted.append(tokens[:, place].gather(1, which))
-        return [torch.cat(drafted, 1), *([tokens, torch.stack(weights, 1)] if drawing else [])]
+        results = [torch.cat(drafted, 1)]
+        if drawing:
+            results += tokens, torch.stack(weights, 1)
+        if confident:
+            results.append(torch.cat(sure, 1))
+        return results

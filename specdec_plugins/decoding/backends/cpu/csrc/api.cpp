@@ -49,7 +49,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 5; }
+int specdec_version() { return 6; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -239,15 +239,16 @@ int specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, i
 // them, among the `candidates` best, the best after the token chosen before it, by the successor network's tables (V, R):
 // `tokens` for the token before, `outs` for the candidate. Positions beyond drafted[b] are left as they are.
 // Rows that sample (`sampling`, NULL if none does) draw their tokens, each among the position's `candidates` best; those under
-// the rejection rule write down what they drew from.
+// the rejection rule write down what they drew from. `confidence` (B, width), NULL if not wanted: the probability of the likeliest
+// candidate among the candidates.
 // numbers: drafted (B), empty (B).
 int specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, int64_t pad, int64_t eos,
                    const int64_t* numbers, const float* gates, int64_t gate_width, const float* tokens, const float* outs,
-                   int64_t candidates, int64_t* to, const Sampling* sampling) {
+                   int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
     return status_of([&] {
         const Choice choice{logits, batch, width, vocabulary, pad, eos, numbers, numbers + batch, gates, gate_width, tokens, outs,
                             candidates, to, take(sampling, batch, engine->draws), sampling ? sampling->names : nullptr,
-                            origins_of(sampling)};
+                            origins_of(sampling), confidence};
         choice.reserve(*engine);
         engine->team.run([&](int member) { choice.run(*engine, member); });
     });
@@ -258,7 +259,7 @@ int specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t width, 
 int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
                     int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
                     float* output, float* gates, int64_t pad, int64_t eos, const float* tokens, const float* outs,
-                    int64_t candidates, int64_t* to, const Sampling* sampling) {
+                    int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
@@ -271,7 +272,8 @@ int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t w
         Forward forward(*stack, pass, engine->team, engine->scratch);
         const Choice choice{output, batch, width, stack->projection->outputs, pad, eos, drafted, empty,
                             stack->gate ? gates : nullptr, stack->gate ? stack->gate->outputs : 0, tokens, outs, candidates, to,
-                            take(sampling, batch, engine->draws), sampling ? sampling->names : nullptr, origins_of(sampling)};
+                            take(sampling, batch, engine->draws), sampling ? sampling->names : nullptr, origins_of(sampling),
+                            confidence};
         choice.reserve(*engine);
         engine->team.run([&](int member) {
             forward.run(member);

@@ -79,6 +79,7 @@ struct Choice {
     const Draws* draws;    // (B); NULL if nobody samples
     const int64_t* names;  // of the logits: see `Sampling`
     Origins origins;       // written where a row that samples may reject
+    float* confidence;     // (B, width) probability of the likeliest candidate; NULL: nobody wants to know
 
     // Called before the team runs.
     void reserve(Engine& engine) const {
@@ -86,9 +87,9 @@ struct Choice {
         positions.clear();
         for (int64_t b = 0; b < batch; ++b)
             for (int64_t k = 0; k < drafted[b]; ++k) positions.push_back(b * width + k);
-        const size_t size = gates || draws ? batch * width * candidates : 0;
+        const size_t size = gates || draws || confidence ? batch * width * candidates : 0;
         if (engine.candidates.size() < size) engine.candidates.resize(size);
-        if (draws && engine.totals.size() < size) engine.totals.resize(size);
+        if (engine.totals.size() < size) engine.totals.resize(size);
     }
 
     void run(Engine& engine, int member) const {
@@ -99,27 +100,23 @@ struct Choice {
             float* values = logits + position * vocabulary;
             values[pad] = -INFINITY;
             if (k == 0 && empty[position / width]) values[eos] = -INFINITY;
-            const bool drawn = samples(position / width), last = !gates || k == 0;
-            if (drawn || !last) best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
-            if (last) to[position] = drawn ? draw(engine, position) : best_of(values, vocabulary);
+            const bool few = samples(position / width) || confidence, last = !gates || k == 0;
+            if (few || !last) best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
+            if (last) to[position] = few ? choose(engine, position) : best_of(values, vocabulary);
         }
         if (!gates) return;
         team.sync();
         mine = share(int(batch), member, team.size);
         for (int64_t b = mine.from; b < mine.to; ++b)
             for (int64_t position = b * width + 1; position < b * width + drafted[b]; ++position)
-                to[position] = samples(b) ? draw(engine, position)
-                                          : best_successor(logits + position * vocabulary,
-                                                           &engine.candidates[position * candidates], candidates,
-                                                           gates + position * gate_width,
-                                                           tokens + to[position - 1] * gate_width, outs, gate_width);
+                to[position] = choose(engine, position);
     }
 
   private:
     bool samples(int64_t b) const { return draws && draws[b].some(); }
 
-    // Draws a position's token among its candidates. With a successor network the token before it has been chosen.
-    int64_t draw(Engine& engine, int64_t position) const {
+    // A position's token among its candidates. With a successor network the token before it has been chosen.
+    int64_t choose(Engine& engine, int64_t position) const {
         const int64_t b = position / width, k = position % width;
         int64_t* few = &engine.candidates[position * candidates];
         double* totals = &engine.totals[position * candidates];
@@ -130,10 +127,16 @@ struct Choice {
                                                            tokens + to[position - 1] * gate_width, outs + few[i] * gate_width,
                                                            gate_width);
         }
+        if (!samples(b)) {
+            const int64_t best = std::max_element(totals, totals + candidates) - totals;
+            if (confidence) confidence[position] = share_of(totals[best], totals, candidates);
+            return few[best];
+        }
         const bool told = draws[b].rejects && origins.tokens;
         const int64_t at = (b * origins.width + k) * candidates;
         return draw_few(draws[b], draws[b].noise(k, draws[b].rejects ? DRAFT : SAMPLE), few, totals, candidates, names,
-                        told ? origins.tokens + at : nullptr, told ? origins.probabilities + at : nullptr);
+                        told ? origins.tokens + at : nullptr, told ? origins.probabilities + at : nullptr,
+                        confidence ? confidence + position : nullptr);
     }
 };
 

@@ -37,6 +37,9 @@ struct Decoding {
     int64_t batch, longest, steps;  // B, K, the most steps to take
     const int64_t* numbers;         // options by row: see `Sentences`
     const double* tau;              // (B)
+    const double* last_scores;      // (B) the verifier's log-probabilities (nats) of the last committed tokens
+    double verifier_gate;           // nats: a row drafts nothing after a token with a lower score
+    double drafter_gate;            // a draft ends before its confidences' product falls below this; 0: open
     const Sampling* sampling;       // NULL if nobody samples; origins and names are the loop's own
     int64_t* read;                  // (B) target positions that the drafter has read; changed
     int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token, cut, the draft
@@ -58,7 +61,7 @@ class Sentences {
             return std::vector<int64_t>(from, from + count);
         };
         places = copied(batch);
-        lengths = parts.take(batch);
+        planned = parts.take(batch);
         slots = parts.take(batch), source_slots = parts.take(batch);
         drafter_slots = parts.take(batch), drafter_source_slots = parts.take(batch);
         source_lengths = parts.take(batch), beta = parts.take(batch);
@@ -78,12 +81,17 @@ class Sentences {
             origin_tokens.resize(told ? batch * all.longest * all.candidates : 0);
             probabilities.resize(origin_tokens.size());
         }
-        drafts.resize(batch);
-        for (int64_t b = 0; b < batch; ++b) longest = std::max(longest, lengths[b]);
+        drafts.resize(batch), lengths.resize(batch);
+        last_scores.assign(all.last_scores, all.last_scores + batch);
+        confidence.resize(all.drafter_gate > 0 ? batch * all.longest : 0);
+        for (int64_t b = 0; b < batch; ++b) longest = std::max(longest, planned[b]);
     }
 
-    // Whether the next step may draft: there is something to draft, and room for it.
-    bool drafting() const { return longest > 0 && *std::max_element(room.begin(), room.end()) > 0; }
+    // How many tokens each row drafts in the next step; returns whether it drafts: there is something to draft, and room for it.
+    bool plan() {
+        for (int64_t b = 0; b < batch; ++b) lengths[b] = last_scores[b] < all.verifier_gate ? 0 : planned[b];
+        return *std::max_element(lengths.begin(), lengths.end()) > 0 && *std::max_element(room.begin(), room.end()) > 0;
+    }
 
     // Whether the caches have room for the next step.
     bool fits() const {
@@ -110,15 +118,17 @@ class Sentences {
         const Pass pass = pass_of(all.drafting, narrowed, all.drafter_logits, all.gates);
         Forward forward(stack, pass, engine.team, engine.scratch);
         chosen.resize(batch * longest);
-        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.pad, all.eos, lengths, empty.data(),
-                            stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0, all.tokens, all.outs,
-                            all.candidates, chosen.data(), drawing(), all.names, origins()};
+        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.pad, all.eos, lengths.data(),
+                            empty.data(), stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0, all.tokens,
+                            all.outs, all.candidates, chosen.data(), drawing(), all.names, origins(),
+                            confidence.empty() ? nullptr : confidence.data()};
         choice.reserve(engine);
         engine.team.run([&](int member) {
             forward.run(member);
             engine.team.sync();
             choice.run(engine, member);
         });
+        draft_nothing();
         for (int64_t b = 0; b < batch; ++b)
             if (lengths[b]) {
                 offer(b);
@@ -171,6 +181,7 @@ class Sentences {
             const bool ended = accepted && draft[accepted - 1] == all.eos;
             finished |= ended || own == all.eos;
             last[b] = ended ? all.eos : own;
+            last_scores[b] = record_scores[accepted];
             if (all.drafter) {
                 unread[b].insert(unread[b].end(), draft.begin(), draft.begin() + accepted);
                 unread[b].push_back(last[b]);
@@ -206,12 +217,14 @@ class Sentences {
         return {origin_tokens.data(), probabilities.data(), all.longest, all.candidates};
     }
 
-    // A row's chosen tokens become its draft: none after eos, none beyond the limit or the drafter's positions.
+    // A row's chosen tokens become its draft: none after eos, none beyond the limit or the drafter's positions, none from where
+    // the gate closes.
     void offer(int64_t b) {
         auto& draft = drafts[b];
-        draft.clear();
         const int64_t most = std::min({lengths[b], room[b], all.drafter_positions - places[b]});
+        double sure = 1;
         for (int64_t k = 0; k < most; ++k) {
+            if (!confidence.empty() && (sure *= confidence[b * longest + k]) < all.drafter_gate) break;
             const int64_t choice = chosen[b * longest + k];
             draft.push_back(all.names ? all.names[choice] : choice);
             if (draft.back() == all.eos) break;
@@ -221,12 +234,15 @@ class Sentences {
     const Decoding& all;
     const int64_t batch;
     int64_t longest = 0, width = 0;
-    const int64_t *lengths, *slots, *source_slots, *drafter_slots, *drafter_source_slots, *source_lengths, *beta;
+    const int64_t *planned, *slots, *source_slots, *drafter_slots, *drafter_source_slots, *source_lengths, *beta;
     std::vector<int64_t> places, last, room, minimum;
     std::vector<std::vector<int64_t>> unread, forced, drafts, prefixes;
     std::vector<Draws> draws;
     std::vector<int64_t> origin_tokens;  // (B, K, candidates) what the present step's drafts were drawn from
     std::vector<float> probabilities;    // the same
+    std::vector<float> confidence;       // (B, K) the drafter's; empty if the gate does not ask for it
+    std::vector<double> last_scores;
+    std::vector<int64_t> lengths;  // of the present step's drafts, at most
     std::vector<int64_t> starts, tokens, firsts, empty, chosen, forced_starts, forced_flat, judged;  // of the present step
     std::vector<float> scores;
 };
@@ -239,7 +255,7 @@ void decode(Engine& engine, Decoding& all) {
     bool finished = false;
     for (all.taken = 0; all.taken < all.steps && !finished && (all.taken == 0 || sentences.fits()); ++all.taken) {
         const auto began = Clock::now();
-        if (sentences.drafting())
+        if (sentences.plan())
             sentences.draft(engine);
         else
             sentences.draft_nothing();

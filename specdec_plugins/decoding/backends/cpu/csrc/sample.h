@@ -196,9 +196,10 @@ inline bool subtract(float* weights, int64_t count, float total, const Origin& o
 }
 
 // Draws one of a drafter's C candidates by their `totals`, which become weights; both are sorted, the largest first and equal ones
-// in order. `names` say which tokens they stand for. Writes down what it drew from, unless `tokens` is NULL.
+// in order. `names` say which tokens they stand for. Writes down what it drew from, unless `tokens` is NULL, and the probability
+// of the likeliest, unless `confidence` is.
 inline int64_t draw_few(const Draws& draws, const Noise& noise, int64_t* candidates, double* totals, int64_t count,
-                        const int64_t* names, int64_t* tokens, float* probabilities) {
+                        const int64_t* names, int64_t* tokens, float* probabilities, float* confidence) {
     const auto after = [&](int64_t i, int64_t j) {
         return totals[i] < totals[j] || (totals[i] == totals[j] && candidates[i] > candidates[j]);
     };
@@ -214,6 +215,7 @@ inline int64_t draw_few(const Draws& draws, const Noise& noise, int64_t* candida
         if (i && kept >= draws.top_p * sum) totals[i] = 0;
         kept += totals[i];
     }
+    if (confidence) *confidence = float(totals[0] / kept);
     double best = INFINITY;
     int64_t winner = 0;
     for (int64_t i = 0; i < count; ++i) {

@@ -1,4 +1,4 @@
-// Choosing tokens by logits: the best, the best few, and the best after a given token.
+// Choosing tokens by logits: the best, the best few, and their scores after a given token.
 #pragma once
 
 #include <algorithm>
@@ -61,17 +61,11 @@ inline float successor_score(float logit, const float* gate, const float* token,
     return logit + sum(total);
 }
 
-// The candidate of the best score; its row of `outs` (V, width) is its own.
-inline int64_t best_successor(const float* logits, const int64_t* candidates, int64_t count, const float* gate,
-                              const float* token, const float* outs, int64_t width) {
-    float most = -INFINITY;
-    int64_t best = candidates[0];
-    for (int64_t number = 0; number < count; ++number) {
-        const int64_t candidate = candidates[number];
-        const float score = successor_score(logits[candidate], gate, token, outs + candidate * width, width);
-        if (score > most) most = score, best = candidate;
-    }
-    return best;
+// The probability of the largest of several scores, by their softmax.
+inline float share_of(double most, const double* scores, int64_t count) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += std::exp(scores[i] - most);
+    return float(1 / sum);
 }
 
 }  // namespace
