@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
                      help="accept a token among the verifier's N best (default: 1: exact)")  # fmt: skip
     how.add_argument("--tau", type=float, default=math.inf, metavar="X", help="and within X nats of its best (default: no limit)")
     how.add_argument("--verifier-gate", type=float, default=0.0, metavar="P",
-                     help="draft nothing after a token to which the verifier gave less than probability P (default: 0)")  # fmt: skip
+                     help="draft nothing after a token to which the verifier gave less than P (default: 0)")  # fmt: skip
     how.add_argument("--drafter-gate", type=float, default=0.0, metavar="P",
                      help="end drafts where the product of the drafter's probabilities falls below P (default: 0)")  # fmt: skip
     how.add_argument("--beam", type=int, default=1, metavar="N", help="beam size of --strategy fairseq (default: 1)")
