@@ -13,6 +13,7 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.options import OPEN
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
@@ -168,18 +169,18 @@ class Planned(Knowing):
 class Lengths:
     """A controller that cycles through some draft lengths, counts, and gives up on a loop that does not end in ``most`` passes.
 
-    With ``ragged`` each row gets another one.
+    With ``ragged`` each row gets another one. Drafts pass the ``gate``.
     """
 
-    def __init__(self, lengths, ragged=False, most=1000):
-        self.lengths, self.ragged, self.most = itertools.cycle(lengths), ragged, most
+    def __init__(self, lengths, ragged=False, most=1000, gate=OPEN):
+        self.lengths, self.ragged, self.most, self.gate = itertools.cycle(lengths), ragged, most, gate
         self.passes = self.drafted = self.accepted = 0
 
     def plan(self, prefix):
         assert self.passes < self.most, "the loop does not end"
         if self.ragged:
-            return Plan([next(self.lengths) for _ in range(len(prefix))])
-        return Plan([next(self.lengths)] * len(prefix))
+            return Plan([next(self.lengths) for _ in range(len(prefix))], gate=self.gate)
+        return Plan([next(self.lengths)] * len(prefix), gate=self.gate)
 
     def update(self, outcome):
         self.passes += 1

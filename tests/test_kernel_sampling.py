@@ -29,7 +29,7 @@ from specdec_plugins.decoding.constraints import Bounds, Constraints, restrict
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import Purpose
-from specdec_plugins.decoding.options import Gate, Sampling, Tolerance
+from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, draw, warp
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Request, uniform
@@ -314,7 +314,7 @@ def test_the_native_loop_is_the_session(drafter, dtype):
     accepted = fewer = 0
     for rows, longest in ((1, 6), (3, 9), (8, 4)):
         requests = sampled(requests_of(20, seed=rows), rows)
-        outputs, calls, expected_calls = both(roles, requests, controllers(longest, rows), rows)
+        outputs, calls, expected_calls = both(roles, requests, controllers(longest, rows, gates=(OPEN, Gate(0.3, 0.2))), rows)
         assert len({tuple(output.tokens) for output in outputs}) > 10
         accepted += sum(step.accepted for output in outputs for step in output.steps)
         fewer += calls < expected_calls

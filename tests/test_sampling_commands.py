@@ -19,7 +19,8 @@ def test_drafts_batches_buffers_and_processes_do_not_change_samples(folder, sour
     quick = ("--model", folder, "--input", source, *DRAW)
     expected, _ = run(capfd, *quick, "--strategy", "ar")
     for choice in (
-        [], ["--block-size", 9], ["--batch-size", 1], ["--buffer-size", 2], ["--workers", 2, "--buffer-size", 3],
+        [], ["--block-size", 9], ["--verifier-gate", 0.3, "--drafter-gate", 0.2], ["--batch-size", 1], ["--buffer-size", 2],
+        ["--workers", 2, "--buffer-size", 3],
     ):  # fmt: skip
         assert run(capfd, *quick, *choice)[0] == expected
     assert run(capfd, *quick, "--strategy", "ar", "--seed", 6)[0] != expected

@@ -130,7 +130,7 @@ class Draft:
         for tokens, confidence in zip(self.tokens, self.confidence):
             products = accumulate(confidence, mul)
             kept.append([token for token, _ in zip(tokens, takewhile(lambda product: product >= gate.drafter, products))])
-        return Draft(kept, self.distribution)
+        return Draft(kept, self.distribution, self.confidence)
 
 
 class DeviceDraft(Draft):
