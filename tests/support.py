@@ -16,7 +16,7 @@ from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import OPEN
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source
+from specdec_plugins.decoding.values import Draft, Iteration, Plan, Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.spec import Symbols
@@ -243,4 +243,4 @@ def standing(role, sources, targets, limit=60):
 def commit(prefix, tokens):
     """Append tokens to the outputs, as if they had been accepted."""
     draft = Draft([list(row) for row in tokens])
-    prefix.commit(draft, accept_all(None, draft))
+    prefix.commit(Iteration.of(draft, accept_all(None, draft), EOS))

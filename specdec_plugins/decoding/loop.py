@@ -16,7 +16,7 @@ from specdec_plugins.decoding.native import Taken, native_loop
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import Acceptance, Admission, Controller, Drafter, Verifier
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Draft, Hypothesis, Outcome, Plan, Request, Source, Step
+from specdec_plugins.decoding.values import Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step
 
 TOGETHER = 16  # iterations that a run makes in one native call: Python's part of each is small from four on
 
@@ -87,10 +87,10 @@ class Session:
         # Commit what passed with the verifier's own next token, and tell the controller what that took.
         steps: list[Step] = []
         finished: list[int] = []
-        for draft, verdict in taken.iterations:
-            committed, finished = prefix.commit(draft, verdict)
-            stats.record(committed, max(plan.lengths) if any(draft.tokens) else 0)
-            steps += committed
+        for iteration in taken.iterations:
+            finished = prefix.commit(iteration)
+            steps += iteration.steps
+        stats.record(steps, len(taken.iterations), max(plan.lengths))
         self.controller.update(Outcome(plan, steps, taken.drafting + taken.verifying, len(taken.iterations)))
 
         # Finished sentences leave.
@@ -123,7 +123,7 @@ class Session:
         if self.observe is not None:
             self.observe(self.drafting, scores, draft, verdict)
         stats.lap("verifying", device)
-        return Taken([(draft, verdict)], drafted - began, time.perf_counter() - drafted)
+        return Taken([Iteration.of(draft, verdict, prefix.symbols.eos)], drafted - began, time.perf_counter() - drafted)
 
     def _refill(self) -> None:
         """Let waiting requests join, as many as admission allows."""

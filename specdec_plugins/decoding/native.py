@@ -25,15 +25,15 @@ from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, C
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
-from specdec_plugins.decoding.values import Draft, Plan, Verdict
+from specdec_plugins.decoding.values import Iteration, Plan, Step
 from specdec_plugins.decoding.verifier import ModelVerifier
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The iterations that were made: each one's draft and verdict; and the seconds that drafting and verifying took."""
+    """The iterations that were made, and the seconds that drafting and verifying took."""
 
-    iterations: list[tuple[Draft, Verdict]]
+    iterations: list[Iteration]
     drafting: float
     verifying: float
 
@@ -128,23 +128,18 @@ class NativeLoop:
             self._record, self._scores = array("q", bytes(16 * numbers)), array("f", bytes(8 * numbers))
             self._call.record, self._call.scores = start(self._record), start(self._scores)
 
-    def _iterations(self, taken: int, rows: int, longest: int) -> list[tuple[Draft, Verdict]]:
+    def _iterations(self, taken: int, rows: int, longest: int) -> list[Iteration]:
         """What the call wrote down."""
         record = self._record[: taken * rows * (longest + 4)].tolist()
         scores = self._scores[: taken * rows * (longest + 1)].tolist()
-        found = []
-        for iteration in range(taken):
-            tokens, accepted, own, cut, parts = [], [], [], [], []
-            for row in range(iteration * rows, (iteration + 1) * rows):
-                at, first = row * (longest + 4), row * (longest + 1)
-                drafted, count, token, ended = record[at : at + 4]
-                tokens.append(record[at + 4 : at + 4 + drafted])
-                accepted.append(count)
-                own.append(token)
-                cut.append(ended != 0)
-                parts.append(scores[first : first + count + 1])
-            found.append((Draft(tokens), Verdict(accepted, own, parts, cut)))
-        return found
+        steps, parts, cut = [], [], []
+        for at, first in zip(range(0, len(record), longest + 4), range(0, len(scores), longest + 1)):
+            drafted, accepted, own, ended = record[at : at + 4]
+            steps.append(Step(record[at + 4 : at + 4 + drafted], accepted, None if own < 0 else own))
+            parts.append(scores[first : first + accepted + 1])
+            cut.append(ended != 0)
+        ranges = (slice(first, first + rows) for first in range(0, taken * rows, rows))
+        return [Iteration(steps[each], parts[each], cut[each]) for each in ranges]
 
 
 def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, constraints: Constraints) -> NativeLoop | None:

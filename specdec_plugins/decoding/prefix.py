@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.constraints import Bounds, Constraints
-from specdec_plugins.decoding.values import Draft, Draws, Hypothesis, Plan, Request, Step, Verdict, send
+from specdec_plugins.decoding.values import Draft, Draws, Hypothesis, Iteration, Plan, Request, Step, send
 
 
 class Prefix:
@@ -116,29 +116,26 @@ class Prefix:
         """Offer no drafted token after eos, and none beyond the length limit."""
         return draft.clip(self.room, self.symbols.eos)
 
-    def commit(self, draft: Draft, verdict: Verdict) -> tuple[list[Step], list[int]]:
-        """Append each row's accepted tokens and the verifier's own, up to eos. Returns each row's step, and the finished rows."""
-        eos, steps, finished = self.symbols.eos, [], []
-        unverified = verdict.own is None
-        for row, (drafted, accepted) in enumerate(zip(draft.tokens, verdict.accepted)):
-            new, output = drafted[:accepted], self.outputs[row]
-            own = None
-            if verdict.own is not None and not (new and new[-1] == eos):
-                own = verdict.own[row]
-                new.append(own)
-            output += new
-            self.scores[row] += verdict.scores[row][: len(new)]
-            ended = output and output[-1] == eos
-            full = unverified and (len(output) >= self.requests[row].limit or not new)  # or no more positions
-            if (verdict.cut[row] and own is not None) or (full and not ended):
-                self.cut[row] = True
-            step = Step(drafted, accepted, own)
-            steps.append(step)
+    def commit(self, iteration: Iteration) -> list[int]:
+        """Append each row's accepted tokens and the verifier's own. Returns the rows that are finished."""
+        eos, finished = self.symbols.eos, []
+        for row, (step, scores, cut) in enumerate(zip(*iteration)):
+            drafted, accepted, own = step
+            output = self.outputs[row]
+            if accepted:
+                output += drafted[:accepted]
+            if own is not None:
+                output.append(own)
+                self.cut[row] |= cut
+            self.scores[row] += scores[: accepted + (own is not None)]
             self.steps[row].append(step)
-            if ended or full:
+            if output and output[-1] == eos:
+                finished.append(row)
+            elif own is None and (not accepted or len(output) >= self.requests[row].limit):  # unverified, up to its limit
+                self.cut[row] = True
                 finished.append(row)
         self._tensors = None
-        return steps, finished
+        return finished
 
     def hypothesis(self, row: int) -> Hypothesis:
         """What a row holds."""

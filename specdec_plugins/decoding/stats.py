@@ -53,15 +53,21 @@ class DecodeStats:
             seconds={name: seconds + other.seconds[name] for name, seconds in self.seconds.items()},
         )  # fmt: skip
 
-    def record(self, steps: Sequence["Step"], length: int) -> None:
-        """Count one pass over the batch, the longest planned draft of which had ``length`` tokens."""
-        self.passes += 1
-        self.lengths[length] += 1
+    def record(self, steps: Sequence["Step"], passes: int, length: int) -> None:
+        """Count passes over the batch, with a step of each row for each; the longest planned draft had ``length`` tokens."""
+        rows, drafted, accepted, own_tokens = len(steps) // passes, 0, 0, 0
+        for number in range(passes):
+            before = drafted
+            for step in steps[number * rows : (number + 1) * rows]:
+                drafted += len(step[0])
+                accepted += step[1]
+                own_tokens += step[2] is not None
+            self.lengths[length if drafted > before else 0] += 1
+        self.passes += passes
         self.iterations += len(steps)
-        for drafted, accepted, own in steps:
-            self.drafted += len(drafted)
-            self.accepted += accepted
-            self.own_tokens += own is not None
+        self.drafted += drafted
+        self.accepted += accepted
+        self.own_tokens += own_tokens
 
     def book(self, **seconds: float) -> None:
         """Book parts of the time since the last lap, by the name of what took them; the rest belongs to the next lap."""

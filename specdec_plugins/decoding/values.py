@@ -6,7 +6,7 @@ B rows of the batch (sentences in flight), S source positions, K drafted tokens.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, takewhile
+from itertools import accumulate, repeat, takewhile
 from operator import mul
 from typing import NamedTuple
 
@@ -191,6 +191,23 @@ class Step(NamedTuple):
     drafted: list[int]
     accepted: int
     own: int | None
+
+
+class Iteration(NamedTuple):
+    """What an iteration did to each row: its step, the scores of the tokens committed, whether the limit forced the own one."""
+
+    steps: list[Step]
+    scores: list[list[float]]
+    cut: list[bool]
+
+    @classmethod
+    def of(cls, draft: Draft, verdict: Verdict, eos: int) -> "Iteration":
+        """By the rule's verdict. After an accepted eos there is no own token."""
+        steps = []
+        for drafted, accepted, own in zip(draft.tokens, verdict.accepted, verdict.own or repeat(None)):
+            ended = accepted and drafted[accepted - 1] == eos
+            steps.append(Step(drafted, accepted, None if ended else own))
+        return cls(steps, verdict.scores, verdict.cut)
 
 
 class Outcome(NamedTuple):

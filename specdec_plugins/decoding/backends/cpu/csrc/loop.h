@@ -42,7 +42,7 @@ struct Decoding {
     double drafter_gate;            // a draft ends before its confidences' product falls below this; 0: open
     const Sampling* sampling;       // NULL if nobody samples; origins and names are the loop's own
     int64_t* read;                  // (B) target positions that the drafter has read; changed
-    int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token, cut, the draft
+    int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token (-1: none, after eos), cut, the draft
     float* scores;                  // (steps, B, K + 1): of the accepted tokens and the own one
     double* seconds;                // (2) that drafting and verifying took
     int64_t taken;                  // steps taken
@@ -175,10 +175,10 @@ class Sentences {
         for (int64_t b = 0; b < batch; ++b, record += all.longest + 4, record_scores += all.longest + 1) {
             const int64_t accepted = judged[b], own = judged[batch + b];
             const auto& draft = drafts[b];
-            const int64_t head[] = {int64_t(draft.size()), accepted, own, judged[2 * batch + b]};
+            const bool ended = accepted && draft[accepted - 1] == all.eos;
+            const int64_t head[] = {int64_t(draft.size()), accepted, ended ? -1 : own, judged[2 * batch + b]};
             std::copy(draft.begin(), draft.end(), std::copy(head, head + 4, record));
             std::copy_n(&scores[b * width], accepted + 1, record_scores);
-            const bool ended = accepted && draft[accepted - 1] == all.eos;
             finished |= ended || own == all.eos;
             last[b] = ended ? all.eos : own;
             last_scores[b] = record_scores[accepted];
