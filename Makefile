@@ -25,10 +25,10 @@ toy: .venv/installed
 	./train.sh toy
 
 test: .venv/installed
-	.venv/bin/python -m pytest -q -rs -n 2 --dist loadfile -m "not long"
+	.venv/bin/python -m pytest -q -rs --durations 10 -n 2 --dist loadfile -m "not long"
 
 test-long: .venv/installed
-	.venv/bin/python -m pytest -q -rs -n 2 --dist worksteal -m long
+	.venv/bin/python -m pytest -q -rs --durations 10 -n 2 --dist worksteal -m long
 
 check: .venv/installed
 	.venv/bin/ruff format --check .

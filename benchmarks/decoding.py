@@ -49,7 +49,7 @@ BETAS, TAUS = (2, 3, 5), (0.3, 0.5, 1.0, 2.0, 3.0)
 CALLS = {  # native functions, and what each does
     "encode": "encode: source", "remember": "remember: source entries", "verify": "verify: read and judge",
     "propose": "propose: read and choose", "read": "read", "draft": "draft: read a block", "choose": "choose",
-    "judge": "judge",
+    "judge": "judge", "decode": "decode: iterations",
 }  # fmt: skip
 
 

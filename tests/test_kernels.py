@@ -61,7 +61,13 @@ DTYPES = list(binding.DTYPES)
 ROLES = {"block": BlockDrafter, "block_causal": CausalBlockDrafter}
 
 
-@pytest.fixture(params=["avx512", "avx2", "generic"])
+def by_speed():
+    """The sets of instructions that kernels are compiled for; of those that this CPU has, all but the best take long."""
+    best = getattr(binding.library(), "_name", None)
+    return [pytest.param(each, marks=[pytest.mark.long] if best and each not in best else []) for each in binding.VARIANTS]
+
+
+@pytest.fixture(params=by_speed())
 def variant(request, monkeypatch):
     """The kernels as compiled for each set of instructions that this CPU has."""
     request.addfinalizer(binding.library.cache_clear)
