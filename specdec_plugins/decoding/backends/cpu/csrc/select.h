@@ -11,7 +11,7 @@ namespace {
 
 inline float largest(const float* values, int64_t count) {
     Floats most[4];  // several, so that one comparison need not wait for the last
-    for (Floats& each : most) each = broadcast(-INFINITY);
+    for (int part = 0; part < 4; ++part) most[part] = broadcast(-INFINITY);
     int64_t i = 0;
     for (; i + 4 * W <= count; i += 4 * W)
         for (int part = 0; part < 4; ++part) most[part] = maximum(most[part], load(values + i + part * W));
