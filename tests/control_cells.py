@@ -23,6 +23,7 @@ TOGETHER = 16  # iterations a call, as in the loop
 SAMPLE = 4000  # steps that gated arms' expectations are taken from
 STALLS, STALL = 0.005, 30.0  # share of the calls that are interrupted, and how many times as long an iteration then takes
 SENTENCE = 25  # tokens
+WORK = {1: 16_000, 8: 40_000, 32: 100_000, 128: 250_000}  # tokens, by rows: two to four thousand iterations
 OPEN_ARMS = [(0, OPEN), *((length, OPEN) for length in range(1, LONGEST + 1))]
 GATED_ARMS = [(length, gate) for gate in GATES for length in lengths_for(BLOCK_SIZE)]
 
@@ -75,9 +76,9 @@ class Cell:
 def cells() -> Iterator[tuple[str, Cell]]:
     for pair_name, pair in PAIRS.items():
         for dtype, costs in DTYPES.items():
-            loads = {f"batch {rows}": ((2000 * max(rows, 4), rows, pair),) for rows in (1, 8, 32, 128)}
-            loads["1, 64, 1"] = ((5000, 1, pair), (64 * 500, 64, pair), (5000, 1, pair))
-            loads["hostile"] = ((8000, 1, pair), (4000, 1, HOSTILE))
+            loads = {f"batch {rows}": ((work, rows, pair),) for rows, work in WORK.items()}
+            loads["1, 64, 1"] = ((8000, 1, pair), (64_000, 64, pair), (8000, 1, pair))
+            loads["hostile"] = ((10_000, 1, pair), (3000, 1, HOSTILE))
             for load, phases in loads.items():
                 yield f"{pair_name} {dtype} {load}", Cell(costs, phases)
 

@@ -21,22 +21,22 @@ class AcceptanceEstimate:
     that of drafts without a gate.
     """
 
-    def __init__(self, longest: int, like: "AcceptanceEstimate | None" = None):
+    def __init__(self, longest: int, like: "AcceptanceEstimate | None" = None, decay: float = DECAY):
         self.reached = [0.0] * longest  # drafts that were verified at the position, decayed
         self.passed = [0.0] * longest  # of these, drafts that passed there
-        self.like = like
+        self.like, self.decay = like, decay
 
     def observe(self, steps: Sequence[Step], lengths: Sequence[int], gated: bool = False) -> None:
         """One step for each row, and how many tokens its draft could have had. Tokens past the first that is refused say nothing.
 
         Where the draft ended sooner, because a gate closed, its next token counts as refused, unless the output ended there. A
-        row without a draft says nothing, unless the verifier's gate may have closed (``gated``).
+        row without a draft says nothing, unless a gate may have closed before its first token (``gated``).
         """
         for step, length in zip(steps, lengths):
             refused = (step.drafted or gated) and step.own is not None and step.accepted < length
             for position in range(step.accepted + bool(refused)):
-                self.reached[position] = DECAY * self.reached[position] + 1
-                self.passed[position] = DECAY * self.passed[position] + (step.accepted > position)
+                self.reached[position] = self.decay * self.reached[position] + 1
+                self.passed[position] = self.decay * self.passed[position] + (step.accepted > position)
 
     def rates(self) -> list[float]:
         """Probability that a token passes at each position, where all tokens before it did."""

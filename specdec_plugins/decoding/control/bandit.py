@@ -23,8 +23,10 @@ SLOW = 1.5  # times the others' seconds an iteration: what the slowest call of a
 REPEATS, PLAIN_REPEATS = 24, 120  # iterations at most that repeat the choice unmeasured; plain ones can be very short
 CREDIT, LARGE_CREDIT = 48, 10  # plain passes that exploration may cost at the start, besides the budget
 GAIN, GAIN_FROM_PLAIN = 1.02, 1.05  # goodput that another choice must promise, relative to the present one
+SHARE = 0.003  # of all time that exploration may lose
 HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
-FADING = 0.9985  # of what is known about acceptance, by iteration: it is doubted after about a thousand
+DECAY = 0.995  # weight of a draft relative to the next one: similar arms are told apart by 200 drafts rather than by 100
+FADING = 0.999  # of what is known about acceptance, by iteration: it is doubted after some thousand
 CATCH_UP = 16  # plain passes at most that a drafter's catching up is taken to cost
 
 
@@ -38,9 +40,9 @@ class Bandit(ABC):
         self.gates = (gate, *gates)
         self.arms = [NONE, *(Arm(length, number) for number in range(len(self.gates)) for length in lengths)]
         self.first = {True: block_size, False: max(1, block_size // 3)}  # the draft tried first, by whether batches are small
-        basis = AcceptanceEstimate(lengths[-1])
-        self.acceptance = [basis, *(AcceptanceEstimate(lengths[-1], basis) for _ in gates)]
-        self.pace, self.budget = Pace(), Budget()
+        basis = AcceptanceEstimate(lengths[-1], decay=DECAY)
+        self.acceptance = [basis, *(AcceptanceEstimate(lengths[-1], basis, DECAY) for _ in gates)]
+        self.pace, self.budget = Pace(), Budget(share=SHARE)
         self.classes: dict[int, Known] = {}
         self._credited: set[bool] = set()
         self._key, self._rows = -1, 0
@@ -72,6 +74,8 @@ class Bandit(ABC):
         self._last = self._arm
         if self._measured:
             self._measure(outcome)
+        elif self._arm.length and is_small(self._key):
+            self._count(outcome)
 
     def _advance(self, rows: int) -> None:
         """Go to the next phase, as the last one ended or the rows changed."""
@@ -96,10 +100,8 @@ class Bandit(ABC):
         arm, known, gate = self._arm, self.classes[self._key], self.gates[self._arm.gate]
         known.passes += outcome.times
         if arm.length:
-            gated = gate.verifier > 0
-            lengths = [arm.length if gated or gate.drafter else len(step.drafted) for step in outcome.steps]
-            self.acceptance[arm.gate].observe(outcome.steps, lengths, gated)
-            if not gated and not any(step.drafted for step in outcome.steps):
+            self._count(outcome)
+            if gate == OPEN and not any(step.drafted for step in outcome.steps):
                 return  # no row had room for a draft, so this was a plain pass with a drafter's preparations
         if not self._comparable:
             self._comparable = True
@@ -110,6 +112,12 @@ class Bandit(ABC):
         self._calls.append((outcome.seconds, outcome.times))
         if not self._left:
             self._settle(known)
+
+    def _count(self, outcome: Outcome) -> None:
+        """Take in what was accepted."""
+        arm, gated = self._arm, self.gates[self._arm.gate] != OPEN
+        lengths = [arm.length if gated else len(step.drafted) for step in outcome.steps]
+        self.acceptance[arm.gate].observe(outcome.steps, lengths, gated)
 
     def _settle(self, known: Known) -> None:
         """A pull has ended."""

@@ -21,10 +21,11 @@ class Budget:
     """Seconds that trials may still take."""
 
     seconds: float = 0.0
+    share: float = BUDGET
 
     def earn(self, seconds: float) -> None:
         """Called with all time that passes, in trials or not."""
-        self.seconds += BUDGET * seconds
+        self.seconds += self.share * seconds
 
     def spend(self, seconds: float) -> None:
         self.seconds -= seconds

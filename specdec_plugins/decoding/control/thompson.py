@@ -12,6 +12,7 @@ from specdec_plugins.decoding.control.arms import Estimates
 from specdec_plugins.decoding.control.bandit import Bandit, goodput
 from specdec_plugins.decoding.options import OPEN, Gate
 
+WIDTH = 0.7  # of the standard deviations are drawn: full ones lose more than they find in some thousand iterations
 LEAST = 0.1  # of the seconds that are expected: as few as are drawn
 
 
@@ -26,8 +27,8 @@ class Thompson(Bandit):
         """Goodput by arm, of one draw."""
         gauss = self._gauss
         rates = [
-            [min(max(gauss(rate, deviation), 0.0), 1.0) for rate, deviation in zip(*each)]
+            [min(max(gauss(rate, WIDTH * deviation), 0.0), 1.0) for rate, deviation in zip(*each)]
             for each in zip(estimates.rates, estimates.deviations)
         ]
-        seconds = [cost * max(gauss(1.0, doubt), LEAST) for cost, doubt in zip(estimates.seconds, estimates.doubts)]
+        seconds = [cost * max(gauss(1.0, WIDTH * doubt), LEAST) for cost, doubt in zip(estimates.seconds, estimates.doubts)]
         return goodput(estimates, rates, seconds)
