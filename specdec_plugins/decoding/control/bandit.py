@@ -13,7 +13,8 @@ from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, comm
 from specdec_plugins.decoding.control.arms import NONE, Arm, Estimates, Known, lengths_for
 from specdec_plugins.decoding.control.batches import class_of, is_small
 from specdec_plugins.decoding.control.costs import Pace
-from specdec_plugins.decoding.control.exploration import MIN_TRIAL, WARM_START, Budget
+from specdec_plugins.decoding.control.exploration import LARGE_CREDIT, MIN_TRIAL, WARM_START, Budget
+from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
@@ -21,7 +22,7 @@ PULL, LARGE_PULL = 8, 2  # iterations that a pull measures in small and in large
 CALL = 4  # iterations of a pull in one call at most, so that an interruption shows
 SLOW = 1.5  # times the others' seconds an iteration: what the slowest call of a pull counts as at most
 REPEATS, PLAIN_REPEATS = 24, 120  # iterations at most that repeat the choice unmeasured; plain ones can be very short
-CREDIT, LARGE_CREDIT = 48, 10  # plain passes that exploration may cost at the start, besides the budget
+CREDIT = 48  # plain passes that exploration may lose at the start in small batches; in large ones as in `exploration`
 GAIN, GAIN_FROM_PLAIN = 1.02, 1.05  # goodput that another choice must promise, relative to the present one
 SHARE = 0.003  # of all time that exploration may lose
 HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
@@ -32,10 +33,10 @@ CATCH_UP = 16  # plain passes at most that a drafter's catching up is taken to c
 
 class Bandit(ABC):
     """For a drafter that was trained on blocks of ``block_size`` tokens. All drafts pass the ``gate``; with further ``gates``
-    there are arms for each of them, too.
+    there are arms for each of them, too. What was ``learned`` before is where it starts from.
     """
 
-    def __init__(self, block_size: int, gate: Gate = OPEN, gates: Sequence[Gate] = ()):
+    def __init__(self, block_size: int, gate: Gate = OPEN, gates: Sequence[Gate] = (), learned: Learned | None = None):
         lengths = lengths_for(block_size)
         self.gates = (gate, *gates)
         self.arms = [NONE, *(Arm(length, number) for number in range(len(self.gates)) for length in lengths)]
@@ -44,7 +45,6 @@ class Bandit(ABC):
         self.acceptance = [basis, *(AcceptanceEstimate(lengths[-1], basis, DECAY) for _ in gates)]
         self.pace, self.budget = Pace(), Budget(share=SHARE)
         self.classes: dict[int, Known] = {}
-        self._credited: set[bool] = set()
         self._key, self._rows = -1, 0
         self._arm = NONE
         self._last = NONE  # the arm of the iteration before
@@ -54,10 +54,24 @@ class Bandit(ABC):
         self._comparable = True  # not the first pass of a drafter that paused
         self._calls: list[tuple[float, int]] = []  # seconds and iterations of the present pull
         self._since = 0  # iterations since the last decision
+        if learned is not None:
+            self._start(learned)
 
     @abstractmethod
     def judge(self, estimates: Estimates) -> list[float]:
         """What speaks for each arm: goodput, with an allowance for what is not known."""
+
+    def _start(self, learned: Learned) -> None:
+        """Begin with what was learned."""
+        for gate, estimate in zip(self.gates, self.acceptance):
+            learned.start(estimate, gate)
+        for key in learned.keys(self.gates):
+            known = Known(len(self.gates))
+            known.costs = [learned.costs(key, gate) for gate in self.gates]
+            if known.plain < float("inf") and known.tried:
+                expected = self._goodput(self._estimates(known))
+                known.chosen, known.decided = self.arms[max(range(len(expected)), key=expected.__getitem__)], True
+                self.classes[key] = known
 
     def plan(self, prefix: Sized) -> Plan:
         rows = len(prefix)
@@ -126,9 +140,8 @@ class Bandit(ABC):
         if costs.observe(arm.length, self.pace.normalised(typical(self._calls), arm.length, costs)):
             known.stable = 0
         small = is_small(self._key)
-        if not arm.length and small not in self._credited:
-            self._credited.add(small)
-            self.budget.seconds += (CREDIT if small else LARGE_CREDIT) * known.plain
+        if not arm.length:
+            self.budget.begin(small, (CREDIT if small else LARGE_CREDIT) * known.plain)
         if self._exploring:
             estimates = self._estimates(known)
             goodput = self._goodput(estimates)

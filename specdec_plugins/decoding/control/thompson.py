@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from specdec_plugins.decoding.control.arms import Estimates
 from specdec_plugins.decoding.control.bandit import Bandit, goodput
+from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.decoding.options import OPEN, Gate
 
 WIDTH = 0.7  # of the standard deviations are drawn: full ones lose more than they find in some thousand iterations
@@ -19,8 +20,10 @@ LEAST = 0.1  # of the seconds that are expected: as few as are drawn
 class Thompson(Bandit):
     """A `Bandit` with random numbers of its own, by ``seed``."""
 
-    def __init__(self, block_size: int, gate: Gate = OPEN, gates: Sequence[Gate] = (), seed: int = 0):
-        super().__init__(block_size, gate, gates)
+    def __init__(
+        self, block_size: int, gate: Gate = OPEN, gates: Sequence[Gate] = (), learned: Learned | None = None, seed: int = 0
+    ):
+        super().__init__(block_size, gate, gates, learned)
         self._gauss = random.Random(seed).gauss
 
     def judge(self, estimates: Estimates) -> list[float]:
