@@ -14,6 +14,9 @@ from functools import cache
 from typing import NamedTuple
 
 from specdec_plugins.decoding.control.arms import GATES, lengths_for
+from specdec_plugins.decoding.control.thompson import Thompson
+from specdec_plugins.decoding.control.throughput import Throughput
+from specdec_plugins.decoding.control.ucb import Ucb
 from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.roles import Controller
 from specdec_plugins.decoding.values import Outcome, Step
@@ -26,6 +29,12 @@ SENTENCE = 25  # tokens
 WORK = {1: 16_000, 8: 40_000, 32: 100_000, 128: 250_000}  # tokens, by rows: two to four thousand iterations
 OPEN_ARMS = [(0, OPEN), *((length, OPEN) for length in range(1, LONGEST + 1))]
 GATED_ARMS = [(length, gate) for gate in GATES for length in lengths_for(BLOCK_SIZE)]
+
+MAKERS: dict[str, Callable[[int, int], Controller]] = {  # by block size and seed
+    "throughput": lambda block_size, seed: Throughput(block_size),
+    "thompson": lambda block_size, seed: Thompson(block_size, gates=GATES, seed=seed),
+    "ucb": lambda block_size, seed: Ucb(block_size, gates=GATES),
+}
 
 
 class Pair(NamedTuple):

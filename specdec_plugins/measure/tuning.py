@@ -59,7 +59,9 @@ def learn(translator: "Translator", lines: Sequence[str], batch_sizes: Sequence[
                     measured[gate, rows, length].append(recorder.seconds / recorder.iterations)
     gates = []
     for gate, estimate in acceptance.items():
-        costs = [LearnedCost(rows, length, statistics.median(each)) for (of, rows, length), each in measured.items() if of == gate]
+        costs = [
+            LearnedCost(rows, length, statistics.median(each)) for (of, rows, length), each in measured.items() if of == gate
+        ]
         gates.append(LearnedGate(*gate, tuple(estimate.rates()), tuple(costs)))
     return Learned(tuple(gates))
 

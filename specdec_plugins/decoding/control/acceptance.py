@@ -50,9 +50,7 @@ class AcceptanceEstimate:
 
     def deviations(self, rates: Sequence[float]) -> list[float]:
         """Standard deviations of `rates`: those of beta distributions that weigh as many drafts."""
-        return [
-            math.sqrt(rate * (1 - rate) / (reached + PRIOR_WEIGHT + 1)) for rate, reached in zip(rates, self.reached)
-        ]
+        return [math.sqrt(rate * (1 - rate) / (reached + PRIOR_WEIGHT + 1)) for rate, reached in zip(rates, self.reached)]
 
     def fade(self, share: float) -> None:
         """Keep a ``share`` of what is known, but no fewer than `FADED` drafts."""
