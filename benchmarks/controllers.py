@@ -3,9 +3,9 @@
 
     benchmarks/controllers.py [--seeds 4] [--json benchmarks/controllers.json] [--figure benchmarks/controllers.png]
 
-Prints, for each cell and controller, the time of the best fixed arm (plain decoding included) over the controller's, mean and least of
-the seeds; for `throughput`, which does not choose gates, in comparison with the best arm without one, too. The figure shows the
-regret, the time that was lost against the best fixed arm. Nothing is timed, so the figures are the same on every machine.
+Prints, for each cell and controller, the time of the best fixed arm (plain decoding included) over the controller's, mean and
+least of the seeds; that of the best arm without a gate, too, as `throughput` chooses no gates. The figure shows the regret, the
+time that was lost against the best fixed arm. Nothing is timed, so the figures are the same on every machine.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Simulated machines on which controllers are compared with the best fixed arm, known in hindsight, and with plain decoding.
 
-A cell is a pair (how often tokens pass, by position), a data type (what passes cost) and a load (the rows by iteration). Each row's
-step is easy or hard; in hard ones fewer tokens pass, the verifier is less sure of its last token, and the drafter of the draft. Costs
-have noise and stalls, and the process makes up to 16 iterations a call. What is scored has no noise: the tokens and the seconds that
+A cell is a pair (how often tokens pass, by position), a data type (what passes cost) and a load (rows). Each row's step is easy
+or hard; in hard ones fewer tokens pass, the verifier is less sure of its last token, and the drafter of the draft. Costs have
+noise and stalls, and the process makes up to 16 iterations a call. What is scored has no noise: the tokens and the seconds that
 are expected of the arms that were played, catching up included.
 """
 
@@ -76,7 +76,7 @@ DTYPES = {"int8": Costs(150, 9, 110, 6), "float32": Costs(600, 12, 200, 4)}
 
 @dataclass(frozen=True)
 class Cell:
-    """Phases of a run: tokens to commit, rows, pair. The work is the same for each controller, and its time is what is compared."""
+    """Phases of a run: tokens to commit, rows, pair. The work is the same for each controller; its time is what is compared."""
 
     costs: Costs
     phases: tuple[tuple[int, int, Pair], ...]

@@ -125,7 +125,7 @@ def test_a_gate_of_the_user_holds_for_all_drafts(kind):
 def test_where_nothing_passes_trials_stay_within_their_share(kind, rows):
     """A draft costs ten plain passes and brings nothing."""
     bandit, played, time = kind(8, gates=GATES), 0.0, 0.0
-    for _ in range(6000):
+    for _ in range(3000):
         plan = bandit.plan(range(rows))
         length, times = plan.lengths[0], min(plan.times, 16)
         seconds = times * (10.0 if length else 1.0)

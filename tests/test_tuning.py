@@ -1,4 +1,4 @@
-"""``tuning.json`` and ``specdec-tune``: tables of several machines side by side, none used elsewhere, damage named in one line."""
+"""``tuning.json`` and ``specdec-tune``: tables of several machines side by side, none used elsewhere, damage named."""
 
 import json
 import shutil
@@ -135,7 +135,7 @@ def test_a_damaged_table_is_a_fault_of_the_model(tuned, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(tuned, folder)
     (folder / NAME).write_text("{}")
-    with pytest.raises(ValueError, match="tuning.json: format None"):
+    with pytest.raises(ValueError, match=r"tuning\.json: format None"):
         Translator.from_pretrained(str(folder))
     Translator.from_pretrained(str(folder), block_size=4)  # has no use for it
 

@@ -1,4 +1,4 @@
-"""The command ``specdec-tune``: learn what drafts of a pair cost and how often they pass on this machine, as a start for ``auto``."""
+"""The command ``specdec-tune``: learn what drafts cost on this machine and how often they pass, as a start for ``auto``."""
 
 import argparse
 import sys

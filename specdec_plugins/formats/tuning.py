@@ -1,6 +1,7 @@
 """``tuning.json`` beside a model: what `specdec-tune` learned of it, a table for each machine, number of threads and data type.
 
-A table holds for the processor, threads, data type and build that it was measured with, and is not used elsewhere. Untrusted input.
+A table holds for the processor, threads, data type and build that it was measured with, and is not used elsewhere. Untrusted
+input.
 """
 
 import dataclasses

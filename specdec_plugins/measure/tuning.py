@@ -5,7 +5,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence, Sized
 from itertools import chain, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, committed
 from specdec_plugins.decoding.control.arms import GATES, lengths_for
@@ -40,8 +40,9 @@ class Recorder:
 
 
 def learn(translator: "Translator", lines: Sequence[str], batch_sizes: Sequence[int], rounds: int) -> Learned:
-    """Decode ``lines`` with every arm, at every batch size, ``rounds`` times; costs are the medians. The translator's controller is
-    replaced.
+    """Decode ``lines`` with every arm, at every batch size, ``rounds`` times; costs are the medians.
+
+    The translator's controller is replaced.
     """
     block_size = translator.trained_block_size
     arms = [(0, OPEN), *((length, gate) for gate in (OPEN, *GATES) for length in lengths_for(block_size))]
@@ -66,7 +67,7 @@ def learn(translator: "Translator", lines: Sequence[str], batch_sizes: Sequence[
     return Learned(tuple(gates))
 
 
-def best_arms(learned: Learned) -> list[dict[str, object]]:
+def best_arms(learned: Learned) -> list[dict[str, Any]]:
     """A line for each number of rows: a plain iteration, and the arm of most tokens a second."""
     rates = []
     for gate in learned.gates:

@@ -2,21 +2,21 @@
 
 An arm is a draft length with a gate. The goodput of an arm is a ratio of expectations: tokens that an iteration commits / seconds
 that it takes. Arms are not learned one by one. A draft of 16 tokens shows, too, what one of 4 would have committed, and how many
-tokens pass does not depend on the rows: one acceptance estimate serves all lengths of a gate, in batches of every size. Seconds are
-measured by class of batches and gate, with a line through the lengths (`costs`). What was not measured yet is expected to be as
-in the most similar class, in relation to a plain pass, and behind a gate as without it.
+tokens pass does not depend on the rows: one acceptance estimate serves all lengths of a gate, in batches of every size. Seconds
+are measured by class of batches and gate, with a line through the lengths (`costs`). What was not measured yet is expected to be
+as in the most similar class, in relation to a plain pass, and behind a gate as without it.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
 from specdec_plugins.decoding.control.costs import CostModel
 from specdec_plugins.decoding.options import Gate
 
 GATES = (Gate(drafter=0.3), Gate(verifier=0.5))  # thresholds that cut off mostly what would be refused
 LENGTHS = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2)  # block sizes; between them the goodput differs by 2 % at most
 COST_NOISE = 0.1  # relative standard deviation of the seconds of a pull
+SURPRISE = 0.5  # pulls: a single one may have been interrupted, and counts for less
 GUESS = 0.1  # pulls that an expectation from other lengths or classes is worth
 
 
@@ -70,7 +70,7 @@ class Known:
         lists = [self._of_gate(gate, longest, similar) for gate in range(len(self.costs))]
         seconds = [lists[arm.gate][arm.length] if arm.length else self.plain for arm in arms]
         counts = [self.costs[arm.gate].measured.get(arm.length) for arm in arms]
-        doubts = [COST_NOISE / ((count.samples if count else 0) + GUESS) ** 0.5 for count in counts]
+        doubts = [COST_NOISE / ((count.samples - SURPRISE if count else 0) + GUESS) ** 0.5 for count in counts]
         return seconds, doubts
 
     def _of_gate(self, gate: int, longest: int, similar: "Known | None") -> list[float]:

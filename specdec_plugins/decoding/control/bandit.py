@@ -1,9 +1,9 @@
 """What the bandits share: pulls, the present choice, and what exploration may cost. A bandit adds how arms are judged.
 
 A pull plays an arm for some iterations, and measures them together. The present choice of a class of batches is the arm of the
-highest expected goodput; it is repeated unmeasured for some time after each pull. At each decision the bandit's judgement may name
-another arm, for what could be learned of it: that pull is paid from a budget, by the time that it is expected to lose against the
-present choice. So a wide prior costs no more than the budget, in batches of any size.
+highest expected goodput; it is repeated unmeasured for some time after each pull. At each decision the bandit's judgement may
+name another arm, for what could be learned of it: that pull is paid from a budget, by the time that it is expected to lose
+against the present choice. So a wide prior costs no more than the budget, in batches of any size.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
-PULL, LARGE_PULL = 8, 2  # iterations that a pull measures in small and in large batches
+PULL, LARGE_PULL = 8, 3  # iterations that a pull measures in small and in large batches
 CALL = 4  # iterations of a pull in one call at most, so that an interruption shows
 SLOW = 1.5  # times the others' seconds an iteration: what the slowest call of a pull counts as at most
 REPEATS, PLAIN_REPEATS = 24, 120  # iterations at most that repeat the choice unmeasured; plain ones can be very short
@@ -217,6 +217,6 @@ def typical(calls: Sequence[tuple[float, int]]) -> float:
 
 
 def goodput(estimates: Estimates, rates: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Tokens a second of each arm, if tokens pass at such rates by gate and position, and iterations take so many seconds by arm."""
+    """Tokens a second of each arm, if tokens pass at such rates (by gate and position) and iterations take such seconds."""
     tokens = [committed(each) for each in rates]
     return [tokens[arm.gate][arm.length] / cost for arm, cost in zip(estimates.arms, seconds)]

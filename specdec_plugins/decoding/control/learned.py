@@ -1,4 +1,4 @@
-"""What was learned before, as a start for controllers: by gate, how often tokens pass, and what iterations take by rows and length.
+"""What was learned before, as a start for controllers: by gate, how often tokens pass, and what iterations take.
 
 It weighs little: `DRAFTS` drafts and `PULLS` measurements, so that a text or a machine of another kind is soon believed instead.
 """

@@ -1,12 +1,12 @@
 """Upper confidence bounds (Auer, Cesa-Bianchi and Fischer 2002): the arm is played whose goodput may be the highest.
 
-The bound is exp(`WIDTH` standard deviations of the logarithm of the goodput) times the expected goodput. The variance is that of
-the delta method: of a ratio, the sum of the relative variances of tokens and seconds; of the tokens, by position from the last one,
+The bound is exp(`WIDTH` standard deviations of the logarithm of the goodput) times the expected goodput. The variance is that
+of the delta method: of a ratio, the sum of the relative variances of tokens and seconds; of tokens, from the last position on,
 
     E[i] = r[i] (1 + E[i+1]),    Var[i] = var(r[i]) (1 + E[i+1])^2 + r[i]^2 Var[i+1],
 
-with r[i] the rate at which tokens pass at position i, and E[i] what is accepted from there on. What is known about rates fades, so
-the bounds widen with time in place of a growing logarithm.
+with r[i] the rate at which tokens pass at position i, and E[i] what is accepted from there on. What is known about rates fades,
+so the bounds widen with time in place of a growing logarithm.
 """
 
 import math
