@@ -79,8 +79,8 @@ class Known:
         if costs.longest:
             if gate and 0 in self.costs[0].measured:
                 costs.measured[0] = self.costs[0].measured[0]
-            known = costs.expected(longest)
-            return [each if length <= costs.longest else float("inf") for length, each in enumerate(known)]
+            told = min(costs.longest, longest)
+            return costs.expected(told) + [float("inf")] * (longest - told)
         if gate:
             return self._of_gate(0, longest, similar)
         if similar is not None and similar.plain < float("inf"):

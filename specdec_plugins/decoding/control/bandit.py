@@ -25,6 +25,7 @@ REPEATS, PLAIN_REPEATS = 24, 120  # iterations at most that repeat the choice un
 CREDIT = 48  # plain passes that exploration may lose at the start in small batches; in large ones as in `exploration`
 GAIN, GAIN_FROM_PLAIN = 1.02, 1.05  # goodput that another choice must promise, relative to the present one
 SHARE = 0.003  # of all time that exploration may lose
+SETTLED = 24  # pulls without a surprise: from then on the present choice follows each trial, as a decision takes time, too
 HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
 DECAY = 0.995  # weight of a draft relative to the next one: similar arms are told apart by 200 drafts rather than by 100
 FADING = 0.999  # of what is known about acceptance, by iteration: it is doubted after some thousand
@@ -54,6 +55,7 @@ class Bandit(ABC):
         self._comparable = True  # not the first pass of a drafter that paused
         self._calls: list[tuple[float, int]] = []  # seconds and iterations of the present pull
         self._since = 0  # iterations since the last decision
+        self._present = 0.0  # goodput that is expected of the present choice
         if learned is not None:
             self._start(learned)
 
@@ -143,20 +145,19 @@ class Bandit(ABC):
         if not arm.length:
             self.budget.begin(small, (CREDIT if small else LARGE_CREDIT) * known.plain)
         if self._exploring:
-            estimates = self._estimates(known)
-            goodput = self._goodput(estimates)
-            lost = 1 - goodput[self.arms.index(arm)] / max(goodput[self.arms.index(known.chosen)], 1e-9)
-            self.budget.spend(max(0.0, lost) * iterations * costs.measured[arm.length].seconds)
+            took, tokens = costs.measured[arm.length].seconds, self.acceptance[arm.gate].expected_tokens()[arm.length]
+            self.budget.spend(iterations * max(0.0, took - tokens / self._present) if self._present else 0.0)
 
     def _pull(self, rows: int) -> None:
         """Decide which arm is played next."""
         if self._key not in self.classes:
             self.classes[self._key] = Known(len(self.gates))
         known, small = self.classes[self._key], is_small(self._key)
+        again = self._exploring and known.stable > SETTLED
         for estimate in self.acceptance:
             estimate.fade(FADING**self._since)
         self._since = 0
-        arm = self._decide(known, small)
+        arm = known.chosen if again else self._decide(known, small)
         self._exploring = arm != known.chosen
         self._arm, self._measured, self._left = arm, True, PULL if small else LARGE_PULL
         self._calls = []
@@ -182,6 +183,7 @@ class Bandit(ABC):
             if self.arms[best] != known.chosen:
                 known.stable = 0
             known.chosen, known.decided, present = self.arms[best], True, best
+        self._present = goodput[present]
         scores = self.judge(estimates)
         wanted = max(range(len(scores)), key=scores.__getitem__)
         if wanted == present:
