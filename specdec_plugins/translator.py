@@ -35,8 +35,8 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
 from specdec_plugins.formats.folder import Pair, load_folder
-from specdec_plugins.formats.tuning import read_tuning
 from specdec_plugins.measure.machine import place
+from specdec_plugins.measure.tuned import read_tuning
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.bpe import Bpe

@@ -14,8 +14,8 @@ from specdec_plugins.decoding.control.thompson import Thompson
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.control.ucb import Ucb
 from specdec_plugins.decoding.options import OPEN
-from specdec_plugins.formats.tuning import NAME, Place, read_tuning, write_tuning
-from specdec_plugins.measure.machine import place
+from specdec_plugins.measure.machine import Place, place
+from specdec_plugins.measure.tuned import NAME, read_tuning, write_tuning
 from specdec_plugins.measure.tuning import best_arms
 from specdec_plugins.settings import OptionError, Settings
 

@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> None:
     from tabulate import tabulate
 
     from specdec_plugins.formats.folder import load_folder
-    from specdec_plugins.formats.tuning import read_tuning, write_tuning
     from specdec_plugins.measure.machine import machine, place
+    from specdec_plugins.measure.tuned import read_tuning, write_tuning
     from specdec_plugins.measure.tuning import best_arms, learn
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator

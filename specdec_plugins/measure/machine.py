@@ -7,14 +7,24 @@ import resource
 import subprocess
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec_plugins.cpus import usable_cpus, usual_threads
-from specdec_plugins.formats.tuning import Place
 
 PACKAGES = ("torch", "fairseq-fixed", "fairseq", "ctranslate2")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a table of `specdec-tune` was measured."""
+
+    processor: str
+    threads: int
+    dtype: str
+    build: str  # of the kernels, or the version of torch
 
 
 class Mix(NamedTuple):

@@ -13,19 +13,10 @@ from pathlib import Path
 from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.formats.description import read_json
 from specdec_plugins.formats.strict import parse
+from specdec_plugins.measure.machine import Place
 
 NAME = "tuning.json"
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a table was measured."""
-
-    processor: str
-    threads: int
-    dtype: str
-    build: str  # of the kernels, or the version of torch
 
 
 @dataclass(frozen=True)
