@@ -7,6 +7,7 @@ from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding.options import Gate, Sampling, sampling_faults
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
+CONTROLLERS = ("throughput", "thompson", "ucb")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "samples", "mbr")  # how to draw tokens
@@ -38,6 +39,7 @@ class Settings:
     block_size: int | str | None = None
     beta: int = 1
     tau: float = float("inf")  # nats
+    controller: str = "throughput"  # what chooses the block size auto
     verifier_gate: float = 0.0  # see `Gate`
     drafter_gate: float = 0.0
     max_len_a: float = 0.0
@@ -62,7 +64,9 @@ class Settings:
 
     def _values(self) -> Iterable[Fault]:
         """Values that cannot be used, whatever the others are."""
-        for name, value, known in (("strategy", self.strategy, STRATEGIES), ("dtype", self.dtype, DTYPES)):
+        for name, value, known in (
+            ("strategy", self.strategy, STRATEGIES), ("dtype", self.dtype, DTYPES), ("controller", self.controller, CONTROLLERS),
+        ):  # fmt: skip
             if value not in known:
                 yield name, f"'{value}' is unknown; available: {', '.join(known)}"
         if isinstance(self.block_size, str) and self.block_size != "auto":
@@ -101,6 +105,8 @@ class Settings:
             yield "samples", f"{self.samples} does not go with mbr, which says how many samples it takes"
         if self.block_size == "auto" and self.strategy == "drafter":
             yield "block_size", "auto is not available with strategy drafter"
+        if self._given("controller") and not self.adaptive:
+            yield "controller", "has a use only with block size auto"
         if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
             yield "dtype", f"{self.dtype} is not available with strategy fairseq"
         if self.beta == 1 and not self.sampling and self.tau != float("inf") and self.strategy == "specdec":
@@ -113,8 +119,12 @@ class Settings:
     @property
     def adaptive(self) -> bool:
         """Whether drafts are as long as pays: by default where that cannot change an output."""
-        same = self.beta == 1 and not (self.sampling and self.rule == "rejection")
-        return self.block_size == "auto" or (self.block_size is None and self.strategy == "specdec" and same)
+        return self.block_size == "auto" or (self.block_size is None and self.strategy == "specdec" and self.indifferent)
+
+    @property
+    def indifferent(self) -> bool:
+        """Whether drafts cannot change which output comes."""
+        return self.beta == 1 and not (self.sampling and self.rule == "rejection")
 
     @property
     def gate(self) -> Gate:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -21,15 +22,21 @@ from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.assembly import THREADS, assemble
 from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.control.arms import GATES
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.control.thompson import Thompson
 from specdec_plugins.decoding.control.throughput import Throughput
+from specdec_plugins.decoding.control.ucb import Ucb
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
+from specdec_plugins.decoding.options import OPEN
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
 from specdec_plugins.formats.folder import Pair, load_folder
+from specdec_plugins.measure.machine import place
+from specdec_plugins.measure.tuned import read_tuning
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.bpe import Bpe
@@ -127,11 +134,21 @@ class Translator:
         drafting = own or drafting
         controller: Controller = FixedLength(0)
         if how.strategy != "ar":
-            auto = self.block_size == "auto"
-            controller = Throughput(self.trained_block_size, how.gate) if auto else FixedLength(int(self.block_size), how.gate)
+            fixed = self.block_size != "auto"
+            controller = FixedLength(int(self.block_size), how.gate) if fixed else self._controller(own is None)
         if how.strategy == "drafter":
             return Roles(drafting, Unverified(), accept_all, controller)
         return Roles(drafting, verifying, TopBetaTau(how.beta, how.tau), controller)
+
+    def _controller(self, tuned: bool) -> Controller:
+        """What chooses the block size; it starts from what `specdec-tune` learned of the pair here, if ``tuned``."""
+        how = self.settings
+        learned = read_tuning(Path(self.pair.name), place(how.dtype, how.threads, how.device)) if tuned else None
+        if how.controller == "throughput":
+            return Throughput(self.trained_block_size, how.gate, learned)
+        gates = GATES if how.gate == OPEN and how.indifferent else ()
+        bandit = {"thompson": Thompson, "ucb": Ucb}[how.controller]
+        return bandit(self.trained_block_size, how.gate, gates, learned)
 
     def translate(
         self,

@@ -24,7 +24,7 @@ MAY_IMPORT = {
         "commands.runner",
         *FAIRSEQ_SIDE,
     ),  # initialise.py is encoder_initial.py's command
-    "translator": ("decoding", "formats", "text", "settings", "measure.fairseq_generator"),
+    "translator": ("decoding", "formats", "text", "settings", "measure.fairseq_generator", "measure.machine", "measure.tuned"),
     "measure": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers"),
     "commands": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers", "measure", "training"),
     "models": ("decoding", "formats", "training", "criterions"),
@@ -108,7 +108,7 @@ def test_no_fairseq_outside_its_side():
     [
         *(
             ["-m", f"specdec_plugins.commands.{name}"]
-            for name in ("prepare", "average", "translate", "pack", "score", "benchmark", "report")
+            for name in ("prepare", "average", "translate", "pack", "score", "benchmark", "report", "tune")
         ),
         ["encoder_initial.py"],
     ],

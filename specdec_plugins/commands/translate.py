@@ -17,7 +17,7 @@ from specdec_plugins.commands.translation.buffers import Buffer, read_buffers
 from specdec_plugins.commands.translation.formats import FORMATS
 from specdec_plugins.commands.translation.output import Output, Trace, Written, summary
 from specdec_plugins.decoding.options import RULES
-from specdec_plugins.settings import DTYPES, STRATEGIES, Fault, OptionError, Settings
+from specdec_plugins.settings import CONTROLLERS, DTYPES, STRATEGIES, Fault, OptionError, Settings
 from specdec_plugins.text.lines import LineReader, count_line_ends
 from specdec_plugins.workers import Workers
 
@@ -63,6 +63,9 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--block-size", type=block_size, metavar="K",
                      help="drafted tokens an iteration; auto: as many as pay, down to none (default: auto with the exact rule, "
                      "else the model's, as the length can change a tolerant output)")  # fmt: skip
+    how.add_argument("--controller", choices=CONTROLLERS, default=Settings.controller,
+                     help="what chooses for auto. throughput: the length of most tokens a second, as measured; thompson, ucb: "
+                     "bandits, which choose thresholds of the gates, too (default: throughput)")  # fmt: skip
     how.add_argument("--beta", type=int, default=1, metavar="N",
                      help="accept a token among the verifier's N best (default: 1: exact)")  # fmt: skip
     how.add_argument("--tau", type=float, default=math.inf, metavar="X", help="and within X nats of its best (default: no limit)")

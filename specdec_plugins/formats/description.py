@@ -81,7 +81,7 @@ class DescriptionOfFormat1:
 
 def read_description(path: Path) -> Description | DescriptionOfFormat1:
     """What ``model.json`` says. Raises ValueError naming the file and everything that is wrong with it."""
-    content = _read_json(path)
+    content = read_json(path)
     version = content.get("format")
     if version not in (1, FORMAT):
         raise ValueError(f"{path}: format {version}; this version reads formats 1 and {FORMAT}")
@@ -91,7 +91,7 @@ def read_description(path: Path) -> Description | DescriptionOfFormat1:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Raises ValueError naming the file if it is no JSON object of a reasonable size."""
     if path.stat().st_size > MAX_JSON_BYTES:
         raise ValueError(f"{path}: larger than {MAX_JSON_BYTES:,} bytes")

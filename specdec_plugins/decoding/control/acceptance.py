@@ -5,41 +5,73 @@ these it passed, too. Assumed: rows and sentences are alike, so one estimate ser
 little is known passes as often as the one before it does.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from specdec_plugins.decoding.values import Step
 
 DECAY = 0.99  # weight of a draft relative to the next one that reached the position: the last 100 drafts count, as texts change
 PRIOR = 0.75  # probability that the first token of a draft passes, before any was seen: drafts get a trial, short ones first
 PRIOR_WEIGHT = 4  # drafts that the expectation for a position weighs
+FADED = 8  # drafts that what was learned long ago still weighs: few enough that a rate twice as high is not ruled out
 
 
 class AcceptanceEstimate:
-    """For drafts of up to ``longest`` tokens."""
+    """For drafts of up to ``longest`` tokens. ``like`` is an estimate that this one is expected to resemble, if there is one:
+    that of drafts without a gate.
+    """
 
-    def __init__(self, longest: int):
+    def __init__(self, longest: int, like: "AcceptanceEstimate | None" = None, decay: float = DECAY):
         self.reached = [0.0] * longest  # drafts that were verified at the position, decayed
         self.passed = [0.0] * longest  # of these, drafts that passed there
+        self.like, self.decay = like, decay
 
-    def observe(self, steps: Sequence[Step], lengths: Sequence[int]) -> None:
+    def observe(self, steps: Sequence[Step], lengths: Sequence[int], gated: bool = False) -> None:
         """One step for each row, and how many tokens its draft could have had. Tokens past the first that is refused say nothing.
 
-        Where the draft ended sooner, because a gate closed, its next token counts as refused, unless the output ended there.
+        Where the draft ended sooner, because a gate closed, its next token counts as refused, unless the output ended there. A
+        row without a draft says nothing, unless a gate may have closed before its first token (``gated``).
         """
         for step, length in zip(steps, lengths):
-            refused = step.drafted and step.own is not None and step.accepted < length
+            refused = (step.drafted or gated) and step.own is not None and step.accepted < length
             for position in range(step.accepted + bool(refused)):
-                self.reached[position] = DECAY * self.reached[position] + 1
-                self.passed[position] = DECAY * self.passed[position] + (step.accepted > position)
+                self.reached[position] = self.decay * self.reached[position] + 1
+                self.passed[position] = self.decay * self.passed[position] + (step.accepted > position)
+
+    def rates(self) -> list[float]:
+        """Probability that a token passes at each position, where all tokens before it did."""
+        rates, rate = [], PRIOR
+        alike = self.like.rates() if self.like else ()
+        for position, (passed, reached) in enumerate(zip(self.passed, self.reached)):
+            prior = alike[position] if alike else rate
+            rate = (passed + PRIOR_WEIGHT * prior) / (reached + PRIOR_WEIGHT)
+            rates.append(rate)
+        return rates
+
+    def deviations(self, rates: Sequence[float]) -> list[float]:
+        """Standard deviations of `rates`: those of beta distributions that weigh as many drafts."""
+        return [math.sqrt(rate * (1 - rate) / (reached + PRIOR_WEIGHT + 1)) for rate, reached in zip(rates, self.reached)]
+
+    def fade(self, share: float) -> None:
+        """Keep a ``share`` of what is known, but no fewer than `FADED` drafts."""
+        for position, reached in enumerate(self.reached):
+            if reached > FADED:
+                kept = max(share, FADED / reached)
+                self.reached[position] *= kept
+                self.passed[position] *= kept
 
     def expected_tokens(self) -> list[float]:
-        """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens.
+        """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens."""
+        return committed(self.rates())
 
-        With a draft of K, 1 (the verifier's own) + the sum over j <= K of the probability that the first j tokens pass.
-        """
-        tokens, survival, rate = [1.0], 1.0, PRIOR
-        for passed, reached in zip(self.passed, self.reached):
-            rate = (passed + PRIOR_WEIGHT * rate) / (reached + PRIOR_WEIGHT)
-            survival *= rate
-            tokens.append(tokens[-1] + survival)
-        return tokens
+
+def committed(rates: Iterable[float]) -> list[float]:
+    """Tokens that an iteration commits with a draft of 0, 1, .. tokens, that pass at such rates.
+
+    With a draft of K, 1 (the verifier's own) + the sum over j <= K of the probability that the first j tokens pass.
+    """
+    tokens, survival = [1.0], 1.0
+    for rate in rates:
+        survival *= rate
+        tokens.append(tokens[-1] + survival)
+    return tokens

@@ -6,9 +6,10 @@ a draft can take as long as many plain passes, and with few rows there may be no
 from a budget, a share of all time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BUDGET = 0.01  # share of all time that trials may take where they are rationed
+LARGE_CREDIT = 10  # plain passes that trials in large batches may take at the start: drafts that pay are not missed for long
 MIN_TRIAL = 5  # plain passes that a trial takes at least; what the last one took is known better
 SMALL_TRIAL, LARGE_TRIAL = 3, 2  # passes of a trial: the first after plain passes is no measurement, as the drafter catches up
 WARM_START = 16  # passes in a new class of batches before the first trial, where similar classes tell what to do until then
@@ -21,10 +22,18 @@ class Budget:
     """Seconds that trials may still take."""
 
     seconds: float = 0.0
+    share: float = BUDGET
+    begun: set[bool] = field(default_factory=set)  # kinds of batches that had their credit
 
     def earn(self, seconds: float) -> None:
         """Called with all time that passes, in trials or not."""
-        self.seconds += BUDGET * seconds
+        self.seconds += self.share * seconds
+
+    def begin(self, small: bool, seconds: float) -> None:
+        """Give credit for the first trials in small or in large batches, once for each."""
+        if small not in self.begun:
+            self.begun.add(small)
+            self.seconds += seconds
 
     def spend(self, seconds: float) -> None:
         self.seconds -= seconds

@@ -14,7 +14,8 @@ from collections.abc import Sequence, Sized
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
 from specdec_plugins.decoding.control.batches import BatchClass, class_of, is_small
 from specdec_plugins.decoding.control.costs import Pace
-from specdec_plugins.decoding.control.exploration import WARM_START, Budget, Trials
+from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, WARM_START, Budget, Trials
+from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
@@ -37,9 +38,11 @@ def best_length(tokens: Sequence[float], seconds: Sequence[float], present: int 
 
 
 class Throughput:
-    """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``."""
+    """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``. What was ``learned``
+    before is where it starts from.
+    """
 
-    def __init__(self, block_size: int, gate: Gate = OPEN):
+    def __init__(self, block_size: int, gate: Gate = OPEN, learned: Learned | None = None):
         self.gate = gate
         self.block_size, self.longest = block_size, LONGEST * block_size
         self.acceptance = AcceptanceEstimate(self.longest)
@@ -51,6 +54,17 @@ class Throughput:
         self._trial = 0  # passes of the present trial that are still to come
         self._repeated = self._repeat_until = 0  # the length that follows the last step, and up to which pass of its class
         self._measured = self._comparable = False  # whether the present step is measured; whether its cost is like others'
+        if learned is not None:
+            self._start(learned)
+
+    def _start(self, learned: Learned) -> None:
+        """Begin with what was learned: nothing has to be tried before the first decision."""
+        learned.start(self.acceptance, self.gate)
+        for key in learned.keys([self.gate]):
+            batch = self.classes[key] = self._new_class(key)
+            batch.costs = learned.costs(key, self.gate)
+            batch.trials.series, batch.trials.due = [], FIRST_INTERVAL
+            self._decide(batch)
 
     def plan(self, prefix: Sized) -> Plan:
         rows, batch = len(prefix), self._batch
@@ -72,13 +86,14 @@ class Throughput:
             self._trial -= 1
             self.budget.spend(seconds)
             batch.trials.seconds += seconds
-        if length and not any(step.drafted for step in outcome.steps):
+        gated = self.gate != OPEN
+        if length and not gated and not any(step.drafted for step in outcome.steps):
             return  # no row had room for a draft, so this was a plain pass with a drafter's preparations
         if self._comparable and batch.costs.observe(length, self.pace.normalised(seconds, length, batch.costs)):
             batch.decide_at = 0
         if length:
-            wanted = outcome.plan.lengths if self.gate.drafter else [len(step.drafted) for step in outcome.steps]
-            self.acceptance.observe(outcome.steps, wanted)
+            wanted = outcome.plan.lengths if gated else [len(step.drafted) for step in outcome.steps]
+            self.acceptance.observe(outcome.steps, wanted, gated)
 
     def _plan(self, rows: int) -> Plan:
         """Choose a length, and what is repeated after it."""

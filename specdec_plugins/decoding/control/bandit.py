@@ -1,0 +1,224 @@
+"""What the bandits share: pulls, the present choice, and what exploration may cost. A bandit adds how arms are judged.
+
+A pull plays an arm for some iterations, and measures them together. The present choice of a class of batches is the arm of the
+highest expected goodput; it is repeated unmeasured for some time after each pull. At each decision the bandit's judgement may
+name another arm, for what could be learned of it: that pull is paid from a budget, by the time that it is expected to lose
+against the present choice. So a wide prior costs no more than the budget, in batches of any size.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence, Sized
+
+from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, committed
+from specdec_plugins.decoding.control.arms import NONE, Arm, Estimates, Known, lengths_for
+from specdec_plugins.decoding.control.batches import class_of, is_small
+from specdec_plugins.decoding.control.costs import Pace
+from specdec_plugins.decoding.control.exploration import LARGE_CREDIT, MIN_TRIAL, WARM_START, Budget
+from specdec_plugins.decoding.control.learned import Learned
+from specdec_plugins.decoding.options import OPEN, Gate
+from specdec_plugins.decoding.values import Outcome, Plan, uniform
+
+PULL, LARGE_PULL = 8, 3  # iterations that a pull measures in small and in large batches
+CALL = 4  # iterations of a pull in one call at most, so that an interruption shows
+SLOW = 1.5  # times the others' seconds an iteration: what the slowest call of a pull counts as at most
+REPEATS, PLAIN_REPEATS = 24, 120  # iterations at most that repeat the choice unmeasured; plain ones can be very short
+CREDIT = 48  # plain passes that exploration may lose at the start in small batches; in large ones as in `exploration`
+GAIN, GAIN_FROM_PLAIN = 1.02, 1.05  # goodput that another choice must promise, relative to the present one
+SHARE = 0.003  # of all time that exploration may lose
+SETTLED = 24  # pulls without a surprise: from then on the present choice follows each trial, as a decision takes time, too
+HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
+DECAY = 0.995  # weight of a draft relative to the next one: similar arms are told apart by 200 drafts rather than by 100
+FADING = 0.999  # of what is known about acceptance, by iteration: it is doubted after some thousand
+CATCH_UP = 16  # plain passes at most that a drafter's catching up is taken to cost
+
+
+class Bandit(ABC):
+    """For a drafter that was trained on blocks of ``block_size`` tokens. All drafts pass the ``gate``; with further ``gates``
+    there are arms for each of them, too. What was ``learned`` before is where it starts from.
+    """
+
+    def __init__(self, block_size: int, gate: Gate = OPEN, gates: Sequence[Gate] = (), learned: Learned | None = None):
+        lengths = lengths_for(block_size)
+        self.gates = (gate, *gates)
+        self.arms = [NONE, *(Arm(length, number) for number in range(len(self.gates)) for length in lengths)]
+        self.first = {True: block_size, False: max(1, block_size // 3)}  # the draft tried first, by whether batches are small
+        basis = AcceptanceEstimate(lengths[-1], decay=DECAY)
+        self.acceptance = [basis, *(AcceptanceEstimate(lengths[-1], basis, DECAY) for _ in gates)]
+        self.pace, self.budget = Pace(), Budget(share=SHARE)
+        self.classes: dict[int, Known] = {}
+        self._key, self._rows = -1, 0
+        self._arm = NONE
+        self._last = NONE  # the arm of the iteration before
+        # The present phase: iterations left of it, and whether they are measured. Afterwards the choice may be repeated.
+        self._left = self._then = 0
+        self._measured = self._exploring = False
+        self._comparable = True  # not the first pass of a drafter that paused
+        self._calls: list[tuple[float, int]] = []  # seconds and iterations of the present pull
+        self._since = 0  # iterations since the last decision
+        self._present = 0.0  # goodput that is expected of the present choice
+        if learned is not None:
+            self._start(learned)
+
+    @abstractmethod
+    def judge(self, estimates: Estimates) -> list[float]:
+        """What speaks for each arm: goodput, with an allowance for what is not known."""
+
+    def _start(self, learned: Learned) -> None:
+        """Begin with what was learned."""
+        for gate, estimate in zip(self.gates, self.acceptance):
+            learned.start(estimate, gate)
+        for key in learned.keys(self.gates):
+            known = Known(len(self.gates))
+            known.costs = [learned.costs(key, gate) for gate in self.gates]
+            if known.plain < float("inf") and known.tried:
+                expected = self._goodput(self._estimates(known))
+                known.chosen, known.decided = self.arms[max(range(len(expected)), key=expected.__getitem__)], True
+                self.classes[key] = known
+
+    def plan(self, prefix: Sized) -> Plan:
+        rows = len(prefix)
+        if rows != self._rows or not self._left:
+            self._advance(rows)
+        times = (min(self._left, CALL) if self._comparable else 1) if self._measured else self._left
+        return uniform(rows, self._arm.length, times, self.gates[self._arm.gate])
+
+    def update(self, outcome: Outcome) -> None:
+        times = outcome.times
+        self.budget.earn(outcome.seconds)
+        self._left -= times
+        self._since += times
+        self._last = self._arm
+        if self._measured:
+            self._measure(outcome)
+        elif self._arm.length and is_small(self._key):
+            self._count(outcome)
+
+    def _advance(self, rows: int) -> None:
+        """Go to the next phase, as the last one ended or the rows changed."""
+        fewer, grown, key = rows < self._rows, rows > self._rows, class_of(rows)
+        moved, self._rows, self._key = key != self._key, rows, key
+        if moved:
+            self._left = self._then = 0
+            self._exploring = False
+        if fewer and not self._last.length and not self._arm.length:
+            self._arm, self._measured, self._comparable, self._left, self._then = NONE, False, True, HOLD, 0
+            return
+        if not self._left and self._then:
+            self._left, self._then, self._measured = self._then, 0, False
+        if not self._left:
+            self._pull(rows)
+        self._comparable = not self._measured or (not grown and (self._last.length > 0 or not self._arm.length))
+        if not self._comparable:  # one iteration more
+            self._left += 1
+
+    def _measure(self, outcome: Outcome) -> None:
+        """Take in iterations of a pull."""
+        arm, known, gate = self._arm, self.classes[self._key], self.gates[self._arm.gate]
+        known.passes += outcome.times
+        if arm.length:
+            self._count(outcome)
+            if gate == OPEN and not any(step.drafted for step in outcome.steps):
+                return  # no row had room for a draft, so this was a plain pass with a drafter's preparations
+        if not self._comparable:
+            self._comparable = True
+            if self._exploring and arm.length:
+                plain = known.plain if known.plain < float("inf") else 0.0
+                self.budget.spend(min(outcome.seconds, CATCH_UP * plain))
+            return
+        self._calls.append((outcome.seconds, outcome.times))
+        if not self._left:
+            self._settle(known)
+
+    def _count(self, outcome: Outcome) -> None:
+        """Take in what was accepted."""
+        arm, gated = self._arm, self.gates[self._arm.gate] != OPEN
+        lengths = [arm.length if gated else len(step.drafted) for step in outcome.steps]
+        self.acceptance[arm.gate].observe(outcome.steps, lengths, gated)
+
+    def _settle(self, known: Known) -> None:
+        """A pull has ended."""
+        arm, costs = self._arm, known.costs[self._arm.gate]
+        iterations = sum(times for _, times in self._calls)
+        if costs.observe(arm.length, self.pace.normalised(typical(self._calls), arm.length, costs)):
+            known.stable = 0
+        small = is_small(self._key)
+        if not arm.length:
+            self.budget.begin(small, (CREDIT if small else LARGE_CREDIT) * known.plain)
+        if self._exploring:
+            took, tokens = costs.measured[arm.length].seconds, self.acceptance[arm.gate].expected_tokens()[arm.length]
+            self.budget.spend(iterations * max(0.0, took - tokens / self._present) if self._present else 0.0)
+
+    def _pull(self, rows: int) -> None:
+        """Decide which arm is played next."""
+        if self._key not in self.classes:
+            self.classes[self._key] = Known(len(self.gates))
+        known, small = self.classes[self._key], is_small(self._key)
+        again = self._exploring and known.stable > SETTLED
+        for estimate in self.acceptance:
+            estimate.fade(FADING**self._since)
+        self._since = 0
+        arm = known.chosen if again else self._decide(known, small)
+        self._exploring = arm != known.chosen
+        self._arm, self._measured, self._left = arm, True, PULL if small else LARGE_PULL
+        self._calls = []
+        most = REPEATS if arm.length else PLAIN_REPEATS
+        self._then = 0 if self._exploring or not known.decided else min(most, self._left * known.stable)
+        known.stable += 1
+
+    def _decide(self, known: Known, small: bool) -> Arm:
+        similar = self._similar()
+        if not known.decided and similar is not None and known.passes < WARM_START:
+            known.chosen = similar.chosen
+            return known.chosen
+        if known.plain == float("inf"):
+            return NONE
+        plain, first = known.plain, Arm(self.first[small])
+        if not known.tried and similar is None:
+            return first if self.budget.allows(MIN_TRIAL * plain) else NONE
+        estimates = self._estimates(known)
+        goodput = self._goodput(estimates)
+        present, best = self.arms.index(known.chosen), max(range(len(goodput)), key=goodput.__getitem__)
+        margin = GAIN if known.chosen.length else GAIN_FROM_PLAIN
+        if not known.decided or goodput[best] > margin * goodput[present]:
+            if self.arms[best] != known.chosen:
+                known.stable = 0
+            known.chosen, known.decided, present = self.arms[best], True, best
+        self._present = goodput[present]
+        scores = self.judge(estimates)
+        wanted = max(range(len(scores)), key=scores.__getitem__)
+        if wanted == present:
+            return known.chosen
+        lost = max(0.0, 1 - goodput[wanted] / goodput[present]) * (PULL if small else LARGE_PULL) * estimates.seconds[wanted]
+        if self.arms[wanted].length and not known.chosen.length:
+            lost += MIN_TRIAL * plain
+        return self.arms[wanted] if self.budget.allows(lost) else known.chosen
+
+    def _similar(self) -> Known | None:
+        """The nearest class that is small or large alike, and has a choice of its own."""
+        small = is_small(self._key)
+        alike = [key for key, known in self.classes.items() if known.decided and is_small(key) == small and key != self._key]
+        return self.classes[min(alike, key=lambda key: abs(key - self._key))] if alike else None
+
+    def _estimates(self, known: Known) -> Estimates:
+        rates = [estimate.rates() for estimate in self.acceptance]
+        deviations = [estimate.deviations(each) for estimate, each in zip(self.acceptance, rates)]
+        return Estimates(self.arms, rates, deviations, *known.seconds(self.arms, self._similar()))
+
+    def _goodput(self, estimates: Estimates) -> list[float]:
+        """Tokens a second that are expected of each arm."""
+        return goodput(estimates, estimates.rates, estimates.seconds)
+
+
+def typical(calls: Sequence[tuple[float, int]]) -> float:
+    """Seconds an iteration over some calls (seconds, iterations). The slowest one may have been interrupted."""
+    seconds, times = (sum(each) for each in zip(*calls))
+    slowest, its_times = max(calls, key=lambda call: call[0] / call[1])
+    if times > its_times:
+        seconds += min(0.0, SLOW * its_times * (seconds - slowest) / (times - its_times) - slowest)
+    return seconds / times
+
+
+def goodput(estimates: Estimates, rates: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Tokens a second of each arm, if tokens pass at such rates (by gate and position) and iterations take such seconds."""
+    tokens = [committed(each) for each in rates]
+    return [tokens[arm.gate][arm.length] / cost for arm, cost in zip(estimates.arms, seconds)]
