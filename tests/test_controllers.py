@@ -8,7 +8,7 @@ from control_cells import BLOCK_SIZE, CELLS, GATED_ARMS, MAKERS, OPEN_ARMS, PAIR
 from specdec_plugins.decoding.control.arms import GATES
 from specdec_plugins.decoding.options import OPEN
 
-LEAST = 0.97  # of what the best fixed arm commits in a second, on average over seeds
+LEAST = {"throughput": 0.97, "thompson": 0.97, "ucb": 0.965}  # of the best fixed arm's tokens a second, on average over seeds
 LEAST_OF_ONE = 0.955  # with one seed
 # Throughput begins to try drafts in large batches only when 1 % of the time is enough for a trial: where they pay, it is late.
 SHORT = {"captions float32 batch 8": 0.9, "documentation float32 batch 8": 0.94, "captions float32 batch 32": 0.9}
@@ -31,7 +31,9 @@ def test_controllers_are_nearly_as_good_as_the_best_fixed_arm(name, controller):
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "controller"), CASES)
 def test_controllers_are_nearly_as_good_on_average(name, controller):
-    least = SHORT.get(name, LEAST) if controller == "throughput" else LEAST
+    least = LEAST[controller]
+    if controller == "throughput":
+        least = SHORT.get(name, least)
     assert statistics.mean(reached(name, controller, seed) for seed in range(6)) > least
 
 
