@@ -1,27 +1,27 @@
-"""Drafts what the verifier itself chose behind the refused token in its last pass (Jacobi decoding, Santilli et al. 2023, arXiv
-2305.10427).
+"""Drafts what the verifier itself chose: behind the refused token in its last pass (Jacobi decoding, Santilli et al. 2023, arXiv
+2305.10427), and before that the successors of tokens in any earlier pass.
 
-These guesses were made after tokens that turned out otherwise; each pass corrects them. Where they end, the successors go on that
-the verifier chose in earlier passes, of all sentences: a pool of pairs as in lookahead decoding (Fu et al. 2024, arXiv
-2402.02057), of which only one candidate is verified.
+The guesses behind a refusal were made after other tokens, and few of them are right by themselves. But each is read in the next
+pass, with this sentence's source, and what the verifier chooses after it is a successor that later drafts take: a pool of bigrams
+from the trajectories, as in lookahead decoding (Fu et al. 2024, arXiv 2402.02057), without its window and its parallel candidates.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from specdec_plugins.decoding.drafters import PairFacts, Rows
-from specdec_plugins.decoding.drafters.recycling import Pair, Successors, choices, last_pair
+from specdec_plugins.decoding.drafters.recycling import Successors, choices
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict
 
 
 @dataclass
 class Trajectory:
-    """A row's last two tokens and their number when it last drafted, and the guesses for an output of ``valid`` tokens."""
+    """The last token of an output when it last drafted, and its length; the guesses, which follow ``valid`` tokens of it."""
 
-    pair: Pair = (0, 0)
+    last: int = 0
     said: int = 0
-    valid: int = -1
+    valid: int = 0
     guesses: list[int] = field(default_factory=list)
 
 
@@ -36,18 +36,17 @@ class Jacobi:
         state.rows += [Trajectory() for _ in source.sentences]
 
     def propose(self, state: Rows[Trajectory], prefix: Prefix, plan: Plan) -> Draft:
-        drafts, start = [], prefix.symbols.start
-        for row, output, length in zip(state.rows, prefix.outputs, plan.lengths):
-            row.pair, row.said = last_pair(output, start), len(output)
-            guesses = row.guesses if row.valid == row.said else []
-            drafts.append(self.successors.extend(row.pair, guesses, length))
+        drafts = []
+        for row, output, last, length in zip(state.rows, prefix.outputs, prefix.last, plan.lengths):
+            row.last, row.said = last, len(output)
+            drafts.append(self.successors.chain(last, row.guesses if row.valid == row.said else (), length))
         return Draft(drafts)
 
     def observe(self, state: Rows[Trajectory], scores: Any, draft: Draft, verdict: Verdict) -> None:
         for row, tokens, accepted, following in zip(state.rows, draft.tokens, verdict.accepted, choices(scores)):
             following = following[: len(tokens) + 1]
             row.valid, row.guesses = row.said + accepted + 1, following[accepted + 1 :]
-            self.successors.learn(row.pair, tokens, following)
+            self.successors.learn(row.last, tokens, following)
 
 
 def for_pair(facts: PairFacts) -> Jacobi:
