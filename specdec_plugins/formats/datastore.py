@@ -46,10 +46,14 @@ class Datastore:
         return cls(tokens.astype(">u4").view(np.uint8).reshape(-1, TOKEN_BYTES), sorted_places(tokens).astype(np.int32))
 
     def save(self, path: str, dictionary: str) -> None:
-        """``dictionary`` is the fingerprint of the target's."""
+        """``dictionary`` is the fingerprint of the target's. Raises ValueError if the file cannot be written."""
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
-        save_file(dict(zip(("tokens", "places"), self.arrays)), path, {"format": FORMAT, "dictionary": dictionary})
+        try:
+            save_file(dict(zip(("tokens", "places"), self.arrays)), path, {"format": FORMAT, "dictionary": dictionary})
+        except SafetensorError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     @classmethod
     def open(cls, path: str, dictionary: str) -> "Datastore":

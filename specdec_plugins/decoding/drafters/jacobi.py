@@ -43,8 +43,7 @@ class Jacobi:
         return Draft(drafts)
 
     def observe(self, state: Rows[Trajectory], scores: Any, draft: Draft, verdict: Verdict) -> None:
-        for row, tokens, accepted, following in zip(state.rows, draft.tokens, verdict.accepted, choices(scores)):
-            following = following[: len(tokens) + 1]
+        for row, tokens, accepted, following in zip(state.rows, draft.tokens, verdict.accepted, choices(scores, draft, verdict)):
             row.valid, row.guesses = row.said + accepted + 1, following[accepted + 1 :]
             self.successors.learn(row.last, tokens, following)
 

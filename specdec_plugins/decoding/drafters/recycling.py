@@ -7,6 +7,8 @@ verifier's choice after every drafted token, also after those that it refuses.
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict
@@ -37,9 +39,23 @@ class Successors:
         self.after.update(zip((token, *tokens), choices))
 
 
-def choices(scores: Any) -> list[list[int]]:
-    """The verifier's likeliest tokens after the prefix and after each drafted token, row by row; undefined past a draft."""
-    return scores.logits().argmax(-1).tolist()
+def choices(scores: Any, draft: Draft, verdict: Verdict) -> list[list[int]]:
+    """The verifier's likeliest tokens after the prefix and after each drafted token, row by row.
+
+    Up to the own token the verdict has them, so that logits are read only behind a refusal.
+    """
+    assert verdict.own is not None
+    logits, chosen = None, []
+    for row, (tokens, accepted, own) in enumerate(zip(draft.tokens, verdict.accepted, verdict.own)):
+        known = [*tokens[:accepted], own]
+        if accepted < len(tokens):
+            if logits is None:
+                logits = scores.logits()
+                if logits.device.type == "cpu" and logits.dtype == torch.float32:
+                    logits = logits.numpy()  # PyTorch's argmax takes ten times as long
+            known += logits[row, accepted + 1 : len(tokens) + 1].argmax(-1).tolist()
+        chosen.append(known)
+    return chosen
 
 
 class Recycling:
@@ -59,7 +75,7 @@ class Recycling:
         return Draft([self.successors.chain(token, (), length) for token, length in zip(state.rows, plan.lengths)])
 
     def observe(self, state: Rows[int], scores: Any, draft: Draft, verdict: Verdict) -> None:
-        for token, tokens, following in zip(state.rows, draft.tokens, choices(scores)):
+        for token, tokens, following in zip(state.rows, draft.tokens, choices(scores, draft, verdict)):
             self.successors.learn(token, tokens, following)
 
 

@@ -1,11 +1,10 @@
 """Drafts what follows the longest suffix of the output in a datastore of target text (REST, He et al. 2023, arXiv 2311.08252).
 
-Of the places where that suffix occurs, some vote, evenly spread over the text's further suffixes: each drafted token is the one
-that follows most often, and those go on that have it.
+Of the places where that suffix occurs, some vote: each drafted token is the one that follows most often, and those go on that
+have it.
 """
 
-from bisect import bisect_left, bisect_right
-from collections import Counter
+from bisect import bisect_left
 from struct import unpack
 
 from specdec_plugins.decoding.drafters import PairFacts
@@ -13,7 +12,8 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan, Source
 from specdec_plugins.formats.datastore import CONTEXT, TOKEN_BYTES, Datastore, encoded
 
-VOTES = 16  # places that vote, at most
+VOTES = 8  # places that vote, at most: a look-up's time grows with them
+CONTEXT_BYTES = CONTEXT * TOKEN_BYTES
 
 
 class Retrieval:
@@ -35,53 +35,41 @@ class Retrieval:
         """At most ``length`` tokens that follow the output's longest suffix; none where its last token does not occur."""
         following = [self._following(place, length) for place in self._votes(output)]
         draft: list[int] = []
-        while len(draft) < length and (further := [tokens for tokens in following if len(tokens) > len(draft)]):
-            # Most common: of equals the first, so that a draft does not depend on what was looked up before.
-            token = Counter(tokens[len(draft)] for tokens in further).most_common(1)[0][0]
-            following = [tokens for tokens in further if tokens[len(draft)] == token]
+        while len(draft) < length and len(following) > 1:
+            tokens = [text[len(draft)] for text in following]
+            token = max(tokens, key=tokens.count)  # of equals the first
             draft.append(token)
-            if token == self.eos:
-                break
+            following = [text for text in following if text[len(draft) - 1] == token and len(text) > len(draft)]
+        for text in following:  # one at most
+            draft += text[len(draft) :]
         return draft
 
     def _votes(self, output: list[int]) -> list[int]:
         """Places of the longest suffix, an output's beginning included; never the text's end, which nothing follows."""
         tokens, places = self.datastore.tokens, self.datastore.places
-        suffix = [*output[: -CONTEXT - 1 : -1], self.eos][:CONTEXT]
-        wanted = encoded(suffix)
+        wanted = encoded([*output[: -CONTEXT - 1 : -1], self.eos][:CONTEXT])
 
-        def key(place: int, size: int = len(wanted)) -> bytes:
-            return tokens[TOKEN_BYTES * place : TOKEN_BYTES * place + size].tobytes()
+        def before(place: int) -> bytes:
+            return tokens[TOKEN_BYTES * place : TOKEN_BYTES * place + CONTEXT_BYTES].tobytes()
 
-        nearest = bisect_left(places, wanted, key=key)
-        neighbours = [key(place) for place in places[max(0, nearest - 1) : nearest + 1]]
-        longest = max(map(lambda found: common(found, wanted), neighbours), default=0)
-        if not longest:
-            return []
-        found = wanted[: TOKEN_BYTES * longest]
+        nearest = bisect_left(places, wanted, key=before)
+        near = places[max(0, nearest - VOTES // 2) : nearest + VOTES // 2].tolist()
+        sizes = [common(before(place), wanted) for place in near]
+        longest = max(sizes)
+        return [place for place, size in zip(near, sizes) if size == longest and place] if longest else []
 
-        def begins(place: int) -> bytes:
-            return key(place, len(found))
-
-        first, end = bisect_left(places, found, key=begins), bisect_right(places, found, key=begins)
-        step = max(1, (end - first) // VOTES)
-        return [place for place in places[first:end:step] if place][:VOTES]
-
-    def _following(self, place: int, length: int) -> list[int]:
-        """Up to ``length`` tokens after a place of the text, which is held backwards."""
+    def _following(self, place: int, length: int) -> tuple[int, ...]:
+        """Up to ``length`` tokens after a place of the text, which is held backwards; none after eos."""
         first = max(0, place - length)
-        return list(unpack(f">{place - first}I", self.datastore.tokens[TOKEN_BYTES * first : TOKEN_BYTES * place]))[::-1]
+        tokens = unpack(f">{place - first}I", self.datastore.tokens[TOKEN_BYTES * first : TOKEN_BYTES * place])[::-1]
+        return tokens[: tokens.index(self.eos) + 1] if self.eos in tokens else tokens
 
 
-def common(one: bytes, other: bytes) -> int:
-    """The number of tokens that two have in common at their beginnings."""
-    pairs = zip(range(0, len(one), TOKEN_BYTES), range(0, len(other), TOKEN_BYTES))
-    count = 0
-    for at, _ in pairs:
-        if one[at : at + TOKEN_BYTES] != other[at : at + TOKEN_BYTES]:
-            break
-        count += 1
-    return count
+def common(found: bytes, wanted: bytes) -> int:
+    """The number of tokens that the beginning of ``wanted`` and of ``found`` have in common."""
+    size = len(wanted)
+    difference = int.from_bytes(wanted, "big") ^ int.from_bytes(found[:size].ljust(size, b"\xff"), "big")
+    return (size - (difference.bit_length() + 7) // 8) // TOKEN_BYTES
 
 
 def for_pair(facts: PairFacts) -> Retrieval:
