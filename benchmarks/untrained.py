@@ -84,10 +84,8 @@ def main() -> None:
         stats = system.translator.stats
         ratio = statistics.median(first / own for first, own in zip(systems[0].seconds, system.seconds))
         drafting = 1e6 * stats.seconds["drafting"] / stats.passes
-        print(
-            f"| {system.name} | {stats.mean_accepted_length:.2f} | {stats.drafted / stats.passes:.1f} | {stats.acceptance_rate:.0%} "
-            f"| {drafting:.0f} | {ratio:.2f} |"
-        )
+        drafted = f"{stats.mean_accepted_length:.2f} | {stats.drafted / stats.passes:.1f} | {stats.acceptance_rate:.0%}"
+        print(f"| {system.name} | {drafted} | {drafting:.0f} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":

@@ -154,8 +154,8 @@ class Translator:
         ``batch_size`` sentences are decoded at a time, and at most ``max_tokens`` source tokens, padding included.
         With ``bpe`` the sentences are tokens in BPE already, and so are the texts, joined to words under ``remove_bpe``.
         ``too_long``: what to do with a source beyond the models' positions. Raises SourceTooLong before anything is decoded.
-        ``first`` is the number of the first sentence in a longer text, of which samples depend. ``hints`` are earlier translations
-        of the sentences, for a drafter that uses them; empty where there is none.
+        ``first`` is the number of the first sentence in a longer text, of which samples depend. ``hints`` are earlier
+        translations of the sentences, for a drafter that uses them; empty where there is none.
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
@@ -194,19 +194,18 @@ class Translator:
 
     def encode_target(self, sentences: Sequence[str], bpe: bool = False) -> list[list[int]]:
         """The token numbers of some translations, without eos, as `Request.hint` has them."""
-        if self._encode_target is None and not bpe:
+        if bpe:
+            return [self.pair.target.encode(line)[:-1] for line in sentences]
+        if self._encode_target is None:
             self._encode_target = target_encoder(self.pair)
-        encode = self._encode_target if not bpe else lambda line: self.pair.target.encode(line)[:-1]
-        return list(map(encode, sentences))
+        return list(map(self._encode_target, sentences))
 
     def request(self, index: int, source: Sequence[int], **options) -> Request:
         """A request for a session, with the length limit and the sampling of the settings; ``options`` are further fields of
         `Request`."""
         return Request(index, source, **{"limit": self.limit(len(source)), "sampling": self.settings.drawing, **options})
 
-    def _requests(
-        self, sources: Mapping[int, Sequence[int]], first: int, hints: Sequence[Sequence[int]] = ()
-    ) -> list[Request]:
+    def _requests(self, sources: Mapping[int, Sequence[int]], first: int, hints: Sequence[Sequence[int]] = ()) -> list[Request]:
         """A request for each sample of each source; those of source i have the numbers from i * samples on."""
         samples, seed = self.settings.drawn, self.settings.seed
         return [

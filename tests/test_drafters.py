@@ -206,7 +206,7 @@ def test_a_datastore_is_mapped_and_checked(tmp_path):
         Datastore.open(path, "ours")
     with pytest.raises(ValueError, match="nowhere/store: "):
         store.save(str(tmp_path / "nowhere" / "store"), "ours")
-    with pytest.raises(ValueError, match="has 2 to .* tokens, and this would have 1"):
+    with pytest.raises(ValueError, match=r"has 2 to .* tokens, and this would have 1"):
         Datastore.of([], EOS)
 
 
@@ -316,7 +316,7 @@ def test_exact_on_pytorch(name):
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("name", NAMES)
 def test_exact_on_the_kernels(name, dtype):
-    """Against the verifier alone, whose plain steps, here beside a drafter, are native; greedy, and sampled by the coupled rule."""
+    """Against the verifier alone, whose plain steps beside a drafter are native; greedy, and sampled by the coupled rule."""
     fairseq_model, args = wide_verifier(**SHAPES["pre-norm"])
     with torch.no_grad():
         fairseq_model.decoder.output_projection.weight[EOS] *= 0.5
@@ -325,7 +325,9 @@ def test_exact_on_the_kernels(name, dtype):
         rng, sources = random.Random(5), sentences(12, seed=6)
         requests = [Request(i, source, 20, sampling=sampling, seed=i) for i, source in enumerate(sources)]
         expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
-        hinted = [Request(i, source, 20, sampling=sampling, seed=i, hint=damaged(expected[i], rng)) for i, source in enumerate(sources)]
+        hinted = [
+            Request(i, source, 20, sampling=sampling, seed=i, hint=damaged(expected[i], rng)) for i, source in enumerate(sources)
+        ]
         drafter, accepted = make(name, expected), 0
         for rows, lengths in ((1, [4]), (5, [6, 0, 3])):
             outputs, stats = run(verifier, drafter, hinted, lengths, rows)
@@ -390,9 +392,11 @@ def test_learning_asks_for_nothing_in_plain_steps():
 
 def test_drafters_are_found_by_what_they_need():
     facts = PairFacts(SYMBOLS, COPIES, "")
-    with pytest.raises(ValueError, match="'block_causal' needs weights, .* Without: jacobi, ngram, previous, recycling, retrieval$"):
+    with pytest.raises(
+        ValueError, match=r"'block_causal' needs weights, .* Without: jacobi, ngram, previous, recycling, retrieval$"
+    ):
         drafters.without_weights("block_causal", facts)
-    with pytest.raises(ValueError, match="no drafter named 'nothing'. Available: "):
+    with pytest.raises(ValueError, match=r"no drafter named 'nothing'\. Available: "):
         drafters.without_weights("nothing", facts)
     with pytest.raises(ValueError, match="drafter 'ngram' has no weights"):
         drafters.with_weights("ngram")

@@ -59,9 +59,7 @@ class NativeLoop:
             call.tokens, call.outs, call.candidates = successor_tables(drafter)
             call.names = drafter.names and start(drafter.names)
 
-    def __call__(
-        self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int
-    ) -> Taken | None:
+    def __call__(self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int) -> Taken | None:
         """Make up to ``times`` iterations of the plan, at least one, and none after a row is finished; the prefix is not changed.
 
         ``drafting`` is a `CausalState` or, if a drafter is foreign or none, not read. None where the session has to iterate

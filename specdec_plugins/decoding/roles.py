@@ -30,7 +30,7 @@ class State(Protocol):
 class Drafter(Protocol):
     """Proposes tokens.
 
-    Optional: ``observe(state, scores, draft, verdict)`` tells what became of what ``propose`` returned last, before the tokens are
+    Optional: ``observe(state, scores, draft, verdict)`` tells what became of what ``propose`` returned, before tokens are
     committed; ``bytes_for(request)`` is the memory that a request's row takes, for admission.
     """
 

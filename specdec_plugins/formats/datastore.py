@@ -27,7 +27,7 @@ class Datastore:
 
     def __init__(self, tokens: np.ndarray, places: np.ndarray):
         self.arrays = tokens, places
-        self.tokens, self.places = memoryview(tokens.reshape(-1)), memoryview(places)
+        self.tokens, self.places = tokens.reshape(-1).data, places.data
 
     def __len__(self) -> int:
         """Tokens, eos included."""

@@ -3,7 +3,7 @@
 
 The guesses behind a refusal were made after other tokens, and few of them are right by themselves. But each is read in the next
 pass, with this sentence's source, and what the verifier chooses after it is a successor that later drafts take: a pool of bigrams
-from the trajectories, as in lookahead decoding (Fu et al. 2024, arXiv 2402.02057), without its window and its parallel candidates.
+from the trajectories, as in lookahead decoding (Fu et al. 2024, arXiv 2402.02057), without its window and parallel candidates.
 """
 
 from dataclasses import dataclass, field
