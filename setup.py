@@ -65,6 +65,7 @@ setup(
         "console_scripts": [
             "specdec-average = specdec_plugins.commands.average:main",
             "specdec-benchmark = specdec_plugins.commands.benchmark:main",
+            "specdec-datastore = specdec_plugins.commands.datastore:main",
             "specdec-pack = specdec_plugins.commands.pack:main",
             "specdec-prepare = specdec_plugins.commands.prepare:main",
             "specdec-report = specdec_plugins.commands.report:main",

@@ -37,6 +37,8 @@ class Settings:
     # Drafted tokens an iteration; "auto": as many as pay, down to none. None: auto where that cannot change the output (specdec
     # with beta 1), else the model's.
     block_size: int | str | None = None
+    draft_with: str | None = None  # a drafter without weights, by its name; None: the model's
+    datastore: str | None = None  # a file, for drafter retrieval
     beta: int = 1
     tau: float = float("inf")  # nats
     controller: str = "throughput"  # what chooses the block size auto
@@ -92,7 +94,7 @@ class Settings:
         users = {
             "block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",),
             "sampling": ("specdec", "ar", "drafter"), "rule": ("specdec",), "repetition_penalty": ("specdec", "ar"),
-            "verifier_gate": ("specdec",), "drafter_gate": ("specdec",),
+            "verifier_gate": ("specdec",), "drafter_gate": ("specdec",), "draft_with": ("specdec",),
         }  # fmt: skip
         for name, strategies in users.items():
             if self._given(name) and self.strategy in STRATEGIES and self.strategy not in strategies:
@@ -101,6 +103,10 @@ class Settings:
             yield from ((name, "is not used with sampling") for name in ("beta", "tau") if self._given(name))
         else:
             yield from ((name, "has a use only with sampling") for name in SAMPLING if self._given(name))
+        if self.draft_with == "retrieval" and not self.datastore:
+            yield "datastore", "is missing, which drafter retrieval needs"
+        if self.draft_with != "retrieval" and self.datastore:
+            yield "datastore", "has a use only with drafter retrieval"
         if self.mbr is not None and self.samples > 1:
             yield "samples", f"{self.samples} does not go with mbr, which says how many samples it takes"
         if self.block_size == "auto" and self.strategy == "drafter":

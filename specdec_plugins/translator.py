@@ -9,7 +9,7 @@ Knows the engine and the model folder; fairseq only where its own generator is t
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 
+from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.admission import BoundedAdmission
@@ -88,16 +89,19 @@ class Translator:
 
     ``roles`` are those that sessions are made of, except under strategy ``fairseq``; they may be replaced.
 
-    ``drafter`` is one of your own in place of the pair's.
+    ``drafter`` is one of your own in place of the pair's and the settings'.
     """
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
         self.trained_block_size = pair.block_size
+        if drafter is None and settings.draft_with:
+            drafter = drafters.without_weights(settings.draft_with, facts_of(pair, settings.datastore))
         if drafter is not None:
             self.trained_block_size = pair.block_size or USUAL_BLOCK_SIZE
             pair = replace(pair, drafter=None)
         elif pair.drafter is None and settings.strategy in ("specdec", "drafter"):
-            raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs")
+            choice = "; draft_with names one without weights" if settings.strategy == "specdec" else ""
+            raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs{choice}")
         self.pair, self.settings = pair, settings
         self.stats = DecodeStats()
         self.block_size = "auto" if settings.adaptive else settings.block_size or self.trained_block_size
@@ -121,6 +125,7 @@ class Translator:
         symbols = pair.source.symbols if pair.tokenizer != "moses" else None
         self._codes = Bpe(pair.codes, symbols) if pair.codes else None
         self._tokenizers: tuple[Tokenizer, Tokenizer] | None = None
+        self._encode_target: Callable[[str], list[int]] | None = None
 
     @classmethod
     def from_pretrained(cls, folder: str, drafter: Drafter | None = None, **settings) -> "Translator":
@@ -159,19 +164,24 @@ class Translator:
         max_tokens: int | None = None,
         too_long: Literal["error", "truncate", "skip"] = "error",
         first: int = 0,
+        hints: Sequence[str] | None = None,
     ) -> list[Translation]:
         """The translations of some sentences, in their order; several of each, one after the other, with `Settings.samples`.
 
         ``batch_size`` sentences are decoded at a time, and at most ``max_tokens`` source tokens, padding included.
         With ``bpe`` the sentences are tokens in BPE already, and so are the texts, joined to words under ``remove_bpe``.
         ``too_long``: what to do with a source beyond the models' positions. Raises SourceTooLong before anything is decoded.
-        ``first`` is the number of the first sentence in a longer text, of which samples depend.
+        ``first`` is the number of the first sentence in a longer text, of which samples depend. ``hints`` are earlier
+        translations of the sentences, for a drafter that uses them; empty where there is none.
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
         sources = [self._encode(index, line, bpe, too_long) for index, line in enumerate(sentences)]
-        requests = self._requests({i: source.tokens for i, source in enumerate(sources) if len(source.tokens) > 1}, first)
+        if hints is not None and len(hints) != len(sentences):
+            raise ValueError(f"{len(sentences):,} sentences, and {len(hints):,} hints")
+        hinted = self.encode_target(hints, bpe) if hints else []
+        requests = self._requests({i: source.tokens for i, source in enumerate(sources) if len(source.tokens) > 1}, first, hinted)
         found = {hypothesis.index: hypothesis for hypothesis in self._decode(requests, batch_size, max_tokens)}
         samples, keep_bpe = self.settings.drawn, bpe and not remove_bpe
         results = [
@@ -199,16 +209,26 @@ class Translator:
         """What `translate_tokens` takes: the token numbers of some sentences, eos included. Raises SourceTooLong."""
         return [self._encode(index, line, bpe, "error").tokens for index, line in enumerate(sentences)]
 
+    def encode_target(self, sentences: Sequence[str], bpe: bool = False) -> list[list[int]]:
+        """The token numbers of some translations, without eos, as `Request.hint` has them."""
+        if bpe:
+            return [self.pair.target.encode(line)[:-1] for line in sentences]
+        if self._encode_target is None:
+            self._encode_target = target_encoder(self.pair)
+        return list(map(self._encode_target, sentences))
+
     def request(self, index: int, source: Sequence[int], **options) -> Request:
         """A request for a session, with the length limit and the sampling of the settings; ``options`` are further fields of
         `Request`."""
         return Request(index, source, **{"limit": self.limit(len(source)), "sampling": self.settings.drawing, **options})
 
-    def _requests(self, sources: Mapping[int, Sequence[int]], first: int) -> list[Request]:
+    def _requests(self, sources: Mapping[int, Sequence[int]], first: int, hints: Sequence[Sequence[int]] = ()) -> list[Request]:
         """A request for each sample of each source; those of source i have the numbers from i * samples on."""
         samples, seed = self.settings.drawn, self.settings.seed
         return [
-            self.request(samples * index + sample, source, seed=mixed(seed, first + index, sample))
+            self.request(
+                samples * index + sample, source, seed=mixed(seed, first + index, sample), hint=hints[index] if hints else ()
+            )
             for index, source in sources.items()
             for sample in range(samples)
         ]
@@ -323,6 +343,21 @@ def usable_device(name: str) -> torch.device:
         return torch.device(name)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {name}: {str(error).splitlines()[0]}") from None
+
+
+def target_encoder(pair: Pair) -> Callable[[str], list[int]]:
+    """The function that turns a line of the target language into token numbers, without eos."""
+    if pair.codes is None:
+        raise ValueError(f"{pair.name} has no BPE codes, so text in its target language must be tokens in BPE already")
+    vocabulary, tokenizer = pair.target, load_tokenizer(pair.tokenizer, pair.target_lang)
+    codes = Bpe(pair.codes, vocabulary.symbols if pair.tokenizer != "moses" else None)
+    return lambda line: vocabulary.encode(codes.apply(tokenizer.tokenize(" ".join(line.split()))))[:-1]
+
+
+def facts_of(pair: Pair, datastore: str | None = None) -> drafters.PairFacts:
+    """What a drafter without weights may know of a pair."""
+    copies = [pair.target.numbers.get(symbol, -1) for symbol in pair.source.symbols]
+    return drafters.PairFacts(pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(pair.target.symbols), datastore)
 
 
 @dataclass(frozen=True)

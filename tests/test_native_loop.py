@@ -19,6 +19,7 @@ from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import OPEN, Gate, Tolerance
+from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Outcome, Plan, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
@@ -230,7 +231,11 @@ def test_only_for_roles_that_it_knows():
         return Session(drafter, verifier, acceptance or TopBetaTau(), controller, BoundedAdmission(2), 2).native
 
     assert native() is not None
-    assert native(drafter=Mine(drafter.model)) is None
+    # Beside another drafter only iterations that draft nothing are native.
+    _, calls, expected_calls = both((Mine(drafter.model), verifier), requests_of(6, seed=2), controllers(0, 3), 2)
+    assert calls < expected_calls
+    session = native(drafter=Mine(drafter.model))
+    assert session(None, None, Prefix(), Plan([2, 0]), 1) is None
     assert native(acceptance=lambda scores, draft, prefix: None) is None
     # A drafter that reads the verifier's hidden states sets this when it is built; the session then iterates itself.
     verifier.model.features_wanted = True

@@ -60,6 +60,11 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--strategy", choices=STRATEGIES, default="specdec",
                      help="specdec: draft and verify (default); ar: the verifier alone; drafter: drafts, unverified; "
                      "fairseq: its own generator")  # fmt: skip
+    how.add_argument("--draft-with", metavar="NAME",
+                     help="a drafter without weights in place of the model's: ngram, recycling, jacobi, previous, retrieval, or "
+                     "module:object")  # fmt: skip
+    how.add_argument("--hint", metavar="FILE", help="earlier translations, one for each input line, for --draft-with previous")
+    how.add_argument("--datastore", metavar="FILE", help="what specdec-datastore made, for --draft-with retrieval")
     how.add_argument("--block-size", type=block_size, metavar="K",
                      help="drafted tokens an iteration; auto: as many as pay, down to none (default: auto with the exact rule, "
                      "else the model's, as the length can change a tolerant output)")  # fmt: skip
@@ -143,8 +148,14 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("model", f"stands alone, without {', '.join(map(option_name, parts))}"))
     if not options.model and not (options.verifier and options.data):
         faults.append(("model", "is missing: give --model DIR, or --verifier PT and --data DIR"))
-    if options.verifier and not options.drafter and options.strategy in ("specdec", "drafter"):
-        faults.append(("strategy", f"{options.strategy} needs --drafter"))
+    if options.verifier and not (options.drafter or options.draft_with) and options.strategy in ("specdec", "drafter"):
+        faults.append(("strategy", f"{options.strategy} needs --drafter" + " or --draft-with" * (options.strategy == "specdec")))
+    if options.drafter and options.draft_with:
+        faults.append(("drafter", "has no use with --draft-with"))
+    if options.hint and options.draft_with in (None, "ngram", "recycling", "jacobi", "retrieval"):
+        faults.append(("hint", "has a use only with --draft-with previous"))
+    if options.draft_with == "previous" and not options.hint:
+        faults.append(("hint", "is missing, which --draft-with previous needs"))
     if options.resume and not options.output:
         faults.append(("resume", "needs --output"))
     if options.reference and options.format != "fairseq":
@@ -153,7 +164,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("remove_bpe", "has a use only with --bpe or --format fairseq"))
     if options.trace is not None and options.strategy not in ("specdec", "drafter"):
         faults.append(("strategy", f"{options.strategy} drafts nothing that --trace could show"))
-    files = [path for path in (options.input, options.reference) if path and os.path.exists(path)]
+    files = [path for path in (options.input, options.reference, options.hint) if path and os.path.exists(path)]
     if options.output and any(os.path.exists(options.output) and os.path.samefile(path, options.output) for path in files):
         faults.append(("output", f"{options.output} is also an input"))
     if options.workers > 1 and re.fullmatch(r"cuda:\d+", options.device):
@@ -166,7 +177,9 @@ def run(options: argparse.Namespace, written: Written) -> None:
     with ExitStack() as stack:
         source = stack.enter_context(LineReader(options.input))
         terminal = not options.input and sys.stdin.isatty()
-        references = stack.enter_context(LineReader(options.reference)) if options.reference else None
+        references, hints = (
+            stack.enter_context(LineReader(path)) if path else None for path in (options.reference, options.hint)
+        )
         work: Callable[[Iterable[Buffer]], Iterator[Answers]]  # loads the model before an output that may exist is touched
         if options.workers > 1 and not terminal:
             work = stack.enter_context(Workers(options.workers, partial(Answerer, options))).map
@@ -174,7 +187,7 @@ def run(options: argparse.Namespace, written: Written) -> None:
             work = partial(map, Answerer(options))
         output = stack.enter_context(Output(options))
         written.lines, written.path = output.done, options.output
-        for reader in (source, references):
+        for reader in (source, references, hints):
             if reader and reader.skip(output.done) < output.done:
                 raise ValueError(f"{options.output} has more lines than {reader.name}: it was made from something else")
 
@@ -182,7 +195,7 @@ def run(options: argparse.Namespace, written: Written) -> None:
         shown = stack.enter_context(progress(options, output.done, terminal))
         began, stats = time.perf_counter(), None
         size = options.buffer_size or (1 if terminal else 512)
-        for answers in work(read_buffers(source, references, size)):
+        for answers in work(read_buffers(source, references, size, hints)):
             for answer in answers.lines:
                 output.write(answer.text)
                 for traced in answer.traced:

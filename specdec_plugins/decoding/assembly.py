@@ -27,7 +27,7 @@ def assemble(
     kernels, float16 on a GPU, else float32. Raises ValueError if nothing computes in that data type.
     """
     loaded, drafting = load(verifier, drafter, device, dtype, threads)
-    code = drafters.find(drafter.code if drafter else "none")
+    code = drafters.with_weights(drafter.code if drafter else "none")
     return code.build(drafter, drafting, loaded), ModelVerifier(loaded)
 
 

@@ -35,10 +35,9 @@ class Session:
         self.verifying = verifier.start(rows)
         self.drafting = drafter.start(rows, self.verifying)
         self.stats = DecodeStats() if stats is None else stats
-        # Optional methods are looked up once: most roles have none of them. Without any, iterations can be native.
+        # Optional methods are looked up once: most roles have none of them.
         self.observe, self.commit = getattr(drafter, "observe", None), getattr(verifier, "commit", None)
-        alone = self.observe is None and self.commit is None
-        self.native = native_loop(drafter, verifier, acceptance, self.prefix.constraints) if alone else None
+        self.native = native_loop(drafter, verifier, acceptance, self.prefix.constraints)
 
     @property
     def idle(self) -> bool:
@@ -106,7 +105,8 @@ class Session:
         began = time.perf_counter()
         plan = prefix.gated(plan)
         draft = Draft([[] for _ in prefix.requests])
-        if any(plan.lengths) and max(prefix.room) > 0:
+        asked = any(plan.lengths) and max(prefix.room) > 0
+        if asked:
             draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan)).cut(plan.gate)
         stats.lap("drafting", device)
         drafted = time.perf_counter()
@@ -120,7 +120,7 @@ class Session:
         # 4. Tell those who keep or learn something of it.
         if self.commit is not None:
             self.commit(self.verifying, draft, verdict)
-        if self.observe is not None:
+        if self.observe is not None and asked:
             self.observe(self.drafting, scores, draft, verdict)
         stats.lap("verifying", device)
         return Taken([Iteration.of(draft, verdict, prefix.symbols.eos)], drafted - began, time.perf_counter() - drafted)

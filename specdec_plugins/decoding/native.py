@@ -2,7 +2,7 @@
 reference.
 
 The roles are the verifier on the kernels, the causal block drafter there or none, and the exact or the tolerant rule, with those
-for rows that sample.
+for rows that sample. Beside another drafter, iterations that draft nothing are native.
 
 B rows, K drafted tokens.
 """
@@ -12,7 +12,7 @@ import time
 from array import array
 from ctypes import addressof, byref
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu.binding import Caches, Decoding, integers, start, starts
@@ -39,10 +39,12 @@ class Taken:
 
 
 class NativeLoop:
-    """For one session. Not for use by several threads at once."""
+    """For one session; with ``foreign``, of a drafter that is not here. Not for use by several threads at once."""
 
-    def __init__(self, drafter: CpuModel | None, verifier: CpuModel, acceptance: TopBetaTau, constraints: Constraints):
-        self.drafter, self.verifier, self.tolerance = drafter, verifier, acceptance.tolerance
+    def __init__(
+        self, drafter: CpuModel | None, verifier: CpuModel, acceptance: TopBetaTau, constraints: Constraints, foreign: bool
+    ):  # fmt: skip
+        self.drafter, self.verifier, self.tolerance, self.foreign = drafter, verifier, acceptance.tolerance, foreign
         symbols = constraints.symbols
         self._suppressed = integers(constraints.suppressed)
         self._seconds = array("d", [0.0, 0.0])
@@ -57,15 +59,15 @@ class NativeLoop:
             call.tokens, call.outs, call.candidates = successor_tables(drafter)
             call.names = drafter.names and start(drafter.names)
 
-    def __call__(
-        self, verifying: SlottedState, drafting: CausalState | None, prefix: Prefix, plan: Plan, times: int
-    ) -> Taken | None:
+    def __call__(self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int) -> Taken | None:
         """Make up to ``times`` iterations of the plan, at least one, and none after a row is finished; the prefix is not changed.
 
-        None where the session has to iterate itself, because a drafter wants the verifier's hidden states.
+        ``drafting`` is a `CausalState` or, if a drafter is foreign or none, not read. None where the session has to iterate
+        itself: because a drafter wants the verifier's hidden states, or because a foreign one is to draft.
         """
-        if self.verifier.features_wanted:
+        if self.verifier.features_wanted or (self.foreign and any(plan.lengths)):
             return None
+        drafting = None if self.drafter is None else cast(CausalState, drafting)
         call, outputs, rows = self._call, prefix.outputs, len(prefix)
         longest = 0 if drafting is None else max(plan.lengths)
         places = list(map(len, outputs))
@@ -143,11 +145,9 @@ class NativeLoop:
 
 
 def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, constraints: Constraints) -> NativeLoop | None:
-    """The native loop for these roles; None where they are not, each of them exactly, those that it knows."""
+    """The native loop for these roles; None where verifier and rule are not, both exactly, those that it knows."""
     if type(verifier) is not ModelVerifier or type(verifier.model) is not CpuModel or type(acceptance) is not TopBetaTau:
         return None
-    if type(drafter) is NoDrafter:
-        return NativeLoop(None, verifier.model, acceptance, constraints)
-    if type(drafter) is not CausalBlockDrafter or type(drafter.model) is not CpuModel:
-        return None
-    return NativeLoop(drafter.model, verifier.model, acceptance, constraints)
+    if type(drafter) is CausalBlockDrafter and type(drafter.model) is CpuModel:
+        return NativeLoop(drafter.model, verifier.model, acceptance, constraints, False)
+    return NativeLoop(None, verifier.model, acceptance, constraints, type(drafter) is not NoDrafter)

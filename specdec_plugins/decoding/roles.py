@@ -30,8 +30,8 @@ class State(Protocol):
 class Drafter(Protocol):
     """Proposes tokens.
 
-    Optional: ``observe(state, scores, draft, verdict)`` tells what became of a draft; ``bytes_for(request)`` is the memory that a
-    request's row takes, for admission.
+    Optional: ``observe(state, scores, draft, verdict)`` tells what became of what ``propose`` returned, before tokens are
+    committed; ``bytes_for(request)`` is the memory that a request's row takes, for admission.
     """
 
     def start(self, rows: int, shared: Any) -> Any:

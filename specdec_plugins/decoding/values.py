@@ -24,7 +24,8 @@ class Request:
     ``tokens`` close with eos. ``limit`` is the most tokens that the output may have before eos, ``min_length`` the fewest.
     ``forced`` tokens begin the output, after those that the model itself prescribes. ``tolerance`` replaces the session's.
     With ``sampling`` tokens are drawn at random, by numbers that depend on ``seed`` (an int64). Requests with the same list of
-    ``tokens``, such as several samples of one sentence, share what is computed of the source.
+    ``tokens``, such as several samples of one sentence, share what is computed of the source. ``hint`` is an earlier translation,
+    without eos, for drafters that use one.
     """
 
     index: int
@@ -35,6 +36,7 @@ class Request:
     tolerance: Tolerance | None = None
     sampling: Sampling | None = None
     seed: int = 0
+    hint: Sequence[int] = ()
 
 
 class Draws(NamedTuple):

@@ -51,13 +51,14 @@ class Answerer:
         """Answer the lines before the first source that is too long, which becomes the fault; else all of them."""
         from specdec_plugins.translator import SourceTooLong
 
-        lines, fault = buffer.lines, buffer.fault
+        lines, hints, fault = buffer.lines, buffer.hints or None, buffer.fault
         try:
-            results = self.translator.translate(lines, first=buffer.first, **self.choices)
+            results = self.translator.translate(lines, first=buffer.first, hints=hints, **self.choices)
         except SourceTooLong as error:
             where = f"{self.options.input or 'stdin'}, line {buffer.first + error.index + 1}"
             fault = ValueError(f"{where}: {error} (--truncate-source and --skip-long go on)")
-            results = self.translator.translate(lines[: error.index], first=buffer.first, **self.choices)
+            hints = hints and hints[: error.index]
+            results = self.translator.translate(lines[: error.index], first=buffer.first, hints=hints, **self.choices)
         outputs = self.translator.settings.outputs
         groups = (results[start : start + outputs] for start in range(0, len(results), outputs))
         numbered = enumerate(zip(groups, buffer.references), buffer.first)

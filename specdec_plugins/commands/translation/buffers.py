@@ -1,4 +1,4 @@
-"""The input of ``specdec-translate``: buffers of lines, each with its references. Knows nothing about models."""
+"""The input of ``specdec-translate``: buffers of lines, each with its reference and its hint. Knows nothing about models."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -14,17 +14,22 @@ class Buffer:
     first: int
     lines: list[str] = field(default_factory=list)
     references: list[str | None] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)  # none where no line has one
     fault: ValueError | None = None
 
 
-def read_buffers(source: LineReader, references: LineReader | None, size: int) -> Iterator[Buffer]:
+def read_buffers(
+    source: LineReader, references: LineReader | None, size: int, hints: LineReader | None = None
+) -> Iterator[Buffer]:
     """Yield up to ``size`` lines at a time; a fault comes with the lines before it, so that these can still be translated."""
-    lines, expected, first = iter(source), _references(references), source.number
+    lines, expected, hinted, first = iter(source), _beside(references), _beside(hints), source.number
     while True:
         buffer = Buffer(first)
         try:
             for line in islice(lines, size):
-                buffer.references.append(next(expected))
+                reference, hint = next(expected), next(hinted)
+                buffer.references.append(reference)
+                buffer.hints.extend([] if hint is None else [hint])
                 buffer.lines.append(line)
         except ValueError as error:
             yield replace(buffer, fault=error)
@@ -35,8 +40,8 @@ def read_buffers(source: LineReader, references: LineReader | None, size: int) -
         first += len(buffer.lines)
 
 
-def _references(reader: LineReader | None) -> Iterator[str | None]:
-    """Yield the reference of each line, or None for each if there are none. Raises ValueError if they end too soon."""
+def _beside(reader: LineReader | None) -> Iterator[str | None]:
+    """Yield the reference or hint of each line, or None for each if there are none. Raises ValueError if they end too soon."""
     while reader is None:
         yield None
     yield from reader

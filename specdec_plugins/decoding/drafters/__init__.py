@@ -1,27 +1,55 @@
 """Drafters, one file each, and how they are named.
 
-A drafter's file is a module or an object with ``build(weights, model, verifier)`` that returns a `Drafter`: ``weights`` is what
-its folder or checkpoint holds (a `DrafterModel`), ``model`` the same loaded on the verifier's backend if it is a Transformer,
-and ``verifier`` the loaded verifier. A name is a built-in drafter's (a file in this folder), an installed entry point's of the
-group ``specdec.drafters``, or ``module:object``.
+A drafter's file is a module or an object. If it has weights, it has ``build(weights, model, verifier)``, which returns a
+`Drafter`: ``weights`` is what its folder or checkpoint holds (a `DrafterModel`), ``model`` the same loaded on the verifier's
+backend if it is a Transformer, and ``verifier`` the loaded verifier. If it needs none, it has ``for_pair(facts)``, where
+``facts`` are what it may know of the models that it drafts for (`PairFacts`). A name is a built-in drafter's (a file in this
+folder), an installed entry point's of the group ``specdec.drafters``, or ``module:object``.
 """
 
 import importlib
 import pkgutil
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.formats.spec import DrafterModel
+from specdec_plugins.formats.spec import DrafterModel, Symbols
 
 GROUP = "specdec.drafters"
+Row = TypeVar("Row")
 
 
 class DrafterCode(Protocol):
-    """What a drafter's file offers the engine."""
+    """What the file of a drafter with weights offers the engine."""
 
     def build(self, weights: DrafterModel | None, model: LoadedModel | None, verifier: LoadedModel) -> Drafter: ...
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """What a drafter without weights may know of the models that it drafts for."""
+
+    symbols: Symbols
+    copies: Sequence[int]  # the target's number of each source token; -1 where the target's dictionary lacks it
+    dictionary: str  # the fingerprint of the target's dictionary, ..
+    size: int  # .. and how many symbols it has
+    datastore: str | None = None  # a file of `specdec-datastore`, for the drafter that reads one
+
+
+@dataclass
+class Rows(Generic[Row]):
+    """A drafter's state: something for each row, of any type that `deepcopy` copies."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def select(self, order: list[int]) -> None:
+        """See `State`."""
+        copied = len(set(order)) < len(order)
+        self.rows = [deepcopy(self.rows[row]) if copied else self.rows[row] for row in order]
 
 
 def built_in() -> list[str]:
@@ -45,6 +73,23 @@ def find(name: str) -> Any:
             names = ", ".join([*built_in(), *sorted(points)])
             raise ValueError(f"no drafter named '{name}'. Available: {names}, and module:object")
         code = points[name].load()
-    if not hasattr(code, "build"):
-        raise ValueError(f"drafter '{name}' has no function build")
+    if not hasattr(code, "build") and not hasattr(code, "for_pair"):
+        raise ValueError(f"drafter '{name}' has no function build, and no for_pair")
     return code
+
+
+def with_weights(name: str) -> DrafterCode:
+    """The code of the drafter of a folder or checkpoint. Raises ValueError if it is none that has weights."""
+    code = find(name)
+    if not hasattr(code, "build"):
+        raise ValueError(f"drafter '{name}' has no weights")
+    return code
+
+
+def without_weights(name: str, facts: PairFacts) -> Drafter:
+    """The drafter ``name`` for a pair. Raises ValueError if it needs weights, or for what it says is wrong."""
+    code = find(name)
+    if not hasattr(code, "for_pair"):
+        names = ", ".join(each for each in built_in() if hasattr(find(each), "for_pair"))
+        raise ValueError(f"drafter '{name}' needs weights, which a model folder has. Without: {names}")
+    return code.for_pair(facts)

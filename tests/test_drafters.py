@@ -1,0 +1,461 @@
+"""Drafters without weights: each against a naive search, and all of them against the verifier alone."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, make_verifier
+from reference import greedy
+from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, check_balance, commit, load, make_tilt, sentences, tilted_verifier
+from test_kernels import on_kernels, wide_verifier
+
+from specdec_plugins.commands import datastore, translate
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.datastore import CONTEXT, Datastore, sorted_places
+from specdec_plugins.decoding.drafters import PairFacts, jacobi, ngram, previous, recycling, retrieval
+from specdec_plugins.decoding.drafters.none import NoDrafter
+from specdec_plugins.decoding.loop import Session, speculative_decode
+from specdec_plugins.decoding.options import Sampling
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.suffixes import RECENT, Suffixes
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, uniform
+from specdec_plugins.decoding.verifier import ModelVerifier
+
+NAMES = ["jacobi", "ngram", "previous", "recycling", "retrieval"]
+DEMO = ROOT / "data" / "demo.en-de"
+COPIES = [*range(4), *range(5, WORDS + 4), -1]  # the target has every token but the last, under another number
+
+
+def random_text(rng, size, words):
+    return [rng.randrange(4, 4 + words) for _ in range(size)]
+
+
+def prefix_of(outputs, hints=None, sources=None, limit=500):
+    """A prefix whose rows have said ``outputs``."""
+    prefix = Prefix()
+    hints, sources = hints or [()] * len(outputs), sources or [[EOS]] * len(outputs)
+    prefix.admit([Request(i, source, limit, hint=hint) for i, (source, hint) in enumerate(zip(sources, hints))])
+    commit(prefix, outputs)
+    return prefix
+
+
+def common_suffix(one, other):
+    return next((n for n, (a, b) in enumerate(zip(reversed(one), reversed(other))) if a != b), min(len(one), len(other)))
+
+
+# ---- suffixes of the output
+
+
+def naive_ngram(source, output, length):
+    """What follows the longest earlier occurrence of a suffix, the last of several; it may begin where source or output do."""
+    text = [None, *(COPIES[token] for token in source), None, *output]
+    places = [(common_suffix(text[:place], text), place) for place in range(1, len(text))]
+    best, place = max(places)
+    draft = text[place : place + length] if best else []
+    return draft[: next((n for n, token in enumerate(draft) if token is None or token < 0), length)]
+
+
+def test_ngram_is_the_naive_search():
+    """Drafts of outputs that grow by any number of tokens, with few words, so that much occurs often."""
+    rng, lengths, drafter = random.Random(0), set(), ngram.NGram(COPIES)
+    for trial in range(60):
+        sources = [[*random_text(rng, rng.randrange(12), rng.choice([2, 5, WORDS])), EOS] for _ in range(3)]
+        state, outputs = drafter.start(3, None), [[] for _ in sources]
+        drafter.admit(state, Source(sources, SYMBOLS))
+        for _ in range(8):
+            wanted = [rng.randrange(7) for _ in sources]
+            drafts = drafter.propose(state, prefix_of(outputs), Plan(wanted)).tokens
+            assert drafts == [naive_ngram(*row) for row in zip(sources, outputs, wanted)], trial
+            lengths |= set(map(len, drafts))
+            outputs = [output + random_text(rng, rng.randrange(4), 4) for output in outputs]
+    assert lengths == set(range(7))
+
+
+def test_source_tokens_are_found_by_what_the_target_calls_them():
+    """Token 8 of the source is 9 in the target; the source's last token is none of the target's, and ends a draft."""
+    drafter = ngram.NGram(COPIES)
+    state = drafter.start(1, None)
+    drafter.admit(state, Source([[8, 9, WORDS + 3, 10, EOS]], SYMBOLS))
+    assert drafter.propose(state, prefix_of([[]]), uniform(1, 9)).tokens == [[9, 10]]
+    assert drafter.propose(state, prefix_of([[9]]), uniform(1, 9)).tokens == [[10]]
+    assert drafter.propose(state, prefix_of([[9, 11]]), uniform(1, 9)).tokens == [[EOS]]
+
+
+def test_a_frequent_token_costs_no_more_than_some_occurrences():
+    text = Suffixes([5] * 1000, growing=True)
+    for _ in range(3 * RECENT):
+        text.say(5)
+        assert len(text.lengths) <= RECENT
+
+
+@pytest.mark.parametrize(
+    "output, draft",
+    [
+        ([], "abc,d"),
+        ("a", "bc,de"),
+        ("ax", "c,de"),  # another token stands for b
+        ("axb", "c,de"),  # no: it was inserted
+        ("ac", ",de"),  # b is missing
+        ("axy", ",de"),
+        ("abc,d", "e,fg"),
+        ("x,", "de,f"),  # of both commas the nearest
+        ("abxxxe,", "fg$"),  # of both commas the one after e
+        ("abc,de,fg", "$"),
+        ("abc,de,fgx", ""),
+    ],
+)
+def test_previous_goes_on_where_the_hint_and_the_output_meet_again(output, draft):
+    numbers = {letter: 4 + number for number, letter in enumerate("abcdefg,xy")} | {"$": EOS}
+    hint, output, draft = ([numbers[letter] for letter in text] for text in ("abc,de,fg", output, draft))
+    drafter = previous.Previous()
+    state = drafter.start(2, None)
+    drafter.admit(state, Source([[EOS], [EOS]], SYMBOLS))
+    prefix = prefix_of([output, output], hints=[hint, ()])
+    assert drafter.propose(state, prefix, Plan([5, 5])).tokens[0][: len(draft)] == draft[:5]
+    drafts = drafter.propose(state, prefix, Plan([9, 9])).tokens
+    assert drafts[0][: len(draft)] == draft and drafts[1] == []  # a request without a hint
+
+
+def test_a_hint_that_is_the_output_takes_a_pass_for_each_block():
+    model, args = make_verifier(words=WORDS, **SHAPES["pre-norm"])
+    loaded, _ = load((model.double(), args))
+    tilt, source = make_tilt(3, -1.0), sentences(1, seed=4)[0]
+    expected = greedy(model, source, 30, tilt)
+    assert len(expected) > 8
+    for hint in (expected, [*expected[:3], *expected[4:]], [*expected[:3], 5, *expected[3:]]):
+        stats = DecodeStats()
+        request = Request(0, source, 30, hint=hint)
+        roles = previous.Previous(), tilted_verifier(loaded, tilt), TopBetaTau(), FixedLength(30)
+        assert [each.tokens for each in speculative_decode(*roles, [request], 1, stats)] == [expected]
+        assert stats.passes <= (1 if hint is expected else 3)
+
+
+# ---- a datastore
+
+
+def test_places_are_sorted_by_what_is_there():
+    rng = random.Random(1)
+    for size, words in ((1, 1), (7, 1), (50, 1), (300, 2), (300, 9)):
+        tokens = random_text(rng, size, words)
+        naive = sorted(range(size), key=lambda place: (tokens[place : place + CONTEXT], place))
+        assert sorted_places(np.array(tokens)).tolist() == naive
+
+
+def naive_retrieval(text, output, length):
+    """By looking at every place of a text whose sentences stand between eos."""
+    wanted = [EOS, *output][-CONTEXT:]
+    found = [(common_suffix(text[:place], wanted), place) for place in range(1, len(text))]
+    longest = max((size for size, _ in found), default=0)
+    following = [text[place : place + length] for size, place in found if size == longest] if longest else []
+    return longest, following
+
+
+def test_retrieval_finds_the_longest_suffix():
+    """Each drafted token is the one that follows most often, in the sentences that have the drafted tokens before it."""
+    rng, drafted, longest_found = random.Random(2), 0, set()
+    for _ in range(120):
+        words = rng.choice([2, 4, 30])
+        lines = [random_text(rng, rng.randrange(1, 24), words) for _ in range(rng.randrange(1, 5))]
+        text = [EOS, *(token for line in lines for token in [*line, EOS])]
+        drafter = retrieval.Retrieval(Datastore.of(lines, EOS), EOS)
+        line = rng.choice(lines)
+        begin = rng.randrange(len(line))
+        output = [*random_text(rng, rng.randrange(4), words), *line[begin : begin + rng.randrange(20)]]
+        output += random_text(rng, rng.choice([0, 0, 1]), 40)
+        draft = drafter.propose(None, prefix_of([output]), uniform(1, 4)).tokens[0]
+        longest, following = naive_retrieval(text, output, 4)
+        assert bool(draft) == bool(following)
+        assert EOS not in draft[:-1]
+        drafted += len(draft)
+        longest_found.add(longest)
+        if len(following) > retrieval.VOTES // 2:  # not all of them vote
+            assert any(tokens[: len(draft)] == draft for tokens in following)
+            continue
+        for position, token in enumerate(draft):
+            votes = [tokens[position] for tokens in following if len(tokens) > position]
+            assert votes.count(token) == max(map(votes.count, votes))
+            following = [tokens for tokens in following if len(tokens) > position and tokens[position] == token]
+    assert drafted > 150 and {0, 1, CONTEXT} <= longest_found
+
+
+def test_a_datastore_is_mapped_and_checked(tmp_path):
+    path = str(tmp_path / "store")
+    store = Datastore.of([[5, 6], [5, 7, 300_000]], EOS)
+    store.save(path, "ours")
+    again = Datastore.open(path, "ours", 300_001)
+    assert len(again) == 8 and again.tokens == store.tokens and again.places == store.places
+    drafter = retrieval.Retrieval(again, EOS)
+    assert drafter.continuation([7], 4) == [300_000, EOS] and drafter.continuation([9], 4) == []
+    for damage in ({"size": 300_000}, {"places": store.arrays[1] + 1}, {"places": store.arrays[1] - 1}):
+        Datastore(store.arrays[0], damage.get("places", store.arrays[1])).save(path, "ours")
+        with pytest.raises(ValueError, match="store: damaged, it has places or tokens that cannot be"):
+            Datastore.open(path, "ours", damage.get("size", 300_001))
+    with pytest.raises(ValueError, match="store: made with another target dictionary than the model's"):
+        Datastore.open(path, "theirs", 40)
+    with pytest.raises(ValueError, match="nowhere: there is no such file"):
+        Datastore.open(str(tmp_path / "nowhere"), "ours", 40)
+    (tmp_path / "text").write_text("no datastore")
+    with pytest.raises(ValueError, match="text: not a datastore"):
+        Datastore.open(str(tmp_path / "text"), "ours", 40)
+    from safetensors.numpy import save_file
+
+    save_file({"tokens": np.zeros((3, 4), np.uint8)}, path, {"format": "other"})
+    with pytest.raises(ValueError, match="store: not a datastore of specdec-datastore"):
+        Datastore.open(path, "ours", 40)
+    with pytest.raises(ValueError, match="nowhere/store: "):
+        store.save(str(tmp_path / "nowhere" / "store"), "ours")
+    with pytest.raises(ValueError, match=r"has 2 to .* tokens, and this would have 1"):
+        Datastore.of([], EOS)
+
+
+# ---- what the verifier chose
+
+
+class Told:
+    """Scores whose likeliest tokens are given, by row and position."""
+
+    def __init__(self, choices):
+        self.choices = choices
+
+    def logits(self):
+        return torch.nn.functional.one_hot(torch.tensor(self.choices), 30).float()
+
+
+def told(drafter, outputs, drafts, choices, accepted, state=None):
+    """The drafter has drafted for ``outputs``, and learns what became of it. Returns its state."""
+    state = state or drafter.start(2, None)
+    drafter.admit(state, Source([[EOS]] * len(outputs), SYMBOLS))
+    drafter.propose(state, prefix_of(outputs), uniform(len(outputs), 4))
+    own = [row[count] for row, count in zip(choices, accepted)]
+    drafter.observe(state, Told(choices), Draft(drafts), Verdict(accepted, own, [], []))
+    return state
+
+
+def test_recycling_learns_of_refused_tokens_too():
+    """5 was followed by 6; 7, which was refused, would have been followed by 8; what is past a row's own draft does not count."""
+    drafter = recycling.Recycling()
+    state = told(drafter, [[9, 5], [9, 12]], [[7, 20], []], [[6, 8, 21], [13, 14, 15]], [0, 0])
+    continuations = {5: [6], 7: [8], 20: [21], 12: [13], 13: [], 14: []}
+    for token, draft in continuations.items():
+        assert drafter.propose(state, prefix_of([[token], []]), Plan([3, 0])).tokens == [draft, []]
+    told(drafter, [[4, 5], [9, 6]], [[], []], [[22], [23]], [0, 0], state)  # the last time counts
+    assert drafter.propose(state, prefix_of([[5], [6]]), uniform(2, 3)).tokens == [[22], [23]]
+    told(drafter, [[22], [23]], [[], []], [[5], [6]], [0, 0], state)
+    assert drafter.propose(state, prefix_of([[5], [6]]), Plan([5, 2])).tokens == [[22, 5, 22, 5, 22], [23, 6]]
+
+
+def test_what_is_learned_is_bounded_by_the_vocabulary():
+    successors, rng = recycling.Successors(), random.Random(3)
+    for _ in range(500):
+        successors.learn(rng.randrange(30), random_text(rng, 5, 26), random_text(rng, 6, 26))
+    assert set(successors.after) == set(range(30))
+
+
+def test_jacobi_drafts_the_guesses_behind_the_refusal():
+    """Of tokens 5 6 7 8 the first is accepted, 10 is the verifier's own; 11, 12 and 13 follow the refused ones."""
+    drafter = jacobi.Jacobi()
+    state = told(drafter, [[4]], [[5, 6, 7, 8]], [[5, 10, 11, 12, 13]], [1])
+    assert state.rows[0].guesses == [11, 12, 13]
+    assert drafter.propose(state, prefix_of([[4, 5, 10]]), uniform(1, 4)).tokens == [[11, 12, 13]]
+    drafter.successors.after[11] = 20  # once chosen by the verifier, and so better than a guess
+    assert drafter.propose(state, prefix_of([[4, 5, 10]]), uniform(1, 4)).tokens == [[11, 20, 13]]
+    # A step without a draft came between: the guesses are for an output that is shorter now.
+    assert drafter.propose(state, prefix_of([[4, 5, 10, 25]]), uniform(1, 3)).tokens == [[]]
+
+
+# ---- all of them
+
+
+def make(name, outputs, copies=COPIES):
+    """A drafter; a datastore has every other output, the last word of which is another."""
+    if name == "retrieval":
+        return retrieval.Retrieval(Datastore.of([[*output[:-1], 4] for output in outputs[::2]], EOS), EOS)
+    return drafters.without_weights(name, PairFacts(SYMBOLS, copies, "", WORDS + 4))
+
+
+def damaged(output, rng):
+    """A hint: the output with errors."""
+    return [token if rng.random() < 0.8 else rng.randrange(4, WORDS + 4) for token in output if rng.random() < 0.9]
+
+
+def run(verifier, drafter, requests, lengths, rows, ragged=True):
+    """Outputs, and statistics that balance."""
+    stats, controller = DecodeStats(), Lengths(lengths, ragged)
+    found = sorted(
+        speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats), key=lambda each: each.index
+    )
+    check_balance(stats, found)
+    assert (controller.passes, controller.drafted, controller.accepted) == (stats.passes, stats.drafted, stats.accepted)
+    return [each.tokens for each in found], stats
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exact_on_pytorch(name):
+    """float64, against fairseq's own model: ragged drafts, plain steps between, refills, ends of sentences, limits."""
+    rng, accepted = random.Random(4), 0
+    for seed, bias in ((0, -1.0), (1, 1.0)):
+        model, args = make_verifier(seed=seed, words=WORDS, **SHAPES["pre-norm"])
+        loaded, _ = load((model.double(), args))
+        tilt, sources = make_tilt(seed, bias), sentences(14, seed)
+        limits = [rng.randrange(1, 25) for _ in sources]
+        expected = [greedy(model, source, limit, tilt) for source, limit in zip(sources, limits)]
+        requests = [
+            Request(i, source, limit, hint=damaged(expected[i], rng)) for i, (source, limit) in enumerate(zip(sources, limits))
+        ]
+        verifier, drafter = tilted_verifier(loaded, tilt), make(name, expected)
+        for rows, lengths in ((1, [4]), (3, [5, 0, 2, 7]), (14, [1, 3])):
+            outputs, stats = run(verifier, drafter, requests, lengths, rows)
+            assert outputs == expected
+            accepted += stats.accepted
+    assert accepted > 10
+
+
+@pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("name", NAMES)
+def test_exact_on_the_kernels(name, dtype):
+    """Against the verifier alone, whose plain steps beside a drafter are native; greedy, and sampled by the coupled rule."""
+    fairseq_model, args = wide_verifier(**SHAPES["pre-norm"])
+    with torch.no_grad():
+        fairseq_model.decoder.output_projection.weight[EOS] *= 0.5
+    verifier = ModelVerifier(on_kernels((fairseq_model, args), dtype=dtype)[0])
+    for sampling in (None, Sampling(0.4)):
+        rng, sources = random.Random(5), sentences(12, seed=6)
+        requests = [Request(i, source, 20, sampling=sampling, seed=i) for i, source in enumerate(sources)]
+        expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
+        hinted = [
+            Request(i, source, 20, sampling=sampling, seed=i, hint=damaged(expected[i], rng)) for i, source in enumerate(sources)
+        ]
+        drafter, accepted = make(name, expected), 0
+        for rows, lengths in ((1, [4]), (5, [6, 0, 3])):
+            outputs, stats = run(verifier, drafter, hinted, lengths, rows)
+            assert outputs == expected
+            accepted += stats.accepted
+        assert accepted > 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_move_and_part(name):
+    """After any order of rows, some twice, each drafts what a row drafts that has said the same from the beginning."""
+    rng = random.Random(7)
+    outputs = [random_text(rng, 6, 5) for _ in range(4)]
+    sources = [[*random_text(rng, 5, 5), EOS] for _ in range(4)]
+    drafter = make(name, outputs)
+    state, prefix = drafter.start(4, None), prefix_of([[] for _ in outputs], [list(o) for o in outputs], sources)
+    drafter.admit(state, Source(sources, SYMBOLS))
+    for _ in range(12):
+        drafts = drafter.propose(state, prefix, uniform(len(prefix), 4)).tokens
+        fresh = drafter.start(4, None)
+        drafter.admit(fresh, Source([request.tokens for request in prefix.requests], SYMBOLS))
+        assert drafts == drafter.propose(fresh, prefix, uniform(len(prefix), 4)).tokens
+        order = [rng.randrange(len(prefix)) for _ in range(4)]
+        for each in (state, prefix):
+            if each is not None:
+                each.select(order)
+        commit(prefix, [random_text(rng, rng.randrange(1, 3), 5) for _ in order])
+
+
+def test_guesses_move_with_their_rows():
+    drafter = jacobi.Jacobi()
+    state = told(drafter, [[4], [5]], [[6, 7], [8, 9]], [[10, 11, 12], [13, 14, 15]], [0, 0])
+    state.select([1, 1, 0])
+    drafts = drafter.propose(state, prefix_of([[5, 13], [5, 13], [4, 10]]), uniform(3, 2)).tokens
+    assert drafts == [[14, 15], [14, 15], [11, 12]]
+    drafter.observe(state, Told([[0, 16, 17]] * 3), Draft([[14, 15], [], []]), Verdict([0, 0, 0], [1, 1, 1], [], []))
+    assert [row.guesses for row in state.rows] == [[16, 17], [], []]
+
+
+def test_learning_asks_for_nothing_in_plain_steps():
+    """The verifier's logits are read only after a draft was asked for."""
+    fairseq_model, args = make_verifier(words=WORDS, **SHAPES["pre-norm"])
+    loaded, _ = load((fairseq_model.double(), args))
+    asked = []
+
+    class Asked(recycling.Recycling):
+        def observe(self, state, scores, draft, verdict):
+            asked.append(len(draft.tokens))
+            super().observe(state, scores, draft, verdict)
+
+    controller = Lengths([0, 3, 0])
+    session = Session(Asked(), tilted_verifier(loaded, make_tilt(3, -9.0)), TopBetaTau(), controller, BoundedAdmission(2), 2)
+    for index in range(2):
+        session.submit(Request(index, [5, EOS], 60))
+    for _ in range(6):
+        session.step()
+    assert asked == [2, 2]
+
+
+# ---- by name
+
+
+def test_drafters_are_found_by_what_they_need():
+    facts = PairFacts(SYMBOLS, COPIES, "", WORDS + 4)
+    with pytest.raises(
+        ValueError, match=r"'block_causal' needs weights, .* Without: jacobi, ngram, previous, recycling, retrieval$"
+    ):
+        drafters.without_weights("block_causal", facts)
+    with pytest.raises(ValueError, match=r"no drafter named 'nothing'\. Available: "):
+        drafters.without_weights("nothing", facts)
+    with pytest.raises(ValueError, match="drafter 'ngram' has no weights"):
+        drafters.with_weights("ngram")
+    assert drafters.without_weights("test_drafters:Mine", facts) is facts
+
+
+class Mine:
+    """Somebody's own drafter, which is what it is given."""
+
+    @staticmethod
+    def for_pair(facts):
+        return facts
+
+
+def command(capfd, *arguments, of=translate):
+    status = of.main([str(argument) for argument in arguments])
+    out, err = capfd.readouterr()
+    assert "Traceback" not in err
+    return status, out, err
+
+
+def test_commands(capfd, tmp_path):
+    """The output is the verifier's; a hint takes fewer passes; a datastore is made of text and used."""
+    lines = ["A man is playing a guitar.", "", "Two dogs run through the snow."]
+    (tmp_path / "in").write_text("\n".join(lines) + "\n")
+    usual = ["--model", DEMO, "--input", tmp_path / "in", "--dtype", "int8", "--batch-size", 1]
+    _, expected, _ = command(capfd, *usual, "--strategy", "ar", "--quiet")
+    (tmp_path / "hint").write_text(expected)
+    status, out, err = command(capfd, *usual, "--draft-with", "previous", "--hint", tmp_path / "hint", "--block-size", 20)
+    assert (status, out) == (0, expected) and "100% of the drafted tokens accepted" in err
+    text = ["--model", DEMO, "--output", tmp_path / "store"]
+    assert command(capfd, *text, tmp_path / "hint", of=datastore) == (0, f"{tmp_path / 'store'}: 15 tokens\n", "")
+    store = ["--draft-with", "retrieval", "--datastore", tmp_path / "store"]
+    status, out, err = command(capfd, *usual, *store, "--block-size", 4)
+    assert (status, out) == (0, expected) and " 0% of the drafted" not in err
+    (tmp_path / "hint").write_text("Ein\n")
+    status, out, err = command(capfd, *usual, "--draft-with", "previous", "--hint", tmp_path / "hint")
+    assert status == 1 and "hint has only 1 lines" in err and out == expected.splitlines(True)[0]
+
+
+@pytest.mark.parametrize(
+    "options, status, message",
+    [
+        (["--draft-with", "magic"], 1, "no drafter named 'magic'. Available: block, block_causal, jacobi, "),
+        (["--draft-with", "block"], 1, "drafter 'block' needs weights"),
+        (["--draft-with", "ngram", "--strategy", "ar"], 2, "--draft-with is not used by strategy ar"),
+        (["--draft-with", "retrieval"], 2, "--datastore is missing, which drafter retrieval needs"),
+        (["--draft-with", "retrieval", "--datastore", "/nowhere"], 1, "/nowhere: there is no such file"),
+        (["--draft-with", "ngram", "--datastore", "x"], 2, "--datastore has a use only with drafter retrieval"),
+        (["--draft-with", "previous"], 2, "--hint is missing, which --draft-with previous needs"),
+        (["--hint", "x"], 2, "--hint has a use only with --draft-with previous"),
+        (["--draft-with", "previous", "--hint", "/nowhere"], 1, "/nowhere: No such file or directory"),
+    ],
+)
+def test_what_is_wrong_takes_one_line(capfd, tmp_path, options, status, message):
+    (tmp_path / "in").write_text("A dog.\n")
+    found, out, err = command(capfd, "--model", DEMO, "--input", tmp_path / "in", *options)
+    assert (found, out) == (status, "") and message in err and err.count("\n") == 1
