@@ -18,7 +18,8 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="specdec-tune",
         description="Measure what drafts cost and how often they are accepted, and write it to tuning.json in the model folder. "
-        "Block size auto starts from it on this processor, with as many threads, this data type and this build.",
+        "Block size auto starts from it on this processor, with as many threads, this data type and this build. "
+        "Nothing else should run meanwhile.",
         allow_abbrev=False,
     )
     p.add_argument("--model", required=True, type=Path, metavar="DIR", help="model folder, with a drafter")
