@@ -25,7 +25,7 @@ toy: .venv/installed
 	./train.sh toy
 
 test: .venv/installed
-	.venv/bin/python -m pytest -q -rs --durations 10 -n 2 --dist loadfile -m "not long"
+	.venv/bin/python -m pytest -q -rs --durations 10 -n 2 --dist worksteal -m "not long"
 
 test-long: .venv/installed
 	.venv/bin/python -m pytest -q -rs --durations 10 -n 2 --dist worksteal -m long

@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import pytest
 import torch
 from conftest import make_drafter, make_verifier, model_settings
 
@@ -45,6 +46,11 @@ DRAFTERS = {
     "some tokens": {"draft_vocabulary": [*range(8), 9, 13, 21], "src_embedding_copy": False},
     "some tokens, successor": {"draft_vocabulary": [*range(4), *range(9, 24)], "arch": "block_causal", "successor_width": 7},
 }
+
+
+def long_but(cases, *quick):
+    """Cases to parametrise a test with, of which ``make test`` takes the quick ones, and ``make test-long`` the others."""
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.long) for case in cases]
 
 
 # ---- models

@@ -31,6 +31,7 @@ def text(tmp_path):
     return path
 
 
+@pytest.mark.long
 def test_what_it_counts(text):
     reference = text.with_name("reference.txt")
     exact = Translator.from_pretrained(PAIR, strategy="specdec", block_size=4)
@@ -102,6 +103,7 @@ def test_a_line_that_is_too_long_is_named(text, capsys):
     assert error.startswith(f"specdec-benchmark: error: {text}, line 5: ") and "tokens, and the models read at most" in error
 
 
+@pytest.mark.long
 def test_systems_that_cannot_run_are_left_out(text, capsys, monkeypatch):
     """The messages come from the systems' own processes."""
     unknown = [System("ar", "int9"), System("magic", "int8")]
@@ -239,6 +241,7 @@ class Sleeper:
         return [[name, str(len(source))] for source in sources]
 
 
+@pytest.mark.long
 def test_processes_begin_together_and_the_last_one_ends_the_run(monkeypatch):
     monkeypatch.setattr(processes, "SystemServer", Sleeper)
     sources = [[1] * length for length in (2, 5, 3)]

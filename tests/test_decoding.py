@@ -18,6 +18,7 @@ from support import (
     check_balance,
     decode,
     load,
+    long_but,
     make_pair,
     make_tilt,
     sentences,
@@ -38,7 +39,7 @@ from specdec_plugins.decoding.values import DeviceDraft, Draft, Iteration, Reque
 from specdec_plugins.decoding.verifier import Unverified
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", long_but(SHAPES, "post-norm", "pre-norm"))
 def test_output_is_the_verifiers_greedy_output(shape):
     """Thousands of sentences: batch 1 to 9, block 1 to 30, any end, limits, drafters from random to perfect."""
     rng = random.Random(shape)

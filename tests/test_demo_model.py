@@ -38,6 +38,7 @@ def translators():
     return {strategy: Translator(pair, Settings(strategy=strategy, block_size=block)) for strategy, block in blocks.items()}
 
 
+@pytest.mark.long
 def test_real_models_agree(translators):
     lines = (corpus("multi30k") / "test2016.en").read_text(encoding="utf-8").splitlines()[:120]
     expected = [result.tokens for result in translators["fairseq"].translate(lines, batch_size=1)]

@@ -60,6 +60,7 @@ def trained(toy_data, tmp_path_factory):
     return verifier, folder / "drafter" / "checkpoint_last.pt", log
 
 
+@pytest.mark.long
 def test_training_learns(trained):
     """The loss falls, and accept_len is logged: the tokens that a verification would yield."""
     figures = [json.loads(line[line.index("{") :]) for line in trained[2].splitlines() if "train_inner" in line]
@@ -69,6 +70,7 @@ def test_training_learns(trained):
     assert float(valid[-1]["valid_accept_len"]) > 1.1
 
 
+@pytest.mark.long
 def test_the_checkpoint_says_what_decodes_with_it(trained):
     verifier, drafter, _ = trained
     model = fairseq.read(checkpoint.load(drafter), "drafter")
@@ -79,6 +81,7 @@ def test_the_checkpoint_says_what_decodes_with_it(trained):
     assert model.verifier == fingerprint(fairseq.read(checkpoint.load(verifier), "verifier"))
 
 
+@pytest.mark.long
 def test_packed_loaded_and_decoded(trained, toy_data, tmp_path):
     """The output is the verifier's; the drafter's tokens are accepted; the folder names its code."""
     verifier, drafter, _ = trained
@@ -99,6 +102,7 @@ def test_packed_loaded_and_decoded(trained, toy_data, tmp_path):
         assert fixed.stats.accepted > 0.05 * fixed.stats.drafted
 
 
+@pytest.mark.long
 def test_another_verifiers_drafter_is_named(trained, toy_data, tmp_path, caplog):
     """It still decodes exactly, so that is a warning."""
     verifier, drafter, _ = trained
@@ -114,10 +118,13 @@ def test_another_verifiers_drafter_is_named(trained, toy_data, tmp_path, caplog)
 
 def test_names_that_name_nothing():
     for name, message in (
-        ("nothing", "no drafter named 'nothing'. Available: block, block_causal, none"),
+        (
+            "nothing",
+            "no drafter named 'nothing'. Available: block, block_causal, jacobi, ngram, none, previous, recycling, retrieval, and",
+        ),
         ("one_file_drafter:Nothing", "drafter 'one_file_drafter:Nothing': module 'one_file_drafter' has no attribute"),
         ("no_such_module:X", "drafter 'no_such_module:X': No module named 'no_such_module'"),
-        ("one_file_drafter:Options", "drafter 'one_file_drafter:Options' has no function build"),
+        ("one_file_drafter:Options", "drafter 'one_file_drafter:Options' has no function build, and no for_pair"),
     ):
         with pytest.raises(ValueError, match=message.replace("(", r"\(")):
             drafters.find(name)

@@ -385,6 +385,7 @@ def script(name: str, *options: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_multi30k_and_reuse_of_its_codes(tmp_path):
     multi30k, local = conftest.corpus("multi30k"), tmp_path / "local"
     local.mkdir()

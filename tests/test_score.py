@@ -126,6 +126,7 @@ def tokens(lines):
     return [moses.tokenize(line, return_str=True) for line in lines]
 
 
+@pytest.mark.long
 def test_tokenised_text_has_the_score_of_fairseqs_command(texts, files, tmp_path, capsys):
     unknown = [line.replace("Park", "<unk>") for line in tokens(texts["ref"])]
     files(ref=unknown, near=[line.replace("Park", "<unk>") for line in tokens(texts["near"])], far=tokens(texts["far"]))
@@ -176,6 +177,7 @@ def test_plain_and_tokenised_text_have_the_same_compounds(texts, files, capsys):
     assert set(ours["signatures"]) == {"tokenised BLEU", "compound-split BLEU"}
 
 
+@pytest.mark.long
 def test_paired_tests_are_those_of_sacrebleus_command(texts, tmp_path, capsys):
     ours = result(capsys, "near far --baseline greedy --reference ref -t de")
     assert [row["system"] for row in ours["systems"]] == ["greedy", "near", "far"]
@@ -368,6 +370,7 @@ def test_comet_is_asked_only_on_request_and_missed_in_one_line(texts, files, cap
     assert err == "specdec-score: error: --comet Other/model: 'Other/model'\n"
 
 
+@pytest.mark.long
 def test_the_shell_door_does_what_the_published_script_does(texts, files, tmp_path):
     """Which took T lines for a reference and plain output, split both, and gave them to fairseq-score."""
     reference, near = tokens(texts["ref"]), tokens(texts["near"])

@@ -261,6 +261,7 @@ def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, 
     assert output.read_bytes().count(b"\n") == len(head)
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_takes_nothing_with_it(folder, source, tmp_path, capfd):
     many = tmp_path / "many"
     many.write_text(source.read_text(encoding="utf-8") * 200, encoding="utf-8")
@@ -314,6 +315,7 @@ print("torch" in sys.modules)"""
     assert run_python("-c", code).stdout.splitlines()[-2:] == ["0", "False"]
 
 
+@pytest.mark.long
 def test_workers_report_faults_as_one_process_does(folder, parts, lines, tmp_path, capfd):
     bad = tmp_path / "bad"
     text = "\n".join(lines[1:5]).encode()
