@@ -100,7 +100,7 @@ class Translator:
             self.trained_block_size = pair.block_size or USUAL_BLOCK_SIZE
             pair = replace(pair, drafter=None)
         elif pair.drafter is None and settings.strategy in ("specdec", "drafter"):
-            choice = "; draft_with names one without weights" if settings.strategy == "specdec" else ""
+            choice = ", or one without weights, by name (--draft-with)" if settings.strategy == "specdec" else ""
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs{choice}")
         self.pair, self.settings = pair, settings
         self.stats = DecodeStats()
