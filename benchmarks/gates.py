@@ -16,8 +16,8 @@ import json
 import math
 import statistics
 import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate, islice, pairwise
 from operator import mul
 from pathlib import Path
@@ -27,6 +27,8 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from sampling import add_options, seconds  # noqa: E402
 
 from specdec_plugins import Translator  # noqa: E402
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
@@ -62,13 +64,7 @@ def main() -> int:
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     p.add_argument("what", choices=["speed", "confidence"])
-    p.add_argument("--model", default=str(ROOT / "data/demo.en-de"), metavar="DIR")
-    p.add_argument("--input", required=True, metavar="FILE", help="source text")
-    p.add_argument("--sentences", type=int, default=60, metavar="N")
-    p.add_argument("--rounds", type=int, default=7, metavar="N")
-    p.add_argument("--batch-size", type=int, default=1, metavar="N")
-    p.add_argument("--block-size", type=int, default=8, metavar="K")
-    p.add_argument("--dtypes", nargs="+", default=["int8", "float32"])
+    add_options(p)
     return p
 
 
@@ -87,18 +83,11 @@ def speed(options: argparse.Namespace, dtype: str, sampled: bool, lines: list[st
         f"both {BOTH[0]}, {BOTH[1]}": {**speculative, "verifier_gate": BOTH[0], "drafter_gate": BOTH[1]},
     }
     translators = {name: Translator.from_pretrained(options.model, **how, **more) for name, more in systems.items()}
-    sources = translators["ar"].encode(lines)
-
-    def seconds(translator: Translator) -> float:
-        began = time.perf_counter()
-        for start in range(0, len(sources), options.batch_size):
-            translator.translate_tokens(sources[start : start + options.batch_size], options.batch_size, first=start)
-        return time.perf_counter() - began
-
+    decode = partial(seconds, sources=translators["ar"].encode(lines), batch_size=options.batch_size)
     for translator in translators.values():
-        seconds(translator)
+        decode(translator)
         translator.take_stats()
-    rounds = [{name: seconds(translator) for name, translator in translators.items()} for _ in range(options.rounds)]
+    rounds = [{name: decode(translator) for name, translator in translators.items()} for _ in range(options.rounds)]
     rows = []
     for name, translator in translators.items():
         stats = translator.stats

@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ def main() -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+def add_options(p: argparse.ArgumentParser) -> None:
+    """What is decoded, and how often."""
     p.add_argument("--model", default=str(ROOT / "data/demo.en-de"), metavar="DIR")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
     p.add_argument("--sentences", type=int, default=60, metavar="N")
@@ -51,30 +52,36 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch-size", type=int, default=1, metavar="N")
     p.add_argument("--block-size", type=int, default=8, metavar="K")
     p.add_argument("--dtypes", nargs="+", default=["int8", "float32"])
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    add_options(p)
     p.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.5, 0.8, 1.0], metavar="T")
     return p
+
+
+def seconds(translator: Translator, sources: list[list[int]], batch_size: int) -> float:
+    """That decoding takes, a batch after the other."""
+    began = time.perf_counter()
+    for start in range(0, len(sources), batch_size):
+        translator.translate_tokens(sources[start : start + batch_size], batch_size, first=start)
+    return time.perf_counter() - began
 
 
 def compare(options: argparse.Namespace, dtype: str, temperature: float, lines: list[str]) -> list[dict[str, Any]]:
     """A row for each rule: `ar` and `specdec` in turn."""
     drawing: dict[str, Any] = {"sampling": True, "temperature": temperature, "seed": 1} if temperature else {}
     plain = Translator.from_pretrained(options.model, strategy="ar", dtype=dtype, **drawing)
-    sources = plain.encode(lines)
-
-    def seconds(translator: Translator) -> float:
-        began = time.perf_counter()
-        for start in range(0, len(sources), options.batch_size):
-            translator.translate_tokens(sources[start : start + options.batch_size], options.batch_size, first=start)
-        return time.perf_counter() - began
-
+    decode = partial(seconds, sources=plain.encode(lines), batch_size=options.batch_size)
     rows = []
     for rule in RULES if temperature else ("greedy",):
         more = {"rule": rule} if temperature else {}
         fast = Translator.from_pretrained(options.model, dtype=dtype, block_size=options.block_size, **drawing, **more)
         for translator in (plain, fast):
-            seconds(translator)
+            decode(translator)
             translator.take_stats()
-        rounds = [(seconds(plain), seconds(fast)) for _ in range(options.rounds)]
+        rounds = [(decode(plain), decode(fast)) for _ in range(options.rounds)]
         tokens = [translator.stats.committed / options.rounds for translator in (plain, fast)]
         rows.append({
             "dtype": dtype, "temperature": temperature, "rule": rule,

@@ -26,10 +26,15 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.suffixes import RECENT, Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.settings import UNTRAINED
 
 NAMES = ["jacobi", "ngram", "previous", "recycling", "retrieval"]
 DEMO = ROOT / "data" / "demo.en-de"
 COPIES = [*range(4), *range(5, WORDS + 4), -1]  # the target has every token but the last, under another number
+
+
+def test_the_options_know_the_drafters_without_weights():
+    assert sorted(UNTRAINED) == [name for name in drafters.built_in() if hasattr(drafters.find(name), "for_pair")]
 
 
 def random_text(rng, size, words):

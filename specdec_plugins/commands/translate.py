@@ -17,7 +17,7 @@ from specdec_plugins.commands.translation.buffers import Buffer, read_buffers
 from specdec_plugins.commands.translation.formats import FORMATS
 from specdec_plugins.commands.translation.output import Output, Trace, Written, summary
 from specdec_plugins.decoding.options import RULES
-from specdec_plugins.settings import CONTROLLERS, DTYPES, STRATEGIES, Fault, OptionError, Settings
+from specdec_plugins.settings import CONTROLLERS, DTYPES, STRATEGIES, UNTRAINED, Fault, OptionError, Settings
 from specdec_plugins.text.lines import LineReader, count_line_ends
 from specdec_plugins.workers import Workers
 
@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
                      help="specdec: draft and verify (default); ar: the verifier alone; drafter: drafts, unverified; "
                      "fairseq: its own generator")  # fmt: skip
     how.add_argument("--draft-with", metavar="NAME",
-                     help="a drafter without weights in place of the model's: ngram, recycling, jacobi, previous, retrieval, or "
+                     help=f"a drafter without weights in place of the model's: {', '.join(UNTRAINED)}, or "
                      "module:object")  # fmt: skip
     how.add_argument("--hint", metavar="FILE", help="earlier translations, one for each input line, for --draft-with previous")
     how.add_argument("--datastore", metavar="FILE", help="what specdec-datastore made, for --draft-with retrieval")
@@ -152,7 +152,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("strategy", f"{options.strategy} needs --drafter" + " or --draft-with" * (options.strategy == "specdec")))
     if options.drafter and options.draft_with:
         faults.append(("drafter", "has no use with --draft-with"))
-    if options.hint and options.draft_with in (None, "ngram", "recycling", "jacobi", "retrieval"):
+    if options.hint and options.draft_with in (None, *UNTRAINED) and options.draft_with != "previous":
         faults.append(("hint", "has a use only with --draft-with previous"))
     if options.draft_with == "previous" and not options.hint:
         faults.append(("hint", "is missing, which --draft-with previous needs"))

@@ -31,6 +31,11 @@ def assemble(
     return code.build(drafter, drafting, loaded), ModelVerifier(loaded)
 
 
+def fastest(kind: str) -> str:
+    """The data type ``auto`` on a kind of device, such as ``cuda``; on a CPU that of the kernels."""
+    return {"cpu": "int8", "cuda": "float16"}.get(kind, "float32")
+
+
 def load(
     verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
     threads: int | None = None,
@@ -38,7 +43,7 @@ def load(
     """Both models on one backend; no second one for a drafter that is no Transformer of ours. Raises ValueError as `assemble`."""
     where, automatic = torch.device(device), dtype == "auto"
     if automatic:
-        dtype = {"cpu": "int8", "cuda": "float16"}.get(where.type, "float32")
+        dtype = fastest(where.type)
     if dtype == "int8" and where.type != "cpu":
         raise ValueError(f"int8 is for CPUs, not for device {device}")
     obstacles = ["not wanted"]

@@ -62,11 +62,12 @@ def place(dtype: str, threads: int | None, device: str = "cpu") -> Place:
     """Where a table of `specdec-tune` holds: the processor, the threads, the data type, and the build."""
     import torch
 
+    from specdec_plugins.decoding.assembly import fastest
     from specdec_plugins.decoding.backends.cpu.binding import library
 
     kernels = library() if device == "cpu" else None
     build = f"torch {torch.__version__}" if kernels is None else f"kernels {fingerprint([Path(kernels._name)])}"
-    dtype = {"cpu": "int8", "cuda": "float16"}.get(device.split(":")[0], "float32") if dtype == "auto" else dtype
+    dtype = fastest(device.split(":")[0]) if dtype == "auto" else dtype
     processor = cpu_name() if device == "cpu" else torch.cuda.get_device_name(device)
     return Place(processor, threads or usual_threads(), dtype, build)
 

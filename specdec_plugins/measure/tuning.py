@@ -31,9 +31,7 @@ class Recorder:
         return uniform(len(prefix), self.length, CALL, self.gate)
 
     def update(self, outcome: Outcome) -> None:
-        gated = self.gate != OPEN
-        lengths = [self.length if gated else len(step.drafted) for step in outcome.steps]
-        self.acceptance.observe(outcome.steps, lengths, gated)
+        self.acceptance.learn(outcome)
         if len(outcome.plan.lengths) == self.rows:
             self.seconds += outcome.seconds
             self.iterations += outcome.times

@@ -8,7 +8,8 @@ little is known passes as often as the one before it does.
 import math
 from collections.abc import Iterable, Sequence
 
-from specdec_plugins.decoding.values import Step
+from specdec_plugins.decoding.options import OPEN
+from specdec_plugins.decoding.values import Outcome, Step
 
 DECAY = 0.99  # weight of a draft relative to the next one that reached the position: the last 100 drafts count, as texts change
 PRIOR = 0.75  # probability that the first token of a draft passes, before any was seen: drafts get a trial, short ones first
@@ -25,6 +26,13 @@ class AcceptanceEstimate:
         self.reached = [0.0] * longest  # drafts that were verified at the position, decayed
         self.passed = [0.0] * longest  # of these, drafts that passed there
         self.like, self.decay = like, decay
+
+    def learn(self, outcome: Outcome) -> None:
+        """Observe an outcome. Behind a gate a draft could have had what was planned, without one just what it has."""
+        plan = outcome.plan
+        gated = plan.gate != OPEN
+        lengths = [*plan.lengths] * outcome.times if gated else [len(step.drafted) for step in outcome.steps]
+        self.observe(outcome.steps, lengths, gated)
 
     def observe(self, steps: Sequence[Step], lengths: Sequence[int], gated: bool = False) -> None:
         """One step for each row, and how many tokens its draft could have had. Tokens past the first that is refused say nothing.

@@ -91,7 +91,7 @@ class Bandit(ABC):
         if self._measured:
             self._measure(outcome)
         elif self._arm.length and is_small(self._key):
-            self._count(outcome)
+            self.acceptance[self._arm.gate].learn(outcome)
 
     def _advance(self, rows: int) -> None:
         """Go to the next phase, as the last one ended or the rows changed."""
@@ -116,7 +116,7 @@ class Bandit(ABC):
         arm, known, gate = self._arm, self.classes[self._key], self.gates[self._arm.gate]
         known.passes += outcome.times
         if arm.length:
-            self._count(outcome)
+            self.acceptance[arm.gate].learn(outcome)
             if gate == OPEN and not any(step.drafted for step in outcome.steps):
                 return  # no row had room for a draft, so this was a plain pass with a drafter's preparations
         if not self._comparable:
@@ -128,12 +128,6 @@ class Bandit(ABC):
         self._calls.append((outcome.seconds, outcome.times))
         if not self._left:
             self._settle(known)
-
-    def _count(self, outcome: Outcome) -> None:
-        """Take in what was accepted."""
-        arm, gated = self._arm, self.gates[self._arm.gate] != OPEN
-        lengths = [arm.length if gated else len(step.drafted) for step in outcome.steps]
-        self.acceptance[arm.gate].observe(outcome.steps, lengths, gated)
 
     def _settle(self, known: Known) -> None:
         """A pull has ended."""

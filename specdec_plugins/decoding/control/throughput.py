@@ -86,14 +86,12 @@ class Throughput:
             self._trial -= 1
             self.budget.spend(seconds)
             batch.trials.seconds += seconds
-        gated = self.gate != OPEN
-        if length and not gated and not any(step.drafted for step in outcome.steps):
+        if length and self.gate == OPEN and not any(step.drafted for step in outcome.steps):
             return  # no row had room for a draft, so this was a plain pass with a drafter's preparations
         if self._comparable and batch.costs.observe(length, self.pace.normalised(seconds, length, batch.costs)):
             batch.decide_at = 0
         if length:
-            wanted = outcome.plan.lengths if gated else [len(step.drafted) for step in outcome.steps]
-            self.acceptance.observe(outcome.steps, wanted, gated)
+            self.acceptance.learn(outcome)
 
     def _plan(self, rows: int) -> Plan:
         """Choose a length, and what is repeated after it."""
