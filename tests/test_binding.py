@@ -110,12 +110,14 @@ class Decoder:
         width = max(counts)
         logits, features, gates = (torch.full((len(tokens), width, size), math.nan) for size in (VOCABULARY, WIDTH, GATE))
         numbers = integers(starts(tokens), places, firsts, slots, source_slots, source_lengths, *tokens)
-        self.library.specdec_read(*self.call(tokens, width, numbers), logits.data_ptr(), gates.data_ptr(), features.data_ptr())
+        self.library.specdec_read(
+            *self.call(tokens, width, numbers), None, logits.data_ptr(), gates.data_ptr(), features.data_ptr()
+        )
         for result in (logits, features):
             for row, count in zip(result, counts):
                 assert row[:count].isfinite().all() and row[count:].isnan().all()
-        results = zip(logits, features, gates, counts)
-        return [SimpleNamespace(logits=a[:n], features=b[:n], gates=c[:n] if self.gate else None) for a, b, c, n in results]
+        rows = zip(logits, features, gates, counts)
+        return [SimpleNamespace(logits=a[:n], features=b[:n], gates=c[:n] if self.gate else None) for a, b, c, n in rows]
 
     def call(self, rows, width, numbers):
         """The first arguments of every causal pass."""
@@ -416,11 +418,11 @@ def test_propose_is_read_and_choose(gate, variant):
         if fused:
             numbers = integers(*parts, *choice, *mine[0])
             decoder.library.specdec_propose(
-                *decoder.call(rows, width, numbers), logits.data_ptr(), gates.data_ptr(), PAD, EOS, *tables
+                *decoder.call(rows, width, numbers), None, logits.data_ptr(), gates.data_ptr(), PAD, EOS, *tables
             )
         else:
             numbers, chosen = integers(*parts, *mine[0]), integers(*choice)
-            decoder.library.specdec_read(*decoder.call(rows, width, numbers), logits.data_ptr(), gates.data_ptr(), None)
+            decoder.library.specdec_read(*decoder.call(rows, width, numbers), None, logits.data_ptr(), gates.data_ptr(), None)
             decoder.library.specdec_choose(
                 decoder.engine.pointer, logits.data_ptr(), len(rows), width, VOCABULARY, PAD, EOS, start(chosen),
                 gates.data_ptr() if gate else None, GATE, *tables,

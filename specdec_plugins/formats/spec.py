@@ -74,7 +74,8 @@ class ModelSpec:
         if self.activation not in ACTIVATIONS:
             faults.append(f"activation function '{self.activation}'; available: {', '.join(ACTIVATIONS)}")
         for name, side in (("encoder", self.encoder), ("decoder", self.decoder)):
-            if min(side.layers, side.heads, side.width, side.inner_width, side.max_positions) < 1 or side.position_offset < 0:
+            layers = side.layers + (name == "decoder")  # a drafter's decoder may have none: heads on hidden states
+            if min(layers, side.heads, side.width, side.inner_width, side.max_positions) < 1 or side.position_offset < 0:
                 faults.append(f"{name}: layers, heads, widths and positions are at least 1, and the offset of positions 0")
             elif side.width % side.heads:
                 faults.append(f"{name}: {side.heads} heads do not divide a width of {side.width}")

@@ -7,7 +7,7 @@ B rows, which a recorded pass makes R >= B, Q tokens read, W of them with a pred
 D width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -81,20 +81,30 @@ class LoadedModel(Protocol):
 
     spec: ModelSpec
     target_embeddings: Tensor  # (V, D) of the target side, for drafters that share them
+    features_wanted: bool  # set by drafters that read this model's hidden states: passes keep them
 
     def start(self, rows: int) -> RowState:
         """A state without rows, for ``rows`` at most."""
         ...
 
+    def encode(self, source: Source) -> Tensor:
+        """(B, S, D) output of the encoder; undefined past a sentence's end."""
+        ...
+
+    def linear(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
+        """A linear layer of weight (O, I) and bias (O,) in the model's data type: (N, I) -> (N, O)."""
+        ...
+
     def read(
         self, state: Any, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
-        guesses: Tensor | None = None,
+        guesses: Tensor | None = None, embeddings: Tensor | None = None,
     ) -> Pass:  # fmt: skip
         """Read row b's ``tokens[b]`` from position ``positions[b]`` on; entries of an earlier pass at these positions are
         overwritten.
 
         Every token attends to those before it. Results are wanted from each row's token number ``firsts[b]`` on (None: all).
-        ``guesses`` (R, K) are further tokens of each row that are still on the device, after the one in ``tokens``.
+        ``guesses`` (R, K) are further tokens of each row that are still on the device, after the one in ``tokens``. With
+        ``embeddings`` (N, D), for drafters that read hidden states, the tokens are numbers of their rows.
         """
         ...
 

@@ -6,7 +6,7 @@ beside it. Weights are held in float32, bfloat16 or int8; everything else is flo
 B rows, Q tokens read, W of them with a prediction, S source positions, D width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     NativeLinear,
     Stack,
     address,
+    floats,
     integers,
     library,
     start,
@@ -83,13 +84,13 @@ class CpuModel:
         projection: NativeLinear | None = None,
     ):  # fmt: skip
         decoder, activation = model.decoder, model.spec.activation
-        self.spec, self.engine = model.spec, engine
+        self.spec, self.engine, self.dtype = model.spec, engine, dtype
         self.encoder = encoder or CpuEncoder(engine, model.encoder, activation, dtype)
         projection = projection or NativeLinear(decoder.projection, decoder.bias, dtype)
         successor = decoder.successor
         gate = NativeLinear(successor.gate.weight, successor.gate.bias, dtype) if successor else None
         self.stack = stack_of(engine, decoder, activation, dtype, projection, gate)
-        self.memory = NativeLinear(decoder.memory.weight, decoder.memory.bias, dtype)
+        self.memory = NativeLinear(decoder.memory.weight, decoder.memory.bias, dtype) if decoder.memory else None
         self.layers, self.width = len(decoder.layers), decoder.width
         self.successor, self.copy = decoder.successor, decoder.copy
         self.source_embedding, self.target_embeddings = model.encoder.embedding, decoder.embedding.tokens
@@ -113,6 +114,8 @@ class CpuModel:
 
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, slots: Sequence[int]) -> None:
         """Write what belongs to some sentences of a source: cross-attention entries, and keys and values of the source copy."""
+        if self.memory is None:
+            return
         encoded, lengths = source.encoded_by(self.encoder), [source.sizes[number] for number in numbers]
         cache.reserve(max(slots) + 1, max(lengths))
         given = integers(numbers, slots, lengths)
@@ -129,13 +132,30 @@ class CpuModel:
 
     # ---- passes
 
+    def encode(self, source: Source) -> Tensor:
+        return source.encoded_by(self.encoder)
+
+    def linear(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
+        """See `LoadedModel.linear`."""
+        packed, engine = NativeLinear(weight, bias, self.dtype), self.engine
+
+        def product(x: Tensor) -> Tensor:
+            x, result = floats(x), torch.empty(len(x), packed.outputs)
+            numbers = integers([0], [0], [len(x)])
+            engine.library.specdec_remember(
+                engine.pointer, packed.pointer, 1, len(x), start(numbers), address(x), packed.outputs, address(result), 0, 0
+            )
+            return result
+
+        return product
+
     def read(
         self, state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
-        guesses: Tensor | None = None,
+        guesses: Tensor | None = None, embeddings: Tensor | None = None,
     ) -> CpuPass:  # fmt: skip
         """See `LoadedModel.read`. Drafts of the kernels are on the host: there are no ``guesses``."""
         state.encode()
-        return CausalPass(self, state, tokens, positions, firsts)
+        return CausalPass(self, state, tokens, positions, firsts, embeddings)
 
     def read_block(self, state: SlottedState, prefix: Prefix, lengths: Sequence[int]) -> CpuPass:
         """See `LoadedModel.read_block`."""
@@ -150,7 +170,8 @@ def stack_of(
     """An encoder or decoder of `transformer.py` on the kernels."""
     embedding = side.embedding
     stack = Stack(
-        engine, embedding.tokens, embedding.positions, heads=side.heads, activation=activation, prenorm=side.layers[0].prenorm,
+        engine, embedding.tokens, embedding.positions, heads=side.heads, activation=activation,
+        prenorm=bool(side.layers) and side.layers[0].prenorm,
         scale=embedding.scale, offset=embedding.offset, zero_start=embedding.zero_start, embedding_norm=pair(embedding.norm),
         last_norm=pair(side.norm), projection=projection, gate=gate,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends import CANDIDATES
-from specdec_plugins.decoding.backends.cpu.binding import address, integers, start, starts
+from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Bounds
@@ -90,12 +90,13 @@ class CausalPass(CpuPass):
 
     def __init__(
         self, model: "CpuModel", state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int],
-        firsts: Sequence[int] | None,
+        firsts: Sequence[int] | None, embeddings: Tensor | None = None,
     ):  # fmt: skip
         sizes = list(map(len, tokens))
         width = max(sizes) if firsts is None else max(size - first for size, first in zip(sizes, firsts))
         super().__init__(model, len(tokens), width)
         self.state, self.tokens, self.positions, self.firsts = state, tokens, positions, firsts
+        self.embeddings = None if embeddings is None else floats(embeddings)
         state.cache.reserve(state.targets.bound, max(map(int.__add__, positions, sizes)))
 
     def _caches(self) -> tuple[int, ...]:
@@ -121,8 +122,9 @@ class CausalPass(CpuPass):
         )  # fmt: skip
         stack = self.model.stack
         stack.library.specdec_read(
-            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), *self._results()
-        )
+            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(),
+            address(self.embeddings), *self._results(),
+        )  # fmt: skip
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         """In one call with the pass, if that has not run."""
@@ -136,8 +138,8 @@ class CausalPass(CpuPass):
         logits, gates, _ = self._results()
         choosing = Choosing(self, prefix, plan)
         model.stack.library.specdec_propose(
-            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(), logits, gates,
-            symbols.pad, symbols.eos, *choosing.arguments(),
+            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(),
+            address(self.embeddings), logits, gates, symbols.pad, symbols.eos, *choosing.arguments(),
         )  # fmt: skip
         return choosing.draft()
 

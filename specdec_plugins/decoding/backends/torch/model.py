@@ -6,7 +6,7 @@ S source positions, T positions in the cache, D width, V vocabulary.
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from specdec_plugins.decoding.backends.cache import KVCache, hide, span
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge
 from specdec_plugins.decoding.backends.torch.state import DenseState
-from specdec_plugins.decoding.backends.torch.transformer import Transformer, attention
+from specdec_plugins.decoding.backends.torch.transformer import Linear, Transformer, attention
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
@@ -71,6 +71,7 @@ class TorchModel:
     def __init__(self, transformer: Transformer, runner: Runner = EAGER):
         self.transformer, self.spec, self.runner = transformer, transformer.spec, runner
         self.target_embeddings = transformer.decoder.embedding.tokens
+        self.features_wanted = False  # they are kept all the same
         self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: recordings are bound to their memory
 
     # ---- what a row keeps
@@ -93,6 +94,8 @@ class TorchModel:
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, rows: Sequence[int]) -> None:
         """Write what belongs to some sentences of a source: cross-attention entries, and keys and values of the source copy."""
         encoder, decoder = self.transformer.encoder, self.transformer.decoder
+        if decoder.memory is None:
+            return
         chosen = span(numbers, source.device)
         entries = decoder.memory(source.encoded_by(encoder)[chosen])  # (N, S, L 2 D)
         cache.put(rows, entries.unflatten(-1, (len(decoder.layers), -1)).permute(2, 0, 1, 3))
@@ -106,9 +109,18 @@ class TorchModel:
     # ---- passes
 
     @torch.inference_mode()
+    def encode(self, source: Source) -> Tensor:
+        return source.encoded_by(self.transformer.encoder)
+
+    def linear(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
+        """See `LoadedModel.linear`."""
+        like = self.target_embeddings
+        return Linear(weight.to(like), bias.to(like))
+
+    @torch.inference_mode()
     def read(
         self, state: DenseState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
-        guesses: Tensor | None = None,
+        guesses: Tensor | None = None, embeddings: Tensor | None = None,
     ) -> TorchPass:  # fmt: skip
         """See `LoadedModel.read`."""
         state.encode()
@@ -125,6 +137,8 @@ class TorchModel:
         if guesses is not None:
             inputs.append(pad_rows(guesses, len(table)))
             results, width = results + guesses.size(1), width + guesses.size(1)
+        if embeddings is not None:
+            inputs.append(pad_rows(embeddings, max(len(embeddings), len(table) * width)))
         longest = max(positions) + width
         seen, read = runner.round(longest, 64), runner.round(state.longest, 32)
         cache.reserve(len(table), seen)
@@ -132,21 +146,22 @@ class TorchModel:
         # What need not be hidden: the only query is at the last position; no source is padded.
         alone = len(table) * width == 1 and seen == longest
         even = all(length == read for length in state.lengths) and not padding
-        settings = seen, read, results, alone, even, max(firsts) > 0
+        settings = seen, read, results, alone, even, max(firsts) > 0, embeddings is not None
         return TorchPass(self, runner.run(self._read, inputs, (cache, sources), settings))
 
     def _read(
         self, cache: KVCache, sources: KVCache, seen: int, read: int, results: int, alone: bool, even: bool, chosen: bool,
-        table: Tensor, guesses: Tensor | None = None,
+        embedded: bool, table: Tensor, more: Tensor | None = None,
     ) -> list[Tensor]:  # fmt: skip
-        """A pass's results. ``table`` (R, 3 + Q) has each row's position, first result, source length and tokens.
+        """A pass's results. ``table`` (R, 3 + Q) has each row's position, first result, source length and tokens; ``more`` are
+        guesses, or embeddings.
 
         T = ``seen`` target and S = ``read`` source positions are attended to, W = ``results``.
         """
         decoder, device, rows = self.transformer.decoder, table.device, len(table)
         start, first, lengths, tokens = table.tensor_split((1, 2, 3), 1)  # (R, 1) three times, (R, Q)
-        if guesses is not None:
-            tokens = torch.cat([tokens, guesses], 1)
+        if more is not None and not embedded:
+            tokens = torch.cat([tokens, more], 1)
         width = tokens.size(1)
         positions = start + torch.arange(width, device=device)  # (R, Q)
         slots = torch.arange(rows, device=device)[:, None]  # (R, 1); not kept: a recording must own what it works on
@@ -159,7 +174,7 @@ class TorchModel:
             wanted = (first + torch.arange(results, device=device)).clamp_(max=width - 1)  # (R, W)
             keep = slots, wanted
 
-        x = decoder.embedding(tokens, positions)
+        x = decoder.embedding(tokens, positions, more if embedded else None)
         for index, layer in enumerate(decoder.layers):
             kept = keep if layer is decoder.layers[-1] else None
             visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (R, 1, W, T)

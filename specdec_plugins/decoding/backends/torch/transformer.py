@@ -87,9 +87,9 @@ class Embedding:
         self.scale, self.offset, self.zero_start = side.embedding_scale, side.position_offset, zero_start
         self.norm = weights.norm(f"{name}.layernorm_embedding") if side.embedding_norm else None
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """(B, Q, D) scaled embeddings of tokens (B, Q)."""
-        return F.embedding(tokens, self.tokens) * self.scale
+    def embed(self, tokens: Tensor, embeddings: Tensor | None = None) -> Tensor:
+        """(B, Q, D) scaled embeddings of tokens (B, Q), or of rows of other ``embeddings`` (N, D)."""
+        return F.embedding(tokens, self.tokens if embeddings is None else embeddings) * self.scale
 
     def place(self, positions: Tensor) -> Tensor:
         """(B, Q, D) embeddings of positions counted from 0.
@@ -98,8 +98,8 @@ class Embedding:
         """
         return F.embedding((positions + self.offset).clamp_(max=self.positions.size(0) - 1), self.positions)
 
-    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        x = self.embed(tokens)
+    def __call__(self, tokens: Tensor, positions: Tensor, embeddings: Tensor | None = None) -> Tensor:
+        x = self.embed(tokens, embeddings)
         if self.zero_start:
             x = x.masked_fill((positions == 0)[..., None], 0)
         x = x + self.place(positions)
@@ -194,7 +194,8 @@ class Decoder:
         self.embedding = Embedding(weights, "decoder", side, spec.zero_start)
         names = [f"decoder.layers.{index}" for index in range(side.layers)]
         self.layers = [Layer(weights, name, side.prenorm, spec.activation, cross=True) for name in names]
-        self.memory = weights.linear(*(f"{name}.encoder_attn.{part}_proj" for name in names for part in "kv"))  # (L 2 D, D)
+        memory = [f"{name}.encoder_attn.{part}_proj" for name in names for part in "kv"]
+        self.memory = weights.linear(*memory) if memory else None  # (L 2 D, D)
         self.norm = weights.norm("decoder.layer_norm") if side.final_norm else None
         self.heads = side.heads
         self.projection = weights("decoder.output_projection.weight")  # (V, D)
@@ -204,7 +205,7 @@ class Decoder:
             self.vocabulary = draft_vocabulary(weights(DRAFT_VOCABULARY), len(self.projection))  # from here on that is V
             embeddings, self.projection = embeddings[self.vocabulary], self.projection[self.vocabulary]
             self.bias = None if self.bias is None else self.bias[self.vocabulary]
-        successor = code == "block_causal" and "decoder.successor.out.weight" in weights
+        successor = code and "decoder.successor.out.weight" in weights
         self.successor = Successor(weights, embeddings, self.projection) if successor else None
         self.copy = weights(COPY) if code == "block" and COPY in weights else None
 
@@ -258,7 +259,7 @@ def drafter_shapes(model: DrafterModel) -> dict[str, tuple[int, ...]]:
         more[DRAFT_VOCABULARY] = tuple(given[DRAFT_VOCABULARY].shape)  # its values are checked: `draft_vocabulary`
     if model.code == "block" and options.get("source_copy"):
         more[COPY] = (width, width)
-    hidden = options.get("successor_width", 0) if model.code == "block_causal" else 0
+    hidden = options.get("successor_width", 0) if model.code != "block" else 0
     if hidden:
         name = "decoder.successor"
         more |= {

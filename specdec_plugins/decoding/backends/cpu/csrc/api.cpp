@@ -49,7 +49,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 6; }
+int specdec_version() { return 7; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -166,11 +166,12 @@ int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_
 // Reads each row's tokens, which take the positions from places[b] on, and overwrites what the cache holds there -> output
 // (B, width, V): logits after row b's tokens from number firsts[b] on. Positions past a row's results are left as they are, here
 // and in `gates` (B, width, R), which is NULL if the stack has no gate, and `features` (B, width, D): what the logits are
-// computed from, after the last norm; NULL if not wanted.
+// computed from, after the last norm; NULL if not wanted. `embeddings` (.., D), NULL if tokens are tokens: vectors whose numbers
+// the tokens are.
 // numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens.
 int specdec_read(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
                  int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
-                 float* output, float* gates, float* features) {
+                 const float* embeddings, float* output, float* gates, float* features) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
@@ -178,7 +179,7 @@ int specdec_read(Engine* engine, const Stack* stack, int64_t batch, int64_t widt
         const bool narrowed = add_causal_rows(engine->scratch.rows, batch, width, starts, places, firsts, slots, source_slots,
                                               source_lengths, parts.take(starts[batch]));
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
-                        gates, features};
+                        gates, features, embeddings};
         Forward forward(*stack, pass, engine->team, engine->scratch);
         engine->team.run([&](int member) { forward.run(member); });
     });
@@ -258,8 +259,8 @@ int specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t width, 
 // numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), drafted (B), empty (B), tokens.
 int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
                     int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
-                    float* output, float* gates, int64_t pad, int64_t eos, const float* tokens, const float* outs,
-                    int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
+                    const float* embeddings, float* output, float* gates, int64_t pad, int64_t eos, const float* tokens,
+                    const float* outs, int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
@@ -268,7 +269,7 @@ int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t w
         const bool narrowed = add_causal_rows(engine->scratch.rows, batch, width, starts, places, firsts, slots, source_slots,
                                               source_lengths, parts.take(starts[batch]));
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
-                        gates, nullptr};
+                        gates, nullptr, embeddings};
         Forward forward(*stack, pass, engine->team, engine->scratch);
         const Choice choice{output, batch, width, stack->projection->outputs, pad, eos, drafted, empty,
                             stack->gate ? gates : nullptr, stack->gate ? stack->gate->outputs : 0, tokens, outs, candidates, to,

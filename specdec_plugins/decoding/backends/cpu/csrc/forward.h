@@ -80,6 +80,7 @@ struct Pass {
     float* output;        // (results, V) logits, or (results, D) of a stack without projection; at each row's `target`
     float* gates;         // (results, R); used if the stack has a gate
     float* features;      // (results, D): what the logits are computed from; NULL if not wanted
+    const float* embeddings = nullptr;  // (.., D), whose rows the tokens number, in place of the token embeddings
 };
 
 struct Row {
@@ -107,7 +108,7 @@ class Forward {
         : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries),
           input(scratch.input), hidden(scratch.hidden), bounds(scratch.bounds), attention(scratch.attention),
           count(int(rows.size())) {
-        bool quantised = false;
+        bool quantised = QUANTISED_INPUT && stack.projection && stack.projection->kind == INT8;
         int inner = 0;
         for (const Layer& layer : stack.layers) {
             quantised |= QUANTISED_INPUT && layer.qkv->kind == INT8;
@@ -129,6 +130,10 @@ class Forward {
     void run(int member) {
         Part part{member, apart ? Range{bounds[member], bounds[member + 1]} : share(count, member, team.size)};
         each_row(part, [&](int row) { embed(row, part); });
+        if (pass.narrowed && stack.layers.empty()) {
+            sync();
+            drop_unwanted(part);
+        }
         for (size_t index = 0; index < stack.layers.size(); ++index) layer(int(index), part);
         finish(part);
     }
@@ -195,7 +200,7 @@ class Forward {
         } else if (embedding.zero_start && what.position == 0) {
             std::copy(place, place + width, x(row));
         } else {
-            const float* token = embedding.tokens + what.token * width;
+            const float* token = (pass.embeddings ? pass.embeddings : embedding.tokens) + what.token * width;
             for (int i = 0; i < width; i += W) store(x(row) + i, load(token + i) * embedding.scale + load(place + i));
         }
         if (!embedding.norm.empty()) embedding.norm(x(row), x(row));
