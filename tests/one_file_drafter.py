@@ -78,7 +78,7 @@ class Bigram:
         class Known:  # all that the network asks of the verifier
             embeddings = verifier.target_embeddings
 
-        network = Network(options_of(Bigram, weights.options), Known)
+        network = Network(options_of(Options, weights.options), Known)
         network.load_state_dict(dict(weights.tensors))
         network.to(verifier.target_embeddings.dtype)
         return LastTwo(network, verifier.target_embeddings)

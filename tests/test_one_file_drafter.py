@@ -130,9 +130,9 @@ def test_names_that_name_nothing():
 def test_options_that_do_not_fit():
     from one_file_drafter import Bigram
 
-    assert options_of(Bigram, ["width=8"]) == Bigram.Options(8, 0.0)
+    assert options_of(Bigram.Options, ["width=8"]) == Bigram.Options(8, 0.0)
     with pytest.raises(ValueError, match="no option 'depth'; available: width, smoothing; option width: 'wide' is no int"):
-        options_of(Bigram, ["depth=2", "width=wide"])
+        options_of(Bigram.Options, ["depth=2", "width=wide"])
 
 
 def test_one_file_is_all_there_is():

@@ -41,6 +41,7 @@ def load(
     threads: int | None = None,
 ) -> tuple[LoadedModel, LoadedModel | None]:  # fmt: skip
     """Both models on one backend; no second one for a drafter that is no Transformer of ours. Raises ValueError as `assemble`."""
+    drafter = drafter and drafters.as_transformer(drafter, verifier)
     where, automatic = torch.device(device), dtype == "auto"
     if automatic:
         dtype = fastest(where.type)

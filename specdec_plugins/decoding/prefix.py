@@ -5,6 +5,7 @@ B rows, T target positions, K drafted tokens.
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -103,6 +104,13 @@ class Prefix:
             values = getattr(self, name)
             setattr(self, name, [values[row].copy() if copied else values[row] for row in order])
         self._tensors = None
+
+    def ahead(self, drafted: Sequence[Sequence[int]]) -> "Prefix":
+        """What the prefix would be with drafted tokens, for drafters that draft one token after the other. Only to be read."""
+        later = copy(self)
+        later.outputs = [[*output, *tokens] for output, tokens in zip(self.outputs, drafted)]
+        later._tensors = None
+        return later
 
     def gated(self, plan: Plan) -> Plan:
         """The plan, with nothing to draft for rows of whose last token the verifier was less sure than the gate asks."""

@@ -12,13 +12,11 @@ import torch
 import torch.nn.functional as F
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerDecoder
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec_plugins.models.block import BlockDrafterModel, add_common_args, block_architecture, initialised
 from specdec_plugins.training.masking import ManyBlocks
-
-# Share of the predictions that train without the successor network: decoding lets the logits without it choose its candidates.
-ALONE = 0.2
+from specdec_plugins.training.successor import ALONE, Successor
 
 
 @register_model("block_causal")
@@ -50,24 +48,6 @@ class CausalBlockDrafterModel(BlockDrafterModel):
             prev_output_tokens: (B, S) int64, eos and the prefix, right padding.
         """
         return self.decoder(prev_output_tokens, self.encoder(src_tokens, src_lengths=src_lengths), block, features_only)
-
-
-class Successor(nn.Module):
-    """What a token says about the one after it: adds W_out relu(W_feature x + b + W_token e) to the feature x of a prediction.
-
-    e is the embedding of the token before it. Fresh, it adds nothing.
-    """
-
-    def __init__(self, width: int, hidden: int):
-        super().__init__()
-        self.from_feature = nn.Linear(width, hidden)
-        self.from_token = nn.Linear(width, hidden, bias=False)
-        self.out = nn.Linear(hidden, width, bias=False)
-        nn.init.zeros_(self.out.weight)
-
-    def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """(..., D) what is added to features (..., D), for embeddings (..., D) of the tokens before."""
-        return self.out(F.relu(self.from_feature(features) + self.from_token(tokens)))
 
 
 class CausalBlockDecoder(TransformerDecoder):

@@ -33,7 +33,7 @@ class DrafterShim(BaseFairseqModel):
         if missing:
             raise ValueError(f"--drafter {args.drafter} has no {' and no '.join(missing)}, so it cannot be trained")
         try:
-            options = options_of(code, args.drafter_options)
+            options = options_of(code.Options, args.drafter_options)
         except ValueError as error:
             raise ValueError(f"--drafter-options: {error}") from None
         model = fairseq.read(checkpoint.load(args.verifier), args.verifier)

@@ -6,7 +6,8 @@ A drafter's file has an object with
     Network   a torch module, made by ``Network(options, verifier)``, with ``loss(batch) -> Loss``; its tensors are the weights
     build     ``build(weights, model, verifier) -> Drafter``, its decoding half: `specdec_plugins.decoding.drafters`
 
-and is named as ``module:object``, or by an installed entry point of the group ``specdec.drafters``. It trains with
+and is named as ``module:object``, by an installed entry point of the group ``specdec.drafters``, or as a file of
+`specdec_plugins.decoding.drafters`. It trains with
 
     fairseq-train DATA --user-dir specdec_plugins --task translation --arch drafter --criterion drafter_loss \\
         --drafter module:object --drafter-options width=64 --verifier VERIFIER.pt ...
@@ -16,14 +17,16 @@ B sentences, S source positions, T target positions, D width, V vocabulary.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.backends.torch.transformer import Transformer, place
 from specdec_plugins.decoding.values import Source
 from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
 
@@ -53,7 +56,8 @@ class FrozenVerifier:
 
     def __init__(self, model: Model, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         self.spec: ModelSpec = model.spec
-        self.transformer = load_pair(model, None, device, dtype)[0]
+        self.tensors = place(model.tensors, device, dtype)  # by canonical names
+        self.transformer = Transformer.load(replace(model, tensors=self.tensors))
         self.model = TorchModel(self.transformer)
 
     @property
@@ -65,6 +69,20 @@ class FrozenVerifier:
     def embeddings(self) -> Tensor:
         """(V, D) of the target side."""
         return self.transformer.decoder.embedding.tokens
+
+    @torch.no_grad()
+    def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, D) output of the encoder, undefined past a sentence's end, and what hides these positions from attention:
+        (B, 1, 1, S), added to its scores."""
+        sources = Source(without(source, self.spec.symbols.pad), self.spec.symbols, source.device)
+        encoded = self.transformer.encoder(sources)
+        past = torch.arange(sources.longest, device=source.device) >= sources.lengths[:, None]
+        return encoded, hide(past, encoded.dtype)[:, None, None]
+
+    @torch.no_grad()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(B, T, D) embeddings of target tokens (B, T), scaled as the verifier reads them, without positions."""
+        return self.transformer.decoder.embedding.embed(tokens)
 
     def read(self, source: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, V) logits and (B, T, D) hidden states after each token of a prefix; undefined past its end. No gradient."""
@@ -80,26 +98,32 @@ def without(tokens: Tensor, pad: int) -> list[list[int]]:
     return [[token for token in row if token != pad] for row in tokens.tolist()]
 
 
-def options_of(code: Any, given: Mapping[str, Any] | Sequence[str] | None) -> Any:
-    """A drafter's typed options from their values, or from texts such as ``width=64``.
+def blocks(right: Tensor, present: Tensor, size: int) -> Tensor:
+    """(N, K) for the N positions of a target (B, T) that are ``present``: whether each of the K = ``size`` predictions from there
+    on is ``right`` (B, T); none is past the end."""
+    return F.pad(right & present, (0, size - 1)).unfold(1, size, 1)[present]
+
+
+def options_of(kind: type, given: Mapping[str, Any] | Sequence[str] | None) -> Any:
+    """A drafter's typed options, of its dataclass ``kind``, from their values, or from texts such as ``width=64``.
 
     Raises ValueError that names every option that does not exist or does not fit its type.
     """
-    fields = {field.name: field for field in dataclasses.fields(code.Options)}
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     pairs = given.items() if isinstance(given, Mapping) else [item.partition("=")[::2] for item in given or ()]
     values, faults = {}, []
     for name, value in pairs:
         if name not in fields:
             faults.append(f"no option '{name}'; available: {', '.join(fields) or 'none'}")
             continue
-        kind = type(fields[name].default)
+        wanted = type(fields[name].default)
         try:
-            values[name] = parsed(value, kind)
+            values[name] = parsed(value, wanted)
         except ValueError:
-            faults.append(f"option {name}: '{value}' is no {kind.__name__}")
+            faults.append(f"option {name}: '{value}' is no {wanted.__name__}")
     if faults:
         raise ValueError("; ".join(faults))
-    return code.Options(**values)
+    return kind(**values)
 
 
 def parsed(value: Any, kind: type) -> Any:

@@ -2,22 +2,25 @@
 
 A drafter's file is a module or an object. If it has weights, it has ``build(weights, model, verifier)``, which returns a
 `Drafter`: ``weights`` is what its folder or checkpoint holds (a `DrafterModel`), ``model`` the same loaded on the verifier's
-backend if it is a Transformer, and ``verifier`` the loaded verifier. If it needs none, it has ``for_pair(facts)``, where
-``facts`` are what it may know of the models that it drafts for (`PairFacts`). A name is a built-in drafter's (a file in this
-folder), an installed entry point's of the group ``specdec.drafters``, or ``module:object``.
+backend if it is a Transformer, and ``verifier`` the loaded verifier. Weights become a Transformer's by ``transformer(weights,
+verifier)``, if the file has it: it completes them from the verifier's `Model`. If it needs no weights, it has
+``for_pair(facts)``, where ``facts`` are what it may know of the models that it drafts for (`PairFacts`). A name is a built-in
+drafter's (a file in this folder), an installed entry point's of the group ``specdec.drafters``, or ``module:object``.
 """
 
 import importlib
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from typing import Any, Generic, Protocol, TypeVar
 
+from torch import Tensor
+
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.formats.spec import DrafterModel, Symbols
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, Symbols
 
 GROUP = "specdec.drafters"
 Row = TypeVar("Row")
@@ -27,6 +30,8 @@ class DrafterCode(Protocol):
     """What the file of a drafter with weights offers the engine."""
 
     def build(self, weights: DrafterModel | None, model: LoadedModel | None, verifier: LoadedModel) -> Drafter: ...
+
+    # Optional: def transformer(self, weights: DrafterModel, verifier: Model) -> DrafterModel
 
 
 @dataclass(frozen=True)
@@ -93,3 +98,32 @@ def without_weights(name: str, facts: PairFacts) -> Drafter:
         names = ", ".join(each for each in built_in() if hasattr(find(each), "for_pair"))
         raise ValueError(f"drafter '{name}' needs weights, which a model folder has. Without: {names}")
     return code.for_pair(facts)
+
+
+def as_transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
+    """The weights as a Transformer's, where the drafter's code makes one of them; raises ValueError as `with_weights`."""
+    code = with_weights(weights.code)
+    return code.transformer(weights, verifier) if hasattr(code, "transformer") else weights
+
+
+def over_the_verifier(weights: DrafterModel, verifier: Model, spec: ModelSpec) -> DrafterModel:
+    """A decoder of its own over the verifier's encoder, embeddings and output projection."""
+    layers = ("decoder.layers.", "decoder.layer_norm.")
+    inherited = {name: tensor for name, tensor in verifier.tensors.items() if not name.startswith(layers)}
+    own = {name: tensor for name, tensor in weights.tensors.items() if name.startswith("decoder.")}
+    return replace(weights, spec=spec, tensors=inherited | own)
+
+
+def matching(weights: DrafterModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The tensors of these names, which a drafter has beside its Transformer's. Raises ValueError with all that do not fit."""
+    own = {name: tensor for name, tensor in weights.tensors.items() if not name.startswith("decoder.")}
+    faults = [f"no {name}" for name in shapes if name not in own]
+    faults += [f"{name}, which has no place here" for name in own if name not in shapes]
+    faults += [
+        f"{name} {tuple(own[name].shape)}, not {shape}"
+        for name, shape in shapes.items()
+        if name in own and tuple(own[name].shape) != shape
+    ]
+    if faults:
+        raise ValueError(f"the weights of drafter '{weights.code}' have {'; '.join(faults)}")
+    return own

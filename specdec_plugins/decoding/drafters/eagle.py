@@ -1,0 +1,229 @@
+"""A causal layer over the verifier's hidden states and tokens (EAGLE, Li et al. 2024, arXiv 2401.15077), a pass for each token.
+
+Its input at a token is the token's embedding and the hidden state that the verifier chose the token by; its output stands for the
+verifier's next hidden state, and the verifier's output projection makes logits of it. While it drafts, its own outputs take the
+places of hidden states that the verifier has not computed yet; training lets it go on from them for some steps (as EAGLE-3, Li et
+al. 2025, arXiv 2503.01840). Unlike the published ones, which draft for decoders without an encoder, it attends to the source.
+
+Where it was told no hidden state, at a sentence's beginning and after plain iterations, it reads a learned one.
+
+B sentences, T target positions, D width.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.backends.cache import hide
+from specdec_plugins.decoding.backends.torch.transformer import Decoder, attention
+from specdec_plugins.decoding.drafters import matching, over_the_verifier
+from specdec_plugins.decoding.drafters.block import within_positions
+from specdec_plugins.decoding.drafters.medusa import states_before
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.turns import draft_in_turn
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.training.cross_entropy import cross_entropy
+from specdec_plugins.training.decoder import adopt, decoder_of, initial
+from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, options_of
+
+DECAY = 0.85  # weight of a step's loss relative to the one before: the later, the less often it counts
+
+
+@dataclass
+class Options:
+    layers: int = 1
+    steps: int = 4  # that training goes on from its own outputs, the first from the verifier's
+    untold: float = 0.1  # share of hidden states that training replaces by the learned one
+
+
+def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
+    """The verifier's, with fewer decoder layers; its inputs are scaled before they are joined."""
+    side = replace(verifier.decoder, layers=layers, embedding_scale=1.0)
+    return replace(verifier, decoder=side, zero_start=False)
+
+
+class Network(nn.Module):
+    """The layers start as the verifier's last ones, what joins embedding and hidden state as the embedding alone."""
+
+    def __init__(self, options: Options, verifier: FrozenVerifier):
+        super().__init__()
+        self.options, self.spec = options, shape(verifier.spec, options.layers)
+        adopt(self, initial(self.spec, verifier))
+        width = self.spec.decoder.width
+        self.join = nn.Linear(2 * width, width)
+        self.unknown = nn.Parameter(torch.zeros(width))
+        with torch.no_grad():
+            self.join.weight.copy_(torch.cat([torch.eye(width), torch.zeros(width, width)], 1))
+            self.join.bias.zero_()
+
+    def loss(self, batch: Batch) -> Loss:
+        """Weighted cross-entropy of every token of the target, from the verifier's hidden states and, step after step, from its
+        own; by step, every token but the first ones."""
+        verifier, present = batch.verifier, batch.target != batch.symbols.pad
+        decoder = decoder_of(self, self.spec, verifier)
+        embedded, (encoded, hidden) = verifier.embed(batch.prefix), verifier.encode(batch.source)
+        told = verifier.read(batch.source, batch.prefix)[1]
+        states = states_before(self.unknown.expand(len(told), -1), told)
+        if self.training:
+            untold = torch.rand(present.shape, device=present.device) < self.options.untold
+            states = torch.where(untold[..., None], self.unknown, states)
+        run = Unrolled(decoder, encoded, hidden)
+        place = torch.arange(present.size(1), device=present.device)
+        total, weight, right = told.new_zeros(()), told.new_zeros(()), []
+        for step in range(self.options.steps):
+            outputs = run(self.join(torch.cat([embedded, states], -1)))
+            states = states_before(self.unknown.expand(len(told), -1), outputs)
+            there = present & (place >= step)
+            loss, _, hits = cross_entropy(outputs[there], decoder.projection, batch.target[there])
+            total, weight = total + DECAY**step * loss, weight + DECAY**step * len(hits)
+            # Step k at a position is the k-th token of a draft that begins k positions before.
+            right.append(F.pad(torch.zeros_like(there).masked_scatter(there, hits), (0, step))[:, step:])
+        return Loss(total, weight, torch.stack(right, -1)[present])
+
+
+class Unrolled:
+    """Passes over all positions, one a step.
+
+    At step s a position sees what a draft of s tokens sees: itself as of step s, the s - 1 positions before it as of steps s - 1
+    down to 1, and those before them as of step 0.
+    """
+
+    def __init__(self, decoder: Decoder, encoded: Tensor, hidden: Tensor):
+        assert decoder.memory is not None
+        self.decoder, self.hidden = decoder, hidden
+        self.sources = decoder.memory(encoded).chunk(len(decoder.layers), -1)
+        self.entries: list[list[Tensor]] = [[] for _ in decoder.layers]  # by step
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(B, T, D) outputs for inputs (B, T, D) without positions."""
+        decoder, width = self.decoder, x.size(1)
+        place = torch.arange(width, device=x.device)
+        x = x + decoder.embedding.place(place.expand(len(x), -1))
+        x = x if decoder.embedding.norm is None else decoder.embedding.norm(x)
+        mask = self._seen(place, len(self.entries[0]), x.dtype)
+        for layer, entries, source in zip(decoder.layers, self.entries, self.sources):
+
+            def attend(queries: Tensor, own: Tensor, entries: list[Tensor] = entries) -> Tensor:
+                entries.append(own)
+                return attention(queries, torch.cat(entries, 1), decoder.heads, mask)
+
+            def cross_attend(queries: Tensor, source: Tensor = source) -> Tensor:
+                return attention(queries, source, decoder.heads, self.hidden)
+
+            x = layer(x, attend, cross_attend)
+        return decoder.features(x)
+
+    @staticmethod
+    def _seen(place: Tensor, step: int, dtype: torch.dtype) -> Tensor:
+        """(T, (s + 1) T) added to attention scores over the entries of all steps."""
+        back = place[:, None] - place  # (T, T): how far before
+        seen = [back >= step, *(back == step - earlier for earlier in range(1, step + 1))]
+        return hide(~torch.cat(seen, 1), dtype)
+
+
+@dataclass
+class EagleRow:
+    """``read`` inputs are in the cache with the verifier's hidden states; ``states`` (N, D) are those of the next ones."""
+
+    states: Tensor
+    read: int = 0
+
+
+@dataclass
+class EagleState:
+    rows: RowState
+    inputs: list[EagleRow] = field(default_factory=list)
+    said: list[int] = field(default_factory=list)  # tokens of each row when it last drafted
+    unknown: Tensor | None = None
+
+    def share(self, rows: list[int]) -> None:
+        self.rows.share(rows)
+        self.inputs += [self.fresh() for _ in rows]
+
+    def fresh(self) -> EagleRow:
+        assert self.unknown is not None
+        return EagleRow(self.unknown[None])
+
+    def select(self, order: list[int]) -> None:
+        self.rows.select(order)
+        self.inputs = [replace(self.inputs[row]) for row in order]
+
+
+class EagleDrafter:
+    def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Tensor], Tensor], unknown: Tensor):
+        self.model, self.verifier, self.join = model, verifier, join
+        self.unknown = unknown.to(verifier.target_embeddings)
+        model.features_wanted = verifier.features_wanted = True
+
+    def start(self, rows: int, shared: object) -> EagleState:
+        return EagleState(self.model.start(rows), unknown=self.unknown)
+
+    def admit(self, state: EagleState, source: Source) -> None:
+        """Append the sentences of ``source`` as rows, which are encoded at their first draft."""
+        state.rows.admit(source)
+        state.inputs += [state.fresh() for _ in source.sentences]
+
+    @torch.inference_mode()
+    def propose(self, state: EagleState, prefix: Prefix, plan: Plan) -> Draft:
+        state.said = list(map(len, prefix.outputs))
+        inputs = [self._due(row, [prefix.symbols.start, *output]) for row, output in zip(state.inputs, prefix.outputs)]
+        places = [row.read for row in state.inputs]
+
+        def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
+            tokens = [due[0] if more else [] for due, more in zip(inputs, wanted)]
+            states = torch.cat([due[1] for due, more in zip(inputs, wanted) if more])  # (N, D)
+            joined = self._embed([token for row in tokens for token in row], states)
+            numbers = iter(range(len(joined)))
+            rows = [[next(numbers) for _ in row] for row in tokens]
+            firsts = [max(0, len(row) - 1) for row in rows]
+            done = self.model.read(state.rows, rows, places, firsts, embeddings=joined)
+            one = done.choose(ahead, Plan([int(more) for more in wanted], gate=plan.gate))
+            outputs = done.features()
+            for row, more in enumerate(wanted):
+                if more:
+                    places[row] += len(tokens[row])
+                    inputs[row] = [one.tokens[row][0]], outputs[row, :1].clone()
+            return one
+
+        for row, length in zip(state.inputs, plan.lengths):
+            if length:
+                row.read, row.states = row.read + len(row.states), row.states[:0]
+        return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
+
+    def _due(self, row: EagleRow, text: Sequence[int]) -> tuple[list[int], Tensor]:
+        """The tokens that a row has not read, and the hidden states that they were chosen by; ``row`` then has all of these."""
+        missing = len(text) - row.read - len(row.states)
+        if missing:
+            row.states = torch.cat([row.states, self.unknown.expand(missing, -1)])
+        return list(text[row.read :]), row.states
+
+    def _embed(self, tokens: Sequence[int], states: Tensor) -> Tensor:
+        """(N, D) inputs without positions."""
+        table, scale = self.verifier.target_embeddings, self.verifier.spec.decoder.embedding_scale
+        return self.join(torch.cat([table[torch.tensor(tokens, device=table.device)] * scale, states], 1))
+
+    def observe(self, state: EagleState, scores: Any, draft: Draft, verdict: Verdict) -> None:
+        features = scores.features()
+        for row, accepted in enumerate(verdict.accepted):
+            kept = state.inputs[row]
+            state.inputs[row] = replace(kept, states=torch.cat([kept.states, features[row, : accepted + 1]]))
+
+    def bytes_for(self, request: Request) -> int:
+        return self.model.bytes_for(len(request.tokens), request.limit + 1)
+
+
+def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
+    return over_the_verifier(weights, verifier, shape(verifier.spec, options_of(Options, weights.options).layers))
+
+
+def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> EagleDrafter:
+    """Raises ValueError with every tensor that does not fit."""
+    width = verifier.spec.decoder.width
+    own = matching(weights, {"join.weight": (width, 2 * width), "join.bias": (width,), "unknown": (width,)})
+    return EagleDrafter(model, verifier, verifier.linear(own["join.weight"], own["join.bias"]), own["unknown"])

@@ -1,0 +1,53 @@
+"""Heads that see the tokens before theirs (Hydra, Ankner et al. 2024, arXiv 2402.05109).
+
+As `medusa`, but every head also reads the verifier's own token, which Medusa's do not know, and a successor network relates each
+drafted token to the one before it, among the likeliest candidates: all logits still come from one product.
+
+B sentences, T target positions, A blocks a sentence, K heads, D width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec_plugins.decoding.backends import LoadedModel
+from specdec_plugins.decoding.drafters import medusa
+from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, heads_drafter, projecting
+from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.training.drafter_code import FrozenVerifier, options_of
+from specdec_plugins.training.masking import ManyBlocks
+from specdec_plugins.training.successor import ALONE, Successor
+
+
+@dataclass
+class Options:
+    heads: int = 4
+    successor_width: int = 128  # hidden units of the successor network; the engine's kernels compute multiples of 32
+
+
+class Network(medusa.Network):
+    """Medusa's network with a `Successor`."""
+
+    reads_token = True
+
+    def __init__(self, options: Options, verifier: FrozenVerifier):
+        super().__init__(options, verifier)  # type: ignore[arg-type]  # it reads how many heads there are
+        successor = Successor(verifier.embeddings.size(1), options.successor_width)
+        self.decoder = nn.ModuleDict({"successor": successor})  # the engine's name of its tensors is decoder.successor
+
+    def relate(self, predicted: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Tensor:
+        before = F.pad(block.target, (1, 0), value=verifier.spec.symbols.pad)[..., :-1]  # (B, A, K)
+        related = block.offsets > 0  # the own token, before the first head's, is read by the heads
+        if self.training:
+            related &= torch.rand(related.shape, device=related.device) >= ALONE
+        return predicted + self.decoder["successor"](predicted, verifier.embeddings[before]) * related[..., None]
+
+
+def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
+    return projecting(weights, verifier)
+
+
+def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> HeadsDrafter:
+    return heads_drafter(weights, model, verifier, options_of(Options, weights.options).heads, reads_token=True)

@@ -1,0 +1,220 @@
+"""Heads on the verifier's last hidden state, one for each drafted token (Medusa, Cai et al. 2024, arXiv 2401.10774).
+
+The verifier chose its own token by a hidden state x of its last pass. Head k makes of it x + silu(W_k x), and the verifier's
+output projection makes of that the logits of the k-th token after the own one: a draft costs about as much as its logits. Before
+a sentence's first pass there is no hidden state, and a learned mean of the encoder's output takes its place. Plain iterations do
+not tell it their hidden states; after them it drafts nothing for one iteration.
+
+B sentences, S source positions, T target positions, A blocks a sentence, K heads, D width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.drafters import Rows, matching, over_the_verifier
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.training.cross_entropy import cross_entropy
+from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, options_of
+from specdec_plugins.training.masking import ManyBlocks, lengths, many_blocks, many_starts
+
+BLOCKS = 4  # of a sentence that train in an update: all would be K predictions for each of its tokens
+DECAY = 0.85  # weight of a head's loss relative to the one before: the later, the less often it counts
+
+
+@dataclass
+class Options:
+    heads: int = 4
+
+
+class Beginning(nn.Module):
+    """A hidden state for a sentence of which the verifier has read nothing: W sum_s softmax(q . h_s) h_s, for the encoder's h."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(width))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, encoded: Tensor, hidden: Tensor) -> Tensor:
+        """(B, D) for an encoder's output (B, S, D), of which ``hidden`` (B, S), added to scores, hides what is past the end."""
+        weights = (encoded @ self.query + hidden).softmax(1)
+        return self.out((weights[:, None] @ encoded)[:, 0])
+
+
+def states_before(beginning: Tensor, states: Tensor) -> Tensor:
+    """(B, T, D) the hidden state that each token of a prefix was chosen by, for those after each token, (B, T, D)."""
+    return torch.cat([beginning[:, None], states[:, :-1]], 1)
+
+
+class Network(nn.Module):
+    """The heads and the `Beginning`."""
+
+    reads_token = False  # whether heads see the verifier's own token, too
+
+    def __init__(self, options: Options, verifier: FrozenVerifier):
+        super().__init__()
+        width = verifier.embeddings.size(1)
+        self.options = options
+        self.heads = nn.Linear(width * (1 + self.reads_token), width * options.heads)
+        nn.init.zeros_(self.heads.weight)
+        nn.init.zeros_(self.heads.bias)
+        self.beginning = Beginning(width)
+
+    def loss(self, batch: Batch) -> Loss:
+        """Weighted cross-entropy of blocks of the target, each after a hidden state: some blocks in training, else all."""
+        verifier, block = batch.verifier, self.blocks(batch)
+        encoded, hidden = verifier.encode(batch.source)
+        states = states_before(self.beginning(encoded, hidden[:, 0, 0]), verifier.read(batch.source, batch.prefix)[1])
+        rows = torch.arange(len(states), device=states.device)[:, None]
+        own = verifier.embed(batch.prefix[rows, block.starts]) if self.reads_token else None
+        predicted = self.relate(widened(self.heads, states[rows, block.starts], own), block, verifier)  # (B, A, K, D)
+        weights = DECAY ** block.offsets[block.masked].float()
+        target = block.target[block.masked]
+        total, _, hits = cross_entropy(predicted[block.masked], verifier.transformer.decoder.projection, target, weights)
+        right = torch.zeros_like(block.masked).masked_scatter(block.masked, hits)
+        return Loss(total, weights.sum(), right[block.masked[..., 0]])
+
+    def blocks(self, batch: Batch) -> ManyBlocks:
+        sizes = lengths(batch.target, batch.symbols.pad)
+        if self.training:
+            starts = many_starts(sizes, BLOCKS)
+        else:
+            place = torch.arange(batch.target.size(1), device=batch.target.device)
+            starts = torch.where(place < sizes[:, None], place, -1)
+        return many_blocks(batch.target, starts, self.options.heads, batch.symbols.pad, batch.symbols.eos)
+
+    def relate(self, predicted: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Tensor:
+        """Features (B, A, K, D) of the blocks' predictions, related to the tokens before them; here they do not see these."""
+        return predicted
+
+
+def widened(heads: Callable[[Tensor], Tensor], states: Tensor, own: Tensor | None) -> Tensor:
+    """(..., K, D) x + silu(W [x, e]) for hidden states x (..., D) and, if heads see them, embeddings e (..., D) of own tokens."""
+    inputs = states if own is None else torch.cat([states, own], -1)
+    return states[..., None, :] + F.silu(heads(inputs)).unflatten(-1, (-1, states.size(-1)))
+
+
+@dataclass
+class HeadsRow:
+    """The hidden state that a row's last token was chosen by, and how many tokens the row had then, that one included."""
+
+    state: Tensor
+    said: int = 0
+
+
+@dataclass
+class HeadsState:
+    """The model's state; of each row what its source begins with, what is known of it, and its tokens when it last drafted."""
+
+    rows: RowState
+    beginnings: list[Tensor] = field(default_factory=list)
+    hidden: Rows[HeadsRow] = field(default_factory=Rows)
+    said: list[int] = field(default_factory=list)
+
+    def share(self, rows: list[int]) -> None:
+        self.rows.share(rows)
+        self.beginnings += [self.beginnings[row] for row in rows]
+        self.hidden.rows += [HeadsRow(self.beginnings[row]) for row in rows]
+
+    def select(self, order: list[int]) -> None:
+        self.rows.select(order)
+        self.beginnings = [self.beginnings[row] for row in order]
+        self.hidden.select(order)
+
+
+class HeadsDrafter:
+    """Medusa's decoding half, and Hydra's, whose heads see the own token (``reads_token``)."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        verifier: LoadedModel,
+        heads: Callable[[Tensor], Tensor],
+        beginning: Beginning,
+        reads_token: bool,
+    ):
+        self.model, self.verifier, self.heads, self.reads_token = model, verifier, heads, reads_token
+        self.beginning = beginning.eval().to(verifier.target_embeddings)
+        verifier.features_wanted = True
+
+    def start(self, rows: int, shared: object) -> HeadsState:
+        return HeadsState(self.model.start(rows))
+
+    @torch.inference_mode()
+    def admit(self, state: HeadsState, source: Source) -> None:
+        state.rows.admit(source)
+        encoded = self.verifier.encode(source)
+        for row, length in zip(encoded, source.sizes):  # each by itself, so that it does not depend on the batch
+            state.beginnings.append(self.beginning(row[None, :length], row.new_zeros(1, length))[0])
+            state.hidden.rows.append(HeadsRow(state.beginnings[-1]))
+
+    @torch.inference_mode()
+    def propose(self, state: HeadsState, prefix: Prefix, plan: Plan) -> Draft:
+        state.said = list(map(len, prefix.outputs))
+        rows = state.hidden.rows
+        known = [row.said == said for row, said in zip(rows, state.said)]
+        states = torch.stack([row.state for row in rows])  # (B, D)
+        own = None
+        if self.reads_token:
+            decoder = self.verifier.spec.decoder
+            own = self.verifier.target_embeddings[torch.tensor(prefix.last)] * decoder.embedding_scale
+        features = widened(self.heads, states, own)  # (B, K, D)
+        most = features.size(1)
+        lengths = [min(length, most) if there else 0 for length, there in zip(plan.lengths, known)]
+        if not any(lengths):
+            return Draft([[] for _ in rows])
+        numbers = [range(row * most, row * most + length) for row, length in enumerate(lengths)]
+        done = self.model.read(state.rows, numbers, [0] * len(rows), embeddings=features.flatten(0, 1))
+        return done.choose(prefix, plan._replace(lengths=lengths))
+
+    def observe(self, state: HeadsState, scores: Any, draft: Draft, verdict: Verdict) -> None:
+        features = scores.features()
+        for row, (accepted, said) in enumerate(zip(verdict.accepted, state.said)):
+            state.hidden.rows[row] = HeadsRow(features[row, accepted].clone(), said + accepted + 1)
+
+    def bytes_for(self, request: Request) -> int:
+        return 0
+
+
+def layerless(verifier: ModelSpec) -> ModelSpec:
+    """A decoder that only projects: no layers, no norm, and the vectors that it reads are not scaled."""
+    side = replace(verifier.decoder, layers=0, final_norm=False, embedding_norm=False, embedding_scale=1.0)
+    return replace(verifier, decoder=side, zero_start=False)
+
+
+def projecting(weights: DrafterModel, verifier: Model) -> DrafterModel:
+    """The output projection as a Transformer of its own, with what a drafter has of successor network and draft vocabulary."""
+    made = over_the_verifier(weights, verifier, layerless(verifier.spec))
+    kept = {name: tensor for name, tensor in made.tensors.items() if not name.startswith("decoder.layernorm_embedding.")}
+    kept["decoder.embed_positions.weight"] = torch.zeros_like(kept["decoder.embed_positions.weight"])
+    return replace(made, tensors=kept)
+
+
+def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
+    return projecting(weights, verifier)
+
+
+def heads_drafter(
+    weights: DrafterModel, model: LoadedModel, verifier: LoadedModel, heads: int, reads_token: bool
+) -> HeadsDrafter:
+    """Raises ValueError with every tensor that does not fit."""
+    width = verifier.spec.decoder.width
+    shapes = {
+        "heads.weight": (heads * width, width * (1 + reads_token)), "heads.bias": (heads * width,),
+        "beginning.query": (width,), "beginning.out.weight": (width, width), "beginning.out.bias": (width,),
+    }  # fmt: skip
+    own = matching(weights, shapes)
+    beginning = Beginning(width)
+    beginning.load_state_dict({name.removeprefix("beginning."): own[name] for name in own if name.startswith("beginning.")})
+    return HeadsDrafter(model, verifier, verifier.linear(own["heads.weight"], own["heads.bias"]), beginning, reads_token)
+
+
+def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> HeadsDrafter:
+    return heads_drafter(weights, model, verifier, options_of(Options, weights.options).heads, reads_token=False)

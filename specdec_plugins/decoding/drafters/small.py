@@ -1,0 +1,122 @@
+"""A small autoregressive drafter: a decoder of few layers over the verifier's own encoder and embeddings, a pass for each token.
+
+Speculative decoding as it was first published (Leviathan et al. 2023, arXiv 2211.17192), with what costs most shared: the source
+is encoded once, and the dictionary is the same by construction.
+
+B sentences, T target positions, D width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.drafters import over_the_verifier
+from specdec_plugins.decoding.drafters.block import within_positions
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.turns import draft_in_turn
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.training.cross_entropy import cross_entropy
+from specdec_plugins.training.decoder import adopt, decoder_of, features, initial
+from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, blocks, options_of
+
+BLOCK = 8  # tokens of which accept_len is logged
+
+
+@dataclass
+class Options:
+    layers: int = 1
+    dropout: float = 0.1  # of the embedded input
+
+
+def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
+    """The verifier's, with fewer decoder layers."""
+    return replace(verifier, decoder=replace(verifier.decoder, layers=layers))
+
+
+class Network(nn.Module):
+    """The decoder's layers, which start as the verifier's last ones."""
+
+    def __init__(self, options: Options, verifier: FrozenVerifier):
+        super().__init__()
+        self.options, self.spec = options, shape(verifier.spec, options.layers)
+        adopt(self, initial(self.spec, verifier))
+
+    def loss(self, batch: Batch) -> Loss:
+        """Cross-entropy of every token of the target, each after the target's own tokens."""
+        verifier, present = batch.verifier, batch.target != batch.symbols.pad
+        decoder = decoder_of(self, self.spec, verifier)
+        place = torch.arange(batch.prefix.size(1), device=batch.prefix.device)
+        x = F.dropout(decoder.embedding(batch.prefix, place.expand_as(batch.prefix)), self.options.dropout, self.training)
+        done = features(decoder, x, *verifier.encode(batch.source))[present]
+        total, _, hits = cross_entropy(done, decoder.projection, batch.target[present])
+        right = torch.zeros_like(present).masked_scatter(present, hits)
+        return Loss(total, len(hits), blocks(right, present, BLOCK))
+
+
+@dataclass
+class SmallState:
+    """The model's state, and the tokens of each row that its cache has: of the prefix, and drafted ones, kept or refused."""
+
+    rows: RowState
+    read: list[list[int]] = field(default_factory=list)
+
+    def share(self, rows: list[int]) -> None:
+        self.rows.share(rows)
+        self.read += [[] for _ in rows]
+
+    def select(self, order: list[int]) -> None:
+        self.rows.select(order)
+        self.read = [self.read[row].copy() for row in order]
+
+
+class SmallDrafter:
+    def __init__(self, model: LoadedModel):
+        self.model = model
+
+    def start(self, rows: int, shared: object) -> SmallState:
+        return SmallState(self.model.start(rows))
+
+    def admit(self, state: SmallState, source: Source) -> None:
+        """Append the sentences of ``source`` as rows, which are encoded at their first draft."""
+        state.rows.admit(source)
+        state.read += [[] for _ in source.sentences]
+
+    def propose(self, state: SmallState, prefix: Prefix, plan: Plan) -> Draft:
+        most = self.model.spec.decoder.max_positions
+
+        def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
+            tokens: list[list[int]] = []
+            places: list[int] = []
+            for row, output in enumerate(ahead.outputs):
+                text = [ahead.symbols.start, *output][:most]
+                known = agreeing(state.read[row], text[:-1]) if wanted[row] else 0
+                places.append(known)
+                tokens.append(text[known:] if wanted[row] else [])
+                if wanted[row]:
+                    state.read[row] = text
+            firsts = [max(0, len(row) - 1) for row in tokens]
+            one = Plan([int(more) for more in wanted], gate=plan.gate)
+            return self.model.read(state.rows, tokens, places, firsts).choose(ahead, one)
+
+        return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
+
+    def bytes_for(self, request: Request) -> int:
+        return self.model.bytes_for(len(request.tokens), request.limit + 1)
+
+
+def agreeing(read: Sequence[int], text: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((n for n, (one, other) in enumerate(zip(read, text)) if one != other), min(len(read), len(text)))
+
+
+def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
+    return over_the_verifier(weights, verifier, shape(verifier.spec, options_of(Options, weights.options).layers))
+
+
+def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> SmallDrafter:
+    return SmallDrafter(model)

@@ -1,0 +1,65 @@
+"""A drafter's Transformer decoder in training: the layers of the engine over all positions of a target at once.
+
+Its encoder, embeddings and output projection are the verifier's, which do not train.
+
+B sentences, S source positions, T target positions, D width.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from specdec_plugins.decoding.backends.cache import hide
+from specdec_plugins.decoding.backends.torch.transformer import Decoder, Weights, attention
+from specdec_plugins.formats.spec import ModelSpec, shapes
+from specdec_plugins.training.drafter_code import FrozenVerifier
+from specdec_plugins.training.initialise import decoder_layer_map, rename_layer
+
+
+def initial(spec: ModelSpec, verifier: FrozenVerifier) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the decoder's layers and last norm, which start as those of some of the verifier's layers."""
+    layers = decoder_layer_map(spec.decoder.layers, verifier.spec.decoder.layers)
+    for name in shapes(spec, verifier.vocabulary, verifier.vocabulary):
+        if name.startswith(("decoder.layers.", "decoder.layer_norm.")):
+            yield name, verifier.tensors[rename_layer(name, layers)].clone()
+
+
+def adopt(module: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """Make tensors with dotted names the parameters of a module, under these names."""
+    for name, tensor in tensors:
+        *path, last = name.split(".")
+        owner = module
+        for part in path:
+            if not hasattr(owner, part):
+                owner.add_module(part, nn.Module())
+            owner = getattr(owner, part)
+        owner.register_parameter(last, nn.Parameter(tensor))
+
+
+def decoder_of(module: nn.Module, spec: ModelSpec, verifier: FrozenVerifier) -> Decoder:
+    """The decoder on a module's parameters, through which gradients flow."""
+    own: Mapping[str, Tensor] = dict(module.named_parameters())
+    return Decoder(Weights({**verifier.tensors, **own}), spec)
+
+
+def causal(width: int, like: Tensor) -> Tensor:
+    """(T, T) added to attention scores, so that each position sees those up to itself."""
+    return hide(torch.ones(width, width, dtype=torch.bool, device=like.device).triu(1), like.dtype)
+
+
+def features(decoder: Decoder, x: Tensor, encoded: Tensor, hidden: Tensor) -> Tensor:
+    """(B, T, D) hidden states that logits are computed from, for embedded inputs x (B, T, D) and an encoder's output (B, S, D),
+    of which ``hidden`` (B, 1, 1, S) hides what is past a sentence's end."""
+    assert decoder.memory is not None, "it has layers"
+    seen = causal(x.size(1), x)
+    for layer, entries in zip(decoder.layers, decoder.memory(encoded).chunk(len(decoder.layers), -1)):
+
+        def attend(queries: Tensor, own: Tensor) -> Tensor:
+            return attention(queries, own, decoder.heads, seen)
+
+        def cross_attend(queries: Tensor, entries: Tensor = entries) -> Tensor:
+            return attention(queries, entries, decoder.heads, hidden)
+
+        x = layer(x, attend, cross_attend)
+    return decoder.features(x)

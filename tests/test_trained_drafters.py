@@ -1,0 +1,223 @@
+"""Drafters that train on a frozen verifier: what they learn is what they decode with, and outputs stay the verifier's."""
+
+import random
+from itertools import accumulate
+from operator import mul
+
+import pytest
+import torch
+from conftest import make_batch, make_verifier
+from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, check_balance, commit, sentences
+
+from specdec_plugins.decoding import assembly, drafters
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.drafters.none import NoDrafter
+from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.options import Gate, Sampling
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Plan, Request, Source, Verdict, uniform
+from specdec_plugins.formats import fairseq
+from specdec_plugins.formats.spec import DrafterModel
+from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, blocks
+
+OPTIONS = {
+    "small": {"layers": 1, "dropout": 0.0},
+    "medusa": {"heads": 5},
+    "hydra": {"heads": 5, "successor_width": 32},
+    "eagle": {"layers": 1, "steps": 5, "untold": 0.0},
+}
+WIDE = {
+    "encoder_embed_dim": 32, "decoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "decoder_ffn_embed_dim": 64,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 4,
+}  # fmt: skip
+BACKENDS = [
+    "float64",
+    *(
+        pytest.param(dtype, marks=pytest.mark.skipif(not binding.library(), reason="no kernels for this machine"))
+        for dtype in ("float32", "int8")
+    ),
+]
+
+
+def make_model(seed=0, shape="pre-norm"):
+    """A verifier as the engine knows it, which does not end its outputs too soon."""
+    model, args = make_verifier(seed=seed, words=WORDS, **{**SHAPES[shape], **WIDE})
+    with torch.no_grad():
+        model.decoder.output_projection.weight[EOS] *= 0.5
+    return fairseq.read({"model": model.state_dict(), "args": args, "cfg": None}, "verifier")
+
+
+def make_network(name, model, seed=0, shake=0.1, dtype=torch.float64):
+    """A drafter's network on a verifier, moved away from where it starts."""
+    code = drafters.find(name)
+    torch.manual_seed(seed)
+    verifier = FrozenVerifier(model, dtype=dtype)
+    network = code.Network(code.Options(**OPTIONS[name]), verifier).to(dtype)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(shake * torch.randn_like(parameter))
+    return network, verifier
+
+
+def make_pair(name, dtype, seed=0, shape="pre-norm"):
+    """Drafter and verifier as roles."""
+    model = make_model(seed, shape)
+    network, _ = make_network(name, model, seed)
+    tensors = {key: tensor.float() for key, tensor in network.state_dict().items()}
+    return assembly.assemble(model, DrafterModel(name, tensors, None, OPTIONS[name], 4), dtype=dtype, threads=1)
+
+
+def run(verifier, drafter, requests, lengths, rows, gate=None):
+    stats, controller = DecodeStats(), Lengths(lengths, ragged=True, **({"gate": gate} if gate else {}))
+    found = list(speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats))
+    check_balance(stats, found)
+    return [each.tokens for each in sorted(found, key=lambda each: each.index)], stats
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(0.7)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("dtype", BACKENDS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_exact(name, dtype, sampling):
+    """Against the verifier alone: ragged drafts, plain steps between, refills, ends of sentences, limits, gates."""
+    rng, accepted = random.Random(1), 0
+    drafter, verifier = make_pair(name, dtype)
+    sources = sentences(12, seed=6)
+    requests = [Request(i, source, rng.randrange(1, 25), sampling=sampling, seed=i) for i, source in enumerate(sources)]
+    expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
+    for rows, lengths, gate in ((1, [4], None), (5, [3, 0, 2], None), (12, [5], Gate(drafter=0.1))):
+        outputs, stats = run(verifier, drafter, requests, lengths, rows, gate)
+        assert outputs == expected
+        accepted += stats.accepted
+    assert accepted > 10
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_rejection_sampling_runs_on_both_backends(name):
+    """The distribution drafted from is told token by token; whole sentences come out, and statistics balance."""
+    for dtype in ("float64", "float32"):
+        drafter, verifier = make_pair(name, dtype)
+        requests = [
+            Request(i, source, 12, sampling=Sampling(1.0, rule="rejection"), seed=i)
+            for i, source in enumerate(sentences(8, seed=2))
+        ]
+        outputs, stats = run(verifier, drafter, requests, [3, 1], 4)
+        assert len(outputs) == 8 and stats.accepted > 3
+
+
+@pytest.mark.parametrize("dtype", BACKENDS)
+def test_vectors_are_read_as_tokens_are(dtype):
+    """Embeddings in another order, and more than there are tokens, give what the tokens give; on both sides of a first result."""
+    model, _ = assembly.load(make_model(), None, dtype=dtype, threads=1)
+    source, tokens = Source([[5, 6, EOS], [7, EOS]], SYMBOLS), [[2, 9, 4], [2, 8]]
+    order = torch.randperm(len(model.target_embeddings), generator=torch.Generator().manual_seed(0))
+    table, numbers = model.target_embeddings[order], order.argsort().tolist()
+
+    def logits(rows, **embeddings):
+        state = model.start(2)
+        state.admit(source)
+        done = model.read(state, rows, [0, 0], [1, 0], **embeddings).logits().clone()
+        return done[0, :2], done[1, :2]
+
+    expected = logits(tokens)
+    found = logits([[numbers[token] for token in row] for row in tokens], embeddings=table)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+
+
+def batch_of(verifier, lengths=(6, 3, 8), seed=0):
+    """Sentences to train on."""
+    target = make_batch(lengths, words=WORDS, seed=seed)
+    prefix = torch.cat([torch.full((len(lengths), 1), EOS), target[:, :-1]], 1)
+    prefix[prefix.eq(EOS) & (torch.arange(prefix.size(1)) > 0)] = SYMBOLS.pad
+    return Batch(make_batch([5, 7, 4], words=WORDS, seed=seed + 1), prefix, target, SYMBOLS, verifier)
+
+
+def teach(network, batch, updates=60):
+    """Losses a prediction while a network learns a batch by heart."""
+    optimiser, losses = torch.optim.Adam(network.parameters(), 3e-3), []
+    for _ in range(updates):
+        loss = network.train().loss(batch)
+        losses.append(float(loss.total) / float(loss.predictions))
+        optimiser.zero_grad()
+        loss.total.backward()
+        optimiser.step()
+    return losses
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_learning(name):
+    """Updates on one batch teach it, and leave the verifier alone."""
+    network, verifier = make_network(name, make_model(), shake=0.0)
+    losses = teach(network, batch_of(verifier))
+    assert losses[-1] < 0.6 * losses[0]
+    assert all(not tensor.requires_grad for tensor in verifier.tensors.values())
+
+
+@pytest.mark.parametrize("shape", ["pre-norm", "post-norm"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_training_teaches_what_decoding_uses(name, shape):
+    """What training calls right, and a draft after the target's own tokens has right, are the same."""
+    model = make_model(3, shape)
+    network, verifier = make_network(name, model, shake=0.0)
+    batch = batch_of(verifier)
+    teach(network, batch, 40)
+    right = network.eval().loss(batch).right
+    weights = DrafterModel(name, network.state_dict(), None, OPTIONS[name], right.size(1))
+    drafter, judge = assembly.assemble(model, weights, dtype="float64")
+    found = []
+    for source, target in zip(lists(batch.source), lists(batch.target)):
+        found += drafted_right(drafter, judge, source, target, right.size(1))
+    # A prediction after a wrong one has another text before it: only what is right from the beginning is the same. Decoding knows
+    # that no output begins with its end.
+    expected, first = right.long().cumprod(1).sum(1).tolist(), [0, 6, 9]
+    assert [n for i, n in enumerate(found) if i not in first] == [n for i, n in enumerate(expected) if i not in first]
+    assert all(found[i] >= expected[i] for i in first)
+    assert len(set(expected)) > 2
+
+
+def lists(padded):
+    return [[token for token in row if token != SYMBOLS.pad] for row in padded.tolist()]
+
+
+def drafted_right(drafter, verifier, source, target, size):
+    """At each position of a target, how many tokens of a draft are the target's."""
+    drafting, verifying, prefix = drafter.start(1, None), verifier.start(1), Prefix()
+    sentence = Source([source], SYMBOLS)
+    drafter.admit(drafting, sentence)
+    verifier.admit(verifying, sentence)
+    prefix.admit([Request(0, source, 100)])
+    counts = []
+    for place, token in enumerate(target):
+        draft = drafter.propose(drafting, prefix, uniform(1, size))
+        ahead = target[place : place + size]
+        counts.append(next((n for n, (one, other) in enumerate(zip(draft.tokens[0], ahead)) if one != other), len(ahead)))
+        if hasattr(drafter, "observe"):
+            scores = verifier.score(verifying, prefix, draft)
+            drafter.observe(drafting, scores, draft, Verdict([0], [token], [[0.0]], [False]))
+        commit(prefix, [[token]])
+    return counts
+
+
+def test_blocks_of_a_target():
+    """Three predictions from each position on; none is right past the end, whatever is there."""
+    right, present = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]).bool(), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
+    expected = [[1, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0]]
+    assert blocks(right, present, 3).long().tolist() == expected
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_gate_ends_a_draft(name):
+    """A draft ends where the product of confidences falls below the gate, and is otherwise the same."""
+    drafter, _ = make_pair(name, "float64")
+
+    def draft(gate):
+        state, prefix = drafter.start(1, None), Prefix()
+        drafter.admit(state, Source([[5, 6, EOS]], SYMBOLS))
+        prefix.admit([Request(0, [5, 6, EOS], 60)])
+        return drafter.propose(state, prefix, Plan([6], gate=Gate(drafter=gate))).cut(Gate(drafter=gate))
+
+    whole = draft(1e-9)
+    product = list(accumulate(whole.confidence[0], mul))
+    assert len(product) > 3 and product[3] < product[2]
+    assert draft((product[2] + product[3]) / 2).tokens[0] == whole.tokens[0][:3]
