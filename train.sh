@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train a verifier and its block drafter: ./train.sh PRESET [STAGE ...] [options]; ./train.sh --help says more.
+# Train a verifier and its drafter: ./train.sh PRESET [STAGE ...] [options]; ./train.sh --help says more.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -24,7 +24,8 @@ stages, in this order (all of them by default); each skips what is done and resu
   --output DIR     where everything goes (default: runs/PRESET)
   --device D       cpu or cuda (default: cuda if there is one)
   --precision P    float32, bf16 (bfloat16 matrix products) or fp16 (cuda only); default: the fastest of the device
-  --recipe R       how the drafter is built and trained: block_causal (default), or published (Xia et al. 2023)
+  --recipe R       how the drafter is built and trained: block_causal (default), published (Xia et al. 2023), or on the frozen
+                   verifier's encoder or hidden states small, medusa, hydra, eagle (docs/drafters.md)
   --beam N         beam size of distill (default: 1, greedy: that is what will be verified)
   --mono FILE      more source text (raw, a sentence a line, .gz allowed) to distil
   --updates N      train both models for N updates instead of the preset's
@@ -114,6 +115,8 @@ case $device-$precision in
     *) die "no precision '$precision' on $device. Available: float32, bf16, and fp16 on cuda" ;;
 esac
 
+drafter_task=(--task translation)
+[ -z "$initialised" ] || drafter_task=(--task translation_lev_modified --noise block_mask --block-size $block)
 data=$out/data bin=$out/data/bin distilled=$out/distilled logs=$out/logs
 plugin=(--user-dir "$root/specdec_plugins")
 mkdir -p "$logs"
@@ -146,7 +149,7 @@ train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from ch
         --log-format json --log-interval 50 --num-workers $workers --required-batch-size-multiple 1 \
         --save-interval-updates $save_every --validate-interval-updates $save_every --keep-interval-updates $keep \
         --no-epoch-checkpoints --save-interval 1000000 --validate-interval 1000000 \
-        --share-all-embeddings --optimizer adam "$@"
+        --optimizer adam "$@"
     touch "$folder/done.$updates"
 }
 
@@ -215,6 +218,7 @@ stage_distill() {
 
 stage_init() {
     echo $recipe >"$out/recipe"
+    if [ -z "$initialised" ]; then echo "init: $recipe starts from the verifier by itself"; return; fi
     if up_to_date "$out/init.pt" "$out/verifier.pt"; then return; fi
     need verifier "$out/verifier.pt"
     "$python" "$root/encoder_initial.py" --verifier "$out/verifier.pt" --output "$out/init.pt" \
@@ -222,10 +226,14 @@ stage_init() {
 }
 
 stage_drafter() {
-    need distill "$distilled/bin/train.$src-$tgt.$src.idx"; need init "$out/init.pt"
-    train "$out/drafter" "$distilled/bin" $drafter_updates --task translation_lev_modified --noise block_mask \
-        --block-size $block --total-up $drafter_updates --finetune-from-model "$out/init.pt" \
-        --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 5 \
+    need distill "$distilled/bin/train.$src-$tgt.$src.idx"; need verifier "$out/verifier.pt"
+    local how=(--task translation --arch drafter --criterion drafter_loss --drafter $recipe --drafter-block-size $block
+        --verifier "$out/verifier.pt")
+    if [ -n "$initialised" ]; then
+        need init "$out/init.pt"
+        how=("${drafter_task[@]}" --total-up $drafter_updates --finetune-from-model "$out/init.pt")
+    fi
+    train "$out/drafter" "$distilled/bin" $drafter_updates "${how[@]}" --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 5 \
         --best-checkpoint-metric accept_len --maximize-best-checkpoint-metric "${drafter_options[@]}"
 }
 
@@ -242,7 +250,7 @@ for line in sys.stdin: print(tokenizer.detokenize(remove_bpe(line)))' $tokenizer
     echo "verifier, greedy, test: $("$python" -m sacrebleu "$data/raw/test.$tgt" -i "$out/test.$tgt" -m bleu -w 2 -f text)"
     echo "drafter, valid, against the verifier's greedy output:"
     logged 0 "$python" -m fairseq_cli.validate "$distilled/bin" "${plugin[@]}" "${device_options[@]}" --path "$out/drafter.pt" \
-        --task translation_lev_modified --block-size $block -s $src -t $tgt --max-tokens $device_tokens \
+        "${drafter_task[@]}" -s $src -t $tgt --max-tokens $device_tokens \
         --num-workers 0 --log-format json
     sed -nE 's/.*"valid_block_acc": (\[[^]]*\]).*/accuracy by block position: \1/p' "$logs/score.log" | tail -n 1
     echo "examples from the test set:"

@@ -142,6 +142,8 @@ class Translator:
             fixed = self.block_size != "auto"
             controller = FixedLength(int(self.block_size), how.gate) if fixed else self._controller(own is None)
         if how.strategy == "drafter":
+            if getattr(drafting, "needs_verifier", False):
+                raise ValueError(f"{self.pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
             return Roles(drafting, Unverified(), accept_all, controller)
         return Roles(drafting, verifying, TopBetaTau(how.beta, how.tau), controller)
 

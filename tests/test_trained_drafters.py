@@ -199,6 +199,25 @@ def drafted_right(drafter, verifier, source, target, size):
     return counts
 
 
+@pytest.mark.parametrize("name", ["medusa", "hydra", "eagle"])
+def test_weights_that_do_not_fit_are_named(name):
+    model = make_model()
+    network, _ = make_network(name, model)
+    tensors = {key: tensor.float() for key, tensor in network.state_dict().items()}
+    wrong = next(key for key in tensors if not key.startswith("decoder.") and tensors[key].dim() == 2)
+    less = {key: tensor for key, tensor in tensors.items() if key != wrong}
+    for given, message in (
+        ({**tensors, wrong: tensors[wrong][1:]}, f"have {wrong} "),
+        (less, f"have no {wrong}$"),
+        ({**tensors, "more": tensors[wrong]}, "have more, which has no place here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            assembly.assemble(model, DrafterModel(name, given, None, OPTIONS[name], 4), dtype="float64")
+    for options, message in (({"heads": "many"}, "'many'|no option 'heads'"), ({"depth": 1}, "no option 'depth'")):
+        with pytest.raises(ValueError, match=message):
+            assembly.assemble(model, DrafterModel(name, tensors, None, options, 4), dtype="float64")
+
+
 def test_blocks_of_a_target():
     """Three predictions from each position on; none is right past the end, whatever is there."""
     right, present = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]).bool(), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()

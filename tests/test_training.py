@@ -268,6 +268,35 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     assert (tmp_path / "other/recipe").read_text() == "published\n"
 
 
+@pytest.mark.long
+def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
+    """Each trains by its recipe's name, resumes, is packed, and leaves the outputs as they are."""
+    shutil.copytree(toy_data, tmp_path / "data")
+    run_train_sh("toy", "verifier", "distill", "--output", tmp_path, "--updates", 12)
+    lines = (toy_data / "raw/test.xa").read_text().splitlines()[:20]
+    expected = None
+    for recipe in ("small", "medusa", "hydra", "eagle"):
+        folder = tmp_path / recipe
+        for name in ("data", "distilled"):
+            shutil.copytree(tmp_path / name, folder / name)
+        shutil.copy(tmp_path / "verifier.pt", folder)
+        stages = ["init", "drafter", "average", "score"]
+        run_train_sh("toy", "drafter", "--output", folder, "--recipe", recipe, "--updates", 2)
+        result = run_train_sh("toy", *stages, "--output", folder, "--recipe", recipe, "--updates", 4)
+        assert f"init: {recipe} starts from the verifier by itself\n" in result.stdout
+        assert "drafter valid: update 4 of 4, accept_len " in result.stdout and "score valid: accept_len " in result.stdout
+        parts = ["--verifier", folder / "verifier.pt", "--drafter", folder / "drafter.pt", "--data", folder / "data/bin"]
+        assert pack.main([*map(str, parts), "--codes", str(folder / "data/codes"), "--output", str(folder / "pair"), "--half"]) == 0
+        if expected is None:
+            plain = Translator.from_pretrained(str(folder / "pair"), strategy="ar")
+            expected = [each.text for each in plain.translate(lines)]
+        found = Translator.from_pretrained(str(folder / "pair"), strategy="specdec").translate(lines, batch_size=3)
+        assert [each.text for each in found] == expected
+        if recipe in ("medusa", "eagle"):
+            with pytest.raises(ValueError, match="its drafter reads the verifier's hidden states"):
+                Translator.from_pretrained(str(folder / "pair"), strategy="drafter")
+
+
 def test_a_corpus_of_ones_own(toy_data, tmp_path):
     """The preset ``small`` prepares any text; its models are stock fairseq's and ours, of its shape."""
     run_train_sh("small.xb-xa", "data", "--local", toy_data / "raw", "--output", tmp_path)

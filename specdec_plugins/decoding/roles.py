@@ -31,7 +31,8 @@ class Drafter(Protocol):
     """Proposes tokens.
 
     Optional: ``observe(state, scores, draft, verdict)`` tells what became of what ``propose`` returned, before tokens are
-    committed; ``bytes_for(request)`` is the memory that a request's row takes, for admission.
+    committed; ``bytes_for(request)`` is the memory that a request's row takes, for admission; ``needs_verifier``, if true, says
+    that its drafts cannot stand alone (strategy ``drafter``).
     """
 
     def start(self, rows: int, shared: Any) -> Any:

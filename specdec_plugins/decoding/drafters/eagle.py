@@ -156,6 +156,8 @@ class EagleState:
 
 
 class EagleDrafter:
+    needs_verifier = True
+
     def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Tensor], Tensor], unknown: Tensor):
         self.model, self.verifier, self.join = model, verifier, join
         self.unknown = unknown.to(verifier.target_embeddings)

@@ -6,7 +6,7 @@ drafted token to the one before it, among the likeliest candidates: all logits s
 B sentences, T target positions, A blocks a sentence, K heads, D width.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from specdec_plugins.training.successor import ALONE, Successor
 
 @dataclass
 class Options:
-    heads: int = 4
+    heads: int = 5
     successor_width: int = 128  # hidden units of the successor network; the engine's kernels compute multiples of 32
 
 
@@ -46,7 +46,7 @@ class Network(medusa.Network):
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    return projecting(weights, verifier)
+    return projecting(replace(weights, options=asdict(options_of(Options, weights.options))), verifier)
 
 
 def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> HeadsDrafter:

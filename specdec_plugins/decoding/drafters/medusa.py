@@ -9,7 +9,7 @@ B sentences, S source positions, T target positions, A blocks a sentence, K head
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ DECAY = 0.85  # weight of a head's loss relative to the one before: the later, t
 
 @dataclass
 class Options:
-    heads: int = 4
+    heads: int = 5
 
 
 class Beginning(nn.Module):
@@ -132,6 +132,8 @@ class HeadsState:
 class HeadsDrafter:
     """Medusa's decoding half, and Hydra's, whose heads see the own token (``reads_token``)."""
 
+    needs_verifier = True
+
     def __init__(
         self,
         model: LoadedModel,
@@ -198,7 +200,7 @@ def projecting(weights: DrafterModel, verifier: Model) -> DrafterModel:
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    return projecting(weights, verifier)
+    return projecting(replace(weights, options=asdict(options_of(Options, weights.options))), verifier)
 
 
 def heads_drafter(

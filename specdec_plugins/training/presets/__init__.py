@@ -13,6 +13,9 @@ A preset has
     drafter                 the same by recipe, with ``block_size``, and with options of the initial checkpoint (``init``)
                             where they differ from the recipe's
 
+A recipe with ``init`` trains one of the plugin's own architectures from an initial checkpoint. Any other is named after a drafter
+that is one file, trains that on the frozen verifier as the preset trains the default recipe's, and says its ``block_size``.
+
 Options are fairseq's names with their values, true for one without a value. This module imports neither fairseq nor torch.
 """
 
@@ -53,9 +56,16 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
     if recipe not in RECIPES:
         raise ValueError(f"no recipe named '{recipe}'. Available: {', '.join(RECIPES)}")
     common = json.loads((HERE / "recipes" / f"{recipe}.json").read_text(encoding="utf-8"))
-    verifier, drafter = preset["verifier"], preset["drafter"][recipe]
+    verifier, drafter = preset["verifier"], preset["drafter"].get(recipe, preset["drafter"][DEFAULT_RECIPE])
+    shape = {"share-all-embeddings": True, **preset["model"]}
     verifier_updates, drafter_updates = updates or verifier["updates"], updates or drafter["updates"]
     prepare = preset.get("prepare", {})
+    initialised = "init" in common
+    drafter_options = [common["drafter"], schedule(drafter, drafter_updates), drafter["options"]]
+    if initialised:
+        drafter_options.insert(0, shape)
+    else:  # its shape is the verifier's, and dropout one of its own options
+        drafter_options[-1] = {name: value for name, value in drafter["options"].items() if name != "dropout"}
     return {
         "src": preset["languages"][0],
         "tgt": preset["languages"][1],
@@ -67,14 +77,13 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
         "device_tokens": preset["device_tokens"],
         "save_every": min(preset["save_every"], drafter_updates),
         "keep": preset["keep"],
-        "block": drafter["block_size"],
+        "block": common.get("block_size", drafter["block_size"]),
+        "initialised": "yes" if initialised else "",
         "verifier_updates": verifier_updates,
         "drafter_updates": drafter_updates,
-        "verifier_options": command_line(preset["model"], schedule(verifier, verifier_updates), verifier["options"]),
-        "drafter_options": command_line(
-            preset["model"], common["drafter"], schedule(drafter, drafter_updates), drafter["options"]
-        ),
-        "init_options": command_line(common["init"], drafter.get("init", {})),
+        "verifier_options": command_line(shape, schedule(verifier, verifier_updates), verifier["options"]),
+        "drafter_options": command_line(*drafter_options),
+        "init_options": command_line(common["init"], drafter.get("init", {})) if initialised else [],
     }
 
 
