@@ -127,6 +127,66 @@ def test_previous_goes_on_where_the_hint_and_the_output_meet_again(output, draft
     assert drafts[0][: len(draft)] == draft and drafts[1] == []  # a request without a hint
 
 
+def passes_with_hint(drafter, hint, output, length):
+    """Passes of a verifier that says ``output``, drafts of ``length`` tokens, eos included."""
+    numbers = {subword: number for number, subword in enumerate(SUBWORDS)}
+    hint, output = ([numbers[subword] for subword in text.split()] for text in (hint, f"{output} $"))
+    state, said, passes = drafter.start(1, None), 0, 0
+    drafter.admit(state, Source([[EOS]], SYMBOLS))
+    while said < len(output):
+        draft = drafter.propose(state, prefix_of([output[:said]], hints=[hint]), uniform(1, length)).tokens[0]
+        said += next((n for n, (one, other) in enumerate(zip(draft, output[said:])) if one != other), len(draft)) + 1
+        passes += 1
+    return passes
+
+
+SUBWORDS = [
+    "<s>",
+    "<pad>",
+    "$",
+    "<unk>",
+    "w@@",
+    "l@@",
+    "al@@",
+    "ks",
+    "c@@",
+    "ou@@",
+    "ch",
+    "a",
+    "an",
+    "the",
+    "in",
+    "on",
+    "is",
+    "man",
+]
+SUBWORDS += ["men", "walk", "walks", "green", "room", "couch", "."]
+
+
+@pytest.mark.parametrize(
+    "hint, output, passes",
+    [
+        ("a man walks in the green room .", "a man walks in the green room .", 1),
+        ("a man w@@ l@@ al@@ ks in the green room .", "a man walks in the green room .", 2),  # pieces for a word
+        ("a man walks on the c@@ ou@@ ch .", "a man walks on the couch .", 2),
+        ("a man walks on the couch .", "a man w@@ al@@ ks on the couch .", 4),  # a word for pieces, each the verifier's own
+        ("a men walks on the couch .", "a man walks on the couch .", 2),
+        ("a man w@@ ks on an couch .", "a man walks on a couch .", 3),
+        ("a man walks in green room on the couch .", "a man walks in the green room on the couch .", 2),  # inserted
+        ("a man is on couch .", "a man is on the couch .", 3),  # inserted, which the hint does not tell of `the`
+        ("a man is in a the green room on the couch .", "a man is in the green room on the couch .", 2),  # left out
+        ("a man . the men walk in the green room .", "the men walk in the green room . a man .", 5),  # moved: two tokens tell
+    ],
+)
+def test_previous_goes_on_after_a_corrected_word(hint, output, passes):
+    assert passes_with_hint(previous.for_pair(PairFacts(SYMBOLS, COPIES, "", 0, subwords=SUBWORDS)), hint, output, 20) == passes
+
+
+def test_previous_without_subwords_takes_each_token_for_a_word():
+    hint, output = "a man w@@ l@@ al@@ ks in the green room .", "a man walks in the green room ."
+    assert passes_with_hint(previous.for_pair(PairFacts(SYMBOLS, COPIES, "", 0)), hint, output, 20) == 3
+
+
 def test_a_hint_that_is_the_output_takes_a_pass_for_each_block():
     model, args = make_verifier(words=WORDS, **SHAPES["pre-norm"])
     loaded, _ = load((model.double(), args))
