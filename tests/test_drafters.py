@@ -1,6 +1,7 @@
 """Drafters without weights: each against a naive search, and all of them against the verifier alone."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -185,6 +186,28 @@ def test_previous_goes_on_after_a_corrected_word(hint, output, passes):
 def test_previous_without_subwords_takes_each_token_for_a_word():
     hint, output = "a man w@@ l@@ al@@ ks in the green room .", "a man walks in the green room ."
     assert passes_with_hint(previous.for_pair(PairFacts(SYMBOLS, COPIES, "", 0)), hint, output, 20) == 3
+
+
+def test_previous_drafts_the_same_however_many_tokens_are_said_at_once():
+    """Of any hint and output: what is drafted is part of the hint."""
+    rng, drafted = random.Random(5), Counter()
+    drafter = previous.Previous(SUBWORDS)
+    for _ in range(150):
+        hint = [rng.randrange(4, len(SUBWORDS)) for _ in range(rng.randrange(1, 20))]
+        output = [
+            token for token in hint * 2 for token in rng.choice([[token], [token], [], [rng.randrange(4, len(SUBWORDS))] * 2])
+        ]
+        state = drafter.start(2, None)
+        drafter.admit(state, Source([[EOS], [EOS]], SYMBOLS))
+        for size in range(len(output) + 1):
+            once = drafter.start(1, None)
+            drafter.admit(once, Source([[EOS]], SYMBOLS))
+            draft = drafter.propose(once, prefix_of([output[:size]], hints=[hint]), uniform(1, 50)).tokens[0]
+            both = [output[:size], output[: size - size % 3]]
+            assert drafter.propose(state, prefix_of(both, hints=[hint, hint]), uniform(2, 50)).tokens[0] == draft
+            assert draft == [*hint, EOS][len(hint) + 1 - len(draft) :]
+            drafted[len(draft) > 1] += 1
+    assert min(drafted[True], drafted[False]) > 100
 
 
 def test_a_hint_that_is_the_output_takes_a_pass_for_each_block():
