@@ -9,6 +9,7 @@ usage: ./train.sh PRESET [STAGE ...] [--local DIR] [--output DIR] [--device cpu|
                   [--recipe R] [--beam N] [--mono FILE] [--updates N] [--seed N] [-- OPTION ...]
 
 presets (specdec_plugins/training/presets): toy (CPU, minutes), multi30k, wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en;
+         correction (captions with errors put in, to be restored);
          docs.en-fr, and for a corpus of your own small.SRC-TGT, as large as multi30k: train, valid and test .SRC and .TGT
          (.gz allowed) in the folder of --local
 stages, in this order (all of them by default); each skips what is done and resumes what was cut off:

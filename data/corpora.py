@@ -47,9 +47,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A language pair, its texts by split (``train`` may have several), and the options of specdec-prepare that suit them."""
+    """A language pair, its texts by split (``train`` may have several), and the options of specdec-prepare that suit them.
 
-    langs: tuple[str, str]
+    With one language, it is text to make pairs of.
+    """
+
+    langs: tuple[str, ...]
     texts: dict[str, list[Text]]
     options: tuple[str, ...]
 
@@ -250,8 +253,8 @@ def write(source: BinaryIO, name: str, target: Path) -> None:
             shutil.copyfileobj(source, stream)
 
 
-def collect(text: Text, langs: tuple[str, str], folder: Path, prefix: Path) -> None:
-    """Make ``PREFIX.LANG`` (or ``.gz``) for both languages out of what lies in the folder: link it, or unpack it.
+def collect(text: Text, langs: tuple[str, ...], folder: Path, prefix: Path) -> None:
+    """Make ``PREFIX.LANG`` (or ``.gz``) for each language out of what lies in the folder: link it, or unpack it.
 
     Raises ValueError naming what is missing.
     """

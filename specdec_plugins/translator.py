@@ -359,7 +359,10 @@ def target_encoder(pair: Pair) -> Callable[[str], list[int]]:
 def facts_of(pair: Pair, datastore: str | None = None) -> drafters.PairFacts:
     """What a drafter without weights may know of a pair."""
     copies = [pair.target.numbers.get(symbol, -1) for symbol in pair.source.symbols]
-    return drafters.PairFacts(pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(pair.target.symbols), datastore)
+    symbols = pair.target.symbols
+    return drafters.PairFacts(
+        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), datastore, subwords=symbols
+    )
 
 
 @dataclass(frozen=True)

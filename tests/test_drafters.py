@@ -1,6 +1,7 @@
 """Drafters without weights: each against a naive search, and all of them against the verifier alone."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -125,6 +126,88 @@ def test_previous_goes_on_where_the_hint_and_the_output_meet_again(output, draft
     assert drafter.propose(state, prefix, Plan([5, 5])).tokens[0][: len(draft)] == draft[:5]
     drafts = drafter.propose(state, prefix, Plan([9, 9])).tokens
     assert drafts[0][: len(draft)] == draft and drafts[1] == []  # a request without a hint
+
+
+def passes_with_hint(drafter, hint, output, length):
+    """Passes of a verifier that says ``output``, drafts of ``length`` tokens, eos included."""
+    numbers = {subword: number for number, subword in enumerate(SUBWORDS)}
+    hint, output = ([numbers[subword] for subword in text.split()] for text in (hint, f"{output} $"))
+    state, said, passes = drafter.start(1, None), 0, 0
+    drafter.admit(state, Source([[EOS]], SYMBOLS))
+    while said < len(output):
+        draft = drafter.propose(state, prefix_of([output[:said]], hints=[hint]), uniform(1, length)).tokens[0]
+        said += next((n for n, (one, other) in enumerate(zip(draft, output[said:])) if one != other), len(draft)) + 1
+        passes += 1
+    return passes
+
+
+SUBWORDS = [
+    "<s>",
+    "<pad>",
+    "$",
+    "<unk>",
+    "w@@",
+    "l@@",
+    "al@@",
+    "ks",
+    "c@@",
+    "ou@@",
+    "ch",
+    "a",
+    "an",
+    "the",
+    "in",
+    "on",
+    "is",
+    "man",
+]
+SUBWORDS += ["men", "walk", "walks", "green", "room", "couch", "."]
+
+
+@pytest.mark.parametrize(
+    "hint, output, passes",
+    [
+        ("a man walks in the green room .", "a man walks in the green room .", 1),
+        ("a man w@@ l@@ al@@ ks in the green room .", "a man walks in the green room .", 2),  # pieces for a word
+        ("a man walks on the c@@ ou@@ ch .", "a man walks on the couch .", 2),
+        ("a man walks on the couch .", "a man w@@ al@@ ks on the couch .", 4),  # a word for pieces, each the verifier's own
+        ("a men walks on the couch .", "a man walks on the couch .", 2),
+        ("a man w@@ ks on an couch .", "a man walks on a couch .", 3),
+        ("a man walks in green room on the couch .", "a man walks in the green room on the couch .", 2),  # inserted
+        ("a man is on couch .", "a man is on the couch .", 3),  # inserted, which the hint does not tell of `the`
+        ("a man is in a the green room on the couch .", "a man is in the green room on the couch .", 2),  # left out
+        ("a man . the men walk in the green room .", "the men walk in the green room . a man .", 5),  # moved: two tokens tell
+    ],
+)
+def test_previous_goes_on_after_a_corrected_word(hint, output, passes):
+    assert passes_with_hint(previous.for_pair(PairFacts(SYMBOLS, COPIES, "", 0, subwords=SUBWORDS)), hint, output, 20) == passes
+
+
+def test_previous_without_subwords_takes_each_token_for_a_word():
+    hint, output = "a man w@@ l@@ al@@ ks in the green room .", "a man walks in the green room ."
+    assert passes_with_hint(previous.for_pair(PairFacts(SYMBOLS, COPIES, "", 0)), hint, output, 20) == 3
+
+
+def test_previous_drafts_the_same_however_many_tokens_are_said_at_once():
+    """Of any hint and output: what is drafted is part of the hint."""
+    rng, drafted = random.Random(5), Counter()
+    drafter = previous.Previous(SUBWORDS)
+    for _ in range(150):
+        hint = [rng.randrange(4, len(SUBWORDS)) for _ in range(rng.randrange(1, 20))]
+        output = [
+            token for token in hint * 2 for token in rng.choice([[token], [token], [], [rng.randrange(4, len(SUBWORDS))] * 2])
+        ]
+        state = drafter.start(2, None)
+        drafter.admit(state, Source([[EOS], [EOS]], SYMBOLS))
+        for size in range(len(output) + 1):
+            once = drafter.start(1, None)
+            drafter.admit(once, Source([[EOS]], SYMBOLS))
+            draft = drafter.propose(once, prefix_of([output[:size]], hints=[hint]), uniform(1, 50)).tokens[0]
+            both = [output[:size], output[: size - size % 3]]
+            assert drafter.propose(state, prefix_of(both, hints=[hint, hint]), uniform(2, 50)).tokens[0] == draft
+            assert draft == [*hint, EOS][len(hint) + 1 - len(draft) :]
+            drafted[len(draft) > 1] += 1
+    assert min(drafted[True], drafted[False]) > 100
 
 
 def test_a_hint_that_is_the_output_takes_a_pass_for_each_block():

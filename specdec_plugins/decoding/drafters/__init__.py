@@ -43,6 +43,7 @@ class PairFacts:
     dictionary: str  # the fingerprint of the target's dictionary, ..
     size: int  # .. and how many symbols it has
     datastore: str | None = None  # a file of `specdec-datastore`, for the drafter that reads one
+    subwords: Sequence[str] = ()  # the target's dictionary as text, in BPE; empty where it is not known
 
 
 @dataclass

@@ -1,0 +1,203 @@
+"""Make a corpus of corrections: passages with errors put into them (``xe``), and the passages as they were (``en``).
+
+The text is the English side of Multi30k. One word in ten gets an error, of a kind that fits the word:
+
+    article dropped    a man in a green room -> a man in green room
+    article changed    an man, a apple
+    verb form          is and are, was and were, has and have, does and do
+    final s            two boy, a boys: dropped or added, where the training text has the word with and without it
+    letters swapped    gerat; the first letter stays
+    letter doubled     greeat
+    letter dropped     gret; never the first
+
+Nothing else changes, so all but the errors can be copied. Where they are follows from the caption, the seed, the rate and the
+words of the training text. A passage is a run of 1 to 4 captions, as what is corrected is mostly longer than a caption; one
+without a full stop ends its passage. The captions of a passage are neighbours in the corpus, and of different images. Each
+training caption is there three times, with other errors and in other passages. `errors.json` records what was made. This file
+knows no models.
+"""
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
+from pathlib import Path
+from random import Random
+
+import corpora
+
+from specdec_plugins.commands import prepare
+from specdec_plugins.text.lines import read_lines
+
+SOURCE, TARGET = "xe", "en"
+RATE = 0.1  # share of the words that get an error
+LONGEST = 4  # captions in a passage: about 50 words
+VERSIONS = {"train": 3, "valid": 1, "test": 1}  # how often a caption is used, so that no word always has the same errors
+ARTICLES = ("a", "an", "the")
+CHANGED = {"a": "an", "an": "a"}
+VERBS = dict([*(pairs := [("is", "are"), ("was", "were"), ("has", "have"), ("does", "do")]), *(pair[::-1] for pair in pairs)])
+KINDS = ("article dropped", "article changed", "verb form", "final s", "letters swapped", "letter doubled", "letter dropped")
+SHORTEST = 4  # letters in a word that is misspelt: of shorter ones too little is left to know them by
+WORD = re.compile(r"(?<![\w'’-])[A-Za-z]+(?![\w'’-])")
+OPTIONS = ("--tokenizer", "reversible", "--bpe-operations", "4000", "--max-ratio", "2.5")
+
+
+# ---- errors
+
+
+def kinds_for(word: str, known: Set[str]) -> list[str]:
+    """The kinds of error that a word can get, as often as they are to be drawn. Articles and these verbs are not misspelt."""
+    lower = word.lower()
+    if lower in ARTICLES:
+        return ["article dropped", "article changed"] if lower in CHANGED else ["article dropped"]
+    if lower in VERBS:
+        return ["verb form"]
+    kinds = ["final s"] * 3 if with_other_s(word) in known else []  # as often as the three misspellings together
+    if len(word) >= SHORTEST:
+        kinds += ["letters swapped"] * (len(set(word[1:])) > 1) + ["letter doubled", "letter dropped"]
+    return kinds
+
+
+def with_other_s(word: str) -> str:
+    """A noun or verb with a final s if it has none, without it if it has one."""
+    return word.removesuffix("s") if word.endswith("s") else word + "s"
+
+
+def with_error(word: str, kind: str, random: Random) -> str:
+    """The word with an error of that kind; never the word itself. A dropped article is the empty word."""
+    if kind == "article dropped":
+        return ""
+    if kind in ("article changed", "verb form"):
+        other = (CHANGED if kind == "article changed" else VERBS)[word.lower()]
+        return other.capitalize() if word[0].isupper() else other
+    if kind == "final s":
+        return with_other_s(word)
+    if kind == "letters swapped":
+        place = random.choice([i for i in range(1, len(word) - 1) if word[i] != word[i + 1]])
+        return word[:place] + word[place + 1] + word[place] + word[place + 2 :]
+    place = random.randrange(1, len(word))
+    return word[:place] + (word[place] * 2 if kind == "letter doubled" else "") + word[place + 1 :]
+
+
+def corrupt(caption: str, rate: float, seed: int | str, known: Set[str]) -> tuple[str, list[str]]:
+    """Return the caption with errors in about `rate` of its words, and the kinds of these.
+
+    `known` has the words of which a form with or without s counts as one. Every word but short ones can be chosen; where
+    fewer can than the rate asks for, fewer are.
+    """
+    random = Random(f"{seed} {caption}")
+    words = list(WORD.finditer(caption))
+    fit = [word for word in words if kinds_for(word[0], known)]
+    number = sum(random.random() < rate for _ in words)
+    made, parts, end = [], [], 0
+    for word in sorted(random.sample(fit, min(number, len(fit))), key=lambda word: word.start()):
+        kind = random.choice(kinds_for(word[0], known))
+        parts += [caption[end : word.start()], with_error(word[0], kind, random)]
+        end = word.end()
+        if kind == "article dropped" and caption[end : end + 1] == " ":
+            end += 1
+        made.append(kind)
+    return "".join([*parts, caption[end:]]), made
+
+
+# ---- passages
+
+
+def passages(
+    captions: Iterable[str], rate: float, seed: int | str, known: Set[str], made: Counter[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield passages with errors, and without; count in `made` passages, captions and errors by kind."""
+    random = Random(f"{seed} passages")
+    passage: list[tuple[str, str]] = []
+    length = random.randint(1, LONGEST)
+    for caption in captions:
+        corrupted, kinds = corrupt(caption, rate, seed, known)
+        passage.append((corrupted, caption))
+        made.update(kinds)
+        made.update({"captions": 1, "captions without": int(not kinds), "words": len(WORD.findall(caption))})
+        if len(passage) == length or not caption.endswith("."):
+            yield joined(passage, made)
+            passage, length = [], random.randint(1, LONGEST)
+    if passage:
+        yield joined(passage, made)
+
+
+def joined(passage: list[tuple[str, str]], made: Counter[str]) -> tuple[str, str]:
+    """A passage's captions in a line, with errors and without."""
+    source, target = (" ".join(side) for side in zip(*passage))
+    made.update({"passages": 1, "passages without": int(source == target), "single captions": int(len(passage) == 1)})
+    return source, target
+
+
+def write_corpus(texts: dict[str, list[str]], folder: Path, rate: float, seed: int) -> dict[str, Counter[str]]:
+    """Write ``SPLIT.xe`` and ``SPLIT.en`` for every split; return what was counted in each."""
+    known = {word for caption in texts["train"] for word in WORD.findall(caption)}
+    counts = {}
+    for split, captions in texts.items():
+        made = counts[split] = Counter(dict.fromkeys(KINDS, 0))
+        seeds = [f"{seed} {split} {version}" for version in range(VERSIONS[split])]
+        pairs = (pair for each in seeds for pair in passages(captions, rate, each, known, made))
+        prepare.write_pairs([folder / f"{split}.{lang}" for lang in (SOURCE, TARGET)], pairs)
+    return counts
+
+
+def table(counts: dict[str, Counter[str]]) -> Iterator[str]:
+    """Yield the lines of a table: errors in 100 words by kind and split, then counts. ``without`` is without errors."""
+    yield f"{'errors in 100 words':<20}" + "".join(f"{split:>10}" for split in counts)
+    for kind in (*KINDS, "all"):
+        errors = [sum(made[each] for each in (KINDS if kind == "all" else (kind,))) for made in counts.values()]
+        yield f"{kind:<20}" + "".join(f"{100 * n / made['words']:>10.2f}" for n, made in zip(errors, counts.values()))
+    for what in ("words", "captions", "captions without", "passages", "passages without", "single captions"):
+        yield f"{what:<20}" + "".join(f"{made[what]:>10,}" for made in counts.values())
+
+
+# ---- command line
+
+
+def rate(value: str) -> float:
+    """Parse a share of words."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 0.5:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 0 to 0.5")
+    return number
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    parser = argparse.ArgumentParser(
+        "data/correction.py", description="Prepare the corpus. Further options go to specdec-prepare."
+    )
+    parser.add_argument("--local", type=Path, metavar="DIR", help="take Multi30k's English files from this folder")
+    parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "correction",
+        help="the data set (default data/prepared/correction)")  # fmt: skip
+    parser.add_argument("--rate", type=rate, default=RATE, help="share of words that get an error (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the errors and passages (default %(default)s)")
+    options, more = parser.parse_known_args(argv)
+    source, pairs = options.output / "source", options.output / "pairs"
+    try:
+        captions = corpora.Corpus((TARGET,), corpora.multi30k().texts, ())
+        if options.local and not options.local.is_dir():
+            raise ValueError(f"--local {options.local}: no such folder")
+        prefixes = corpora.gather(captions, options.local, corpora.DATA / "downloads" / "multi30k", source)
+        texts = {split: list(read_lines(prepare.find_text(prefix, TARGET))) for split, prefix in prefixes.items()}
+        counts = write_corpus(texts, pairs, options.rate, options.seed)
+        prepare.write_json(options.output / "errors.json", {"rate": options.rate, "seed": options.seed, "counts": counts})
+    except (ValueError, OSError) as error:
+        print(f"data/correction.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("data/correction.py: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    print("\n".join(table(counts)), flush=True)
+    command = ["--source-lang", SOURCE, "--target-lang", TARGET, "--output", str(options.output), *OPTIONS]
+    for split in texts:
+        command += [f"--{split}", str(pairs / split)]
+    return prepare.main(command + more)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
