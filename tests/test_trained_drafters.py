@@ -218,6 +218,16 @@ def test_weights_that_do_not_fit_are_named(name):
             assembly.assemble(model, DrafterModel(name, tensors, None, options, 4), dtype="float64")
 
 
+@pytest.mark.parametrize("shape", ["pre-norm", "post-norm", "learned"])
+def test_the_frozen_verifier_is_the_verifier(shape):
+    """Hidden states of a whole prefix at once are those of its own pass."""
+    verifier = FrozenVerifier(make_model(shape=shape), dtype=torch.float64)
+    batch = batch_of(verifier)
+    states = verifier.states(batch.prefix, *verifier.encode(batch.source))
+    present = batch.target != SYMBOLS.pad
+    torch.testing.assert_close(states[present], verifier.read(batch.source, batch.prefix)[1][present])
+
+
 def test_blocks_of_a_target():
     """Three predictions from each position on; none is right past the end, whatever is there."""
     right, present = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]).bool(), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()

@@ -10,11 +10,13 @@ import pytest
 import torch
 from conftest import ROOT, run_python
 
+from specdec_plugins.commands import pack
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.text.bpe import remove_bpe
 from specdec_plugins.text.tokenizers import load_tokenizer
+from specdec_plugins.translator import Translator
 
 pytestmark = pytest.mark.long
 TINY = [
@@ -268,7 +270,6 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     assert (tmp_path / "other/recipe").read_text() == "published\n"
 
 
-@pytest.mark.long
 def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
     """Each trains by its recipe's name, resumes, is packed, and leaves the outputs as they are."""
     shutil.copytree(toy_data, tmp_path / "data")
@@ -286,7 +287,9 @@ def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
         assert f"init: {recipe} starts from the verifier by itself\n" in result.stdout
         assert "drafter valid: update 4 of 4, accept_len " in result.stdout and "score valid: accept_len " in result.stdout
         parts = ["--verifier", folder / "verifier.pt", "--drafter", folder / "drafter.pt", "--data", folder / "data/bin"]
-        assert pack.main([*map(str, parts), "--codes", str(folder / "data/codes"), "--output", str(folder / "pair"), "--half"]) == 0
+        assert (
+            pack.main([*map(str, parts), "--codes", str(folder / "data/codes"), "--output", str(folder / "pair"), "--half"]) == 0
+        )
         if expected is None:
             plain = Translator.from_pretrained(str(folder / "pair"), strategy="ar")
             expected = [each.text for each in plain.translate(lines)]

@@ -6,6 +6,7 @@ B sentences, S source positions, T target positions, D width.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, Weights, attention
 from specdec_plugins.formats.spec import ModelSpec, shapes
-from specdec_plugins.training.drafter_code import FrozenVerifier
 from specdec_plugins.training.initialise import decoder_layer_map, rename_layer
 
+if TYPE_CHECKING:
+    from specdec_plugins.training.drafter_code import FrozenVerifier
 
-def initial(spec: ModelSpec, verifier: FrozenVerifier) -> Iterator[tuple[str, Tensor]]:
+
+def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, Tensor]]:
     """The tensors of the decoder's layers and last norm, which start as those of some of the verifier's layers."""
     layers = decoder_layer_map(spec.decoder.layers, verifier.spec.decoder.layers)
     for name in shapes(spec, verifier.vocabulary, verifier.vocabulary):
@@ -37,7 +40,7 @@ def adopt(module: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:
         owner.register_parameter(last, nn.Parameter(tensor))
 
 
-def decoder_of(module: nn.Module, spec: ModelSpec, verifier: FrozenVerifier) -> Decoder:
+def decoder_of(module: nn.Module, spec: ModelSpec, verifier: "FrozenVerifier") -> Decoder:
     """The decoder on a module's parameters, through which gradients flow."""
     own: Mapping[str, Tensor] = dict(module.named_parameters())
     return Decoder(Weights({**verifier.tensors, **own}), spec)
@@ -48,9 +51,14 @@ def causal(width: int, like: Tensor) -> Tensor:
     return hide(torch.ones(width, width, dtype=torch.bool, device=like.device).triu(1), like.dtype)
 
 
+def embedded(decoder: Decoder, tokens: Tensor) -> Tensor:
+    """(B, T, D) inputs of the layers for tokens (B, T)."""
+    return decoder.embedding(tokens, torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens))
+
+
 def features(decoder: Decoder, x: Tensor, encoded: Tensor, hidden: Tensor) -> Tensor:
-    """(B, T, D) hidden states that logits are computed from, for embedded inputs x (B, T, D) and an encoder's output (B, S, D),
-    of which ``hidden`` (B, 1, 1, S) hides what is past a sentence's end."""
+    """(B, T, D) hidden states that logits are computed from, for inputs x (B, T, D) of the layers and an encoder's output
+    (B, S, D), of which ``hidden`` (B, 1, 1, S) hides what is past a sentence's end."""
     assert decoder.memory is not None, "it has layers"
     seen = causal(x.size(1), x)
     for layer, entries in zip(decoder.layers, decoder.memory(encoded).chunk(len(decoder.layers), -1)):

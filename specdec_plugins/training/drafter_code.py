@@ -29,6 +29,7 @@ from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, place
 from specdec_plugins.decoding.values import Source
 from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
+from specdec_plugins.training.decoder import embedded, features
 
 
 class Loss(NamedTuple):
@@ -83,6 +84,12 @@ class FrozenVerifier:
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, T, D) embeddings of target tokens (B, T), scaled as the verifier reads them, without positions."""
         return self.transformer.decoder.embedding.embed(tokens)
+
+    @torch.no_grad()
+    def states(self, prefix: Tensor, encoded: Tensor, hidden: Tensor) -> Tensor:
+        """(B, T, D) hidden states after each token of a prefix (B, T), given what `encode` returns."""
+        decoder = self.transformer.decoder
+        return features(decoder, embedded(decoder, prefix), encoded, hidden)
 
     def read(self, source: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, V) logits and (B, T, D) hidden states after each token of a prefix; undefined past its end. No gradient."""

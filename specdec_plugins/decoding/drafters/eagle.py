@@ -68,7 +68,7 @@ class Network(nn.Module):
         verifier, present = batch.verifier, batch.target != batch.symbols.pad
         decoder = decoder_of(self, self.spec, verifier)
         embedded, (encoded, hidden) = verifier.embed(batch.prefix), verifier.encode(batch.source)
-        told = verifier.read(batch.source, batch.prefix)[1]
+        told = verifier.states(batch.prefix, encoded, hidden)
         states = states_before(self.unknown.expand(len(told), -1), told)
         if self.training:
             untold = torch.rand(present.shape, device=present.device) < self.options.untold

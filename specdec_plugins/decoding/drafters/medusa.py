@@ -71,7 +71,7 @@ class Network(nn.Module):
         """Weighted cross-entropy of blocks of the target, each after a hidden state: some blocks in training, else all."""
         verifier, block = batch.verifier, self.blocks(batch)
         encoded, hidden = verifier.encode(batch.source)
-        states = states_before(self.beginning(encoded, hidden[:, 0, 0]), verifier.read(batch.source, batch.prefix)[1])
+        states = states_before(self.beginning(encoded, hidden[:, 0, 0]), verifier.states(batch.prefix, encoded, hidden))
         rows = torch.arange(len(states), device=states.device)[:, None]
         own = verifier.embed(batch.prefix[rows, block.starts]) if self.reads_token else None
         predicted = self.relate(widened(self.heads, states[rows, block.starts], own), block, verifier)  # (B, A, K, D)

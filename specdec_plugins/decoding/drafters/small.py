@@ -21,7 +21,7 @@ from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 from specdec_plugins.training.cross_entropy import cross_entropy
-from specdec_plugins.training.decoder import adopt, decoder_of, features, initial
+from specdec_plugins.training.decoder import adopt, decoder_of, embedded, features, initial
 from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, blocks, options_of
 
 BLOCK = 8  # tokens of which accept_len is logged
@@ -50,8 +50,7 @@ class Network(nn.Module):
         """Cross-entropy of every token of the target, each after the target's own tokens."""
         verifier, present = batch.verifier, batch.target != batch.symbols.pad
         decoder = decoder_of(self, self.spec, verifier)
-        place = torch.arange(batch.prefix.size(1), device=batch.prefix.device)
-        x = F.dropout(decoder.embedding(batch.prefix, place.expand_as(batch.prefix)), self.options.dropout, self.training)
+        x = F.dropout(embedded(decoder, batch.prefix), self.options.dropout, self.training)
         done = features(decoder, x, *verifier.encode(batch.source))[present]
         total, _, hits = cross_entropy(done, decoder.projection, batch.target[present])
         right = torch.zeros_like(present).masked_scatter(present, hits)
