@@ -1,13 +1,15 @@
 """Drafters that train on a frozen verifier: what they learn is what they decode with, and outputs stay the verifier's."""
 
 import random
-from itertools import accumulate
+from dataclasses import replace
+from itertools import accumulate, cycle
 from operator import mul
 
 import pytest
 import torch
 from conftest import make_batch, make_verifier
 from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, check_balance, commit, sentences
+from test_native_loop import both, controllers, requests_of
 
 from specdec_plugins.decoding import assembly, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
@@ -104,6 +106,28 @@ def test_rejection_sampling_runs_on_both_backends(name):
         ]
         outputs, stats = run(verifier, drafter, requests, [3, 1], 4)
         assert len(outputs) == 8 and stats.accepted > 3
+
+
+@pytest.mark.skipif(not binding.library(), reason="no kernels for this machine")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["medusa", "hydra"])
+@torch.inference_mode()
+def test_heads_in_the_native_loop(name, dtype):
+    """Its drafts, too, are those of the session's own iterations: greedy with tolerances, gated, sampled by either rule."""
+    roles = make_pair(name, dtype)
+    gates = Gate(drafter=0.1), Gate(verifier=0.2), Gate()
+    accepted = fewer = 0
+    for rows, longest in ((1, 7), (3, 4), (8, 5)):
+        plain = requests_of(14, seed=rows)
+        drawn = [
+            replace(each, tolerance=None, seed=each.index, sampling=Sampling(0.8, rule=rule))
+            for each, rule in zip(plain, cycle(["coupled", "rejection"]))
+        ]
+        for requests in (plain, drawn):
+            outputs, calls, expected_calls = both(roles, requests, controllers(longest, rows, gates=gates), rows)
+            accepted += sum(step.accepted for output in outputs for step in output.steps)
+            fewer += calls < expected_calls
+    assert accepted > 60 and fewer == 6
 
 
 @pytest.mark.parametrize("dtype", BACKENDS)

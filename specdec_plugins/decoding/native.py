@@ -1,8 +1,8 @@
 """Iterations of the loop in one native call, for roles that the CPU kernels know: the same as those of `Session`, which is the
 reference.
 
-The roles are the verifier on the kernels, the causal block drafter there or none, and the exact or the tolerant rule, with those
-for rows that sample. Beside another drafter, iterations that draft nothing are native.
+The roles are the verifier on the kernels, the causal block drafter or heads there or no drafter, and the exact or the tolerant
+rule, with those for rows that sample. Beside another drafter, iterations that draft nothing are native.
 
 B rows, K drafted tokens.
 """
@@ -10,23 +10,29 @@ B rows, K drafted tokens.
 import math
 import time
 from array import array
+from collections.abc import Sequence
 from ctypes import addressof, byref
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
+
+import torch
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.backends.cpu.binding import Caches, Decoding, integers, start, starts
-from specdec_plugins.decoding.backends.cpu.model import CpuModel
+from specdec_plugins.decoding.backends.cpu.binding import Buffer, Caches, Decoding, address, integers, start, starts
+from specdec_plugins.decoding.backends.cpu.model import CpuModel, NativeHeads
 from specdec_plugins.decoding.backends.cpu.passes import successor_tables
 from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, CausalState
+from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsRow, HeadsState
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
 from specdec_plugins.decoding.values import Iteration, Plan, Step
 from specdec_plugins.decoding.verifier import ModelVerifier
+
+ENDLESS = 1 << 40  # positions of a drafter that embeds none
 
 
 @dataclass(frozen=True)
@@ -38,13 +44,73 @@ class Taken:
     verifying: float
 
 
+class Half(Protocol):
+    """What the loop needs of a drafter on the kernels."""
+
+    model: CpuModel
+
+    def begin(self, call: Decoding, state: Any, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
+        """Give a call what it needs of the rows; returns the model's state, and of each row the tokens that are not read yet, the
+        last one of the prefix included."""
+        ...
+
+    def end(self, state: Any, prefix: Prefix, iterations: Sequence[Iteration]) -> None:
+        """Take over what the call changed. The prefix is the one from before."""
+        ...
+
+
+class BlockHalf:
+    """Of a causal block drafter."""
+
+    def __init__(self, drafter: CausalBlockDrafter):
+        self.model = cast(CpuModel, drafter.model)
+        self.positions = self.model.spec.decoder.max_positions
+        self._read = array("q")
+
+    def begin(self, call: Decoding, state: CausalState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
+        beginning, self._read = [prefix.symbols.start], integers(state.read)
+        call.read, call.drafter_positions = start(self._read), self.positions
+        rows = zip(prefix.outputs, state.read)
+        return cast(SlottedState, state.rows), [output[n - 1 :] if n else beginning + output for output, n in rows]
+
+    def end(self, state: CausalState, prefix: Prefix, iterations: Sequence[Iteration]) -> None:
+        state.read = self._read.tolist()
+
+
+class HeadsHalf:
+    """Of heads on the verifier's hidden states, which keep no entries of what they read."""
+
+    def __init__(self, drafter: HeadsDrafter):
+        self.model, self.heads = cast(CpuModel, drafter.model), cast(NativeHeads, drafter.heads)
+        self._features, self._vectors = Buffer(), Buffer()
+        self._states, self._known = torch.empty(0), array("q")
+
+    def begin(self, call: Decoding, state: HeadsState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
+        heads, rows, known = self.heads, len(prefix), state.hidden.rows
+        call.heads, call.embeddings, call.scale = heads.linear.pointer, heads.embeddings, heads.scale
+        call.drafter_positions = ENDLESS
+        if longest:
+            self._states = torch.stack([row.state for row in known])
+            call.features = self._features.view(rows, longest + 1, heads.width)[1]
+            call.vectors = self._vectors.view(rows, heads.count, heads.width)[1]
+        self._known = integers(row.said == len(output) for row, output in zip(known, prefix.outputs))
+        call.states, call.known = address(self._states), start(self._known)
+        return cast(SlottedState, state.rows), [[token] for token in prefix.last]
+
+    def end(self, state: HeadsState, prefix: Prefix, iterations: Sequence[Iteration]) -> None:
+        for row, (known, output) in enumerate(zip(self._known, prefix.outputs)):
+            if known:
+                said = len(output) + sum(each.steps[row].accepted + 1 for each in iterations)
+                state.hidden.rows[row] = HeadsRow(self._states[row].clone(), said)
+
+
 class NativeLoop:
     """For one session; with ``foreign``, of a drafter that is not here. Not for use by several threads at once."""
 
     def __init__(
-        self, drafter: CpuModel | None, verifier: CpuModel, acceptance: TopBetaTau, constraints: Constraints, foreign: bool
+        self, half: Half | None, verifier: CpuModel, acceptance: TopBetaTau, constraints: Constraints, foreign: bool = False
     ):  # fmt: skip
-        self.drafter, self.verifier, self.tolerance, self.foreign = drafter, verifier, acceptance.tolerance, foreign
+        self.half, self.verifier, self.tolerance, self.foreign = half, verifier, acceptance.tolerance, foreign
         symbols = constraints.symbols
         self._suppressed = integers(constraints.suppressed)
         self._seconds = array("d", [0.0, 0.0])
@@ -53,36 +119,33 @@ class NativeLoop:
             verifier=verifier.stack.pointer, pad=symbols.pad, eos=symbols.eos, mask=symbols.mask,
             suppressed_count=len(self._suppressed), suppressed=start(self._suppressed), seconds=start(self._seconds),
         )  # fmt: skip
-        if drafter is not None:
-            call = self._call
-            call.drafter, call.drafter_positions = drafter.stack.pointer, drafter.spec.decoder.max_positions
-            call.tokens, call.outs, call.candidates = successor_tables(drafter)
-            call.names = drafter.names and start(drafter.names)
+        if half is not None:
+            call, model = self._call, half.model
+            call.drafter = model.stack.pointer
+            call.tokens, call.outs, call.candidates = successor_tables(model)
+            call.names = model.names and start(model.names)
 
     def __call__(self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int) -> Taken | None:
         """Make up to ``times`` iterations of the plan, at least one, and none after a row is finished; the prefix is not changed.
 
-        ``drafting`` is a `CausalState` or, if a drafter is foreign or none, not read. None where the session has to iterate
+        ``drafting`` is the drafter's state; it is not read if a drafter is foreign or none. None where the session has to iterate
         itself, because a foreign drafter is to draft.
         """
         if self.foreign and any(plan.lengths):
             return None
-        drafting = None if self.drafter is None else cast(CausalState, drafting)
-        call, outputs, rows = self._call, prefix.outputs, len(prefix)
-        longest = 0 if drafting is None else max(plan.lengths)
+        call, half, outputs, rows = self._call, self.half, prefix.outputs, len(prefix)
+        longest = 0 if half is None else max(plan.lengths)
         places = list(map(len, outputs))
         needed = max(places) + longest + 1
         verifying.encode()
         call.verifying = self._caches(verifying, needed)
         call.logits = self.verifier.logits.view(rows, longest + 1, self.verifier.stack.vocabulary)[1]
         drafter_state, unread, encoding = verifying, [[token] for token in prefix.last], 0.0
-        if drafting is not None:
-            beginning, read = [prefix.symbols.start], integers(drafting.read)
-            call.read = start(read)
-            unread = [output[count - 1 :] if count else beginning + output for output, count in zip(outputs, drafting.read)]
+        if half is not None:
+            state, unread = half.begin(call, drafting, prefix, longest)
             if longest:
-                drafter_state = cast(SlottedState, drafting.rows)
-                encoding = self._prepare_drafter(drafter_state, rows, longest, needed)
+                drafter_state = state
+                encoding = self._prepare_drafter(half.model, state, rows, longest, needed)
         bounds, tolerances = prefix.bounds(), [request.tolerance or self.tolerance for request in prefix.requests]
         numbers = integers(
             places, plan.lengths if longest else [0] * rows, verifying.slots, verifying.source_slots,
@@ -101,14 +164,14 @@ class NativeLoop:
         self._reserve(call.steps * rows * (longest + 4))
         engine = self.verifier.engine
         engine.library.specdec_decode(engine.pointer, byref(call))
-        if drafting is not None:
-            drafting.read = read.tolist()
-        return Taken(self._iterations(call.taken, rows, longest), encoding + self._seconds[0], self._seconds[1])
+        iterations = self._iterations(call.taken, rows, longest)
+        if half is not None:
+            half.end(drafting, prefix, iterations)
+        return Taken(iterations, encoding + self._seconds[0], self._seconds[1])
 
-    def _prepare_drafter(self, state: SlottedState, rows: int, longest: int, positions: int) -> float:
+    def _prepare_drafter(self, drafter: CpuModel, state: SlottedState, rows: int, longest: int, positions: int) -> float:
         """Encode the drafter's new sources, and make room for its pass. Returns the seconds that encoding took."""
-        call, drafter = self._call, self.drafter
-        assert drafter is not None
+        call = self._call
         began = time.perf_counter()
         state.encode()
         encoding = time.perf_counter() - began
@@ -148,6 +211,8 @@ def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, co
     """The native loop for these roles; None where verifier and rule are not, both exactly, those that it knows."""
     if type(verifier) is not ModelVerifier or type(verifier.model) is not CpuModel or type(acceptance) is not TopBetaTau:
         return None
-    if type(drafter) is CausalBlockDrafter and type(drafter.model) is CpuModel:
-        return NativeLoop(drafter.model, verifier.model, acceptance, constraints, False)
+    halves: dict[type, type] = {CausalBlockDrafter: BlockHalf, HeadsDrafter: HeadsHalf}
+    make = halves.get(type(drafter))
+    if make and type(drafter.model) is CpuModel:  # type: ignore[attr-defined]
+        return NativeLoop(make(drafter), verifier.model, acceptance, constraints)
     return NativeLoop(None, verifier.model, acceptance, constraints, type(drafter) is not NoDrafter)

@@ -95,6 +95,11 @@ class LoadedModel(Protocol):
         """A linear layer of weight (O, I) and bias (O,) in the model's data type: (N, I) -> (N, O)."""
         ...
 
+    def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> Callable[[Tensor, Sequence[int]], Tensor]:
+        """K heads on this model's hidden states, with weight (K D, D), or (K D, 2 D) if they read the last token, too, and bias
+        (K D,): (B, K, D) vectors for hidden states (B, D) and B tokens. `transformer.heads` says which."""
+        ...
+
     def read(
         self, state: Any, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
         guesses: Tensor | None = None, embeddings: Tensor | None = None,

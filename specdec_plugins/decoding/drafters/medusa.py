@@ -8,15 +8,15 @@ not tell it their hidden states; after them it drafts nothing for one iteration.
 B sentences, S source positions, T target positions, A blocks a sentence, K heads, D width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.backends.torch.transformer import heads
 from specdec_plugins.decoding.drafters import Rows, matching, over_the_verifier
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
@@ -74,7 +74,7 @@ class Network(nn.Module):
         states = states_before(self.beginning(encoded, hidden[:, 0, 0]), verifier.states(batch.prefix, encoded, hidden))
         rows = torch.arange(len(states), device=states.device)[:, None]
         own = verifier.embed(batch.prefix[rows, block.starts]) if self.reads_token else None
-        predicted = self.relate(widened(self.heads, states[rows, block.starts], own), block, verifier)  # (B, A, K, D)
+        predicted = self.relate(heads(self.heads, states[rows, block.starts], own), block, verifier)  # (B, A, K, D)
         weights = DECAY ** block.offsets[block.masked].float()
         target = block.target[block.masked]
         total, _, hits = cross_entropy(predicted[block.masked], verifier.transformer.decoder.projection, target, weights)
@@ -93,12 +93,6 @@ class Network(nn.Module):
     def relate(self, predicted: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Tensor:
         """Features (B, A, K, D) of the blocks' predictions, related to the tokens before them; here they do not see these."""
         return predicted
-
-
-def widened(heads: Callable[[Tensor], Tensor], states: Tensor, own: Tensor | None) -> Tensor:
-    """(..., K, D) x + silu(W [x, e]) for hidden states x (..., D) and, if heads see them, embeddings e (..., D) of own tokens."""
-    inputs = states if own is None else torch.cat([states, own], -1)
-    return states[..., None, :] + F.silu(heads(inputs)).unflatten(-1, (-1, states.size(-1)))
 
 
 @dataclass
@@ -130,19 +124,14 @@ class HeadsState:
 
 
 class HeadsDrafter:
-    """Medusa's decoding half, and Hydra's, whose heads see the own token (``reads_token``)."""
+    """Medusa's decoding half, and Hydra's."""
 
     needs_verifier = True
 
     def __init__(
-        self,
-        model: LoadedModel,
-        verifier: LoadedModel,
-        heads: Callable[[Tensor], Tensor],
-        beginning: Beginning,
-        reads_token: bool,
+        self, model: LoadedModel, verifier: LoadedModel, heads: Callable[[Tensor, Sequence[int]], Tensor], beginning: Beginning
     ):
-        self.model, self.verifier, self.heads, self.reads_token = model, verifier, heads, reads_token
+        self.model, self.verifier, self.heads = model, verifier, heads
         self.beginning = beginning.eval().to(verifier.target_embeddings)
         verifier.features_wanted = True
 
@@ -163,11 +152,7 @@ class HeadsDrafter:
         rows = state.hidden.rows
         known = [row.said == said for row, said in zip(rows, state.said)]
         states = torch.stack([row.state for row in rows])  # (B, D)
-        own = None
-        if self.reads_token:
-            decoder = self.verifier.spec.decoder
-            own = self.verifier.target_embeddings[torch.tensor(prefix.last)] * decoder.embedding_scale
-        features = widened(self.heads, states, own)  # (B, K, D)
+        features = self.heads(states, prefix.last)  # (B, K, D)
         most = features.size(1)
         lengths = [min(length, most) if there else 0 for length, there in zip(plan.lengths, known)]
         if not any(lengths):
@@ -204,18 +189,18 @@ def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
 
 
 def heads_drafter(
-    weights: DrafterModel, model: LoadedModel, verifier: LoadedModel, heads: int, reads_token: bool
+    weights: DrafterModel, model: LoadedModel, verifier: LoadedModel, count: int, reads_token: bool
 ) -> HeadsDrafter:
     """Raises ValueError with every tensor that does not fit."""
     width = verifier.spec.decoder.width
     shapes = {
-        "heads.weight": (heads * width, width * (1 + reads_token)), "heads.bias": (heads * width,),
+        "heads.weight": (count * width, width * (1 + reads_token)), "heads.bias": (count * width,),
         "beginning.query": (width,), "beginning.out.weight": (width, width), "beginning.out.bias": (width,),
     }  # fmt: skip
     own = matching(weights, shapes)
     beginning = Beginning(width)
     beginning.load_state_dict({name.removeprefix("beginning."): own[name] for name in own if name.startswith("beginning.")})
-    return HeadsDrafter(model, verifier, verifier.linear(own["heads.weight"], own["heads.bias"]), beginning, reads_token)
+    return HeadsDrafter(model, verifier, verifier.heads(own["heads.weight"], own["heads.bias"], reads_token), beginning)
 
 
 def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> HeadsDrafter:

@@ -48,6 +48,7 @@ CALLED = {
     "choose": [POINTER, POINTER, *[NUMBER] * 5, POINTER, POINTER, NUMBER, *TABLES],
     "propose": [*PASS, *CACHES, POINTER, POINTER, POINTER, NUMBER, NUMBER, *TABLES],
     "attend": [NUMBER, NUMBER, c_float, POINTER, POINTER, NUMBER, POINTER, POINTER],
+    "heads": [POINTER, POINTER, NUMBER, NUMBER, POINTER, POINTER, c_float, POINTER, POINTER],
     "draft": [*PASS, NUMBER, POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER],
     "noise": [*[NUMBER] * 5, POINTER, POINTER],
     "warp": [POINTER, POINTER, NUMBER, POINTER, NUMBER, POINTER],
@@ -81,7 +82,9 @@ class Decoding(ctypes.Structure):
         ("names", POINTER), *((name, NUMBER) for name in ("drafter_positions", "pad", "eos", "mask", "suppressed_count")),
         ("suppressed", POINTER), *((name, NUMBER) for name in ("batch", "longest", "steps")),
         *((name, POINTER) for name in ("numbers", "tau", "last_scores")), ("verifier_gate", c_double), ("drafter_gate", c_double),
-        *((name, POINTER) for name in ("sampling", "read", "record", "scores", "seconds")), ("taken", NUMBER),
+        *((name, POINTER) for name in ("sampling", "read", "heads", "embeddings")), ("scale", c_double),
+        *((name, POINTER) for name in ("states", "features", "vectors", "known", "record", "scores", "seconds")),
+        ("taken", NUMBER),
     ]  # fmt: skip
 
 

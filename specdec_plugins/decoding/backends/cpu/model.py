@@ -76,6 +76,25 @@ class CpuEncoder:
         return output
 
 
+class NativeHeads:
+    """Heads on a model's hidden states; the native loop has their parts from here."""
+
+    def __init__(self, model: "CpuModel", weight: Tensor, bias: Tensor, reads_token: bool):
+        self.engine, self.linear = model.engine, NativeLinear(weight, bias, model.dtype)
+        self.embeddings = address(model.stack.tables[0]) if reads_token else None
+        self.width, self.scale = model.width, model.spec.decoder.embedding_scale
+        self.count = self.linear.outputs // self.width
+
+    def __call__(self, states: Tensor, tokens: Sequence[int]) -> Tensor:
+        states, last = floats(states), integers(tokens)
+        vectors = torch.empty(len(states), self.count, self.width)
+        self.engine.library.specdec_heads(
+            self.engine.pointer, self.linear.pointer, len(states), self.width, address(states), self.embeddings, self.scale,
+            start(last), address(vectors),
+        )  # fmt: skip
+        return vectors
+
+
 class CpuModel:
     """A `Transformer` whose passes the kernels compute; with ``encoder`` and ``projection``, one that uses another's."""
 
@@ -148,6 +167,10 @@ class CpuModel:
             return result
 
         return product
+
+    def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> "NativeHeads":
+        """See `LoadedModel.heads`."""
+        return NativeHeads(self, weight, bias, reads_token)
 
     def read(
         self, state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,

@@ -17,7 +17,7 @@ from specdec_plugins.decoding.backends.cache import KVCache, hide, span
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge
 from specdec_plugins.decoding.backends.torch.state import DenseState
-from specdec_plugins.decoding.backends.torch.transformer import Linear, Transformer, attention
+from specdec_plugins.decoding.backends.torch.transformer import Linear, Transformer, attention, heads
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
@@ -116,6 +116,15 @@ class TorchModel:
         """See `LoadedModel.linear`."""
         like = self.target_embeddings
         return Linear(weight.to(like), bias.to(like))
+
+    def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> Callable[[Tensor, Sequence[int]], Tensor]:
+        """See `LoadedModel.heads`."""
+        linear, embedding = self.linear(weight, bias), self.transformer.decoder.embedding
+
+        def vectors(states: Tensor, tokens: Sequence[int]) -> Tensor:
+            return heads(linear, states, embedding.embed(send(tokens, states.device)) if reads_token else None)
+
+        return vectors
 
     @torch.inference_mode()
     def read(

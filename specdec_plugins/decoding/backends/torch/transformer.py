@@ -69,6 +69,12 @@ class Norm:
         return torch.layer_norm(x, self.weight.shape, self.weight, self.bias)
 
 
+def heads(linear: Callable[[Tensor], Tensor], states: Tensor, own: Tensor | None) -> Tensor:
+    """(..., K, D) x + silu(W [x, e]) for hidden states x (..., D) and, if heads read them, embeddings e (..., D) of tokens."""
+    inputs = states if own is None else torch.cat([states, own], -1)
+    return states[..., None, :] + F.silu(linear(inputs)).unflatten(-1, (-1, states.size(-1)))
+
+
 def attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None, scale: float | None = None) -> Tensor:
     """(B, Q, D) softmax(q k / sqrt(D/heads) + mask) v, for queries (B, Q, D) and entries (B, T, 2 D): keys, then values."""
     rows, width, size = queries.shape

@@ -11,6 +11,7 @@
 
 #include "batch.h"
 #include "forward.h"
+#include "heads.h"
 #include "linear.h"
 #include "loop.h"
 #include "team.h"
@@ -281,6 +282,16 @@ int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t w
             engine->team.sync();
             choice.run(*engine, member);
         });
+    });
+}
+
+// Makes vectors for drafting out of hidden states (B, D) -> to (B, K, D): see `Heads`. `tokens` (B) are not read without embeddings.
+int specdec_heads(Engine* engine, const Linear* linear, int64_t batch, int64_t width, const float* states,
+                  const float* embeddings, float scale, const int64_t* tokens, float* to) {
+    return status_of([&] {
+        const Heads heads{linear, embeddings, scale, batch, width, states, tokens, to};
+        heads.reserve(*engine);
+        engine->team.run([&](int member) { heads.run(*engine, member); });
     });
 }
 

@@ -25,6 +25,7 @@ struct Engine {
     std::vector<double> totals;                  // of the candidates, where rows sample
     std::vector<float> weights;                  // (threads, V) in whole blocks, where rows sample
     std::vector<Draws> draws;                    // (B)
+    Input joined;                                // of heads: hidden states, and embeddings where they read these
 };
 
 // Takes the parts of `numbers` one after the other.

@@ -1,8 +1,8 @@
 // Steps of speculative decoding, one after the other without Python in between: the twin of `Session.step` (decoding/loop.py) for
-// a causal block drafter, or none, under the exact and the tolerant rule and those for rows that sample. It ends when a row is
-// finished.
+// a causal block drafter, heads on hidden states, or no drafter, under the exact and the tolerant rule and those for rows that
+// sample. It ends when a row is finished.
 //
-// B rows of the batch, K the most tokens that are drafted for a row, V vocabulary.
+// B rows of the batch, K the most tokens that are drafted for a row, D width, H heads, V vocabulary.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 
 #include "batch.h"
 #include "forward.h"
+#include "heads.h"
 #include "team.h"
 
 namespace {
@@ -41,7 +42,13 @@ struct Decoding {
     double verifier_gate;           // nats: a row drafts nothing after a token with a lower score
     double drafter_gate;            // a draft ends before its confidences' product falls below this; 0: open
     const Sampling* sampling;       // NULL if nobody samples; origins and names are the loop's own
-    int64_t* read;                  // (B) target positions that the drafter has read; changed
+    int64_t* read;                  // (B) target positions that a block drafter has read; changed
+    const Linear* heads;            // NULL if the drafter is none of heads, and so ..
+    const float* embeddings;        // .. (V, D) that they read; NULL if they do not, ..
+    double scale;                   // .. what these are multiplied by, ..
+    float *states, *features;       // .. (B, D) hidden states, changed, and room for those of a pass (B, K + 1, D), ..
+    float* vectors;                 // .. room for what they make of them (B, H, D), ..
+    int64_t* known;                 // .. and (B) whether a row's state is that of its last token; changed
     int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token (-1: none, after eos), cut, the draft
     float* scores;                  // (steps, B, K + 1): of the accepted tokens and the own one
     double* seconds;                // (2) that drafting and verifying took
@@ -99,50 +106,20 @@ class Sentences {
         return needed <= all.verifying.positions && (longest == 0 || needed <= all.drafting.positions);
     }
 
-    // Drafts for every row, as `CausalBlockDrafter` does.
+    // Drafts for every row.
     void draft(Engine& engine) {
-        starts.assign(1, 0), tokens.clear(), firsts.clear(), empty.clear();
-        for (int64_t b = 0; b < batch; ++b) {
-            if (lengths[b]) {
-                tokens.insert(tokens.end(), unread[b].begin(), unread[b].end());
-                tokens.insert(tokens.end(), lengths[b] - 1, all.mask);
-            }
-            firsts.push_back(lengths[b] ? int64_t(unread[b].size()) - 1 : 0);
-            starts.push_back(tokens.size());
-            empty.push_back(places[b] == 0);
-        }
-        const Stack& stack = *all.drafter;
-        const bool narrowed =
-            add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), all.read, firsts.data(), drafter_slots,
-                            drafter_source_slots, source_lengths, tokens.data());
-        const Pass pass = pass_of(all.drafting, narrowed, all.drafter_logits, all.gates);
-        Forward forward(stack, pass, engine.team, engine.scratch);
-        chosen.resize(batch * longest);
-        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.pad, all.eos, lengths.data(),
-                            empty.data(), stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0, all.tokens,
-                            all.outs, all.candidates, chosen.data(), drawing(), all.names, origins(),
-                            confidence.empty() ? nullptr : confidence.data()};
-        choice.reserve(engine);
-        engine.team.run([&](int member) {
-            forward.run(member);
-            engine.team.sync();
-            choice.run(engine, member);
-        });
-        draft_nothing();
-        for (int64_t b = 0; b < batch; ++b)
-            if (lengths[b]) {
-                offer(b);
-                all.read[b] = places[b] + 1;
-                unread[b].clear();
-            }
+        if (all.heads)
+            draft_by_heads(engine);
+        else
+            draft_block(engine);
     }
 
     void draft_nothing() {
         for (auto& draft : drafts) draft.clear();
     }
 
-    // Reads each row's last token and its draft, and judges the draft.
-    void verify(Engine& engine) {
+    // Reads each row's last token and its draft, and judges the draft; where they `drafted`, heads are told the hidden states.
+    void verify(Engine& engine, bool drafted) {
         starts.assign(1, 0), tokens.clear(), forced_starts.assign(1, 0), forced_flat.clear();
         size_t width = 0;
         for (int64_t b = 0; b < batch; ++b) {
@@ -155,7 +132,8 @@ class Sentences {
         }
         add_causal_rows(engine.scratch.rows, batch, width, starts.data(), places.data(), nullptr, slots, source_slots,
                         source_lengths, tokens.data());
-        const Pass pass = pass_of(all.verifying, false, all.logits, nullptr);
+        Pass pass = pass_of(all.verifying, false, all.logits, nullptr);
+        pass.features = all.heads && drafted ? all.features : nullptr;
         Forward forward(*all.verifier, pass, engine.team, engine.scratch);
         judged.resize(3 * batch), scores.resize(batch * width), this->width = width;
         const Judging judging{all.logits, batch, int64_t(width), 1, starts.data(), all.tau, judged.data(), scores.data(),
@@ -167,6 +145,11 @@ class Sentences {
             engine.team.sync();
             judging.run(engine, member);
         });
+        const int64_t size = all.verifier->width;
+        for (int64_t b = 0; all.heads && b < batch; ++b) {
+            all.known[b] = drafted;
+            if (drafted) std::copy_n(all.features + (b * width + judged[b]) * size, size, all.states + b * size);
+        }
     }
 
     // Appends what was accepted to each row, and writes it down. Returns whether a row is finished.
@@ -182,7 +165,7 @@ class Sentences {
             finished |= ended || own == all.eos;
             last[b] = ended ? all.eos : own;
             last_scores[b] = record_scores[accepted];
-            if (all.drafter) {
+            if (all.drafter && !all.heads) {
                 unread[b].insert(unread[b].end(), draft.begin(), draft.begin() + accepted);
                 unread[b].push_back(last[b]);
             }
@@ -198,6 +181,74 @@ class Sentences {
     }
 
   private:
+    // As `CausalBlockDrafter` does.
+    void draft_block(Engine& engine) {
+        starts.assign(1, 0), tokens.clear(), firsts.clear(), empty.clear();
+        for (int64_t b = 0; b < batch; ++b) {
+            if (lengths[b]) {
+                tokens.insert(tokens.end(), unread[b].begin(), unread[b].end());
+                tokens.insert(tokens.end(), lengths[b] - 1, all.mask);
+            }
+            firsts.push_back(lengths[b] ? int64_t(unread[b].size()) - 1 : 0);
+            starts.push_back(tokens.size());
+            empty.push_back(places[b] == 0);
+        }
+        const bool narrowed =
+            add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), all.read, firsts.data(), drafter_slots,
+                            drafter_source_slots, source_lengths, tokens.data());
+        choose(engine, pass_of(all.drafting, narrowed, all.drafter_logits, all.gates), nullptr);
+        draft_nothing();
+        for (int64_t b = 0; b < batch; ++b)
+            if (lengths[b]) {
+                offer(b);
+                all.read[b] = places[b] + 1;
+                unread[b].clear();
+            }
+    }
+
+    // As `HeadsDrafter` does: rows whose state is not known draft nothing.
+    void draft_by_heads(Engine& engine) {
+        const int64_t size = all.verifier->width, most = all.heads->outputs / size;
+        starts.assign(1, 0), tokens.clear(), empty.clear(), firsts.assign(batch, 0);
+        for (int64_t b = 0; b < batch; ++b) {
+            lengths[b] = all.known[b] ? std::min(lengths[b], most) : 0;
+            for (int64_t k = 0; k < lengths[b]; ++k) tokens.push_back(b * most + k);
+            starts.push_back(tokens.size());
+            empty.push_back(places[b] == 0);
+        }
+        draft_nothing();
+        if (tokens.empty()) return;
+        const Heads heads{all.heads, all.embeddings, float(all.scale), batch, size, all.states, last.data(), all.vectors};
+        heads.reserve(engine);
+        add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), firsts.data(), nullptr, drafter_slots,
+                        drafter_source_slots, source_lengths, tokens.data());
+        Pass pass = pass_of(all.drafting, false, all.drafter_logits, all.gates);
+        pass.embeddings = all.vectors;
+        choose(engine, pass, &heads);
+        for (int64_t b = 0; b < batch; ++b) offer(b);
+    }
+
+    // The drafter's pass, which reads what `heads` make if there are any, and its choices.
+    void choose(Engine& engine, const Pass& pass, const Heads* heads) {
+        const Stack& stack = *all.drafter;
+        Forward forward(stack, pass, engine.team, engine.scratch);
+        chosen.resize(batch * longest);
+        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.pad, all.eos, lengths.data(),
+                            empty.data(), stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0, all.tokens,
+                            all.outs, all.candidates, chosen.data(), drawing(), all.names, origins(),
+                            confidence.empty() ? nullptr : confidence.data()};
+        choice.reserve(engine);
+        engine.team.run([&](int member) {
+            if (heads) {
+                heads->run(engine, member);
+                engine.team.sync();
+            }
+            forward.run(member);
+            engine.team.sync();
+            choice.run(engine, member);
+        });
+    }
+
     static Pass pass_of(const Caches& from, bool narrowed, float* logits, float* gates) {
         return {{from.cache, from.cache_layer, from.cache_slot}, {from.memory, from.memory_layer, from.memory_slot}, nullptr, false,
                 narrowed, logits, gates, nullptr};
@@ -255,12 +306,13 @@ void decode(Engine& engine, Decoding& all) {
     bool finished = false;
     for (all.taken = 0; all.taken < all.steps && !finished && (all.taken == 0 || sentences.fits()); ++all.taken) {
         const auto began = Clock::now();
-        if (sentences.plan())
+        const bool drafts = sentences.plan();
+        if (drafts)
             sentences.draft(engine);
         else
             sentences.draft_nothing();
         const auto drafted = Clock::now();
-        sentences.verify(engine);
+        sentences.verify(engine, drafts);
         finished = sentences.commit(all.record + all.taken * all.batch * (all.longest + 4),
                                     all.scores + all.taken * all.batch * (all.longest + 1));
         all.seconds[0] += seconds(began, drafted);

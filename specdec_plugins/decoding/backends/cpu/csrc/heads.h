@@ -1,0 +1,54 @@
+// Heads on hidden states, one for each token that they draft: of a row's hidden state x the vectors x + swish(W_k [x, e] + b_k), e being
+// the embedding of the row's last token, if they read it. B rows, K heads, D width, V vocabulary.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "batch.h"
+#include "linear.h"
+#include "team.h"
+#include "vectors.h"
+
+namespace {
+
+struct Heads {
+    const Linear* linear;     // (K D, D), or (K D, 2 D)
+    const float* embeddings;  // (V, D); NULL if the heads do not read the last token
+    float scale;              // of the embeddings
+    int64_t batch, width;     // B, D
+    const float* states;      // (B, D)
+    const int64_t* tokens;    // (B) the last ones; not read without embeddings
+    float* to;                // (B, K, D)
+
+    // Called before the team runs.
+    void reserve(Engine& engine) const { engine.joined.resize(batch, linear->inputs, quantised()); }
+
+    // Each member calls it. Ends without waiting for the others.
+    void run(Engine& engine, int member) const {
+        Team& team = engine.team;
+        Input& input = engine.joined;
+        const Range mine = share(int(batch), member, team.size);
+        for (int64_t b = mine.from; b < mine.to; ++b) {
+            float* x = &input.values[b * linear->inputs];
+            std::copy_n(states + b * width, width, x);
+            if (embeddings)
+                for (int i = 0; i < width; i += W) store(x + width + i, load(embeddings + tokens[b] * width + i) * scale);
+            if (quantised()) input.quantise(int(b), linear->inputs, x);
+        }
+        team.sync();
+        multiply(
+            *linear, input, {0, int(batch)}, share(linear->panels, member, team.size),
+            [&](int row, int column) { return to + int64_t(row) * linear->outputs + column; },
+            [](float* at, Floats value) { store(at, swish(value)); });
+        team.sync();
+        for (int64_t b = mine.from; b < mine.to; ++b)
+            for (float* vector = to + b * linear->outputs; vector < to + (b + 1) * linear->outputs; vector += width)
+                for (int i = 0; i < width; i += W) store(vector + i, load(vector + i) + load(states + b * width + i));
+    }
+
+  private:
+    bool quantised() const { return QUANTISED_INPUT && linear->kind == INT8; }
+};
+
+}  // namespace
