@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Drafters beside `ar` of the same data type: speed, tokens a pass, and what drafting costs. Every output must be `ar`'s.
+
+Systems take turns, a few sentences each; a turn's time is the median of the rounds. Drafters that learn begin anew in each round.
+A model folder adds its drafter, by the folder's name; all folders have the same verifier. Drafter `previous` has these hints:
+``live``, the model's own translation of the sentence without its last two words; ``again``, its translation of the whole
+sentence; ``reference``, a human one; and ``source``, the sentence itself.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec_plugins.decoding import drafters
+from specdec_plugins.formats.folder import Pair, load_folder
+from specdec_plugins.formats.spec import fingerprint
+from specdec_plugins.settings import UNTRAINED, Settings
+from specdec_plugins.text.lines import read_lines
+from specdec_plugins.translator import Translator, facts_of
+
+HINTS = ("live", "again", "reference", "source")
+
+
+class System:
+    """A drafter, or `ar`, at a block size, a data type and a batch size."""
+
+    def __init__(self, name: str, pair: Pair, cell: "Cell"):
+        self.name, self.pair, self.rows = name, pair, cell.batch
+        self.drafter, _, self.hint = name.partition(" ")
+        how: dict = {"strategy": "ar"} if name == "ar" else {"block_size": cell.block_size}
+        if self.drafter in UNTRAINED:
+            how |= {"draft_with": self.drafter, "datastore": cell.datastore if self.drafter == "retrieval" else None}
+        self.settings = Settings(dtype=cell.dtype, threads=1, **how)
+        self.translator = Translator(pair, self.settings)
+        self.rounds: list[list[float]] = []  # seconds of each turn
+
+    def begin(self) -> None:
+        """A new round."""
+        translator, settings = self.translator, self.settings
+        translator.take_stats()
+        if settings.draft_with:
+            drafter = drafters.without_weights(self.drafter, facts_of(self.pair, settings.datastore))
+            translator.roles = translator.roles._replace(drafter=drafter)
+        self.session = translator.session(self.rows)
+        self.rounds.append([])
+
+    def decode(self, sources: Sequence[list[int]], hints: Sequence[Sequence[int]]) -> list[list[int]]:
+        """A turn's outputs, in the order of its sources."""
+        began = time.perf_counter()
+        requests = [self.translator.request(i, source, hint=hint) for i, (source, hint) in enumerate(zip(sources, hints))]
+        outputs = sorted(self.session.run(requests), key=lambda output: output.index)
+        self.rounds[-1].append(time.perf_counter() - began)
+        return [output.tokens for output in outputs]
+
+    @property
+    def seconds(self) -> float:
+        """Of all turns, each the median of the rounds."""
+        return sum(map(statistics.median, zip(*self.rounds)))
+
+
+class Cell:
+    """All systems at one data type, batch size and block size."""
+
+    def __init__(self, options: argparse.Namespace, pairs: dict[str, Pair], dtype: str, batch: int, size: str):
+        self.options, self.dtype, self.batch = options, dtype, batch
+        self.block_size: int | str = size if size == "auto" else int(size)
+        self.datastore = options.datastore
+        any_pair = next(iter(pairs.values()))
+        trained = [name for name, pair in pairs.items() if pair.drafter]
+        without = options.without if self.datastore else [name for name in options.without if name != "retrieval"]
+        self.systems = [System(name, pairs.get(name, any_pair), self) for name in ("ar", *trained, *without)]
+
+    def measure(self, sources: list[list[int]], hints: dict[str, Sequence[Sequence[int]]]) -> list[dict]:
+        """A row a system. Raises SystemExit if a system says something else than `ar`."""
+        size = max(self.options.turn, 2 * self.batch)
+        nothing: list[Sequence[int]] = [()] * len(sources)
+        for _ in range(self.options.rounds):
+            for system in self.systems:
+                system.begin()
+            for start in range(0, len(sources), size):
+                expected = None
+                for system in self.systems:
+                    given = hints[system.hint] if system.hint else nothing
+                    outputs = system.decode(sources[start : start + size], given[start : start + size])
+                    expected = expected or outputs
+                    if outputs != expected:
+                        raise SystemExit(f"{system.name}: other outputs than ar's for lines {start + 1} to {start + size}")
+        return [self.row(system) for system in self.systems]
+
+    def row(self, system: System) -> dict:
+        stats, plain = system.translator.stats, self.systems[0]
+        ratios = [sum(ours) / sum(theirs) for ours, theirs in zip(plain.rounds, system.rounds)]
+        return {
+            "drafter": system.name, "dtype": self.dtype, "batch": self.batch, "block_size": self.block_size,
+            "times_ar": round(plain.seconds / system.seconds, 3), "range": [round(min(ratios), 3), round(max(ratios), 3)],
+            "tokens_a_pass": round(stats.mean_accepted_length, 3), "drafted_a_pass": round(stats.drafted / stats.iterations, 2),
+            "accepted": round(stats.acceptance_rate, 3),
+            "drafting_us": round(1e6 * stats.seconds["drafting"] / stats.passes),
+            "verifying_us": round(1e6 * stats.seconds["verifying"] / stats.passes),
+        }  # fmt: skip
+
+
+def hints_of(pair: Pair, lines: list[str], references: list[str], sources: list[list[int]]) -> dict[str, list[list[int]]]:
+    translator = Translator(pair, Settings(strategy="ar"))
+
+    def translated(texts: list[str]) -> list[list[int]]:
+        requests = [translator.request(i, source) for i, source in enumerate(translator.encode(texts))]
+        return [each.tokens for each in sorted(translator.session(32).run(requests), key=lambda each: each.index)]
+
+    return {
+        "live": translated([" ".join(line.split()[:-2]) or line for line in lines]), "again": translated(lines),
+        "reference": translator.encode_target(references), "source": [source[:-1] for source in sources],
+    }  # fmt: skip
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--models", nargs="+", required=True, metavar="DIR", help="model folders of one verifier")
+    p.add_argument("--input", required=True)
+    p.add_argument("--reference", required=True)
+    p.add_argument("--datastore", help="of text that does not have the reference")
+    p.add_argument("--without", nargs="*", metavar="NAME", help="drafters without weights, 'previous live' and so on")
+    p.add_argument("--sentences", type=int, default=100)
+    p.add_argument("--turn", type=int, default=10, help="sentences: with fewer, a system's weights have left the caches")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--block-sizes", nargs="+", default=["4"], help="numbers, or auto")
+    p.add_argument("--dtypes", nargs="+", default=["int8"])
+    p.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
+    p.add_argument("--output", type=Path, help="append rows as JSON lines")
+    p.set_defaults(without=["ngram", "recycling", "jacobi", "retrieval", *(f"previous {hint}" for hint in HINTS[:3])])
+    options = p.parse_args()
+    pairs = {Path(folder).name: load_folder(folder) for folder in options.models}
+    if len({fingerprint(pair.verifier) for pair in pairs.values()}) > 1:
+        raise SystemExit("--models: the folders have different verifiers")
+    pair = next(iter(pairs.values()))
+    lines, references = (list(read_lines(path))[: options.sentences] for path in (options.input, options.reference))
+    sources = Translator(pair, Settings(strategy="ar")).encode(lines)
+    hints = hints_of(pair, lines, references, sources)
+    print("| dtype | batch | K | drafter | times `ar` | tokens a pass | accepted | drafting, us |\n" + "| --- " * 8 + "|")
+    for dtype in options.dtypes:
+        for batch in options.batch_sizes:
+            for size in options.block_sizes:
+                for row in Cell(options, pairs, dtype, batch, size).measure(sources, hints):
+                    low, high = row["range"]
+                    print(
+                        f"| {dtype} | {batch} | {size} | {row['drafter']} | {row['times_ar']:.2f} ({low:.2f}-{high:.2f}) | "
+                        f"{row['tokens_a_pass']:.2f} | {row['accepted']:.0%} | {row['drafting_us']} |", flush=True
+                    )  # fmt: skip
+                    if options.output:
+                        with options.output.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps({"input": options.input, **row}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
