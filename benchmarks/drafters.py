@@ -11,7 +11,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specdec_plugins.decoding import drafters
@@ -73,7 +73,7 @@ class Cell:
         without = options.without if self.datastore else [name for name in options.without if name != "retrieval"]
         self.systems = [System(name, pairs.get(name, any_pair), self) for name in ("ar", *trained, *without)]
 
-    def measure(self, sources: list[list[int]], hints: dict[str, Sequence[Sequence[int]]]) -> list[dict]:
+    def measure(self, sources: list[list[int]], hints: Mapping[str, Sequence[Sequence[int]]]) -> list[dict]:
         """A row a system. Raises SystemExit if a system says something else than `ar`."""
         size = max(self.options.turn, 2 * self.batch)
         nothing: list[Sequence[int]] = [()] * len(sources)

@@ -35,8 +35,8 @@ class Settings:
     """How to decode; the names are those of ``specdec-translate``'s options. Raises `OptionError` with everything wrong."""
 
     strategy: str = "specdec"
-    # Drafted tokens an iteration; "auto": as many as pay, down to none. None: auto where that cannot change the output (specdec
-    # with beta 1), else the model's.
+    # Drafted tokens an iteration; "auto": as many as pay, down to none; "model": as many as the model was trained for. None: auto
+    # where that cannot change the output (specdec with beta 1), else the model's.
     block_size: int | str | None = None
     draft_with: str | None = None  # a drafter without weights, by its name; None: the model's
     datastore: str | None = None  # a file, for drafter retrieval
@@ -72,8 +72,8 @@ class Settings:
         ):  # fmt: skip
             if value not in known:
                 yield name, f"'{value}' is unknown; available: {', '.join(known)}"
-        if isinstance(self.block_size, str) and self.block_size != "auto":
-            yield "block_size", f"'{self.block_size}' is neither a number nor auto"
+        if isinstance(self.block_size, str) and self.block_size not in ("auto", "model"):
+            yield "block_size", f"'{self.block_size}' is neither a number, nor auto or model"
         yield from sampling_faults(self)
         for name in ("block_size", "beta", "beam", "threads", "samples"):
             value = getattr(self, name)

@@ -104,7 +104,8 @@ class Translator:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs{choice}")
         self.pair, self.settings = pair, settings
         self.stats = DecodeStats()
-        self.block_size = "auto" if settings.adaptive else settings.block_size or self.trained_block_size
+        number = settings.block_size if isinstance(settings.block_size, int) else self.trained_block_size
+        self.block_size = "auto" if settings.adaptive else number
         device = usable_device(settings.device)
         wants_drafter = pair.drafter is not None and settings.strategy in ("specdec", "drafter")
         drafting = pair.drafter if wants_drafter else None

@@ -4,7 +4,15 @@ import io
 import itertools
 from html.parser import HTMLParser
 
+import pytest
+from conftest import ROOT
+
+from specdec_plugins.commands import translate
 from specdec_plugins.commands.trace import HtmlTrace, TracedSentence, TracedStep, legend, terminal
+from specdec_plugins.commands.translation.answers import settings_of
+from specdec_plugins.commands.translation.output import summary
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.settings import Settings
 
 SENTENCE = TracedSentence(
     "a <b>dog</b> & 'cat'",
@@ -98,3 +106,35 @@ def test_page_is_well_formed_escaped_and_needs_nothing_else():
     assert tokens == 2 * [("t yes", "ein"), ("t own", "Hund"), ("t no", "Kat@@"), ("t no", "ze"), ("t yes", "</s>")]
     assert [text for kind, text in reader.texts if kind == "source"] == 2 * ["a <b>dog</b> & 'cat'"]
     assert "<b>" not in content and "<title>a &lt;title&gt;</title>" in content
+
+
+def test_a_trace_has_drafts_and_changes_no_output(capfd):
+    """Also where ``auto`` drafts nothing: in a batch of many sentences on a CPU."""
+    command = ["--model", str(ROOT / "data/demo.en-de"), "--input", str(ROOT / "data/demo.txt"), "--quiet"]
+    assert translate.main(command) == 0
+    plain = capfd.readouterr()
+    assert translate.main([*command, "--trace"]) == 0
+    traced = capfd.readouterr()
+    assert traced.out == plain.out and plain.err == ""
+    assert traced.err.count("mean accepted length") == 16 and "mean accepted length 1.00" not in traced.err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [([], None), (["--trace"], "model"), (["--trace", "--block-size", "auto"], "auto"), (["--trace", "--block-size", "3"], 3),
+     (["--trace", "--controller", "ucb"], None), (["--trace", "--beta", "2"], "model")],
+)  # fmt: skip
+def test_block_size_of_a_trace(options, expected):
+    assert settings_of(translate.parser().parse_args(["--model", "x", *options])).block_size == expected
+
+
+def test_a_summary_says_why_nothing_was_drafted():
+    stats = DecodeStats(sentences=2, passes=5, iterations=9, own_tokens=9)
+    stats.lengths[0] = 5
+    said = summary(Settings(), stats, 1.0)[1]
+    assert said.startswith("specdec, exact, block size auto: no draft, as plain passes make more tokens a second here")
+    stats.lengths[4], stats.drafted, stats.accepted, stats.own_tokens = 5, 8, 4, 5
+    assert summary(Settings(), stats, 1.0)[1].startswith("specdec, exact, block size auto (no draft in 100%, 4 tokens in 100% of")
+    assert summary(Settings(block_size=4), stats, 1.0)[1].startswith(
+        "specdec, exact, block size 4: 1.00 tokens per verifier pass"
+    )

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
     translators = {
         "ar: one token a pass": Translator(pair, Settings(strategy="ar")),
         "specdec, exact": Translator(pair, Settings(strategy="specdec")),
-        f"specdec, beta {BETA}, tau {TAU}": Translator(pair, Settings(strategy="specdec", beta=BETA, tau=TAU)),
+        f"specdec, beta {BETA}, tau {TAU}": Translator(pair, Settings(beta=BETA, tau=TAU, block_size="auto")),
     }
     seconds: dict[str, list[float]] = {name: [] for name in translators}
     results: dict[str, list[Translation]] = {}

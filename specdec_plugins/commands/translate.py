@@ -66,8 +66,8 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--hint", metavar="FILE", help="earlier translations, one for each input line, for --draft-with previous")
     how.add_argument("--datastore", metavar="FILE", help="what specdec-datastore made, for --draft-with retrieval")
     how.add_argument("--block-size", type=block_size, metavar="K",
-                     help="drafted tokens an iteration; auto: as many as pay, down to none (default: auto with the exact rule, "
-                     "else the model's, as the length can change a tolerant output)")  # fmt: skip
+                     help="drafted tokens an iteration; auto: as many as pay, down to none; model: as trained (default: auto "
+                     "with the exact rule, else, and with --trace, model; the length can change a tolerant output)")  # fmt: skip
     how.add_argument("--controller", choices=CONTROLLERS, default=Settings.controller,
                      help="what chooses for auto. throughput: the length of most tokens a second, as measured; thompson, ucb: "
                      "bandits, which choose thresholds of the gates, too (default: throughput)")  # fmt: skip

@@ -74,8 +74,14 @@ class Answerer:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The decoding settings among the options. Raises OptionError."""
-    return Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
+    """The decoding settings among the options. Raises OptionError.
+
+    A trace is there to show drafts, so that it has them where none would pay; as many cannot change an exact output.
+    """
+    given = {field.name: getattr(options, field.name) for field in fields(Settings)}
+    if options.trace is not None and options.block_size is None and options.controller == Settings.controller:
+        given["block_size"] = "model"
+    return Settings(**given)
 
 
 def load(options: argparse.Namespace) -> "Pair":

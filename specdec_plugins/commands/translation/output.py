@@ -99,20 +99,27 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
         f"{stats.sentences / seconds:,.1f} sentences/s, {stats.committed / seconds:,.0f} tokens/s"
     ]
     if settings.strategy == "specdec" and stats.passes:
-        lengths = str(settings.block_size or max(stats.lengths, default="the model's"))
-        if settings.adaptive:
-            kinds = [(f"{length} tokens" if length else "no draft", times) for length, times in stats.lengths.most_common(3)]
-            lengths = f"auto ({', '.join(f'{kind} in {times / stats.passes:.0%}' for kind, times in kinds)} of the passes)"
         rule = "exact" if settings.beta == 1 else f"beta {settings.beta}, tau {settings.tau}"
         if settings.sampling:
             rule = f"sampling, {settings.rule}"
-        lines.append(
-            f"specdec, {rule}, block size {lengths}: {stats.mean_accepted_length:.2f} tokens per verifier pass "
-            f"(1.0 is plain autoregressive decoding), {stats.acceptance_rate:.0%} of the drafted tokens accepted"
-        )
+        lines.append(f"specdec, {rule}, block size {drafting(settings, stats)}")
     total = sum(stats.seconds.values()) or 1.0
     shares = {name: stats.seconds[name] / total for name in ("drafting", "verifying", "encoding", "text", "elsewhere")}
     lines.append("time: " + ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.005))
     if stats.cut:
         lines.append(f"{stats.cut:,} outputs were cut by the length limit (--max-len-a, --max-len-b)")
     return lines
+
+
+def drafting(settings: Settings, stats: "DecodeStats") -> str:
+    """How much was drafted, and what came of it."""
+    lengths = str(settings.block_size if isinstance(settings.block_size, int) else max(stats.lengths))
+    if settings.adaptive:
+        if not stats.drafted:
+            return "auto: no draft, as plain passes make more tokens a second here (--block-size model drafts all the same)"
+        kinds = [(f"{length} tokens" if length else "no draft", times) for length, times in stats.lengths.most_common(3)]
+        lengths = f"auto ({', '.join(f'{kind} in {times / stats.passes:.0%}' for kind, times in kinds)} of the passes)"
+    return (
+        f"{lengths}: {stats.mean_accepted_length:.2f} tokens per verifier pass (1.0 is plain autoregressive decoding), "
+        f"{stats.acceptance_rate:.0%} of the drafted tokens accepted"
+    )
