@@ -58,6 +58,10 @@ class Scores(Protocol):
         """(R, K+1, D) hidden states that the logits are computed from."""
         ...
 
+    def with_logits(self, logits: Tensor) -> "Scores":
+        """The same with other logits, of any rows and width, to judge other drafts by."""
+        ...
+
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
@@ -67,7 +71,11 @@ class Scores(Protocol):
 
 
 class Verifier(Protocol):
-    """Scores drafts. Optional: ``commit(state, draft, verdict)`` and ``bytes_for(request)``, as for a `Drafter`."""
+    """Scores drafts.
+
+    Optional: ``commit(state, prefix, draft, verdict)``, where what the verdict keeps has to move, before the prefix changes; and
+    ``bytes_for(request)``, as for a `Drafter`.
+    """
 
     def start(self, rows: int) -> Any: ...
 

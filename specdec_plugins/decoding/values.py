@@ -176,17 +176,20 @@ class Verdict(NamedTuple):
 
     ``own`` tokens are *recovered* after a refusal, a *bonus* after none; None where there is no verifier. ``scores`` are the
     log-probabilities (nats) of the accepted tokens and the own one; ``cut`` tells where the length limit forced the own one.
+    ``paths`` are the accepted nodes of a `TreeDraft`; None: the first tokens of a chain.
     """
 
     accepted: list[int]
     own: list[int] | None
     scores: list[list[float]]
     cut: list[bool]
+    paths: list[list[int]] | None = None
 
 
 class Step(NamedTuple):
     """One iteration of one sentence: the draft, how many of its tokens were accepted, the verifier's own token after them.
 
+    The accepted ones come first: of a drafted tree the accepted path, then all other nodes, in their order.
     ``own`` is None where nothing follows: an accepted token ended the sentence, or there was no verifier.
     """
 
@@ -205,11 +208,19 @@ class Iteration(NamedTuple):
     @classmethod
     def of(cls, draft: Draft, verdict: Verdict, eos: int) -> "Iteration":
         """By the rule's verdict. After an accepted eos there is no own token."""
-        steps = []
-        for drafted, accepted, own in zip(draft.tokens, verdict.accepted, verdict.own or repeat(None)):
+        steps, offered = [], draft.tokens
+        if verdict.paths is not None:
+            offered = [path_first(tokens, path) for tokens, path in zip(offered, verdict.paths)]
+        for drafted, accepted, own in zip(offered, verdict.accepted, verdict.own or repeat(None)):
             ended = accepted and drafted[accepted - 1] == eos
             steps.append(Step(drafted, accepted, None if ended else own))
         return cls(steps, verdict.scores, verdict.cut)
+
+
+def path_first(tokens: Sequence[int], path: Sequence[int]) -> list[int]:
+    """A tree's tokens: those on a path, then the others."""
+    others = set(range(len(tokens))).difference(path)
+    return [tokens[node] for node in (*path, *sorted(others))]
 
 
 class Outcome(NamedTuple):

@@ -40,6 +40,10 @@ class RowState(Protocol):
         """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice becomes two that go on apart."""
         ...
 
+    def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Let the entries of ``paths[b]``, nodes of the tree that row b read after position ``roots[b]``, follow it."""
+        ...
+
 
 class Pass(Protocol):
     """A pass over some tokens. It runs when a result is asked for, once; together with what is asked, where a backend can."""
@@ -53,7 +57,7 @@ class Pass(Protocol):
         ...
 
     def with_logits(self, logits: Tensor) -> "Pass":
-        """The same pass with other logits (R, W, V), for instance mixed with another model's."""
+        """The same pass with other logits, for instance mixed with another model's; to be judged, of any rows and width."""
         ...
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
@@ -88,13 +92,17 @@ class LoadedModel(Protocol):
 
     def read(
         self, state: Any, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
-        guesses: Tensor | None = None,
+        guesses: Tensor | None = None, parents: Sequence[Sequence[int]] | None = None,
     ) -> Pass:  # fmt: skip
         """Read row b's ``tokens[b]`` from position ``positions[b]`` on; entries of an earlier pass at these positions are
         overwritten.
 
         Every token attends to those before it. Results are wanted from each row's token number ``firsts[b]`` on (None: all).
         ``guesses`` (R, K) are further tokens of each row that are still on the device, after the one in ``tokens``.
+
+        With ``parents`` the last ``len(parents[b])`` tokens of row b are a tree, as in a `TreeDraft`, whose root is the token
+        before them. Each attends to its ancestors among them, takes the position after its parent's, and has the result that it
+        has in a chain along its path. Entries lie in the order of the tokens, until the state is told to `keep` a path.
         """
         ...
 

@@ -17,6 +17,7 @@ from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.trees import within_rows
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Verdict, rejecting
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ class CpuPass:
     def with_logits(self, logits: Tensor) -> "CpuPass":
         """The same pass with other logits."""
         self.logits()
-        self._logits = logits.contiguous()
-        return self
+        done = CpuPass.of(self.model, logits)
+        done._gates, done._features = self._gates, self._features
+        return done
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         model, symbols, logits = self.model, prefix.symbols, self.logits()
@@ -160,6 +162,29 @@ class CausalPass(CpuPass):
             *judging.arguments(bounds),
         )  # fmt: skip
         return judging.verdict()
+
+
+class TreePass(CausalPass):
+    """Each row's tokens, the last of which are a tree."""
+
+    def __init__(
+        self, model: "CpuModel", state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int],
+        firsts: Sequence[int] | None, parents: Sequence[Sequence[int]],
+    ):  # fmt: skip
+        super().__init__(model, state, tokens, positions, firsts)
+        self.parents = within_rows(tokens, parents)
+
+    def run(self) -> None:
+        state, stack = self.state, self.model.stack
+        numbers = integers(
+            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, state.slots, state.source_slots, state.lengths,
+            *self.tokens, *self.parents,
+        )  # fmt: skip
+        stack.library.specdec_read_tree(
+            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), *self._results()
+        )
+
+    choose, judge = CpuPass.choose, CpuPass.judge  # not in one call with the pass
 
 
 class BlockPass(CpuPass):
