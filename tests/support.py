@@ -185,18 +185,18 @@ class Planned(Knowing):
 class Lengths:
     """A controller that cycles through some draft lengths, counts, and gives up on a loop that does not end in ``most`` passes.
 
-    With ``ragged`` each row gets another one. Drafts pass the ``gate``.
+    With ``ragged`` each row gets another one. Drafts pass the ``gate``, and branch as ``tree`` says.
     """
 
-    def __init__(self, lengths, ragged=False, most=1000, gate=OPEN):
-        self.lengths, self.ragged, self.most, self.gate = itertools.cycle(lengths), ragged, most, gate
+    def __init__(self, lengths, ragged=False, most=1000, gate=OPEN, tree=None):
+        self.lengths, self.ragged, self.most, self.gate, self.tree = itertools.cycle(lengths), ragged, most, gate, tree
         self.passes = self.drafted = self.accepted = 0
 
     def plan(self, prefix):
         assert self.passes < self.most, "the loop does not end"
         if self.ragged:
-            return Plan([next(self.lengths) for _ in range(len(prefix))], gate=self.gate)
-        return Plan([next(self.lengths)] * len(prefix), gate=self.gate)
+            return Plan([next(self.lengths) for _ in range(len(prefix))], gate=self.gate, tree=self.tree)
+        return Plan([next(self.lengths)] * len(prefix), gate=self.gate, tree=self.tree)
 
     def update(self, outcome):
         self.passes += 1

@@ -28,7 +28,7 @@ from test_transformer import placed
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.assembly import assemble
-from specdec_plugins.decoding.backends import CANDIDATES
+from specdec_plugins.decoding.backends.candidates import CANDIDATES
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.cpu.model import CpuModel

@@ -9,8 +9,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 from reference import chances, warped
-from support import EOS, SHAPES, SYMBOLS, WORDS, Knowing, Lengths, check_sums, load, make_tilt, sentences, tilted_verifier
-from test_kernels import KERNEL_SHAPES, on_kernels, wide_verifier
+from reference import drafted as drafted_features
+from support import (
+    DRAFTERS,
+    EOS,
+    SHAPES,
+    SYMBOLS,
+    WORDS,
+    Knowing,
+    Lengths,
+    Tilted,
+    check_sums,
+    load,
+    make_pair,
+    make_tilt,
+    sentences,
+    standing,
+    tilted_verifier,
+)
+from test_kernels import KERNEL_SHAPES, ROLES, on_kernels, wide_drafter, wide_verifier
 from test_sampling import WARPS, improbability, tiny
 
 from specdec_plugins.decoding.acceptance import tree as rules
@@ -23,10 +40,11 @@ from specdec_plugins.decoding.constraints import Bounds, Constraints
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.noise import mixed
-from specdec_plugins.decoding.options import Sampling, Tolerance
+from specdec_plugins.decoding.options import Gate, Sampling, Tolerance, Tree
+from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.trees import TreeDraft, depths, path_to
-from specdec_plugins.decoding.values import Draft, Draws, Request, Source
+from specdec_plugins.decoding.trees import TreeDraft, depths, grow, path_to
+from specdec_plugins.decoding.values import Draft, Draws, Plan, Request, Source
 
 KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
 BACKENDS = ["float64", *(pytest.param(dtype, marks=KERNELS) for dtype in binding.DTYPES)]
@@ -121,9 +139,9 @@ class Branching(Knowing):
         return TreeDraft(tokens, trees)
 
 
-def decode(verifier, drafter, requests, block, rows, acceptance=None, ragged=False):
+def decode(verifier, drafter, requests, block, rows, acceptance=None, ragged=False, tree=None):
     """Hypotheses in the order of the requests, and statistics, which balance."""
-    stats, controller = DecodeStats(), Lengths([block], ragged) if isinstance(block, int) else Lengths(block, ragged)
+    stats, controller = DecodeStats(), Lengths([block] if isinstance(block, int) else block, ragged, tree=tree)
     found = speculative_decode(drafter, verifier, acceptance or TopBetaTau(), controller, requests, rows, stats)
     hypotheses = sorted(found, key=lambda hypothesis: hypothesis.index)
     assert [hypothesis.index for hypothesis in hypotheses] == [request.index for request in requests]
@@ -329,6 +347,134 @@ def test_a_wrong_rule_is_noticed(mutation, monkeypatch):
     how = Sampling(rule="rejection")
     counts, expected = two_tokens(how, 4_000), expected_two(how)
     assert any(key not in expected for key in counts) or improbability(counts, expected) < 1e-9
+
+
+# ---- growth
+
+
+def markov(rng, width):
+    """Candidates of random scores after each of some tokens, and the whole tree of them up to a depth."""
+    table = {token: torch.randn(width, generator=torch.Generator().manual_seed(rng.randrange(9999))).log_softmax(0).tolist()
+             for token in range(-1, width)}  # fmt: skip
+
+    def children(key):
+        depth, token = key
+        return [] if depth == 4 else [(score, number, (depth + 1, number)) for number, score in enumerate(table[token])]
+
+    def everything(key=(0, -1), path=(), above=0.0):
+        for score, token, own in children(key):
+            yield (*path, token), above + score
+            yield from everything(own, (*path, token), above + score)
+
+    return children, dict(everything())
+
+
+def paths_of(tokens, parents):
+    return [tuple(tokens[node] for node in path_to(end, parents)) for end in range(len(tokens))]
+
+
+@pytest.mark.parametrize("nodes", [1, 5, 40, 10_000])
+def test_a_tree_has_the_likeliest_paths(nodes):
+    children, everything = markov(random.Random(nodes), 5)
+    tokens, parents = grow(children, (0, -1), Tree(nodes))
+    best = sorted(everything, key=lambda path: -everything[path])[:nodes]
+    assert sorted(paths_of(tokens, parents)) == sorted(best) and len(tokens) == min(nodes, len(everything))
+    assert all(parent < node for node, parent in enumerate(parents))
+    least = sorted(everything.values(), reverse=True)[7] - 1e-9
+    cut = paths_of(*grow(children, (0, -1), Tree(nodes), least))
+    assert sorted(cut) == sorted(best[: min(nodes, 8)])
+
+
+def test_a_tree_has_the_shape_that_is_asked_for():
+    children, everything = markov(random.Random(1), 5)
+    shape = ((0,), (2,), (0, 1), (0, 1, 0), (2, 0), (0, 9), (0, 9, 0), (7,))  # some ranks have no candidate
+
+    def ranked(path):
+        found = ()
+        for rank in path:
+            found = sorted((each for each in everything if each[:-1] == found), key=lambda each: -everything[each])[rank]
+        return found
+
+    assert paths_of(*grow(children, (0, -1), Tree(99, shape))) == [
+        ranked(path) for path in ((0,), (2,), (0, 1), (2, 0), (0, 1, 0))
+    ]
+    assert len(grow(children, (0, -1), Tree(3, shape))[0]) == 3
+
+
+@pytest.mark.parametrize("kind", ["causal", "untied successor", "source copy", "some tokens, successor"])
+def test_block_drafters_draft_the_likeliest_paths(kind):
+    """Against every path of three tokens, counted out from the features of the drafter in fairseq's form."""
+    (_, plugin), (_, drafter), tilt = make_pair(5, drafter=DRAFTERS[kind], shake=0.3)
+    rng, sources = random.Random(kind), sentences(3, seed=2)
+    targets = [[], [7], rng.choices(range(4, WORDS + 4), k=6)]
+    for nodes, gate in ((30, 0.0), (4, 0.0), (30, 0.1)):
+        state, prefix = standing(drafter, sources, targets)
+        draft = drafter.propose(state, prefix, Plan([3, 2, 3], gate=Gate(0.0, gate), tree=Tree(nodes)))
+        for row, (source, target, length) in enumerate(zip(sources, targets, (3, 2, 3))):
+            every = counted_out(plugin, source, target, length, tilt)
+            best = sorted((path for path in every if every[path] >= math.log(gate or 1e-300)), key=lambda path: -every[path])[
+                :nodes
+            ]
+            assert sorted(paths_of(draft.tokens[row], draft.parents[row])) == sorted(best)
+    assert len(best) < 30  # the gate closed
+
+
+def counted_out(plugin, source, target, length, tilt):
+    """Each path that may be drafted, and its score."""
+    features = drafted_features(plugin, source, target, length, project=False)
+    vocabulary = getattr(plugin.decoder, "draft_vocabulary", torch.arange(WORDS + 4))
+    successor, found = getattr(plugin.decoder, "successor", None), {}
+
+    def extend(path, above):
+        depth = len(path)
+        if depth == length or EOS in path:
+            return
+        feature = features[depth]
+        plain, after = plugin.decoder.output_layer(feature), 0
+        if successor is not None and path:
+            after = plugin.decoder.output_layer(successor(feature, plugin.decoder.embed_tokens.weight[path[-1]]))
+        banned = [token for token in range(WORDS + 4) if token not in vocabulary or token == SYMBOLS.pad]
+        plain = plain + tilt[len(target) + depth]
+        plain[banned + ([EOS] if not target and not path else [])] = -math.inf
+        few = plain.argsort(descending=True)[:16]
+        for token, score in zip(few.tolist(), (plain + after)[few].log_softmax(0).tolist()):
+            if score > -math.inf:
+                longer = (*path, token)
+                found[longer] = above + score
+                extend(longer, above + score)
+
+    with torch.no_grad():
+        extend((), 0.0)
+    return found
+
+
+@pytest.mark.parametrize("arch", ["block", "block_causal"])
+@pytest.mark.parametrize("dtype", BACKENDS)
+def test_trees_of_a_models_own_drafter(dtype, arch):
+    """The tree of the first ranks is the drafter's chain, also where rows draw their tokens by the coupled rule; and no tree
+    changes an output."""
+    verifier, drafter = wide_verifier(), wide_drafter(arch=arch, **({"successor_width": 32} if arch == "block_causal" else {}))
+    model, drafting = load(verifier, drafter) if dtype == "float64" else on_kernels(verifier, drafter, dtype)
+    tilt = make_tilt(3, -1.0).to(torch.float64 if dtype == "float64" else torch.float32) / 2
+    role, first = ROLES[arch](Tilted(drafting, tilt)), Tree(9, ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)))
+    how = Sampling(1.2, top_k=9, top_p=0.97, repetition_penalty=1.2)
+    requests = [Request(index, source, 14, sampling=[how, None, how][index % 3], seed=index)
+                for index, source in enumerate(sentences(9, seed=8))]  # fmt: skip
+    drafts = []
+    for plan in (Plan([4] * 9, tree=first), Plan([4] * 9)):
+        state, prefix = role.start(9, None), Prefix()
+        role.admit(state, Source([request.tokens for request in requests], SYMBOLS))
+        prefix.admit(requests)
+        drafts.append(role.propose(state, prefix, plan).clip([9] * 9, EOS))
+    trees, chains = drafts
+    assert trees.tokens == chains.tokens and trees.parents == [[*range(-1, len(row) - 1)] for row in trees.tokens]
+
+    checked = tilted_verifier(model, tilt)
+    alone, _ = decode(checked, NoDrafter(), requests, 0, 4)
+    for tree, rows in ((Tree(12), 4), (Tree(5), 9), (Tree(9, ((0,), (1,), (0, 0), (1, 0))), 1)):
+        found, stats = decode(checked, role, requests, [4, 1, 6], rows, ragged=rows == 9, tree=tree)
+        assert said(found, dtype) == said(alone, dtype)
+        assert stats.drafted > 3 * stats.iterations * (rows != 9)
 
 
 class Fixed(Knowing):

@@ -63,9 +63,9 @@ class NativeLoop:
         """Make up to ``times`` iterations of the plan, at least one, and none after a row is finished; the prefix is not changed.
 
         ``drafting`` is a `CausalState` or, if a drafter is foreign or none, not read. None where the session has to iterate
-        itself: because a drafter wants the verifier's hidden states, or because a foreign one is to draft.
+        itself: because a drafter wants the verifier's hidden states, or because a foreign one or a tree is to be drafted.
         """
-        if self.verifier.features_wanted or (self.foreign and any(plan.lengths)):
+        if self.verifier.features_wanted or (any(plan.lengths) and (self.foreign or plan.tree is not None)):
             return None
         drafting = None if self.drafter is None else cast(CausalState, drafting)
         call, outputs, rows = self._call, prefix.outputs, len(prefix)

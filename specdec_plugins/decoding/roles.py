@@ -31,7 +31,8 @@ class Drafter(Protocol):
     """Proposes tokens.
 
     Optional: ``observe(state, scores, draft, verdict)`` tells what became of what ``propose`` returned, before tokens are
-    committed; ``bytes_for(request)`` is the memory that a request's row takes, for admission.
+    committed; ``bytes_for(request)`` is the memory that a request's row takes, for admission; ``trees`` is True where `propose`
+    branches if the plan has a tree.
     """
 
     def start(self, rows: int, shared: Any) -> Any:

@@ -3,9 +3,16 @@
 A row's nodes are numbered from 0, parents before their children. The root, the last committed token, is no node.
 """
 
-from collections.abc import Sequence
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import TypeVar
 
+from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.values import Draft
+
+Key = TypeVar("Key")  # what a node's children are asked by
 
 
 class TreeDraft(Draft):
@@ -64,3 +71,59 @@ def within_rows(tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]
         [*range(-1, len(row) - len(tree) - 1), *(len(row) - len(tree) + parent for parent in tree)]
         for row, tree in zip(tokens, parents)
     ]
+
+
+def grow(
+    children: Callable[[Key], Iterable[tuple[float, int, Key]]], root: Key, tree: Tree, least: float = -math.inf
+) -> tuple[list[int], list[int]]:
+    """Tokens and parents of a row's tree. ``children(key)`` are a node's candidates: each one's log-probability after it, its
+    token and its own key; none where a path ends.
+
+    Without a shape it has the nodes of the likeliest paths (EAGLE-2, Li et al. 2024, arXiv 2406.16858), none below ``least``
+    (nats); with one those (Medusa, Cai et al. 2024, arXiv 2401.10774) of which there are candidates.
+    """
+    return _shaped(children, root, tree, least) if tree.shape else _likeliest(children, root, tree, least)
+
+
+def _likeliest(
+    children: Callable[[Key], Iterable[tuple[float, int, Key]]], root: Key, tree: Tree, least: float
+) -> tuple[list[int], list[int]]:  # fmt: skip
+    """Best first: a path is never likelier than a part of it, so that the best open node is the best of all that are left."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    order = count()  # of equally likely nodes the first is taken
+    opened: list[tuple[float, int, int, int, Key]] = []
+
+    def extend(above: float, parent: int, key: Key) -> None:
+        for score, token, own in children(key):
+            if above + score > -math.inf and above + score >= least:
+                heapq.heappush(opened, (-above - score, next(order), parent, token, own))
+
+    extend(0.0, -1, root)
+    while opened and len(tokens) < tree.nodes:
+        negative, _, parent, token, key = heapq.heappop(opened)
+        tokens.append(token)
+        parents.append(parent)
+        extend(-negative, len(tokens) - 1, key)
+    return tokens, parents
+
+
+def _shaped(
+    children: Callable[[Key], Iterable[tuple[float, int, Key]]], root: Key, tree: Tree, least: float
+) -> tuple[list[int], list[int]]:  # fmt: skip
+    """The nodes of a shape, short paths first."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    ranked: dict[tuple[int, ...], tuple[int, float, list[tuple[float, int, Key]]]] = {}  # by path: node, score, what follows
+    ranked[()] = -1, 0.0, sorted(children(root), key=lambda child: -child[0])
+    for path in sorted(tree.shape, key=len):
+        if len(tokens) == tree.nodes:
+            break
+        parent, above, candidates = ranked.get(path[:-1], (-1, 0.0, []))
+        if path[-1] < len(candidates):
+            score, token, key = candidates[path[-1]]
+            if above + score > -math.inf and above + score >= least:
+                ranked[path] = len(tokens), above + score, sorted(children(key), key=lambda child: -child[0])
+                tokens.append(token)
+                parents.append(parent)
+    return tokens, parents

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance
+from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance, Tree
 from specdec_plugins.formats.spec import Symbols
 
 
@@ -82,18 +82,20 @@ class Source:
 class Plan(NamedTuple):
     """What an iteration does: the most tokens to draft for each row. 0 for all rows is a plain one, at a plain one's cost.
 
-    It may be repeated up to ``times`` times, while the rows stay the same, before the controller is asked again.
+    It may be repeated up to ``times`` times, while the rows stay the same, before the controller is asked again. With a ``tree``
+    a drafter that can branches, and paths have these lengths at most; any other drafts a chain.
     """
 
     lengths: Sequence[int]
     times: int = 1
     gate: Gate = OPEN
+    tree: Tree | None = None
 
 
 @lru_cache(maxsize=1024)
-def uniform(rows: int, length: int, times: int = 1, gate: Gate = OPEN) -> Plan:
+def uniform(rows: int, length: int, times: int = 1, gate: Gate = OPEN, tree: Tree | None = None) -> Plan:
     """The plan that gives each row as many tokens. Kept from step to step: a plain one can take less than 100 microseconds."""
-    return Plan((length,) * rows, times, gate)
+    return Plan((length,) * rows, times, gate, tree)
 
 
 class Distribution(NamedTuple):

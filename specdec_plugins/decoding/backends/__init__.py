@@ -12,13 +12,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Draws, Plan, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
-
-CANDIDATES = 16  # tokens a position among which a successor network chooses
 
 
 class RowState(Protocol):
@@ -68,6 +67,10 @@ class Pass(Protocol):
         Where the plan's gate asks for it, the draft has the confidence at each position: the probability of the likeliest
         candidate, of all of them.
         """
+        ...
+
+    def candidates(self, prefix: Prefix) -> Candidates:
+        """The likeliest tokens at each position, and how likely each is after each of those before it, to grow a tree from."""
         ...
 
     def judge(

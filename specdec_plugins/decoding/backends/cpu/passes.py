@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends import CANDIDATES
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of
 from specdec_plugins.decoding.backends.cpu.binding import address, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
@@ -74,6 +74,11 @@ class CpuPass:
             address(self._gates), 0 if self._gates is None else self._gates.size(2), *choosing.arguments(),
         )  # fmt: skip
         return choosing.draft()
+
+    def candidates(self, prefix: Prefix) -> Candidates:
+        model, logits = self.model, self.logits()
+        names = None if model.vocabulary is None else torch.tensor(model.vocabulary)
+        return candidates_of(logits, self._gates, model.successor, names, prefix)
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None

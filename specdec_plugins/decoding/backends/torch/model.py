@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends import CANDIDATES
 from specdec_plugins.decoding.backends.cache import KVCache, hide, span
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge
 from specdec_plugins.decoding.backends.torch.state import DenseState
@@ -59,6 +59,11 @@ class TorchPass:
     @torch.inference_mode()
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         return self.model.choose(self.results[0], self.results[2] if len(self.results) > 2 else None, prefix, plan)
+
+    def candidates(self, prefix: Prefix) -> Candidates:
+        decoder = self.model.transformer.decoder
+        gates = self.results[2] if len(self.results) > 2 else None
+        return candidates_of(self.results[0], gates, decoder.successor, decoder.vocabulary, prefix)
 
     @torch.inference_mode()
     def judge(
