@@ -27,6 +27,7 @@ from support import (
     standing,
     tilted_verifier,
 )
+from tapes import Tapes
 from test_kernels import KERNEL_SHAPES, ROLES, on_kernels, wide_drafter, wide_verifier
 from test_sampling import WARPS, improbability, tiny
 
@@ -38,6 +39,7 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchPass
 from specdec_plugins.decoding.constraints import Bounds, Constraints
 from specdec_plugins.decoding.drafters.none import NoDrafter
+from specdec_plugins.decoding.drafters.recycling import Branches, Recycling
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import Gate, Sampling, Tolerance, Tree
@@ -475,6 +477,50 @@ def test_trees_of_a_models_own_drafter(dtype, arch):
         found, stats = decode(checked, role, requests, [4, 1, 6], rows, ragged=rows == 9, tree=tree)
         assert said(found, dtype) == said(alone, dtype)
         assert stats.drafted > 3 * stats.iterations * (rows != 9)
+
+
+@pytest.mark.parametrize("dtype", BACKENDS)
+def test_recycled_trees(dtype):
+    """They have the likeliest successors that the verifier had, change no output, and are accepted more often than chains."""
+    model = loaded(dtype)
+    tilt = make_tilt(3, -2.0, positions=1).expand(64, -1).to(torch.float64 if dtype == "float64" else torch.float32)
+    verifier = tilted_verifier(model, tilt)
+    requests = [Request(index, source, 30, sampling=[Sampling(0.9), None][index % 2], seed=index)
+                for index, source in enumerate(sentences(10, seed=8))]  # fmt: skip
+    alone, _ = decode(verifier, NoDrafter(), requests, 0, 4)
+    rates = []
+    for tree in (None, Tree(12)):
+        drafter = Recycling()
+        found, stats = decode(verifier, drafter, requests, 4, 3, tree=tree)
+        assert said(found, dtype) == said(alone, dtype)
+        rates.append(stats.mean_accepted_length)
+    assert rates[1] > rates[0] > 1
+
+    branches = Branches()
+    logits = torch.randn(2, 3, WORDS, generator=torch.Generator().manual_seed(1))
+    branches.learn([5, 6], TreeDraft([[7, 8], [5]], [[-1, 0], [-1]]), logits)  # the later 5 counts
+    for token, (row, place) in {5: (1, 1), 6: (1, 0), 7: (0, 1), 8: (0, 2)}.items():
+        expected = sorted(range(WORDS), key=lambda number: -logits[row, place, number])[:8]
+        assert [follower for _, follower in branches.after[token]] == expected
+        scores = logits[row, place].log_softmax(-1)[expected].tolist()
+        assert [score for score, _ in branches.after[token]] == pytest.approx(scores, abs=1e-6)
+    assert paths_of(*branches.tree(4, 3, Tree(5))) == [] and len(paths_of(*branches.tree(6, 1, Tree(50)))) == 8
+    assert max(map(len, paths_of(*branches.tree(6, 3, Tree(500))))) == 3
+
+
+def test_recorded_passes_of_trees():
+    """What a GPU records is what passes say, on the memory of the runs before, and sizes are few."""
+    for kind in ("successor", "source copy"):
+        found = []
+        for runner in (EAGER, Tapes()):
+            _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter=DRAFTERS[kind], shake=0.1, runner=runner)
+            requests = [Request(index, source, 5 + index, sampling=DRAWN["drawn"] if index % 3 else None, seed=index)
+                        for index, source in enumerate(sentences(12, seed=5))]  # fmt: skip
+            for _ in range(2):
+                hypotheses, _ = decode(verifier, drafter, requests, 4, 5, TopBetaTau(3, 2.0), tree=Tree(9))
+            found.append([(each.tokens, each.steps, each.cut) for each in hypotheses])
+        assert found[0] == found[1]
+        assert sum(tape.replays for tape in runner.tapes) > 2 * len(runner.tapes) > 0 and runner.record is not None
 
 
 class Fixed(Knowing):
