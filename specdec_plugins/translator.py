@@ -138,9 +138,8 @@ class Translator:
         drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
         drafting = own or drafting
         if how.tree and not getattr(drafting, "trees", False):
-            raise ValueError(
-                f"the drafter of {self.pair.name} drafts no trees" if own is None else "that drafter drafts no trees"
-            )
+            name = how.draft_with or (type(own).__name__ if own else drafter.code)
+            raise ValueError(f"drafter '{name}' drafts no trees")
         controller: Controller = FixedLength(0)
         if how.strategy != "ar":
             fixed = self.block_size != "auto"

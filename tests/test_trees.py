@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import ROOT
 from reference import chances, warped
 from reference import drafted as drafted_features
 from support import (
@@ -31,6 +32,7 @@ from tapes import Tapes
 from test_kernels import KERNEL_SHAPES, ROLES, on_kernels, wide_drafter, wide_verifier
 from test_sampling import WARPS, improbability, tiny
 
+from specdec_plugins import Translator
 from specdec_plugins.decoding.acceptance import tree as rules
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
@@ -38,6 +40,8 @@ from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchPass
 from specdec_plugins.decoding.constraints import Bounds, Constraints
+from specdec_plugins.decoding.control.fixed import ALWAYS
+from specdec_plugins.decoding.drafters.ngram import NGram
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.drafters.recycling import Branches, Recycling
 from specdec_plugins.decoding.loop import speculative_decode
@@ -506,6 +510,18 @@ def test_recycled_trees(dtype):
         assert [score for score, _ in branches.after[token]] == pytest.approx(scores, abs=1e-6)
     assert paths_of(*branches.tree(4, 3, Tree(5))) == [] and len(paths_of(*branches.tree(6, 1, Tree(50)))) == 8
     assert max(map(len, paths_of(*branches.tree(6, 3, Tree(500))))) == 3
+
+
+def test_a_drafter_that_does_not_branch_is_refused():
+    folder = str(ROOT / "data" / "demo.en-de")
+    with pytest.raises(ValueError, match="drafter 'NGram' drafts no trees"):
+        Translator.from_pretrained(folder, drafter=NGram([]), tree=4)
+    translator = Translator.from_pretrained(folder, tree=4, block_size=3)
+    assert translator.roles.controller.plan([0, 0]) == Plan((3, 3), ALWAYS, tree=Tree(4))
+    texts = [Translator.from_pretrained(folder, **how).translate(["A dog runs.", "Two men are cooking in a kitchen."])
+             for how in ({"strategy": "ar"}, {"tree": 4})]  # fmt: skip
+    assert [result.text for result in texts[0]] == [result.text for result in texts[1]]
+    assert any(step.accepted > 1 and len(step.drafted) == 4 for result in texts[1] for step in result.steps)
 
 
 def test_recorded_passes_of_trees():
