@@ -29,7 +29,7 @@ from support import (
     tilted_verifier,
 )
 from tapes import Tapes
-from test_kernels import KERNEL_SHAPES, ROLES, on_kernels, wide_drafter, wide_verifier
+from test_kernels import KERNEL_SHAPES, ROLES, on_kernels, variant, wide_drafter, wide_verifier  # noqa: F401
 from test_sampling import WARPS, improbability, tiny
 
 from specdec_plugins import Translator
@@ -76,12 +76,24 @@ def same(found, expected, dtype):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("shape", ["post-norm", "learned", "unscaled"])
-@pytest.mark.parametrize("dtype", BACKENDS)
-def test_a_node_has_the_logits_of_a_chain_along_its_path(dtype, shape):
+SHAPED = pytest.mark.parametrize("shape", ["post-norm", "learned", "unscaled"])
+
+
+@SHAPED
+def test_a_node_has_the_logits_of_a_chain_along_its_path(shape):
+    check_nodes(loaded("float64", shape), "float64", shape)
+
+
+@SHAPED
+@pytest.mark.parametrize("dtype", binding.DTYPES)
+def test_on_kernels_it_has_them_bit_for_bit(variant, dtype, shape):  # noqa: F811
+    check_nodes(loaded(dtype, shape), dtype, shape)
+
+
+def check_nodes(model, dtype, seed):
     """Ragged rows, some without nodes, several unread tokens before the root, lengths beyond a block of attention; and once a
     path is kept, the next pass is that of a row that read the path as a chain."""
-    rng, model = random.Random(shape), loaded(dtype, shape)
+    rng = random.Random(seed)
     for _ in range(4):
         sources = sentences(4, seed=rng.random())
         tree, chain = model.start(4), model.start(4)
