@@ -41,6 +41,7 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchPass
 from specdec_plugins.decoding.constraints import Bounds, Constraints
 from specdec_plugins.decoding.control.fixed import ALWAYS
+from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.ngram import NGram
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.drafters.recycling import Branches, Recycling
@@ -338,7 +339,7 @@ def expected_two(how):
 
 
 @pytest.mark.parametrize("warping", WARPS)
-@pytest.mark.parametrize("count", [4_000, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [4_000, pytest.param(40_000, marks=pytest.mark.long)])
 def test_rejection_on_a_tree_gives_the_verifiers_distribution(count, warping):
     how = Sampling(**{**vars(WARPS[warping]), "rule": "rejection"})
     assert improbability(two_tokens(how, count), expected_two(how)) > 1e-4
@@ -368,6 +369,24 @@ def test_a_wrong_rule_is_noticed(mutation, monkeypatch):
 
 
 # ---- growth
+
+
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("int8", marks=KERNELS)])
+def test_an_output_does_not_depend_on_the_batch(dtype):
+    """Nor where it depends on drafts: under the tolerant rule, and under rejection."""
+    verifier, drafter = wide_verifier(), wide_drafter(arch="block_causal", successor_width=32)
+    model, drafting = load(verifier, drafter) if dtype == "float64" else on_kernels(verifier, drafter, dtype)
+    tilt = make_tilt(3, -1.0).to(torch.float64 if dtype == "float64" else torch.float32) / 2
+    how = Sampling(0.9, top_k=9, rule="rejection")
+    requests = [Request(index, source, 14, sampling=[how, None][index % 2], seed=index)
+                for index, source in enumerate(sentences(12, seed=8))]  # fmt: skip
+    found = []
+    for rows in (1, 5, 12):
+        role = CausalBlockDrafter(Tilted(drafting, tilt))
+        hypotheses, stats = decode(tilted_verifier(model, tilt), role, requests, 4, rows, TopBetaTau(3, 2.0), tree=Tree(10))
+        found.append([(each.tokens, each.steps) for each in hypotheses])
+        assert stats.mean_accepted_length > 1.5
+    assert found[0] == found[1] == found[2]
 
 
 def markov(rng, width):

@@ -41,14 +41,14 @@ def candidates_of(
     logits[empty, 0, symbols.eos] = -math.inf
     few, numbers = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
     tokens = numbers if names is None else names[numbers]
-    totals = few[:, :, None]  # (R, K, 1, C)
+    totals = few[:, :, None].double()  # (R, K, 1, C); in float64, so that rounding, which may depend on R, changes no tree
     if successor is not None and gates is not None:
         before = successor.tokens[numbers[:, :-1]]  # (R, K-1, C, G)
         relation = torch.relu(gates[:, 1:, None] + before)
-        added = relation @ successor.out[numbers[:, 1:]].transpose(2, 3)  # (R, K-1, P, C)
+        added = relation.double() @ successor.out[numbers[:, 1:]].transpose(2, 3).double()  # (R, K-1, P, C)
         totals = totals.expand(-1, -1, few.size(2), -1).clone()
         totals[:, 1:] += added
-    scores = totals.double().log_softmax(-1)
+    scores = totals.log_softmax(-1)
     draws = prefix.draws()
     if draws is not None:
         table = Table.of(draws, len(logits), logits.size(-1), device)
