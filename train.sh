@@ -97,6 +97,8 @@ gpus=1
 [ -n "$device" ] || { [ "$gpus" -gt 0 ] && device=cuda || device=cpu; }
 case $device in
     cpu) gpus=1 workers=0 device_options=(--cpu)
+         # Processes of one thread each translate more than threads that share batches.
+         translators=$("$python" -c 'from specdec_plugins.cpus import usual_threads; print(min(8, usual_threads()))')
          # glibc gives large tensors back to the kernel and faults them in again at every step; keeping them, in huge
          # pages, made a training step 1.6 times as fast (benchmarks/README.md). Other C libraries ignore these.
          export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
@@ -106,7 +108,7 @@ case $device in
              grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null && precision=bf16 || precision=float32
          fi ;;
     cuda) [ "$gpus" -gt 0 ] || die "--device cuda: torch sees no GPU"
-          workers=4 device_options=() precision=${precision:-fp16} ;;
+          workers=4 translators=$gpus device_options=() precision=${precision:-fp16} ;;
     *) die "no device named '$device'. Available: cpu, cuda" ;;
 esac
 case $device-$precision in
@@ -174,7 +176,7 @@ translate() { # translate SOURCE OUTPUT BEAM DTYPE: the verifier's translations 
     [ "$3" -le 1 ] || strategy=(fairseq --beam "$3")
     "$python" -m specdec_plugins.commands.translate --verifier "$out/verifier.pt" --data "$bin" -s $src -t $tgt --bpe --input "$1" \
         --output "$2.part" --resume --strategy "${strategy[@]}" --max-len-a 1.2 --max-len-b 10 --truncate-source \
-        --device "$device" --workers "$gpus" --max-tokens $((2 * device_tokens)) --buffer-size 5000 ||
+        --device "$device" --workers "$translators" --max-tokens $((2 * device_tokens)) --buffer-size 5000 ||
         die "$stage: $1 was not translated"
     mv "$2.part" "$2"
 }

@@ -8,6 +8,7 @@ from specdec_plugins.decoding.options import Gate, Sampling, sampling_faults
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 UNTRAINED = ("ngram", "recycling", "jacobi", "previous", "retrieval")  # drafters without weights that are built in
+BRANCHING = ("recycling",)  # of these, those that draft trees
 CONTROLLERS = ("throughput", "thompson", "ucb")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
@@ -36,8 +37,9 @@ class Settings:
 
     strategy: str = "specdec"
     # Drafted tokens an iteration; "auto": as many as pay, down to none; "model": as many as the model was trained for. None: auto
-    # where that cannot change the output (specdec with beta 1), else the model's.
+    # where that cannot change the output (specdec with beta 1) and drafts are chains, else the model's.
     block_size: int | str | None = None
+    tree: int | None = None  # drafts are trees of so many tokens at most; block_size is then the length of the longest path
     draft_with: str | None = None  # a drafter without weights, by its name; None: the model's
     datastore: str | None = None  # a file, for drafter retrieval
     beta: int = 1
@@ -75,7 +77,7 @@ class Settings:
         if isinstance(self.block_size, str) and self.block_size not in ("auto", "model"):
             yield "block_size", f"'{self.block_size}' is neither a number, nor auto or model"
         yield from sampling_faults(self)
-        for name in ("block_size", "beta", "beam", "threads", "samples"):
+        for name in ("block_size", "tree", "beta", "beam", "threads", "samples"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 yield name, f"{value} is less than 1"
@@ -95,7 +97,7 @@ class Settings:
         users = {
             "block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",),
             "sampling": ("specdec", "ar", "drafter"), "rule": ("specdec",), "repetition_penalty": ("specdec", "ar"),
-            "verifier_gate": ("specdec",), "drafter_gate": ("specdec",), "draft_with": ("specdec",),
+            "verifier_gate": ("specdec",), "drafter_gate": ("specdec",), "draft_with": ("specdec",), "tree": ("specdec",),
         }  # fmt: skip
         for name, strategies in users.items():
             if self._given(name) and self.strategy in STRATEGIES and self.strategy not in strategies:
@@ -110,6 +112,10 @@ class Settings:
             yield "datastore", "has a use only with drafter retrieval"
         if self.mbr is not None and self.samples > 1:
             yield "samples", f"{self.samples} does not go with mbr, which says how many samples it takes"
+        if self.tree is not None and self.block_size == "auto":
+            yield "tree", "does not go with block size auto, which drafts chains"
+        if self.tree is not None and self.draft_with in UNTRAINED and self.draft_with not in BRANCHING:
+            yield "tree", f"is nothing that drafter {self.draft_with} drafts"
         if self.block_size == "auto" and self.strategy == "drafter":
             yield "block_size", "auto is not available with strategy drafter"
         if self._given("controller") and not self.adaptive:
@@ -125,8 +131,9 @@ class Settings:
 
     @property
     def adaptive(self) -> bool:
-        """Whether drafts are as long as pays: by default where that cannot change an output."""
-        return self.block_size == "auto" or (self.block_size is None and self.strategy == "specdec" and self.indifferent)
+        """Whether drafts are as long as pays: by default where that cannot change an output, unless they are trees."""
+        usual = self.block_size is None and self.strategy == "specdec" and self.tree is None
+        return self.block_size == "auto" or (usual and self.indifferent)
 
     @property
     def indifferent(self) -> bool:

@@ -30,7 +30,7 @@ from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.control.ucb import Ucb
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
-from specdec_plugins.decoding.options import OPEN
+from specdec_plugins.decoding.options import OPEN, Tree
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
@@ -138,10 +138,14 @@ class Translator:
         how = self.settings
         drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
         drafting = own or drafting
+        if how.tree and not getattr(drafting, "trees", False):
+            name = how.draft_with or (type(own).__name__ if own else drafter.code)
+            raise ValueError(f"drafter '{name}' drafts no trees")
         controller: Controller = FixedLength(0)
         if how.strategy != "ar":
             fixed = self.block_size != "auto"
-            controller = FixedLength(int(self.block_size), how.gate) if fixed else self._controller(own is None)
+            tree = Tree(how.tree) if how.tree else None
+            controller = FixedLength(int(self.block_size), how.gate, tree) if fixed else self._controller(own is None)
         if how.strategy == "drafter":
             if getattr(drafting, "needs_verifier", False):
                 raise ValueError(f"{self.pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")

@@ -17,6 +17,7 @@ from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import OPEN
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.trees import depths, within_rows
 from specdec_plugins.decoding.values import Draft, Iteration, Plan, Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats import fairseq
@@ -95,9 +96,18 @@ class Tilted:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def read(self, state, tokens, positions, firsts=None, guesses=None):
+    def read(self, state, tokens, positions, firsts=None, guesses=None, parents=None):
         starts = [position + first for position, first in zip(positions, firsts or [0] * len(positions))]
-        return self._tilted(self.model.read(state, tokens, positions, firsts, guesses), starts)
+        done = self.model.read(state, tokens, positions, firsts, guesses, parents=parents)
+        if parents is None:
+            return self._tilted(done, starts)
+        logits = done.logits().clone()
+        for row, (position, first, follows) in enumerate(
+            zip(positions, firsts or [0] * len(tokens), within_rows(tokens, parents))
+        ):
+            added = self.tilt[[position + depth - 1 for depth in depths(follows)][first:]].to(logits)
+            logits[row, : len(added)] += added
+        return done.with_logits(logits)
 
     def read_block(self, state, prefix, lengths):
         return self._tilted(self.model.read_block(state, prefix, lengths), list(map(len, prefix.outputs)))
@@ -175,18 +185,18 @@ class Planned(Knowing):
 class Lengths:
     """A controller that cycles through some draft lengths, counts, and gives up on a loop that does not end in ``most`` passes.
 
-    With ``ragged`` each row gets another one. Drafts pass the ``gate``.
+    With ``ragged`` each row gets another one. Drafts pass the ``gate``, and branch as ``tree`` says.
     """
 
-    def __init__(self, lengths, ragged=False, most=1000, gate=OPEN):
-        self.lengths, self.ragged, self.most, self.gate = itertools.cycle(lengths), ragged, most, gate
+    def __init__(self, lengths, ragged=False, most=1000, gate=OPEN, tree=None):
+        self.lengths, self.ragged, self.most, self.gate, self.tree = itertools.cycle(lengths), ragged, most, gate, tree
         self.passes = self.drafted = self.accepted = 0
 
     def plan(self, prefix):
         assert self.passes < self.most, "the loop does not end"
         if self.ragged:
-            return Plan([next(self.lengths) for _ in range(len(prefix))], gate=self.gate)
-        return Plan([next(self.lengths)] * len(prefix), gate=self.gate)
+            return Plan([next(self.lengths) for _ in range(len(prefix))], gate=self.gate, tree=self.tree)
+        return Plan([next(self.lengths)] * len(prefix), gate=self.gate, tree=self.tree)
 
     def update(self, outcome):
         self.passes += 1
@@ -217,6 +227,15 @@ def decode(verifier, drafter, sources, limits, block, rows, acceptance=None, rag
 
 
 def check_balance(stats, hypotheses):
+    """The promise of DecodeStats, and what holds where every draft is a chain."""
+    check_sums(stats, hypotheses)
+    for step in (step for hypothesis in hypotheses for step in hypothesis.steps):
+        assert EOS not in step.drafted[:-1]  # nothing is offered after an end of sentence
+        if step.own is not None:
+            assert step.own != next(iter(step.drafted[step.accepted :]), None), "the refused token was right"
+
+
+def check_sums(stats, hypotheses):
     """The promise of DecodeStats, against a recount from the steps."""
     steps = [step for hypothesis in hypotheses for step in hypothesis.steps]
     assert stats.sentences == len(hypotheses) and stats.iterations == len(steps)
@@ -230,10 +249,8 @@ def check_balance(stats, hypotheses):
         for step in hypothesis.steps:
             said += step.drafted[: step.accepted] + ([] if step.own is None else [step.own])
             assert step.accepted <= len(step.drafted)
-            assert EOS not in step.drafted[:-1]  # nothing is offered after an end of sentence
+            assert EOS not in step.drafted[: step.accepted][:-1]
             assert stats.own_tokens == 0 or step.own is not None or step.drafted[step.accepted - 1] == EOS
-            if step.own is not None:
-                assert step.own != next(iter(step.drafted[step.accepted :]), None), "the refused token was right"
         assert said in (hypothesis.tokens, [*hypothesis.tokens, EOS])
 
 

@@ -28,7 +28,7 @@ from test_transformer import placed
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.assembly import assemble
-from specdec_plugins.decoding.backends import CANDIDATES
+from specdec_plugins.decoding.backends.candidates import CANDIDATES
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.cpu.model import CpuModel
@@ -371,15 +371,16 @@ def test_speculation_is_exact_in_every_dtype(shape, dtype, variant, arch):
     assert len({tuple(tokens) for tokens, _ in expected}) > 6
 
 
-def attended(query, entries, heads, scale, *, from_=0, to=0, sinks=0, listed=(), tree=(0, ())):
+def attended(query, entries, heads, scale, *, from_=0, to=0, sinks=0, listed=(), path=(0, ())):
     """The kernels' attention of ``query`` (D,) over ``entries`` (T, 2 D) -> (D,).
 
-    ``tree``: the first node's position, and whether each node is seen.
+    ``path``: a position, and the places of the entries of the positions from there on.
     """
-    first, nodes = tree
-    words = [sum(1 << i for i, seen in enumerate(nodes[start : start + 64]) if seen) for start in range(0, len(nodes), 64)]
-    words = [word - (1 << 64) * (word >> 63) for word in words]  # as int64
-    result, numbers = torch.empty_like(query), binding.integers([from_, to, sinks, len(listed), first, len(nodes)], listed, words)
+    branch, places = path
+    result, numbers = (
+        torch.empty_like(query),
+        binding.integers([from_, to, sinks, len(listed), branch, len(places)], listed, places),
+    )
     binding.library().specdec_attend(
         len(query),
         heads,
@@ -403,7 +404,8 @@ def naive_attention(query, entries, heads, scale, positions):
 
 @pytest.mark.parametrize("width,heads", [(256, 4), (64, 8), (96, 2), (160, 8), (32, 1)])
 def test_attention_does_not_depend_on_how_its_entries_were_asked_for(variant, width, heads):
-    """Ranges, sinks, lists and trees, against an oracle; bit for bit the same wherever they name the same positions.
+    """Ranges, sinks and lists, against an oracle; bit for bit the same wherever they name the same positions, and wherever the
+    entries of some of these lie.
 
     What is not seen is NaN, so that it would show.
     """
@@ -413,25 +415,31 @@ def test_attention_does_not_depend_on_how_its_entries_were_asked_for(variant, wi
         query, everything = torch.randn(width, generator=generator), torch.randn(longest, 2 * width, generator=generator)
         end = rng.randrange(1, longest + 1)
         start, sinks = rng.choice((0, rng.randrange(end))), rng.choice((0, rng.randrange(end)))
-        tree = [rng.random() < 0.5 for _ in range(longest - end)]
-        positions = {*range(sinks), *range(start, end), *(end + node for node, seen in enumerate(tree) if seen)}
+        more = [position for position in range(end, longest) if rng.random() < 0.5]
+        positions = {*range(sinks), *range(start, end), *more}
         entries = everything.clone()
         entries[[place for place in range(longest) if place not in positions]] = torch.nan
         given = query, entries, heads, 0.2
         mixed = [*positions]
         rng.shuffle(mixed)
         inside, outside = ({*positions} & {*range(start, end)}), ({*positions} - {*range(start, end)})
+        branch = rng.randrange(max(positions) + 1)
+        places = [*range(branch, longest)]
+        rng.shuffle(places)
+        moved = entries.clone()
+        moved[places] = entries[branch:]
+        elsewhere = query, moved, heads, 0.2
         found = {
-            "as asked": attended(*given, from_=start, to=end, sinks=sinks, tree=(end, tree)),
+            "as asked": attended(*given, from_=start, to=end, sinks=sinks, listed=more),
             "list": attended(*given, listed=mixed),
             "list with repetitions": attended(*given, listed=mixed + mixed[::2]),
             "range and list": attended(*given, from_=min(inside), to=max(inside) + 1, listed=[*outside]),
-            "mask": attended(*given, tree=(0, [place in positions for place in range(longest)])),
-            "mask and sinks": attended(*given, sinks=sinks, tree=(0, [place in positions for place in range(longest)])),
+            "elsewhere": attended(*elsewhere, from_=start, to=end, sinks=sinks, listed=more, path=(branch, places)),
         }
         if positions == {*range(len(positions))}:
             found["prefix"] = attended(*given, to=len(positions))
             found["sinks"] = attended(*given, sinks=len(positions))
+            found["path"] = attended(*elsewhere, to=len(positions), path=(branch, places))
         torch.testing.assert_close(
             found["as asked"].double(), naive_attention(query, everything, heads, 0.2, positions), rtol=1e-5, atol=1e-5
         )

@@ -14,9 +14,10 @@ from test_native_loop import both, controllers, requests_of
 from specdec_plugins.decoding import assembly, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import speculative_decode
-from specdec_plugins.decoding.options import Gate, Sampling
+from specdec_plugins.decoding.options import Gate, Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Plan, Request, Source, Verdict, uniform
@@ -93,6 +94,22 @@ def test_exact(name, dtype, sampling):
         assert outputs == expected
         accepted += stats.accepted
     assert accepted > 10
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(0.7)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("dtype", BACKENDS)
+@pytest.mark.parametrize("name", ["medusa", "hydra"])
+def test_trees_of_heads(name, dtype, sampling):
+    """They branch, pass more than one token in some passes, and change no output."""
+    drafter, verifier = make_pair(name, dtype)
+    requests = [Request(i, source, 20, sampling=sampling, seed=i) for i, source in enumerate(sentences(10, seed=3))]
+    expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
+    for rows in (1, 4):
+        stats = DecodeStats()
+        controller = FixedLength(4, tree=Tree(9))
+        found = list(speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats))
+        assert [each.tokens for each in sorted(found, key=lambda each: each.index)] == expected
+        assert stats.drafted > 5 * stats.iterations and stats.accepted > 5
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -68,6 +68,9 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--block-size", type=block_size, metavar="K",
                      help="drafted tokens an iteration; auto: as many as pay, down to none; model: as trained (default: auto "
                      "with the exact rule, else, and with --trace, model; the length can change a tolerant output)")  # fmt: skip
+    how.add_argument("--tree", type=int, metavar="N",
+                     help="draft trees of N tokens at most, the likeliest paths of at most --block-size tokens (default: the "
+                     "model's)")  # fmt: skip
     how.add_argument("--controller", choices=CONTROLLERS, default=Settings.controller,
                      help="what chooses for auto. throughput: the length of most tokens a second, as measured; thompson, ucb: "
                      "bandits, which choose thresholds of the gates, too (default: throughput)")  # fmt: skip

@@ -119,7 +119,7 @@ class Session:
 
         # 4. Tell those who keep or learn something of it.
         if self.commit is not None:
-            self.commit(self.verifying, draft, verdict)
+            self.commit(self.verifying, prefix, draft, verdict)
         if self.observe is not None and asked:
             self.observe(self.drafting, scores, draft, verdict)
         stats.lap("verifying", device)

@@ -129,9 +129,9 @@ class NativeLoop:
         """Make up to ``times`` iterations of the plan, at least one, and none after a row is finished; the prefix is not changed.
 
         ``drafting`` is the drafter's state; it is not read if a drafter is foreign or none. None where the session has to iterate
-        itself, because a foreign drafter is to draft.
+        itself, because a foreign drafter or a tree is to be drafted.
         """
-        if self.foreign and any(plan.lengths):
+        if any(plan.lengths) and (self.foreign or plan.tree is not None):
             return None
         call, half, outputs, rows = self._call, self.half, prefix.outputs, len(prefix)
         longest = 0 if half is None else max(plan.lengths)

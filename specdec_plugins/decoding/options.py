@@ -42,6 +42,17 @@ class Gate(NamedTuple):
 OPEN = Gate()
 
 
+class Tree(NamedTuple):
+    """How a draft branches: at most ``nodes`` tokens for each row, those of the likeliest paths.
+
+    With a ``shape`` it is always the same tree: a path to each node, as the ranks of its tokens among the candidates there, from
+    0; (0, 2) is the third best token after the best one.
+    """
+
+    nodes: int
+    shape: tuple[tuple[int, ...], ...] = ()
+
+
 @dataclass(frozen=True)
 class Sampling:
     """That tokens are drawn at random, and from what: `sampling.py` says what the numbers do; ``top_k`` 0 keeps all tokens.

@@ -31,8 +31,8 @@ class Drafter(Protocol):
     """Proposes tokens.
 
     Optional: ``observe(state, scores, draft, verdict)`` tells what became of what ``propose`` returned, before tokens are
-    committed; ``bytes_for(request)`` is the memory that a request's row takes, for admission; ``needs_verifier``, if true, says
-    that its drafts cannot stand alone (strategy ``drafter``).
+    committed; ``bytes_for(request)`` is the memory that a request's row takes, for admission; ``trees`` is True where `propose`
+    branches if the plan has a tree; ``needs_verifier`` is True where drafts cannot stand alone (strategy ``drafter``).
     """
 
     def start(self, rows: int, shared: Any) -> Any:
@@ -59,6 +59,10 @@ class Scores(Protocol):
         """(R, K+1, D) hidden states that the logits are computed from."""
         ...
 
+    def with_logits(self, logits: Tensor) -> "Scores":
+        """The same with other logits, of any rows and width, to judge other drafts by."""
+        ...
+
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
@@ -68,7 +72,11 @@ class Scores(Protocol):
 
 
 class Verifier(Protocol):
-    """Scores drafts. Optional: ``commit(state, draft, verdict)`` and ``bytes_for(request)``, as for a `Drafter`."""
+    """Scores drafts.
+
+    Optional: ``commit(state, prefix, draft, verdict)``, where what the verdict keeps has to move, before the prefix changes; and
+    ``bytes_for(request)``, as for a `Drafter`.
+    """
 
     def start(self, rows: int) -> Any: ...
 

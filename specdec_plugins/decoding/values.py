@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance
+from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance, Tree
 from specdec_plugins.formats.spec import Symbols
 
 
@@ -82,18 +82,20 @@ class Source:
 class Plan(NamedTuple):
     """What an iteration does: the most tokens to draft for each row. 0 for all rows is a plain one, at a plain one's cost.
 
-    It may be repeated up to ``times`` times, while the rows stay the same, before the controller is asked again.
+    It may be repeated up to ``times`` times, while the rows stay the same, before the controller is asked again. With a ``tree``
+    a drafter that can branches, and paths have these lengths at most; any other drafts a chain.
     """
 
     lengths: Sequence[int]
     times: int = 1
     gate: Gate = OPEN
+    tree: Tree | None = None
 
 
 @lru_cache(maxsize=1024)
-def uniform(rows: int, length: int, times: int = 1, gate: Gate = OPEN) -> Plan:
+def uniform(rows: int, length: int, times: int = 1, gate: Gate = OPEN, tree: Tree | None = None) -> Plan:
     """The plan that gives each row as many tokens. Kept from step to step: a plain one can take less than 100 microseconds."""
-    return Plan((length,) * rows, times, gate)
+    return Plan((length,) * rows, times, gate, tree)
 
 
 class Distribution(NamedTuple):
@@ -176,17 +178,24 @@ class Verdict(NamedTuple):
 
     ``own`` tokens are *recovered* after a refusal, a *bonus* after none; None where there is no verifier. ``scores`` are the
     log-probabilities (nats) of the accepted tokens and the own one; ``cut`` tells where the length limit forced the own one.
+    ``paths`` are the accepted nodes of a `TreeDraft`; None: the first tokens of a chain.
     """
 
     accepted: list[int]
     own: list[int] | None
     scores: list[list[float]]
     cut: list[bool]
+    paths: list[list[int]] | None = None
+
+    def places(self, row: int) -> Sequence[int]:
+        """Where the verifier's pass has its results after a row's prefix and after each of its accepted tokens."""
+        return range(self.accepted[row] + 1) if self.paths is None else [0, *(node + 1 for node in self.paths[row])]
 
 
 class Step(NamedTuple):
     """One iteration of one sentence: the draft, how many of its tokens were accepted, the verifier's own token after them.
 
+    The accepted ones come first: of a drafted tree the accepted path, then all other nodes, in their order.
     ``own`` is None where nothing follows: an accepted token ended the sentence, or there was no verifier.
     """
 
@@ -205,11 +214,19 @@ class Iteration(NamedTuple):
     @classmethod
     def of(cls, draft: Draft, verdict: Verdict, eos: int) -> "Iteration":
         """By the rule's verdict. After an accepted eos there is no own token."""
-        steps = []
-        for drafted, accepted, own in zip(draft.tokens, verdict.accepted, verdict.own or repeat(None)):
+        steps, offered = [], draft.tokens
+        if verdict.paths is not None:
+            offered = [path_first(tokens, path) for tokens, path in zip(offered, verdict.paths)]
+        for drafted, accepted, own in zip(offered, verdict.accepted, verdict.own or repeat(None)):
             ended = accepted and drafted[accepted - 1] == eos
             steps.append(Step(drafted, accepted, None if ended else own))
         return cls(steps, verdict.scores, verdict.cut)
+
+
+def path_first(tokens: Sequence[int], path: Sequence[int]) -> list[int]:
+    """A tree's tokens: those on a path, then the others."""
+    others = set(range(len(tokens))).difference(path)
+    return [tokens[node] for node in (*path, *sorted(others))]
 
 
 class Outcome(NamedTuple):

@@ -6,16 +6,18 @@ refusal follows the verifier's best token. With ``beta`` 1 the output is the ver
 
 import math
 
+from specdec_plugins.decoding.acceptance import tree
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Scores
+from specdec_plugins.decoding.trees import TreeDraft
 from specdec_plugins.decoding.values import Draft, Verdict
 
 
 class TopBetaTau:
     """The rule, with a `Tolerance` for the requests that name none. Raises ValueError for values that cannot be.
 
-    Requests with `Sampling` are judged by the rule that they name, in the same pass.
+    Requests with `Sampling` are judged by the rule that they name, in the same pass; trees as ``tree.py`` says.
     """
 
     def __init__(self, beta: int = 1, tau: float = math.inf):
@@ -24,4 +26,6 @@ class TopBetaTau:
     def __call__(self, scores: Scores, draft: Draft, prefix: Prefix) -> Verdict:
         usual = self.tolerance
         tolerances = [request.tolerance or usual for request in prefix.requests]
+        if isinstance(draft, TreeDraft):
+            return tree.judge(scores, draft, prefix.bounds(), tolerances, prefix.draws())
         return scores.judge(draft, prefix.bounds(), tolerances, prefix.draws())

@@ -12,13 +12,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Draws, Plan, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
-
-CANDIDATES = 16  # tokens a position among which a successor network chooses
 
 
 class RowState(Protocol):
@@ -40,6 +39,10 @@ class RowState(Protocol):
         """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice becomes two that go on apart."""
         ...
 
+    def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Let the entries of ``paths[b]``, nodes of the tree that row b read after position ``roots[b]``, follow it."""
+        ...
+
 
 class Pass(Protocol):
     """A pass over some tokens. It runs when a result is asked for, once; together with what is asked, where a backend can."""
@@ -53,7 +56,7 @@ class Pass(Protocol):
         ...
 
     def with_logits(self, logits: Tensor) -> "Pass":
-        """The same pass with other logits (R, W, V), for instance mixed with another model's."""
+        """The same pass with other logits, for instance mixed with another model's; to be judged, of any rows and width."""
         ...
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
@@ -64,6 +67,10 @@ class Pass(Protocol):
         Where the plan's gate asks for it, the draft has the confidence at each position: the probability of the likeliest
         candidate, of all of them.
         """
+        ...
+
+    def candidates(self, prefix: Prefix) -> Candidates:
+        """The likeliest tokens at each position, and how likely each is after each of those before it, to grow a tree from."""
         ...
 
     def judge(
@@ -102,7 +109,7 @@ class LoadedModel(Protocol):
 
     def read(
         self, state: Any, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
-        guesses: Tensor | None = None, embeddings: Tensor | None = None,
+        guesses: Tensor | None = None, embeddings: Tensor | None = None, parents: Sequence[Sequence[int]] | None = None,
     ) -> Pass:  # fmt: skip
         """Read row b's ``tokens[b]`` from position ``positions[b]`` on; entries of an earlier pass at these positions are
         overwritten.
@@ -110,6 +117,10 @@ class LoadedModel(Protocol):
         Every token attends to those before it. Results are wanted from each row's token number ``firsts[b]`` on (None: all).
         ``guesses`` (R, K) are further tokens of each row that are still on the device, after the one in ``tokens``. With
         ``embeddings`` (N, D), for drafters that read hidden states, the tokens are numbers of their rows.
+
+        With ``parents`` the last ``len(parents[b])`` tokens of row b are a tree, as in a `TreeDraft`, whose root is the token
+        before them. Each attends to its ancestors among them, takes the position after its parent's, and has the result that it
+        has in a chain along its path. Entries lie in the order of the tokens, until the state is told to `keep` a path.
         """
         ...
 

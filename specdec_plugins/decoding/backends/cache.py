@@ -56,6 +56,19 @@ class KVCache:
         """Entries (B, T, W) of the first ``rows`` and ``positions``; a view."""
         return self.data[layer, :rows, :positions]
 
+    def keep(self, slots: Sequence[int], roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Let the entries at the places ``roots[b] + 1 + node``, for the nodes of ``paths[b]``, follow the one at ``roots[b]``,
+        in the slots ``slots[b]``."""
+        moves = [
+            (slot, root + 1 + node, root + 1 + depth)
+            for slot, root, path in zip(slots, roots, paths)
+            for depth, node in enumerate(path)
+            if node != depth
+        ]
+        if moves:
+            slot, old, new = send(list(zip(*moves)), self.data.device)
+            self.data[:, slot, new] = self.data[:, slot, old]  # all are read before any is written
+
     def copy(self, moves: dict[int, int]) -> None:
         """Let slot ``new`` hold what slot ``old`` held before, for all (new, old) of ``moves``; other slots are not touched."""
         if not self.used or not moves:

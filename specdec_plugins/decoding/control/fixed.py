@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sized
 from dataclasses import dataclass
 
-from specdec_plugins.decoding.options import OPEN, Gate
+from specdec_plugins.decoding.options import OPEN, Gate, Tree
 from specdec_plugins.decoding.values import Plan, uniform
 
 ALWAYS = sys.maxsize  # repetitions of a plan that never changes
@@ -16,9 +16,10 @@ class FixedLength:
 
     length: int
     gate: Gate = OPEN
+    tree: Tree | None = None
 
     def plan(self, prefix: Sized) -> Plan:
-        return uniform(len(prefix), self.length, ALWAYS, self.gate)
+        return uniform(len(prefix), self.length, ALWAYS, self.gate, self.tree)
 
     def update(self, outcome: object) -> None:
         """Learns nothing."""

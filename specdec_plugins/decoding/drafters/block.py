@@ -4,13 +4,21 @@ Its decoder attends to everything before and after, so nothing of the target sid
 again for every draft. What belongs to the source is computed once a sentence.
 """
 
-from specdec_plugins.decoding.backends import LoadedModel, RowState
+import math
+from collections.abc import Iterator
+
+from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.trees import TreeDraft, grow
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel
 
+Place = tuple[int, int]  # of a node: its depth, and its number among the candidates there
+
 
 class BlockDrafter:
+    trees = True
+
     def __init__(self, model: LoadedModel):
         self.model = model
 
@@ -22,11 +30,33 @@ class BlockDrafter:
         state.admit(source)
 
     def propose(self, state: RowState, prefix: Prefix, plan: Plan) -> Draft:
-        draft = self.model.read_block(state, prefix, plan.lengths).choose(prefix, plan)
-        return within_positions(draft, prefix, self.model)
+        done = self.model.read_block(state, prefix, plan.lengths)
+        return within_positions(drafted(done, prefix, plan), prefix, self.model)
 
     def bytes_for(self, request: Request) -> int:
         return self.model.bytes_for(len(request.tokens), 0)
+
+
+def drafted(done: Pass, prefix: Prefix, plan: Plan) -> Draft:
+    """The chain or the tree that a plan asks for, by a pass over the positions to draft."""
+    if plan.tree is None:
+        return done.choose(prefix, plan)
+    tokens: list[list[int]] = []
+    parents: list[list[int]] = []
+    least = math.log(plan.gate.drafter) if plan.gate.drafter else -math.inf
+    for row, scores, length in zip(*done.candidates(prefix), plan.lengths):
+
+        def children(
+            above: Place, row: list[list[int]] = row, scores: list[list[list[float]]] = scores, length: int = length
+        ) -> Iterator[tuple[float, int, Place]]:
+            depth, number = above
+            if depth < length and not (depth and row[depth - 1][number] == prefix.symbols.eos):
+                after = scores[depth][min(number, len(scores[depth]) - 1)]
+                yield from ((score, token, (depth + 1, rank)) for rank, (score, token) in enumerate(zip(after, row[depth])))
+
+        for whole, part in zip((tokens, parents), grow(children, (0, 0), plan.tree, least)):
+            whole.append(part)
+    return TreeDraft(tokens, parents)
 
 
 def within_positions(draft: Draft, prefix: Prefix, model: LoadedModel) -> Draft:

@@ -7,7 +7,7 @@ ones, so keys and values of committed tokens are kept, and those of the masks ar
 from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
-from specdec_plugins.decoding.drafters.block import within_positions
+from specdec_plugins.decoding.drafters.block import drafted, within_positions
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel
@@ -30,6 +30,8 @@ class CausalState:
 
 
 class CausalBlockDrafter:
+    trees = True
+
     def __init__(self, model: LoadedModel):
         self.model = model
 
@@ -56,8 +58,8 @@ class CausalBlockDrafter:
             tokens.append(fresh + [mask] * (length - 1))
             firsts.append(len(fresh) - 1)
             state.read[row] = len(output) + 1
-        draft = self.model.read(state.rows, tokens, positions, firsts).choose(prefix, plan)
-        return within_positions(draft, prefix, self.model)
+        done = self.model.read(state.rows, tokens, positions, firsts)
+        return within_positions(drafted(done, prefix, plan), prefix, self.model)
 
     def bytes_for(self, request: Request) -> int:
         return self.model.bytes_for(len(request.tokens), request.limit + 1)

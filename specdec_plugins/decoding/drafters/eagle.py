@@ -212,9 +212,9 @@ class EagleDrafter:
 
     def observe(self, state: EagleState, scores: Any, draft: Draft, verdict: Verdict) -> None:
         features = scores.features()
-        for row, accepted in enumerate(verdict.accepted):
-            kept = state.inputs[row]
-            state.inputs[row] = replace(kept, states=torch.cat([kept.states, features[row, : accepted + 1]]))
+        for row, kept in enumerate(state.inputs):
+            told = features[row, list(verdict.places(row))]
+            state.inputs[row] = replace(kept, states=torch.cat([kept.states, told]))
 
     def bytes_for(self, request: Request) -> int:
         return self.model.bytes_for(len(request.tokens), request.limit + 1)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.backends.torch.transformer import heads
 from specdec_plugins.decoding.drafters import Rows, matching, over_the_verifier
+from specdec_plugins.decoding.drafters.block import drafted
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
@@ -126,7 +127,7 @@ class HeadsState:
 class HeadsDrafter:
     """Medusa's decoding half, and Hydra's."""
 
-    needs_verifier = True
+    needs_verifier = trees = True
 
     def __init__(
         self, model: LoadedModel, verifier: LoadedModel, heads: Callable[[Tensor, Sequence[int]], Tensor], beginning: Beginning
@@ -159,12 +160,12 @@ class HeadsDrafter:
             return Draft([[] for _ in rows])
         numbers = [range(row * most, row * most + length) for row, length in enumerate(lengths)]
         done = self.model.read(state.rows, numbers, [0] * len(rows), embeddings=features.flatten(0, 1))
-        return done.choose(prefix, plan._replace(lengths=lengths))
+        return drafted(done, prefix, plan._replace(lengths=lengths))
 
     def observe(self, state: HeadsState, scores: Any, draft: Draft, verdict: Verdict) -> None:
         features = scores.features()
         for row, (accepted, said) in enumerate(zip(verdict.accepted, state.said)):
-            state.hidden.rows[row] = HeadsRow(features[row, accepted].clone(), said + accepted + 1)
+            state.hidden.rows[row] = HeadsRow(features[row, verdict.places(row)[-1]].clone(), said + accepted + 1)
 
     def bytes_for(self, request: Request) -> int:
         return 0

@@ -1,7 +1,7 @@
-"""Drafts each token's likeliest successor, as the verifier had it the last time that it read the token, in any sentence.
+"""Drafts each token's likeliest successors, as the verifier had them the last time that it read the token, in any sentence.
 
-Token Recycling (Luo et al. 2024, arXiv 2408.08696), for a chain, which takes one successor of each token: a pass has the
-verifier's choice after every drafted token, also after those that it refuses.
+Token Recycling (Luo et al. 2024, arXiv 2408.08696): a pass has the verifier's choice after every drafted token, also after those
+that it refuses. A chain takes one successor of each token, a tree several, with their probabilities.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,12 @@ from typing import Any
 import torch
 
 from specdec_plugins.decoding.drafters import PairFacts, Rows
+from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict
+from specdec_plugins.decoding.trees import TreeDraft, grow
+from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
+
+KEPT = 8  # successors of each token in trees, as in the paper
 
 
 class Successors:
@@ -58,11 +62,39 @@ def choices(scores: Any, draft: Draft, verdict: Verdict) -> list[list[int]]:
     return chosen
 
 
+class Branches:
+    """The likeliest tokens after each token the last time, with their log-probabilities: `KEPT` of each, at most."""
+
+    def __init__(self) -> None:
+        self.after: dict[int, list[tuple[float, int]]] = {}
+
+    def tree(self, token: int, length: int, tree: Tree) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the likeliest paths of up to ``length`` tokens after a token."""
+
+        def children(key: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
+            depth, before = key
+            known = self.after.get(before, []) if depth < length else []
+            return [(score, follower, (depth + 1, follower)) for score, follower in known]
+
+        return grow(children, (0, token), tree)
+
+    def learn(self, rows: Sequence[int], draft: Draft, logits: torch.Tensor) -> None:
+        """The verifier's likeliest tokens after the token of each of ``rows``, and after each node, by logits (R, W, V)."""
+        read = [(token, row, place) for row, first in enumerate(rows) for place, token in enumerate([first, *draft.tokens[row]])]
+        tokens, numbers, places = zip(*read)
+        following = logits[send(numbers, logits.device), send(places, logits.device)].float().log_softmax(-1)  # (N, V)
+        best = following.topk(min(KEPT, logits.size(-1)))
+        for token, scores, followers in zip(tokens, best.values.tolist(), best.indices.tolist()):
+            self.after[token] = list(zip(scores, followers))
+
+
 class Recycling:
     """A row is the token before its draft."""
 
+    trees = True
+
     def __init__(self) -> None:
-        self.successors = Successors()
+        self.successors, self.branches = Successors(), Branches()
 
     def start(self, rows: int, shared: object) -> Rows[int]:
         return Rows()
@@ -72,9 +104,14 @@ class Recycling:
 
     def propose(self, state: Rows[int], prefix: Prefix, plan: Plan) -> Draft:
         state.rows = prefix.last
+        if plan.tree is not None:
+            trees = [self.branches.tree(token, length, plan.tree) for token, length in zip(state.rows, plan.lengths)]
+            return TreeDraft([tokens for tokens, _ in trees], [parents for _, parents in trees])
         return Draft([self.successors.chain(token, (), length) for token, length in zip(state.rows, plan.lengths)])
 
     def observe(self, state: Rows[int], scores: Any, draft: Draft, verdict: Verdict) -> None:
+        if isinstance(draft, TreeDraft):
+            return self.branches.learn(state.rows, draft, scores.logits())
         for token, tokens, following in zip(state.rows, draft.tokens, choices(scores, draft, verdict)):
             self.successors.learn(token, tokens, following)
 

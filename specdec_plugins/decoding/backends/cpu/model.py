@@ -26,7 +26,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     start,
     starts,
 )
-from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass, CpuPass
+from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass, CpuPass, TreePass
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Linear, Norm, Transformer
 from specdec_plugins.decoding.prefix import Prefix
@@ -174,10 +174,12 @@ class CpuModel:
 
     def read(
         self, state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
-        guesses: Tensor | None = None, embeddings: Tensor | None = None,
+        guesses: Tensor | None = None, embeddings: Tensor | None = None, parents: Sequence[Sequence[int]] | None = None,
     ) -> CpuPass:  # fmt: skip
         """See `LoadedModel.read`. Drafts of the kernels are on the host: there are no ``guesses``."""
         state.encode()
+        if parents is not None:
+            return TreePass(self, state, tokens, positions, firsts, parents)
         return CausalPass(self, state, tokens, positions, firsts, embeddings)
 
     def read_block(self, state: SlottedState, prefix: Prefix, lengths: Sequence[int]) -> CpuPass:

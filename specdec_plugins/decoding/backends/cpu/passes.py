@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends import CANDIDATES
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of
 from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.trees import within_rows
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Verdict, rejecting
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ class CpuPass:
     def with_logits(self, logits: Tensor) -> "CpuPass":
         """The same pass with other logits."""
         self.logits()
-        self._logits = logits.contiguous()
-        return self
+        done = CpuPass.of(self.model, logits)
+        done._gates, done._features = self._gates, self._features
+        return done
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         model, symbols, logits = self.model, prefix.symbols, self.logits()
@@ -72,6 +74,11 @@ class CpuPass:
             address(self._gates), 0 if self._gates is None else self._gates.size(2), *choosing.arguments(),
         )  # fmt: skip
         return choosing.draft()
+
+    def candidates(self, prefix: Prefix) -> Candidates:
+        model, logits = self.model, self.logits()
+        names = None if model.vocabulary is None else torch.tensor(model.vocabulary)
+        return candidates_of(logits, self._gates, model.successor, names, prefix)
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
@@ -162,6 +169,29 @@ class CausalPass(CpuPass):
             *judging.arguments(bounds),
         )  # fmt: skip
         return judging.verdict()
+
+
+class TreePass(CausalPass):
+    """Each row's tokens, the last of which are a tree."""
+
+    def __init__(
+        self, model: "CpuModel", state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int],
+        firsts: Sequence[int] | None, parents: Sequence[Sequence[int]],
+    ):  # fmt: skip
+        super().__init__(model, state, tokens, positions, firsts)
+        self.parents = within_rows(tokens, parents)
+
+    def run(self) -> None:
+        state, stack = self.state, self.model.stack
+        numbers = integers(
+            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, state.slots, state.source_slots, state.lengths,
+            *self.tokens, *self.parents,
+        )  # fmt: skip
+        stack.library.specdec_read_tree(
+            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), *self._results()
+        )
+
+    choose, judge = CpuPass.choose, CpuPass.judge  # not in one call with the pass
 
 
 class BlockPass(CpuPass):

@@ -86,6 +86,9 @@ class SlottedState:
             slots = [slot for slot, (other, _) in self._due.items() if other is source]
             self._remember(source, [self._due.pop(slot)[1] for slot in slots], self.sources, slots)
 
+    def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        self.cache.keep(self.slots, roots, paths)
+
     def select(self, order: list[int]) -> None:
         staying = set(order)
         for row in range(self.rows):

@@ -25,6 +25,7 @@ def judge(
     draws: Sequence[Draws | None] | None = None,
 ) -> Verdict:  # fmt: skip
     """Judge a draft by logits (R, K+1, V), R >= B: position j chooses the token after the first j drafted ones."""
+    logits = pad_rows(logits, runner.round(len(logits)))
     device_draft = draft if isinstance(draft, DeviceDraft) else None
     if device_draft is not None:
         width, guesses = device_draft.guesses.size(1), [pad_rows(device_draft.guesses, len(logits))]

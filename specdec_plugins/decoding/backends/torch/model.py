@@ -9,11 +9,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends import CANDIDATES
 from specdec_plugins.decoding.backends.cache import KVCache, hide, span
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge
 from specdec_plugins.decoding.backends.torch.state import DenseState
@@ -22,6 +23,7 @@ from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, draw_candidate
+from specdec_plugins.decoding.trees import within_rows
 from specdec_plugins.decoding.values import (
     DeviceDraft,
     Distribution,
@@ -57,6 +59,11 @@ class TorchPass:
     @torch.inference_mode()
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         return self.model.choose(self.results[0], self.results[2] if len(self.results) > 2 else None, prefix, plan)
+
+    def candidates(self, prefix: Prefix) -> Candidates:
+        decoder = self.model.transformer.decoder
+        gates = self.results[2] if len(self.results) > 2 else None
+        return candidates_of(self.results[0], gates, decoder.successor, decoder.vocabulary, prefix)
 
     @torch.inference_mode()
     def judge(
@@ -129,7 +136,7 @@ class TorchModel:
     @torch.inference_mode()
     def read(
         self, state: DenseState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
-        guesses: Tensor | None = None, embeddings: Tensor | None = None,
+        guesses: Tensor | None = None, embeddings: Tensor | None = None, parents: Sequence[Sequence[int]] | None = None,
     ) -> TorchPass:  # fmt: skip
         """See `LoadedModel.read`."""
         state.encode()
@@ -148,35 +155,46 @@ class TorchModel:
             results, width = results + guesses.size(1), width + guesses.size(1)
         if embeddings is not None:
             inputs.append(pad_rows(embeddings, max(len(embeddings), len(table) * width)))
+        if parents is not None:
+            inputs.append(families(within_rows(tokens, parents), len(table), width).to(table.device, non_blocking=True))
         longest = max(positions) + width
         seen, read = runner.round(longest, 64), runner.round(state.longest, 32)
         cache.reserve(len(table), seen)
         sources.reserve(len(table), read)
         # What need not be hidden: the only query is at the last position; no source is padded.
-        alone = len(table) * width == 1 and seen == longest
+        alone = len(table) * width == 1 and seen == longest and parents is None
         even = all(length == read for length in state.lengths) and not padding
-        settings = seen, read, results, alone, even, max(firsts) > 0, embeddings is not None
+        given = embeddings is not None, parents is not None
+        settings = seen, read, results, alone, even, max(firsts) > 0, *given
         return TorchPass(self, runner.run(self._read, inputs, (cache, sources), settings))
 
     def _read(
         self, cache: KVCache, sources: KVCache, seen: int, read: int, results: int, alone: bool, even: bool, chosen: bool,
-        embedded: bool, table: Tensor, more: Tensor | None = None,
+        embedded: bool, branching: bool, table: Tensor, more: Tensor | None = None,
     ) -> list[Tensor]:  # fmt: skip
-        """A pass's results. ``table`` (R, 3 + Q) has each row's position, first result, source length and tokens; ``more`` are
-        guesses, or embeddings.
+        """A pass's results. ``table`` (R, 3 + Q) has each row's position, first result, source length and tokens.
 
-        T = ``seen`` target and S = ``read`` source positions are attended to, W = ``results``.
+        T = ``seen`` target and S = ``read`` source positions are attended to, W = ``results``. ``more`` are guesses (R, K); where
+        tokens are ``embedded``, the vectors (N, D) that they number; where rows are ``branching``, (R, Q, Q) bool: whether a
+        token sees another one.
         """
         decoder, device, rows = self.transformer.decoder, table.device, len(table)
         start, first, lengths, tokens = table.tensor_split((1, 2, 3), 1)  # (R, 1) three times, (R, Q)
-        if more is not None and not embedded:
+        if more is not None and not embedded and not branching:
             tokens = torch.cat([tokens, more], 1)
         width = tokens.size(1)
-        positions = start + torch.arange(width, device=device)  # (R, Q)
+        places = positions = start + torch.arange(width, device=device)  # (R, Q)
         slots = torch.arange(rows, device=device)[:, None]  # (R, 1); not kept: a recording must own what it works on
         mask = padded = keep = None
-        if not alone:
-            mask = hide(torch.arange(seen, device=device) > positions[..., None], cache.data.dtype)[:, None]  # (R, 1, Q, T)
+        if branching:
+            assert more is not None
+            positions = start + more.sum(-1) - 1
+            after = torch.arange(seen, device=device) - start  # (R, T) how far from the pass's first place
+            within = more.gather(2, after.clamp(0, width - 1)[:, None].expand(-1, width, -1))  # (R, Q, T)
+            hidden = ((after < 0)[:, None] | within & (after < width)[:, None]).logical_not()
+            mask = hide(hidden, cache.data.dtype)[:, None]  # (R, 1, Q, T)
+        elif not alone:
+            mask = hide(torch.arange(seen, device=device) > positions[..., None], cache.data.dtype)[:, None]
         if not even:
             padded = hide(torch.arange(read, device=device) >= lengths, cache.data.dtype)[:, None, None]  # (R, 1, 1, S)
         if chosen:
@@ -189,7 +207,7 @@ class TorchModel:
             visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (R, 1, W, T)
 
             def attend(queries: Tensor, entries: Tensor, index: int = index, visible: Tensor | None = visible) -> Tensor:
-                cache.write(index, slots, positions, entries)
+                cache.write(index, slots, places, entries)
                 return attention(queries, cache.read(index, rows, seen), decoder.heads, visible)
 
             def cross_attend(queries: Tensor, index: int = index) -> Tensor:
@@ -305,3 +323,13 @@ class TorchModel:
         if confident:
             results.append(torch.cat(sure, 1))
         return results
+
+
+def families(parents: Sequence[Sequence[int]], rows: int, width: int) -> Tensor:
+    """(R, Q, Q) bool: whether token k of a row is another one or follows it, by its ``parents``; padding follows nothing."""
+    sees = np.broadcast_to(np.eye(width, dtype=bool), (rows, width, width)).copy()
+    for row, tree in zip(sees, parents):
+        for token, parent in enumerate(tree):
+            if parent >= 0:
+                row[token] |= row[parent]
+    return torch.from_numpy(sees)

@@ -55,6 +55,10 @@ class DenseState:
             self._remember(source, [self._due.pop(row)[1] for row in rows], self.sources, rows)
 
     @torch.inference_mode()
+    def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        self.cache.keep(range(self.rows), roots, paths)
+
+    @torch.inference_mode()
     def select(self, order: list[int]) -> None:
         moves = {new: old for new, old in enumerate(order) if new != old}
         self.cache.copy(moves)

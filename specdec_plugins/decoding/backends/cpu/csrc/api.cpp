@@ -50,7 +50,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 7; }
+int specdec_version() { return 8; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -115,7 +115,7 @@ int specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t lo
             for (int64_t b = first; b < end; ++b)
                 for (int64_t s = 0, length = starts[b + 1] - starts[b]; s < length; ++s)
                     rows.push_back({.token = tokens[starts[b] + s], .slot = b - first, .position = s, .visible = length,
-                                    .source_slot = 0, .source_length = 0, .target = b * longest + s, .mask = false,
+                                    .place = s, .source_slot = 0, .source_length = 0, .target = b * longest + s, .mask = false,
                                     .wanted = true});
             const size_t size = size_t(end - first) * longest * 2 * stack->width;
             if (entries.size() < size) entries.resize(size);
@@ -136,8 +136,8 @@ int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_
         rows.clear();
         for (int64_t b = 0; b < batch; ++b)
             for (int64_t s = 0; s < lengths[b]; ++s)
-                rows.push_back({.token = 0, .slot = slots[b], .position = s, .visible = 0, .source_slot = 0, .source_length = 0,
-                                .target = sentences[b] * longest + s, .mask = false, .wanted = true});
+                rows.push_back({.token = 0, .slot = slots[b], .position = s, .visible = 0, .place = s, .source_slot = 0,
+                                .source_length = 0, .target = sentences[b] * longest + s, .mask = false, .wanted = true});
         Input& input = engine->scratch.input;
         const int count = int(rows.size()), inputs = linear->inputs;
         const bool quantised = QUANTISED_INPUT && linear->kind == INT8;
@@ -182,6 +182,28 @@ int specdec_read(Engine* engine, const Stack* stack, int64_t batch, int64_t widt
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
                         gates, features, embeddings};
         Forward forward(*stack, pass, engine->team, engine->scratch);
+        engine->team.run([&](int member) { forward.run(member); });
+    });
+}
+
+// As `specdec_read`, of rows that branch: token k of a row follows its token number parents[k], one before k, or what the cache
+// holds (-1). It takes the position after that one, and its keys and values go to place places[b] + k. Its results are, bit for
+// bit, those of a chain along its path.
+// numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens, parents.
+int specdec_read_tree(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
+                      int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
+                      float* output, float* gates, float* features) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
+        const int64_t *slots = parts.take(batch), *source_slots = parts.take(batch), *source_lengths = parts.take(batch);
+        Scratch& scratch = engine->scratch;
+        const bool narrowed = add_causal_rows(scratch.rows, batch, width, starts, places, firsts, slots, source_slots,
+                                              source_lengths, parts.take(starts[batch]));
+        branch_rows(scratch.rows, scratch.paths, batch, starts, places, parts.take(starts[batch]));
+        const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
+                        gates, features};
+        Forward forward(*stack, pass, engine->team, scratch);
         engine->team.run([&](int member) { forward.run(member); });
     });
 }
@@ -313,7 +335,7 @@ int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t wid
             for (int64_t t = 0; drafted[b] && t < visible; ++t) {
                 const bool masked = t >= length;
                 rows.push_back({.token = masked ? mask : tokens[starts[b] + t], .slot = slots[b], .position = t,
-                                .visible = visible, .source_slot = source_slots[b], .source_length = source_lengths[b],
+                                .visible = visible, .place = t, .source_slot = source_slots[b], .source_length = source_lengths[b],
                                 .target = b * width + t - length, .mask = masked, .wanted = masked});
             }
         }
@@ -355,18 +377,18 @@ int specdec_decode(Engine* engine, Decoding* decoding) {
 
 // Attention of one query (D,) over the entries that it sees (`Seen` in attention.h) -> to (D,), as passes compute it; for tests.
 // Entries have keys (D,), then values (D,), and are `stride` numbers apart.
-// numbers: from, to, sinks, how many positions are listed, the tree's first position, its size; the listed positions; the
-// ancestors, 64 bits in each number.
+// numbers: from, to, sinks, how many positions are listed, where a path branches, its size (0: none); the listed positions; the
+// places of the path.
 int specdec_attend(int64_t width, int64_t heads, float scale, const float* query, const float* entries, int64_t stride,
                    const int64_t* numbers, float* to) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t* head = parts.take(6);
         Seen seen(head[1]);
-        seen.from = head[0], seen.sinks = head[2], seen.listed_count = head[3], seen.tree = head[4], seen.tree_size = head[5];
+        seen.from = head[0], seen.sinks = head[2], seen.listed_count = head[3], seen.branch = head[4];
         seen.listed = parts.take(seen.listed_count);
-        seen.ancestors = reinterpret_cast<const uint64_t*>(parts.take(0));
-        std::vector<float> scratch(attention_scratch(int(heads), seen.end()));
+        seen.path = head[5] ? parts.take(head[5]) : nullptr;
+        std::vector<float> scratch(attention_scratch(int(heads), seen.end(), head[5], stride));
         attend(query, entries, stride, seen, int(width), int(heads), scale, scratch.data(), to);
     });
 }

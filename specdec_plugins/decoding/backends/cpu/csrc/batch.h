@@ -52,12 +52,38 @@ bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const
         for (int64_t k = 0; k < starts[b + 1] - starts[b]; ++k) {
             const int64_t position = places[b] + k;
             rows.push_back({.token = tokens[starts[b] + k], .slot = slots[b], .position = position, .visible = position + 1,
-                            .source_slot = source_slots[b], .source_length = source_lengths[b],
+                            .place = position, .source_slot = source_slots[b], .source_length = source_lengths[b],
                             .target = b * width + k - first, .mask = false, .wanted = k >= first});
             narrowed |= k < first;
         }
     }
     return narrowed;
+}
+
+// Turns the rows of a causal pass into trees: the row of a sentence's token number k follows that of number parents[k], which is
+// less than k, or what the cache holds (-1). `paths` is where the paths are kept until the pass is over.
+void branch_rows(std::vector<Row>& rows, std::vector<int64_t>& paths, int64_t batch, const int64_t* starts, const int64_t* places,
+                 const int64_t* parents) {
+    size_t size = 0;  // of all paths, which must not move once rows point to them
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t at = starts[b]; at < starts[b + 1]; ++at) {
+            Row& row = rows[at];
+            row.position = parents[at] < 0 ? places[b] : rows[starts[b] + parents[at]].position + 1;
+            row.visible = row.position + 1;
+            size += row.visible.to - places[b];
+        }
+    if (paths.size() < size) paths.resize(size);
+    int64_t* next = paths.data();
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t at = starts[b]; at < starts[b + 1]; ++at) {
+            Row& row = rows[at];
+            if (row.place == row.position) continue;  // it follows all tokens before it, as in a chain
+            Seen& visible = row.visible;
+            visible.path = next, visible.branch = places[b];
+            next += visible.to - visible.branch;
+            int64_t* to = next;
+            for (int64_t node = at; *--to = rows[node].place, parents[node] >= 0;) node = starts[b] + parents[node];
+        }
 }
 
 // Where it is written what drafted tokens are drawn from, or read what they were: see `Sampling`.

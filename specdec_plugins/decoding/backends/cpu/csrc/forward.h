@@ -86,6 +86,7 @@ struct Pass {
 struct Row {
     int64_t token, slot, position;
     Seen visible;  // what its self-attention sees
+    int64_t place;  // where its keys and values go: its position, but for a node of a drafted tree
     int64_t source_slot, source_length;
     int64_t target;  // number of its result
     bool mask;       // a mask of the block drafter: embeds the source copy, if there is one
@@ -95,6 +96,7 @@ struct Row {
 // Memory that passes reuse.
 struct Scratch {
     std::vector<Row> rows;
+    std::vector<int64_t> paths;  // of the nodes of drafted trees, one after the other
     std::vector<float> x, queries, entries;
     Input input, hidden;
     std::vector<int> bounds;                    // the first row of each member's part
@@ -118,10 +120,13 @@ class Forward {
         hidden.resize(count, inner, quantised);
         const size_t size = size_t(count) * stack.width;
         if (values.size() < size) values.resize(size), queries.resize(size);
-        int64_t longest = 0;
-        for (const Row& row : rows) longest = std::max({longest, row.visible.end(), row.source_length});
+        int64_t longest = 0, path = 0;
+        for (const Row& row : rows) {
+            longest = std::max({longest, row.visible.end(), row.source_length});
+            if (row.visible.path) path = std::max(path, row.visible.to - row.visible.branch);
+        }
         attention.resize(team.size);
-        const size_t room = attention_scratch(stack.heads, longest);
+        const size_t room = attention_scratch(stack.heads, longest, path, 2 * stack.width);
         for (auto& own : attention)
             if (own.size() < room) own.resize(2 * room);
         apart = splits();
@@ -263,7 +268,7 @@ class Forward {
         float* cache = pass.cache.data + index * pass.cache.layer;
         const auto place = [&](int row, int column) {
             if (column < width) return &queries[size_t(row) * width] + column;
-            return cache + rows[row].slot * pass.cache.slot + rows[row].position * 2 * width + (column - width);
+            return cache + rows[row].slot * pass.cache.slot + rows[row].place * 2 * width + (column - width);
         };
         product(*layer.qkv, input, part, place, keep);
         sync();

@@ -1,0 +1,61 @@
+"""The likeliest tokens at each position of a draft, and how likely each is after each of those before it: what trees grow from.
+
+R rows of a pass, K drafted positions, C candidates at each, V vocabulary, G width of the successor network; P = C where what is
+likely depends on the token before, which only a successor network sees, else 1.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_plugins.decoding.backends.torch.transformer import Successor
+from specdec_plugins.decoding.noise import Purpose, exponential
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.sampling import Table, warp
+
+CANDIDATES = 16  # tokens a position among which a successor network chooses
+
+
+class Candidates(NamedTuple):
+    """``tokens`` (R, K, C), and ``scores`` (R, K, P, C) log-probabilities among the candidates, after each one before."""
+
+    tokens: list[list[list[int]]]
+    scores: list[list[list[list[float]]]]
+
+
+@torch.inference_mode()
+def candidates_of(
+    logits: Tensor, gates: Tensor | None, successor: Successor | None, names: Tensor | None, prefix: Prefix
+) -> Candidates:  # fmt: skip
+    """By logits (R, K, V), and gates (R, K, G) with a successor network; ``names`` are the tokens that the logits are of.
+
+    Never pad, and no eos in an empty output. In rows that draw their tokens what they warp is warped; under the coupled rule the
+    noise counts, too, by which the verifier draws, so that the scores say which token it will draw.
+    """
+    symbols, device = prefix.symbols, logits.device
+    logits = logits.clone()
+    logits[..., symbols.pad] = -math.inf
+    empty = [row for row, output in enumerate(prefix.outputs) if not output]
+    logits[empty, 0, symbols.eos] = -math.inf
+    few, numbers = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
+    tokens = numbers if names is None else names[numbers]
+    totals = few[:, :, None].double()  # (R, K, 1, C); in float64, so that rounding, which may depend on R, changes no tree
+    if successor is not None and gates is not None:
+        before = successor.tokens[numbers[:, :-1]]  # (R, K-1, C, G)
+        relation = torch.relu(gates[:, 1:, None] + before)
+        added = relation.double() @ successor.out[numbers[:, 1:]].transpose(2, 3).double()  # (R, K-1, P, C)
+        totals = totals.expand(-1, -1, few.size(2), -1).clone()
+        totals[:, 1:] += added
+    scores = totals.log_softmax(-1)
+    draws = prefix.draws()
+    if draws is not None:
+        table = Table.of(draws, len(logits), logits.size(-1), device)
+        table = table._replace(prefixes=table.prefixes[:, :0])  # drafts have no penalty
+        warped = warp(totals.flatten(1, 2), table).view_as(totals).log()
+        noise = exponential(table.bits(Purpose.SAMPLE, few.size(1), tokens))[:, :, None]
+        coupled = (warped - noise.log()).log_softmax(-1)
+        drawn = torch.where(table.rejects[..., None, None], warped, coupled)
+        scores = torch.where(table.temperature[..., None, None] > 0, drawn, scores)
+    return Candidates(tokens.tolist(), scores.tolist())
