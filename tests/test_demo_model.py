@@ -69,10 +69,42 @@ def test_outputs_stay_what_they_were(strategy, dtype):
 def test_demo_shows_translations_and_compares(capsys):
     assert demo.main([]) == 0
     out = capsys.readouterr().out
-    lines = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
-    assert all(f"source    {line}" in out for line in lines)
-    assert out.count("exact     the same") == len(lines)
-    assert re.search(rf"specdec, exact .*{len(lines)} of {len(lines)} as ar", out)
+    for text in ("demo.txt", "docs.txt"):
+        lines = (ROOT / "data" / text).read_text(encoding="utf-8").splitlines()
+        part = out[out.index(f"data/{text}\n") :].partition("\n== ")[0]
+        assert all(f"source    {line}" in part for line in lines)
+        assert part.count("exact     the same") == len(lines)
+        assert re.search(rf"specdec, exact .*{len(lines)} of {len(lines)} as ar", part)
+
+
+def test_demo_of_another_pair(capsys):
+    assert demo.main(["--model", str(FOLDER), "--input", str(ROOT / "data/demo.txt"), "--batch-size", "8"]) == 0
+    assert "== data" not in capsys.readouterr().out
+    assert demo.main(["--model", str(FOLDER)]) == 2
+    assert "--input is missing" in capsys.readouterr().err
+
+
+def test_code_in_documentation_survives():
+    """One command's work: a page of documentation, names in code, options, a URL and quotes in it."""
+    translator = Translator.from_pretrained(str(ROOT / "data" / "docs.en-fr"))
+    text = (ROOT / "data" / "docs.txt").read_text(encoding="utf-8")
+    found = "\n".join(result.text for result in translator.translate(text.splitlines()))
+    for code in ("`timeout`", "--output", "git status", "8080", "https://example.org/install", "$HOME", "Windows",
+                 'set_option("verbose", false)'):  # fmt: skip
+        assert code in found
+
+
+def test_the_benchmark_of_drafters_runs(tmp_path):
+    """All that need no training, on the demo's first lines, two at a time; a model's own by the name of its folder."""
+    result = run_python(
+        "benchmarks/drafters.py", "--models", FOLDER, "--input", ROOT / "data/demo.txt", "--reference", ROOT / "data/demo.txt",
+        "--sentences", 3, "--rounds", 1, "--batch-sizes", 2, "--block-sizes", 3, "auto", "--output", tmp_path / "rows.jsonl",
+    )  # fmt: skip
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    names = ["ar", FOLDER.name, "ngram", "recycling", "jacobi", "previous live", "previous again", "previous reference"]
+    assert [row["drafter"] for row in rows] == 2 * names and [row["block_size"] for row in rows] == 8 * [3] + 8 * ["auto"]
+    assert rows[0]["times_ar"] == 1 and rows[0]["tokens_a_pass"] == 1 and rows[1]["tokens_a_pass"] > 1.5
+    assert result.stdout.count("\n| int8 | 2 | 3 | ") == 8
 
 
 @pytest.mark.parametrize("what", ["acceptance", "auto", "drafters", "failures", "time"])

@@ -1,4 +1,4 @@
-"""``make demo``: translate a few sentences by three strategies, show the translations, and compare."""
+"""``make demo``: translate a few sentences by three strategies with each pair that ships, show the translations, and compare."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdec_plugins.commands.runner import less_than_one, run_command
+from specdec_plugins.settings import Fault
 
 if TYPE_CHECKING:
     from specdec_plugins.translator import Translation, Translator
@@ -13,27 +14,44 @@ if TYPE_CHECKING:
 ROUNDS = 5
 BETA, TAU = 2, 0.3
 DATA = Path(__file__).resolve().parent.parent.parent / "data"
+SHIPPED = {"demo.en-de": "demo.txt", "docs.en-fr": "docs.txt"}
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m specdec_plugins.commands.demo", description=(__doc__ or "").replace("``", ""))
-    p.add_argument("--model", default=DATA / "demo.en-de", type=Path, metavar="DIR", help="model folder")
-    p.add_argument("--input", default=DATA / "demo.txt", type=Path, metavar="FILE", help="sentences")
+    p.add_argument("--model", type=Path, metavar="DIR", help="another model folder")
+    p.add_argument("--input", type=Path, metavar="FILE", help="and sentences for it")
     p.add_argument("--batch-size", default=1, type=int, metavar="N")
     return p
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, lambda options: less_than_one(options, "batch_size"))
+    return run_command(parser(), argv, run, check)
+
+
+def check(options: argparse.Namespace) -> list[Fault]:
+    faults = less_than_one(options, "batch_size")
+    if bool(options.model) != bool(options.input):
+        faults.append(("model" if options.input else "input", "is missing: a model needs sentences, and they a model"))
+    return faults
 
 
 def run(options: argparse.Namespace) -> None:
+    if options.model:
+        return show(options.model, options.input, options.batch_size)
+    for number, (model, text) in enumerate(SHIPPED.items()):
+        print("\n" * bool(number) + f"== data/{model}, data/{text}\n")
+        show(DATA / model, DATA / text, options.batch_size)
+
+
+def show(model: Path, text: Path, batch_size: int) -> None:
+    """Print the translations of a text, and how the strategies compare."""
     from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.settings import Settings
     from specdec_plugins.text.lines import read_lines
     from specdec_plugins.translator import Translator
 
-    lines, pair = list(read_lines(options.input)), load_folder(options.model)
+    lines, pair = list(read_lines(text)), load_folder(model)
     translators = {
         "ar: one token a pass": Translator(pair, Settings(strategy="ar")),
         "specdec, exact": Translator(pair, Settings(strategy="specdec")),
@@ -44,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
     for _ in range(1 + ROUNDS):  # interleaved, so that a drift of the machine's speed meets all of them
         for name, translator in translators.items():
             before = decoding_seconds(translator)
-            results[name] = translator.translate(lines, batch_size=options.batch_size)
+            results[name] = translator.translate(lines, batch_size=batch_size)
             seconds[name].append(decoding_seconds(translator) - before)
 
     plain, exact, tolerant = results.values()
@@ -55,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
             text = "the same" if found.tokens == expected.tokens else found.text
             print(f"{name:9} {text}  ({found.iterations} passes)")
         print()
-    print(f"{len(lines)} sentences, batch size {options.batch_size}, without text processing; median of {ROUNDS} rounds:\n")
+    print(f"{len(lines)} sentences, batch size {batch_size}, without text processing; median of {ROUNDS} rounds:\n")
     print(comparison(translators, results, seconds))
 
 
