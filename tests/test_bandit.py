@@ -26,14 +26,6 @@ def test_lengths_go_up_to_two_blocks(block_size, lengths):
     assert lengths_for(block_size) == lengths
 
 
-def test_a_draft_that_a_gate_leaves_empty_counts_as_refused():
-    estimate = AcceptanceEstimate(3)
-    estimate.observe([Step([], 0, 9)], [3])
-    assert not any(estimate.reached)
-    estimate.observe([Step([], 0, 9)], [3], gated=True)
-    assert (estimate.reached, estimate.passed) == ([1.0, 0.0, 0.0], [0.0, 0.0, 0.0])
-
-
 def test_what_is_not_seen_for_long_is_doubted():
     estimate = AcceptanceEstimate(1, decay=0.998)
     estimate.observe([Step([1], 1, 9)] * 2000, [1] * 2000)

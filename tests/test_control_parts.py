@@ -149,12 +149,14 @@ def test_positions_past_a_refusal_or_the_draft_say_nothing():
     assert estimate.passed == pytest.approx([DECAY + 1, 1.0, 0.0, 0.0, 0.0])
 
 
-def test_a_gate_that_ends_a_draft_counts_as_a_refusal():
-    """But not the end of the output, nor a row that drafted nothing."""
+def test_a_draft_shorter_than_planned_counts_as_a_refusal():
+    """Also one that is empty, because a gate closed or there was nothing to offer; but not the end of the output."""
     estimate = AcceptanceEstimate(5)
-    estimate.observe([Step([1, 2], 2, 9), Step([1, 2], 2, None), Step([], 0, 9)], [5, 5, 5])
+    estimate.observe([Step([1, 2], 2, 9), Step([1, 2], 2, None)], [5, 5])
     assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, 1.0, 0.0, 0.0])
     assert estimate.passed == pytest.approx([DECAY + 1, DECAY + 1, 0.0, 0.0, 0.0])
+    estimate.observe([Step([], 0, 9)], [5])
+    assert estimate.reached[0] == pytest.approx(DECAY**2 + DECAY + 1) and estimate.passed[0] == pytest.approx(DECAY**2 + DECAY)
 
 
 def test_an_unknown_position_passes_as_the_one_before():

@@ -8,7 +8,6 @@ little is known passes as often as the one before it does.
 import math
 from collections.abc import Iterable, Sequence
 
-from specdec_plugins.decoding.options import OPEN
 from specdec_plugins.decoding.values import Outcome, Step
 
 DECAY = 0.99  # weight of a draft relative to the next one that reached the position: the last 100 drafts count, as texts change
@@ -28,21 +27,18 @@ class AcceptanceEstimate:
         self.like, self.decay = like, decay
 
     def learn(self, outcome: Outcome) -> None:
-        """Observe an outcome. Behind a gate a draft could have had what was planned, without one just what it has."""
-        plan = outcome.plan
-        gated = plan.gate != OPEN
-        lengths = [*plan.lengths] * outcome.times if gated else [len(step.drafted) for step in outcome.steps]
-        self.observe(outcome.steps, lengths, gated)
+        """Observe an outcome."""
+        self.observe(outcome.steps, [*outcome.plan.lengths] * outcome.times)
 
-    def observe(self, steps: Sequence[Step], lengths: Sequence[int], gated: bool = False) -> None:
-        """One step for each row, and how many tokens its draft could have had. Tokens past the first that is refused say nothing.
+    def observe(self, steps: Sequence[Step], lengths: Sequence[int]) -> None:
+        """One step for each row, and how many tokens were planned for it. Tokens past the first that is refused say nothing.
 
-        Where the draft ended sooner, because a gate closed, its next token counts as refused, unless the output ended there. A
-        row without a draft says nothing, unless a gate may have closed before its first token (``gated``).
+        Where a draft ended sooner, because a gate closed or the drafter had no more to offer, its next token counts as refused,
+        unless the output ended there: what is expected of a length is what comes of planning it.
         """
         for step, length in zip(steps, lengths):
-            refused = (step.drafted or gated) and step.own is not None and step.accepted < length
-            for position in range(step.accepted + bool(refused)):
+            refused = step.own is not None and step.accepted < length
+            for position in range(step.accepted + refused):
                 self.reached[position] = self.decay * self.reached[position] + 1
                 self.passed[position] = self.decay * self.passed[position] + (step.accepted > position)
 

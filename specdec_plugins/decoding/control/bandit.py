@@ -113,12 +113,10 @@ class Bandit(ABC):
 
     def _measure(self, outcome: Outcome) -> None:
         """Take in iterations of a pull."""
-        arm, known, gate = self._arm, self.classes[self._key], self.gates[self._arm.gate]
+        arm, known = self._arm, self.classes[self._key]
         known.passes += outcome.times
         if arm.length:
             self.acceptance[arm.gate].learn(outcome)
-            if gate == OPEN and not any(step.drafted for step in outcome.steps):
-                return  # no row had room for a draft, so this was a plain pass with a drafter's preparations
         if not self._comparable:
             self._comparable = True
             if self._exploring and arm.length:

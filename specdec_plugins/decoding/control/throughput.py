@@ -86,8 +86,6 @@ class Throughput:
             self._trial -= 1
             self.budget.spend(seconds)
             batch.trials.seconds += seconds
-        if length and self.gate == OPEN and not any(step.drafted for step in outcome.steps):
-            return  # no row had room for a draft, so this was a plain pass with a drafter's preparations
         if self._comparable and batch.costs.observe(length, self.pace.normalised(seconds, length, batch.costs)):
             batch.decide_at = 0
         if length:
