@@ -1,4 +1,4 @@
-# make demo: translate with the pair that ships.  make toy: train a toy pair.  make test, make test-long: the tests.
+# make demo: translate with the pairs that ship.  make toy: train a toy pair.  make test, make test-long: the tests.
 # make check: lint, types.  make sanitize: the kernels under sanitizers.
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check

@@ -221,8 +221,8 @@ stage_distill() {
 }
 
 stage_init() {
-    echo $recipe >"$out/recipe"
     if [ -z "$initialised" ]; then echo "init: $recipe starts from the verifier by itself"; return; fi
+    echo $recipe >"$out/recipe"
     if up_to_date "$out/init.pt" "$out/verifier.pt"; then return; fi
     need verifier "$out/verifier.pt"
     "$python" "$root/encoder_initial.py" --verifier "$out/verifier.pt" --output "$out/init.pt" \
@@ -230,6 +230,7 @@ stage_init() {
 }
 
 stage_drafter() {
+    echo $recipe >"$out/recipe"
     need distill "$distilled/bin/train.$src-$tgt.$src.idx"; need verifier "$out/verifier.pt"
     local how=(--task translation --arch drafter --criterion drafter_loss --drafter $recipe --drafter-block-size $block
         --verifier "$out/verifier.pt")

@@ -20,7 +20,8 @@ from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Gate, Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Plan, Request, Source, Verdict, uniform
+from specdec_plugins.decoding.turns import draft_in_turn
+from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source, Verdict, uniform
 from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, blocks
@@ -274,6 +275,81 @@ def test_blocks_of_a_target():
     right, present = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]).bool(), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
     expected = [[1, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0]]
     assert blocks(right, present, 3).long().tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", BACKENDS)
+@pytest.mark.parametrize("name", ["small", "eagle"])
+def test_rows_that_pause_keep_what_they_read(name, dtype):
+    """Beside a row that drafts on, and after it, each row drafts what it drafts alone, also where rows move."""
+    drafter, verifier = make_pair(name, dtype)
+    sources, rng = [[5, 6, 9, EOS], [7, EOS], [11, 12, EOS]], random.Random(3)
+
+    def standing(rows):
+        drafting, verifying, prefix = drafter.start(4, None), verifier.start(4), Prefix()
+        for role, state in ((drafter, drafting), (verifier, verifying)):
+            role.admit(state, Source([sources[row] for row in rows], SYMBOLS))
+        prefix.admit([Request(i, sources[row], 60) for i, row in enumerate(rows)])
+        return drafting, verifying, prefix
+
+    def step(states, lengths, tokens):
+        drafting, verifying, prefix = states
+        draft = drafter.propose(drafting, prefix, Plan(lengths))
+        scores = verifier.score(verifying, prefix, draft)
+        scores.logits()
+        if hasattr(drafter, "observe"):
+            drafter.observe(drafting, scores, draft, Verdict([0] * len(lengths), tokens, [[0.0]] * len(lengths), []))
+        commit(prefix, [[token] for token in tokens])
+        return draft.tokens
+
+    together, alone = standing([0, 1, 2]), [standing([row]) for row in range(3)]
+    owners = [0, 1, 2]
+    for turn in range(6):
+        lengths, tokens = [rng.choice([0, 1, 4]) for _ in owners], [rng.randrange(4, WORDS) for _ in owners]
+        drafts = step(together, lengths, tokens)
+        for row, owner in enumerate(owners):
+            assert drafts[row] == step(alone[owner], [lengths[row]], [tokens[row]])[0], (turn, row)
+        order = rng.sample(range(3), 3)
+        for state in together:
+            state.select(order)
+        owners = [owners[row] for row in order]
+
+
+def test_distributions_of_a_draft_in_turn_are_its_own():
+    """A recorded pass writes its results into the same memory each time."""
+    tokens, probabilities = torch.zeros(1, 1, 2, dtype=torch.int64), torch.zeros(1, 1, 2)
+    prefix, made = Prefix(), []
+    prefix.admit([Request(0, [5, EOS], 9)])
+
+    def choose(ahead, wanted):
+        made.append(len(ahead.outputs[0]))
+        tokens.fill_(len(made))
+        probabilities.fill_(len(made) / 10)
+        return Draft([[5 + len(made)]], Distribution(tokens, probabilities))
+
+    draft = draft_in_turn(prefix, Plan([3]), choose)
+    assert made == [0, 1, 2] and draft.tokens == [[6, 7, 8]]
+    assert draft.distribution.tokens[0, :, 0].tolist() == [1, 2, 3]
+    assert draft.distribution.probabilities[0, :, 1].tolist() == pytest.approx([0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [("small", {"layers": 0}, "option layers is 0, less than 1"), ("eagle", {"steps": None}, "option steps: 'None' is no int"),
+     ("medusa", {"heads": [5]}, "is no int"), ("hydra", {"heads": -1, "successor_width": 0}, "heads is -1.*successor_width is 0"),
+     ("eagle", {"layers": 1e999}, "option layers: 'inf' is no int")],
+)  # fmt: skip
+def test_options_from_outside(name, options, message):
+    """One line says what is wrong with them, whatever their type."""
+    with pytest.raises(ValueError, match=message):
+        assembly.assemble(make_model(), DrafterModel(name, {}, None, options, 4), dtype="float64")
+
+
+def test_a_verifier_without_decoder_layers_is_refused():
+    model = make_model()
+    side = replace(model.spec.decoder, layers=0)
+    tensors = {name: tensor for name, tensor in model.tensors.items() if not name.startswith("decoder.layers.")}
+    with pytest.raises(ValueError, match="a decoder without layers"):
+        assembly.assemble(replace(model, spec=replace(model.spec, decoder=side), tensors=tensors), None, dtype="float64")
 
 
 @pytest.mark.parametrize("name", OPTIONS)

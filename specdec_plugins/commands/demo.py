@@ -70,8 +70,8 @@ def show(model: Path, text: Path, batch_size: int) -> None:
         print(f"source    {line}")
         print(f"ar        {expected.text}  ({expected.iterations} passes)")
         for name, found in zip(("exact", "tolerant"), others):
-            text = "the same" if found.tokens == expected.tokens else found.text
-            print(f"{name:9} {text}  ({found.iterations} passes)")
+            said = "the same" if found.tokens == expected.tokens else found.text
+            print(f"{name:9} {said}  ({found.iterations} passes)")
         print()
     print(f"{len(lines)} sentences, batch size {batch_size}, without text processing; median of {ROUNDS} rounds:\n")
     print(comparison(translators, results, seconds))

@@ -17,14 +17,15 @@ class DrafterLoss(GlatLoss):
 
     def forward(self, model, sample, reduce=True):
         """Returns (loss, number of predictions, logging output)."""
-        if not hasattr(model, "verifier_on"):
+        if not hasattr(model, "verifier_as"):
             raise ValueError("--criterion drafter_loss trains --arch drafter")
         dictionary = self.task.target_dictionary
         symbols = Symbols(dictionary.pad(), dictionary.eos(), dictionary.eos(), dictionary.unk())
         source, target = sample["net_input"]["src_tokens"], sample["target"]
         padded = source.eq(symbols.pad)
         source = source.gather(1, padded.long().argsort(dim=1, stable=True))  # fairseq pads sources on the left
-        batch = Batch(source, sample["net_input"]["prev_output_tokens"], target, symbols, model.verifier_on(source.device))
+        prefix, verifier = sample["net_input"]["prev_output_tokens"], model.verifier_as(next(model.parameters()))
+        batch = Batch(source, prefix, target, symbols, verifier)
         loss, count, right = model.loss(batch)
         log = {"loss": loss.data, "nll_loss": loss.data, "sample_size": count, "ntokens": sample["ntokens"]}
         if right is not None:

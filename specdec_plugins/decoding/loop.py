@@ -37,6 +37,7 @@ class Session:
         self.stats = DecodeStats() if stats is None else stats
         # Optional methods are looked up once: most roles have none of them.
         self.observe, self.commit = getattr(drafter, "observe", None), getattr(verifier, "commit", None)
+        self.follows = getattr(drafter, "follows", False)
         self.native = native_loop(drafter, verifier, acceptance, self.prefix.constraints)
 
     @property
@@ -120,7 +121,7 @@ class Session:
         # 4. Tell those who keep or learn something of it.
         if self.commit is not None:
             self.commit(self.verifying, prefix, draft, verdict)
-        if self.observe is not None and asked:
+        if self.observe is not None and (asked or self.follows):
             self.observe(self.drafting, scores, draft, verdict)
         stats.lap("verifying", device)
         return Taken([Iteration.of(draft, verdict, prefix.symbols.eos)], drafted - began, time.perf_counter() - drafted)

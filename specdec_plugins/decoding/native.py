@@ -10,7 +10,6 @@ B rows, K drafted tokens.
 import math
 import time
 from array import array
-from collections.abc import Sequence
 from ctypes import addressof, byref
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -25,7 +24,7 @@ from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, CausalState
-from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsRow, HeadsState
+from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsState
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
@@ -54,8 +53,8 @@ class Half(Protocol):
         last one of the prefix included."""
         ...
 
-    def end(self, state: Any, prefix: Prefix, iterations: Sequence[Iteration]) -> None:
-        """Take over what the call changed. The prefix is the one from before."""
+    def end(self, state: Any) -> None:
+        """Take over what the call changed."""
         ...
 
 
@@ -73,7 +72,7 @@ class BlockHalf:
         rows = zip(prefix.outputs, state.read)
         return cast(SlottedState, state.rows), [output[n - 1 :] if n else beginning + output for output, n in rows]
 
-    def end(self, state: CausalState, prefix: Prefix, iterations: Sequence[Iteration]) -> None:
+    def end(self, state: CausalState) -> None:
         state.read = self._read.tolist()
 
 
@@ -83,25 +82,19 @@ class HeadsHalf:
     def __init__(self, drafter: HeadsDrafter):
         self.model, self.heads = cast(CpuModel, drafter.model), cast(NativeHeads, drafter.heads)
         self._features, self._vectors = Buffer(), Buffer()
-        self._states, self._known = torch.empty(0), array("q")
+        self._states = torch.empty(0)
 
     def begin(self, call: Decoding, state: HeadsState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
-        heads, rows, known = self.heads, len(prefix), state.hidden.rows
+        heads, rows = self.heads, len(prefix)
+        self._states = torch.stack(state.states)
         call.heads, call.embeddings, call.scale = heads.linear.pointer, heads.embeddings, heads.scale
-        call.drafter_positions = ENDLESS
-        if longest:
-            self._states = torch.stack([row.state for row in known])
-            call.features = self._features.view(rows, longest + 1, heads.width)[1]
-            call.vectors = self._vectors.view(rows, heads.count, heads.width)[1]
-        self._known = integers(row.said == len(output) for row, output in zip(known, prefix.outputs))
-        call.states, call.known = address(self._states), start(self._known)
+        call.states, call.drafter_positions = address(self._states), ENDLESS
+        call.features = self._features.view(rows, longest + 1, heads.width)[1]
+        call.vectors = self._vectors.view(rows, heads.count, heads.width)[1]
         return cast(SlottedState, state.rows), [[token] for token in prefix.last]
 
-    def end(self, state: HeadsState, prefix: Prefix, iterations: Sequence[Iteration]) -> None:
-        for row, (known, output) in enumerate(zip(self._known, prefix.outputs)):
-            if known:
-                said = len(output) + sum(each.steps[row].accepted + 1 for each in iterations)
-                state.hidden.rows[row] = HeadsRow(self._states[row].clone(), said)
+    def end(self, state: HeadsState) -> None:
+        state.states = list(self._states)
 
 
 class NativeLoop:
@@ -166,7 +159,7 @@ class NativeLoop:
         engine.library.specdec_decode(engine.pointer, byref(call))
         iterations = self._iterations(call.taken, rows, longest)
         if half is not None:
-            half.end(drafting, prefix, iterations)
+            half.end(drafting)
         return Taken(iterations, encoding + self._seconds[0], self._seconds[1])
 
     def _prepare_drafter(self, drafter: CpuModel, state: SlottedState, rows: int, longest: int, positions: int) -> float:

@@ -31,8 +31,9 @@ class Drafter(Protocol):
     """Proposes tokens.
 
     Optional: ``observe(state, scores, draft, verdict)`` tells what became of what ``propose`` returned, before tokens are
-    committed; ``bytes_for(request)`` is the memory that a request's row takes, for admission; ``trees`` is True where `propose`
-    branches if the plan has a tree; ``needs_verifier`` is True where drafts cannot stand alone (strategy ``drafter``).
+    committed, and where ``follows`` is True of iterations without a draft, too; ``bytes_for(request)`` is the memory that a
+    request's row takes, for admission; ``trees`` is True where `propose` branches if the plan has a tree; ``needs_verifier`` is
+    True where drafts cannot stand alone (strategy ``drafter``).
     """
 
     def start(self, rows: int, shared: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import TypeVar
 
-from specdec_plugins.decoding.options import Tree
+from specdec_plugins.decoding.options import Gate, Tree
 from specdec_plugins.decoding.values import Draft
 
 Key = TypeVar("Key")  # what a node's children are asked by
@@ -71,6 +71,11 @@ def within_rows(tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]
         [*range(-1, len(row) - len(tree) - 1), *(len(row) - len(tree) + parent for parent in tree)]
         for row, tree in zip(tokens, parents)
     ]
+
+
+def least(gate: Gate) -> float:
+    """What a path's log-probability has to reach (nats)."""
+    return math.log(gate.drafter) if gate.drafter else -math.inf
 
 
 def grow(

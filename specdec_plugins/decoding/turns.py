@@ -28,13 +28,14 @@ def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
     wanted = [length > 0 for length in plan.lengths]
     while any(wanted):
         one = choose(prefix.ahead(tokens), wanted)
+        sure = one.confidence
         for row in rows:
             if wanted[row]:
                 tokens[row] += one.tokens[row]
-                if one.confidence is not None:
-                    confidence[row] += one.confidence[row][:1]
-        if one.distribution is not None:
-            told.append(one.distribution)
+                if sure is not None:
+                    confidence[row] += sure[row][:1]
+        if one.distribution is not None:  # which a recorded pass overwrites the next time
+            told.append(Distribution(*(part.clone() for part in one.distribution)))
         wanted = [
             more and len(tokens[row]) < length and tokens[row][-1] != eos and prod(confidence[row]) >= least
             for row, more, length in zip(rows, wanted, plan.lengths)

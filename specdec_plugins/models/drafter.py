@@ -17,7 +17,9 @@ class DrafterShim(BaseFairseqModel):
 
     @classmethod
     def add_args(cls, parser):
-        parser.add_argument("--drafter", metavar="NAME", help="the drafter's code: module:object, or an installed entry point")
+        parser.add_argument(
+            "--drafter", metavar="NAME", help="the drafter's code: a built-in one, module:object, or an installed entry point"
+        )
         parser.add_argument("--drafter-options", nargs="*", default=[], metavar="NAME=VALUE", help="its options")
         parser.add_argument("--verifier", metavar="PT", help="checkpoint of the model that it drafts for")
         parser.add_argument(
@@ -46,13 +48,13 @@ class DrafterShim(BaseFairseqModel):
         super().__init__()
         self._verifier = [model]  # in a list, so that it is no part of the module
         self._frozen: FrozenVerifier | None = None
-        self.network = code.Network(options, self.verifier_on(torch.device("cpu")))
+        self.network = code.Network(options, self.verifier_as(torch.zeros(0)))
         self.register_buffer("block_verifier", torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8))
 
-    def verifier_on(self, device: torch.device) -> FrozenVerifier:
-        """The verifier on a device, loaded there when that changes."""
-        if self._frozen is None or self._frozen.embeddings.device != device:
-            self._frozen = FrozenVerifier(self._verifier[0], device)
+    def verifier_as(self, like: torch.Tensor) -> FrozenVerifier:
+        """The verifier on a tensor's device and in its data type, loaded when these change."""
+        if self._frozen is None or (self._frozen.embeddings.device, self._frozen.embeddings.dtype) != (like.device, like.dtype):
+            self._frozen = FrozenVerifier(self._verifier[0], like.device, like.dtype)
         return self._frozen
 
     def loss(self, batch: Batch) -> Loss:

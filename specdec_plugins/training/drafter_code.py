@@ -126,11 +126,18 @@ def options_of(kind: type, given: Mapping[str, Any] | Sequence[str] | None) -> A
         wanted = type(fields[name].default)
         try:
             values[name] = parsed(value, wanted)
-        except ValueError:
+        except (TypeError, ValueError, OverflowError):  # values from outside are of any type
             faults.append(f"option {name}: '{value}' is no {wanted.__name__}")
     if faults:
         raise ValueError("; ".join(faults))
     return kind(**values)
+
+
+def at_least_one(options: Any, *names: str) -> None:
+    """Raise ValueError for fields of options that are less than 1."""
+    faults = [f"option {name} is {getattr(options, name)}, less than 1" for name in names if getattr(options, name) < 1]
+    if faults:
+        raise ValueError("; ".join(faults))
 
 
 def parsed(value: Any, kind: type) -> Any:

@@ -116,7 +116,7 @@ def drafting(settings: Settings, stats: "DecodeStats") -> str:
     lengths = str(settings.block_size if isinstance(settings.block_size, int) else max(stats.lengths))
     if settings.adaptive:
         if not stats.drafted:
-            return "auto: no draft, as plain passes make more tokens a second here (--block-size model drafts all the same)"
+            return "auto: no draft, as where plain passes make more tokens a second (--block-size model drafts all the same)"
         kinds = [(f"{length} tokens" if length else "no draft", times) for length, times in stats.lengths.most_common(3)]
         lengths = f"auto ({', '.join(f'{kind} in {times / stats.passes:.0%}' for kind, times in kinds)} of the passes)"
     return (

@@ -116,7 +116,8 @@ class LoadedModel(Protocol):
 
         Every token attends to those before it. Results are wanted from each row's token number ``firsts[b]`` on (None: all).
         ``guesses`` (R, K) are further tokens of each row that are still on the device, after the one in ``tokens``. With
-        ``embeddings`` (N, D), for drafters that read hidden states, the tokens are numbers of their rows.
+        ``embeddings`` (N, D), for drafters that read hidden states, the tokens are numbers of their rows; then there are no
+        ``guesses``, and no ``parents``.
 
         With ``parents`` the last ``len(parents[b])`` tokens of row b are a tree, as in a `TreeDraft`, whose root is the token
         before them. Each attends to its ancestors among them, takes the position after its parent's, and has the result that it

@@ -4,12 +4,11 @@ Its decoder attends to everything before and after, so nothing of the target sid
 again for every draft. What belongs to the source is computed once a sentence.
 """
 
-import math
 from collections.abc import Iterator
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.trees import TreeDraft, grow
+from specdec_plugins.decoding.trees import TreeDraft, grow, least
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel
 
@@ -43,7 +42,6 @@ def drafted(done: Pass, prefix: Prefix, plan: Plan) -> Draft:
         return done.choose(prefix, plan)
     tokens: list[list[int]] = []
     parents: list[list[int]] = []
-    least = math.log(plan.gate.drafter) if plan.gate.drafter else -math.inf
     for row, scores, length in zip(*done.candidates(prefix), plan.lengths):
 
         def children(
@@ -54,7 +52,7 @@ def drafted(done: Pass, prefix: Prefix, plan: Plan) -> Draft:
                 after = scores[depth][min(number, len(scores[depth]) - 1)]
                 yield from ((score, token, (depth + 1, rank)) for rank, (score, token) in enumerate(zip(after, row[depth])))
 
-        for whole, part in zip((tokens, parents), grow(children, (0, 0), plan.tree, least)):
+        for whole, part in zip((tokens, parents), grow(children, (0, 0), plan.tree, least(plan.gate))):
             whole.append(part)
     return TreeDraft(tokens, parents)
 

@@ -30,7 +30,7 @@ from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdic
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 from specdec_plugins.training.cross_entropy import cross_entropy
 from specdec_plugins.training.decoder import adopt, decoder_of, initial
-from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, options_of
+from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
 
 DECAY = 0.85  # weight of a step's loss relative to the one before: the later, the less often it counts
 
@@ -40,6 +40,9 @@ class Options:
     layers: int = 1
     steps: int = 4  # that training goes on from its own outputs, the first from the verifier's
     untold: float = 0.1  # share of hidden states that training replaces by the learned one
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "layers", "steps")
 
 
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
@@ -139,7 +142,6 @@ class EagleRow:
 class EagleState:
     rows: RowState
     inputs: list[EagleRow] = field(default_factory=list)
-    said: list[int] = field(default_factory=list)  # tokens of each row when it last drafted
     unknown: Tensor | None = None
 
     def share(self, rows: list[int]) -> None:
@@ -156,7 +158,7 @@ class EagleState:
 
 
 class EagleDrafter:
-    needs_verifier = True
+    needs_verifier = follows = True
 
     def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Tensor], Tensor], unknown: Tensor):
         self.model, self.verifier, self.join = model, verifier, join
@@ -173,7 +175,6 @@ class EagleDrafter:
 
     @torch.inference_mode()
     def propose(self, state: EagleState, prefix: Prefix, plan: Plan) -> Draft:
-        state.said = list(map(len, prefix.outputs))
         inputs = [self._due(row, [prefix.symbols.start, *output]) for row, output in zip(state.inputs, prefix.outputs)]
         places = [row.read for row in state.inputs]
 

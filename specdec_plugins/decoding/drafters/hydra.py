@@ -16,7 +16,7 @@ from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.drafters import medusa
 from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, heads_drafter, projecting
 from specdec_plugins.formats.spec import DrafterModel, Model
-from specdec_plugins.training.drafter_code import FrozenVerifier, options_of
+from specdec_plugins.training.drafter_code import FrozenVerifier, at_least_one, options_of
 from specdec_plugins.training.masking import ManyBlocks
 from specdec_plugins.training.successor import ALONE, Successor
 
@@ -25,6 +25,9 @@ from specdec_plugins.training.successor import ALONE, Successor
 class Options:
     heads: int = 5
     successor_width: int = 128  # hidden units of the successor network; the engine's kernels compute multiples of 32
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "heads", "successor_width")
 
 
 class Network(medusa.Network):

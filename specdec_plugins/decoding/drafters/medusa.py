@@ -2,8 +2,7 @@
 
 The verifier chose its own token by a hidden state x of its last pass. Head k makes of it x + silu(W_k x), and the verifier's
 output projection makes of that the logits of the k-th token after the own one: a draft costs about as much as its logits. Before
-a sentence's first pass there is no hidden state, and a learned mean of the encoder's output takes its place. Plain iterations do
-not tell it their hidden states; after them it drafts nothing for one iteration.
+a sentence's first pass there is no hidden state, and a learned mean of the encoder's output takes its place.
 
 B sentences, S source positions, T target positions, A blocks a sentence, K heads, D width.
 """
@@ -17,13 +16,13 @@ from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.backends.torch.transformer import heads
-from specdec_plugins.decoding.drafters import Rows, matching, over_the_verifier
+from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 from specdec_plugins.training.cross_entropy import cross_entropy
-from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, options_of
+from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
 from specdec_plugins.training.masking import ManyBlocks, lengths, many_blocks, many_starts
 
 BLOCKS = 4  # of a sentence that train in an update: all would be K predictions for each of its tokens
@@ -34,14 +33,17 @@ DECAY = 0.85  # weight of a head's loss relative to the one before: the later, t
 class Options:
     heads: int = 5
 
+    def __post_init__(self) -> None:
+        at_least_one(self, "heads")
+
 
 class Beginning(nn.Module):
     """A hidden state for a sentence of which the verifier has read nothing: W sum_s softmax(q . h_s) h_s, for the encoder's h."""
 
-    def __init__(self, width: int):
+    def __init__(self, verifier: ModelSpec):
         super().__init__()
-        self.query = nn.Parameter(torch.zeros(width))
-        self.out = nn.Linear(width, width)
+        self.query = nn.Parameter(torch.zeros(verifier.encoder.width))
+        self.out = nn.Linear(verifier.encoder.width, verifier.decoder.width)
 
     def forward(self, encoded: Tensor, hidden: Tensor) -> Tensor:
         """(B, D) for an encoder's output (B, S, D), of which ``hidden`` (B, S), added to scores, hides what is past the end."""
@@ -66,7 +68,7 @@ class Network(nn.Module):
         self.heads = nn.Linear(width * (1 + self.reads_token), width * options.heads)
         nn.init.zeros_(self.heads.weight)
         nn.init.zeros_(self.heads.bias)
-        self.beginning = Beginning(width)
+        self.beginning = Beginning(verifier.spec)
 
     def loss(self, batch: Batch) -> Loss:
         """Weighted cross-entropy of blocks of the target, each after a hidden state: some blocks in training, else all."""
@@ -97,37 +99,28 @@ class Network(nn.Module):
 
 
 @dataclass
-class HeadsRow:
-    """The hidden state that a row's last token was chosen by, and how many tokens the row had then, that one included."""
-
-    state: Tensor
-    said: int = 0
-
-
-@dataclass
 class HeadsState:
-    """The model's state; of each row what its source begins with, what is known of it, and its tokens when it last drafted."""
+    """The model's state; of each row the hidden state (D,) that its last token was chosen by, and the one of its beginning."""
 
     rows: RowState
     beginnings: list[Tensor] = field(default_factory=list)
-    hidden: Rows[HeadsRow] = field(default_factory=Rows)
-    said: list[int] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
 
     def share(self, rows: list[int]) -> None:
         self.rows.share(rows)
         self.beginnings += [self.beginnings[row] for row in rows]
-        self.hidden.rows += [HeadsRow(self.beginnings[row]) for row in rows]
+        self.states += [self.beginnings[row] for row in rows]
 
     def select(self, order: list[int]) -> None:
         self.rows.select(order)
         self.beginnings = [self.beginnings[row] for row in order]
-        self.hidden.select(order)
+        self.states = [self.states[row] for row in order]
 
 
 class HeadsDrafter:
     """Medusa's decoding half, and Hydra's."""
 
-    needs_verifier = trees = True
+    needs_verifier = follows = trees = True
 
     def __init__(
         self, model: LoadedModel, verifier: LoadedModel, heads: Callable[[Tensor, Sequence[int]], Tensor], beginning: Beginning
@@ -145,27 +138,20 @@ class HeadsDrafter:
         encoded = self.verifier.encode(source)
         for row, length in zip(encoded, source.sizes):  # each by itself, so that it does not depend on the batch
             state.beginnings.append(self.beginning(row[None, :length], row.new_zeros(1, length))[0])
-            state.hidden.rows.append(HeadsRow(state.beginnings[-1]))
+        state.states += state.beginnings[len(state.states) :]
 
     @torch.inference_mode()
     def propose(self, state: HeadsState, prefix: Prefix, plan: Plan) -> Draft:
-        state.said = list(map(len, prefix.outputs))
-        rows = state.hidden.rows
-        known = [row.said == said for row, said in zip(rows, state.said)]
-        states = torch.stack([row.state for row in rows])  # (B, D)
-        features = self.heads(states, prefix.last)  # (B, K, D)
-        most = features.size(1)
-        lengths = [min(length, most) if there else 0 for length, there in zip(plan.lengths, known)]
-        if not any(lengths):
-            return Draft([[] for _ in rows])
+        vectors = self.heads(torch.stack(state.states), prefix.last)  # (B, K, D)
+        most = vectors.size(1)
+        lengths = [min(length, most) for length in plan.lengths]
         numbers = [range(row * most, row * most + length) for row, length in enumerate(lengths)]
-        done = self.model.read(state.rows, numbers, [0] * len(rows), embeddings=features.flatten(0, 1))
+        done = self.model.read(state.rows, numbers, [0] * len(lengths), embeddings=vectors.flatten(0, 1))
         return drafted(done, prefix, plan._replace(lengths=lengths))
 
     def observe(self, state: HeadsState, scores: Any, draft: Draft, verdict: Verdict) -> None:
         features = scores.features()
-        for row, (accepted, said) in enumerate(zip(verdict.accepted, state.said)):
-            state.hidden.rows[row] = HeadsRow(features[row, verdict.places(row)[-1]].clone(), said + accepted + 1)
+        state.states = [features[row, verdict.places(row)[-1]].clone() for row in range(len(state.states))]
 
     def bytes_for(self, request: Request) -> int:
         return 0
@@ -193,13 +179,13 @@ def heads_drafter(
     weights: DrafterModel, model: LoadedModel, verifier: LoadedModel, count: int, reads_token: bool
 ) -> HeadsDrafter:
     """Raises ValueError with every tensor that does not fit."""
-    width = verifier.spec.decoder.width
+    width, source = verifier.spec.decoder.width, verifier.spec.encoder.width
     shapes = {
         "heads.weight": (count * width, width * (1 + reads_token)), "heads.bias": (count * width,),
-        "beginning.query": (width,), "beginning.out.weight": (width, width), "beginning.out.bias": (width,),
+        "beginning.query": (source,), "beginning.out.weight": (width, source), "beginning.out.bias": (width,),
     }  # fmt: skip
     own = matching(weights, shapes)
-    beginning = Beginning(width)
+    beginning = Beginning(verifier.spec)
     beginning.load_state_dict({name.removeprefix("beginning."): own[name] for name in own if name.startswith("beginning.")})
     return HeadsDrafter(model, verifier, verifier.heads(own["heads.weight"], own["heads.bias"], reads_token), beginning)
 

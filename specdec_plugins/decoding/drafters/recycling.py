@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from specdec_plugins.decoding.drafters import PairFacts, Rows
-from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.trees import TreeDraft, grow
+from specdec_plugins.decoding.trees import TreeDraft, grow, least
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
 
 KEPT = 8  # successors of each token in trees, as in the paper
@@ -68,15 +67,16 @@ class Branches:
     def __init__(self) -> None:
         self.after: dict[int, list[tuple[float, int]]] = {}
 
-    def tree(self, token: int, length: int, tree: Tree) -> tuple[list[int], list[int]]:
+    def tree(self, token: int, length: int, plan: Plan) -> tuple[list[int], list[int]]:
         """Tokens and parents of the likeliest paths of up to ``length`` tokens after a token."""
+        assert plan.tree is not None
 
         def children(key: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
             depth, before = key
             known = self.after.get(before, []) if depth < length else []
             return [(score, follower, (depth + 1, follower)) for score, follower in known]
 
-        return grow(children, (0, token), tree)
+        return grow(children, (0, token), plan.tree, least(plan.gate))
 
     def learn(self, rows: Sequence[int], draft: Draft, logits: torch.Tensor) -> None:
         """The verifier's likeliest tokens after the token of each of ``rows``, and after each node, by logits (R, W, V)."""
@@ -105,7 +105,7 @@ class Recycling:
     def propose(self, state: Rows[int], prefix: Prefix, plan: Plan) -> Draft:
         state.rows = prefix.last
         if plan.tree is not None:
-            trees = [self.branches.tree(token, length, plan.tree) for token, length in zip(state.rows, plan.lengths)]
+            trees = [self.branches.tree(token, length, plan) for token, length in zip(state.rows, plan.lengths)]
             return TreeDraft([tokens for tokens, _ in trees], [parents for _, parents in trees])
         return Draft([self.successors.chain(token, (), length) for token, length in zip(state.rows, plan.lengths)])
 

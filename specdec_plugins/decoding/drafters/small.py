@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
-from specdec_plugins.decoding.drafters import over_the_verifier
+from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.turns import draft_in_turn
@@ -22,7 +22,7 @@ from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 from specdec_plugins.training.cross_entropy import cross_entropy
 from specdec_plugins.training.decoder import adopt, decoder_of, embedded, features, initial
-from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, blocks, options_of
+from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, blocks, options_of
 
 BLOCK = 8  # tokens of which accept_len is logged
 
@@ -31,6 +31,9 @@ BLOCK = 8  # tokens of which accept_len is logged
 class Options:
     layers: int = 1
     dropout: float = 0.1  # of the embedded input
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "layers")
 
 
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
@@ -93,7 +96,8 @@ class SmallDrafter:
             places: list[int] = []
             for row, output in enumerate(ahead.outputs):
                 text = [ahead.symbols.start, *output][:most]
-                known = agreeing(state.read[row], text[:-1]) if wanted[row] else 0
+                # Where a row reads nothing, a backend may still write beyond what it has read.
+                known = agreeing(state.read[row], text[:-1]) if wanted[row] else len(state.read[row])
                 places.append(known)
                 tokens.append(text[known:] if wanted[row] else [])
                 if wanted[row]:
@@ -118,4 +122,5 @@ def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
 
 
 def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> SmallDrafter:
+    matching(weights, {})
     return SmallDrafter(model)

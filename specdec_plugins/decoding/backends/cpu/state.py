@@ -7,6 +7,8 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import torch
+
 from specdec_plugins.decoding.backends.cache import KVCache
 from specdec_plugins.decoding.values import Source
 
@@ -86,9 +88,11 @@ class SlottedState:
             slots = [slot for slot, (other, _) in self._due.items() if other is source]
             self._remember(source, [self._due.pop(slot)[1] for slot in slots], self.sources, slots)
 
+    @torch.inference_mode()
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self.cache.keep(self.slots, roots, paths)
 
+    @torch.inference_mode()
     def select(self, order: list[int]) -> None:
         staying = set(order)
         for row in range(self.rows):

@@ -154,7 +154,7 @@ class TorchModel:
             inputs.append(pad_rows(guesses, len(table)))
             results, width = results + guesses.size(1), width + guesses.size(1)
         if embeddings is not None:
-            inputs.append(pad_rows(embeddings, max(len(embeddings), len(table) * width)))
+            inputs.append(pad_rows(embeddings, max(runner.round(len(embeddings)), len(table) * width)))
         if parents is not None:
             inputs.append(families(within_rows(tokens, parents), len(table), width).to(table.device, non_blocking=True))
         longest = max(positions) + width

@@ -294,6 +294,8 @@ class Transformer:
         if model.spec is None:
             raise UnsupportedModel(f"drafter '{code}' is no Transformer")
         faults = option_faults(model) if isinstance(model, DrafterModel) else []
+        if not model.spec.decoder.layers and code in (None, *OPTIONS):
+            faults.append("a decoder without layers")
         if not faults:
             more = drafter_shapes(model) if isinstance(model, DrafterModel) else {}
             faults = tensor_faults(model.spec, tensor_shapes(model.tensors), more)

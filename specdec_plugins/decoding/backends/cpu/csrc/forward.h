@@ -135,10 +135,6 @@ class Forward {
     void run(int member) {
         Part part{member, apart ? Range{bounds[member], bounds[member + 1]} : share(count, member, team.size)};
         each_row(part, [&](int row) { embed(row, part); });
-        if (pass.narrowed && stack.layers.empty()) {
-            sync();
-            drop_unwanted(part);
-        }
         for (size_t index = 0; index < stack.layers.size(); ++index) layer(int(index), part);
         finish(part);
     }

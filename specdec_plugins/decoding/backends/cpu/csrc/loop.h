@@ -47,8 +47,7 @@ struct Decoding {
     const float* embeddings;        // .. (V, D) that they read; NULL if they do not, ..
     double scale;                   // .. what these are multiplied by, ..
     float *states, *features;       // .. (B, D) hidden states, changed, and room for those of a pass (B, K + 1, D), ..
-    float* vectors;                 // .. room for what they make of them (B, H, D), ..
-    int64_t* known;                 // .. and (B) whether a row's state is that of its last token; changed
+    float* vectors;                 // .. and room for what they make of them (B, H, D)
     int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token (-1: none, after eos), cut, the draft
     float* scores;                  // (steps, B, K + 1): of the accepted tokens and the own one
     double* seconds;                // (2) that drafting and verifying took
@@ -118,8 +117,8 @@ class Sentences {
         for (auto& draft : drafts) draft.clear();
     }
 
-    // Reads each row's last token and its draft, and judges the draft; where they `drafted`, heads are told the hidden states.
-    void verify(Engine& engine, bool drafted) {
+    // Reads each row's last token and its draft, and judges the draft. Heads are told the hidden states.
+    void verify(Engine& engine) {
         starts.assign(1, 0), tokens.clear(), forced_starts.assign(1, 0), forced_flat.clear();
         size_t width = 0;
         for (int64_t b = 0; b < batch; ++b) {
@@ -133,7 +132,7 @@ class Sentences {
         add_causal_rows(engine.scratch.rows, batch, width, starts.data(), places.data(), nullptr, slots, source_slots,
                         source_lengths, tokens.data());
         Pass pass = pass_of(all.verifying, false, all.logits, nullptr);
-        pass.features = all.heads && drafted ? all.features : nullptr;
+        pass.features = all.features;
         Forward forward(*all.verifier, pass, engine.team, engine.scratch);
         judged.resize(3 * batch), scores.resize(batch * width), this->width = width;
         const Judging judging{all.logits, batch, int64_t(width), 1, starts.data(), all.tau, judged.data(), scores.data(),
@@ -146,10 +145,8 @@ class Sentences {
             judging.run(engine, member);
         });
         const int64_t size = all.verifier->width;
-        for (int64_t b = 0; all.heads && b < batch; ++b) {
-            all.known[b] = drafted;
-            if (drafted) std::copy_n(all.features + (b * width + judged[b]) * size, size, all.states + b * size);
-        }
+        for (int64_t b = 0; all.heads && b < batch; ++b)
+            std::copy_n(all.features + (b * width + judged[b]) * size, size, all.states + b * size);
     }
 
     // Appends what was accepted to each row, and writes it down. Returns whether a row is finished.
@@ -206,18 +203,17 @@ class Sentences {
             }
     }
 
-    // As `HeadsDrafter` does: rows whose state is not known draft nothing.
+    // As `HeadsDrafter` does.
     void draft_by_heads(Engine& engine) {
         const int64_t size = all.verifier->width, most = all.heads->outputs / size;
         starts.assign(1, 0), tokens.clear(), empty.clear(), firsts.assign(batch, 0);
         for (int64_t b = 0; b < batch; ++b) {
-            lengths[b] = all.known[b] ? std::min(lengths[b], most) : 0;
+            lengths[b] = std::min(lengths[b], most);
             for (int64_t k = 0; k < lengths[b]; ++k) tokens.push_back(b * most + k);
             starts.push_back(tokens.size());
             empty.push_back(places[b] == 0);
         }
         draft_nothing();
-        if (tokens.empty()) return;
         const Heads heads{all.heads, all.embeddings, float(all.scale), batch, size, all.states, last.data(), all.vectors};
         heads.reserve(engine);
         add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), firsts.data(), nullptr, drafter_slots,
@@ -306,13 +302,12 @@ void decode(Engine& engine, Decoding& all) {
     bool finished = false;
     for (all.taken = 0; all.taken < all.steps && !finished && (all.taken == 0 || sentences.fits()); ++all.taken) {
         const auto began = Clock::now();
-        const bool drafts = sentences.plan();
-        if (drafts)
+        if (sentences.plan())
             sentences.draft(engine);
         else
             sentences.draft_nothing();
         const auto drafted = Clock::now();
-        sentences.verify(engine, drafts);
+        sentences.verify(engine);
         finished = sentences.commit(all.record + all.taken * all.batch * (all.longest + 4),
                                     all.scores + all.taken * all.batch * (all.longest + 1));
         all.seconds[0] += seconds(began, drafted);
