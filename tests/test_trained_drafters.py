@@ -293,13 +293,13 @@ def test_rows_that_pause_keep_what_they_read(name, dtype):
 
     def step(states, lengths, tokens):
         drafting, verifying, prefix = states
-        draft = drafter.propose(drafting, prefix, Plan(lengths))
+        draft = drafter.propose(drafting, prefix, Plan(lengths, gate=Gate(drafter=1e-9)))
         scores = verifier.score(verifying, prefix, draft)
         scores.logits()
         if hasattr(drafter, "observe"):
             drafter.observe(drafting, scores, draft, Verdict([0] * len(lengths), tokens, [[0.0]] * len(lengths), []))
         commit(prefix, [[token] for token in tokens])
-        return draft.tokens
+        return list(zip(draft.tokens, draft.confidence or [[]] * len(lengths)))
 
     together, alone = standing([0, 1, 2]), [standing([row]) for row in range(3)]
     owners = [0, 1, 2]
@@ -307,7 +307,8 @@ def test_rows_that_pause_keep_what_they_read(name, dtype):
         lengths, tokens = [rng.choice([0, 1, 4]) for _ in owners], [rng.randrange(4, WORDS) for _ in owners]
         drafts = step(together, lengths, tokens)
         for row, owner in enumerate(owners):
-            assert drafts[row] == step(alone[owner], [lengths[row]], [tokens[row]])[0], (turn, row)
+            expected = step(alone[owner], [lengths[row]], [tokens[row]])[0]
+            assert drafts[row][0] == expected[0] and drafts[row][1] == pytest.approx(expected[1], rel=1e-5), (turn, row)
         order = rng.sample(range(3), 3)
         for state in together:
             state.select(order)
