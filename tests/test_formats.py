@@ -132,7 +132,7 @@ def test_kernels_compute_the_spec(case):
 
 def test_what_cannot_be_a_model_is_said_at_once():
     with pytest.raises(ValueError) as caught:
-        ModelSpec(replace(SIDE, heads=3), replace(SIDE, layers=0, embedding_scale=float("nan")), "tanh", forced=(-1,))
+        ModelSpec(replace(SIDE, heads=3), replace(SIDE, inner_width=0, embedding_scale=float("nan")), "tanh", forced=(-1,))
     named = ("'tanh'", "encoder: 3 heads", "decoder: layers", "decoder: embeddings scaled by nan", "no tokens below 0")
     assert all(each in str(caught.value) for each in named)
     for change in ({"layers": 10**9}, {"width": 1 << 20, "heads": 1}, {"max_positions": 10**9}, {"max_positions": 1 << 19,

@@ -189,7 +189,7 @@ def test_standard_input_and_output(folder, lines):
     command = [sys.executable, "-m", "specdec_plugins.commands.translate", "--model", str(folder)]
     result = subprocess.run(command, input=text, capture_output=True, cwd=ROOT, timeout=120)
     assert result.returncode == 0 and result.stdout.count(b"\n") == len(lines)
-    assert b"tokens per verifier pass" in result.stderr and b"\r" not in result.stderr  # a summary; no bar in a log
+    assert b"specdec, exact, block size auto" in result.stderr and b"\r" not in result.stderr  # a summary; no bar in a log
     unended = subprocess.run([*command, "--quiet"], input=text[:-1], capture_output=True, cwd=ROOT, timeout=120)
     assert unended.stdout == result.stdout and unended.stderr == b""
 

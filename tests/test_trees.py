@@ -37,7 +37,7 @@ from specdec_plugins.decoding.drafters.ngram import NGram
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.drafters.recycling import Branches, Recycling
 from specdec_plugins.decoding.loop import speculative_decode
-from specdec_plugins.decoding.options import Gate, Sampling, Tree
+from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import TreeDraft, depths, grow, path_to
@@ -361,8 +361,13 @@ def test_recycled_trees(dtype):
         assert [follower for _, follower in branches.after[token]] == expected
         scores = logits[row, place].log_softmax(-1)[expected].tolist()
         assert [score for score, _ in branches.after[token]] == pytest.approx(scores, abs=1e-6)
-    assert paths_of(*branches.tree(4, 3, Tree(5))) == [] and len(paths_of(*branches.tree(6, 1, Tree(50)))) == 8
-    assert max(map(len, paths_of(*branches.tree(6, 3, Tree(500))))) == 3
+
+    def paths(token, length, nodes, gate=OPEN):
+        return paths_of(*branches.tree(token, length, Plan([length], gate=gate, tree=Tree(nodes))))
+
+    assert paths(4, 3, 5) == [] and len(paths(6, 1, 50)) == 8
+    assert max(map(len, paths(6, 3, 500))) == 3
+    assert len(paths(6, 3, 500, Gate(drafter=0.05))) < len(paths(6, 3, 500)) / 2
 
 
 def test_a_drafter_that_does_not_branch_is_refused():

@@ -79,7 +79,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
     A trace is there to show drafts, so that it has them where none would pay; as many cannot change an exact output.
     """
     given = {field.name: getattr(options, field.name) for field in fields(Settings)}
-    if options.trace is not None and options.block_size is None and options.controller == Settings.controller:
+    drafts = options.strategy in ("specdec", "drafter") and options.controller == Settings.controller
+    if options.trace is not None and options.block_size is None and drafts:
         given["block_size"] = "model"
     return Settings(**given)
 
