@@ -126,6 +126,7 @@ def captions(folder, **lines):
     return folder
 
 
+@pytest.mark.long
 def test_script_from_captions_to_a_data_set(tmp_path):
     """Only English files are needed; the same seed gives the same bytes, and another one other errors."""
     local = captions(tmp_path / "local", train=60, val=12, test2016=9)
