@@ -238,7 +238,8 @@ stage_drafter() {
         need init "$out/init.pt"
         how=("${drafter_task[@]}" --total-up $drafter_updates --finetune-from-model "$out/init.pt")
     fi
-    train "$out/drafter" "$distilled/bin" $drafter_updates "${how[@]}" --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 5 \
+    train "$out/drafter" "$distilled/bin" $drafter_updates "${how[@]}" \
+        --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 5 \
         --best-checkpoint-metric accept_len --maximize-best-checkpoint-metric "${drafter_options[@]}"
 }
 

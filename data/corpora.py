@@ -274,7 +274,12 @@ def collect(text: Text, langs: tuple[str, ...], folder: Path, prefix: Path) -> N
 
 
 def gather(corpus: Corpus, local: Path | None, downloads: Path, source: Path) -> dict[str, str]:
-    """Fill the folder `source` with the corpus, downloading it unless it is in `local`; return the prefixes of every split."""
+    """Fill the folder `source` with the corpus, downloading it unless it is in `local`; return the prefixes of every split.
+
+    Raises ValueError if `local` is no folder.
+    """
+    if local and not local.is_dir():
+        raise ValueError(f"--local {local}: no such folder")
     unfinished = source.with_name(".source")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -309,8 +314,6 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--mask-predict: there is no such {options.name}")
     corpus, output = CORPORA[name](), options.output or DATA / "prepared" / name
     try:
-        if options.local and not options.local.is_dir():
-            raise ValueError(f"--local {options.local}: no such folder")
         prefixes = gather(corpus, options.local, DATA / "downloads" / name, output / "source")
     except (ValueError, OSError) as error:
         print(f"data/corpora.py: {error}", file=sys.stderr)

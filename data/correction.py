@@ -155,17 +155,6 @@ def table(counts: dict[str, Counter[str]]) -> Iterator[str]:
 # ---- command line
 
 
-def rate(value: str) -> float:
-    """Parse a share of words."""
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1
-    if not 0 <= number <= 0.5:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 0 to 0.5")
-    return number
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(
@@ -174,14 +163,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--local", type=Path, metavar="DIR", help="take Multi30k's English files from this folder")
     parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "correction",
         help="the data set (default data/prepared/correction)")  # fmt: skip
-    parser.add_argument("--rate", type=rate, default=RATE, help="share of words that get an error (default %(default)s)")
+    parser.add_argument("--rate", type=prepare.share, default=RATE, help="share of words that get an error (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the errors and passages (default %(default)s)")
     options, more = parser.parse_known_args(argv)
     source, pairs = options.output / "source", options.output / "pairs"
     try:
         captions = corpora.Corpus((TARGET,), corpora.multi30k().texts, ())
-        if options.local and not options.local.is_dir():
-            raise ValueError(f"--local {options.local}: no such folder")
         prefixes = corpora.gather(captions, options.local, corpora.DATA / "downloads" / "multi30k", source)
         texts = {split: list(read_lines(prepare.find_text(prefix, TARGET))) for split, prefix in prefixes.items()}
         counts = write_corpus(texts, pairs, options.rate, options.seed)

@@ -86,16 +86,6 @@ def rounded(weight, dtype):
     return weight.double()
 
 
-def multiply(engine, linear, x):
-    """(N, I) -> (N, O)"""
-    result, numbers = torch.empty(len(x), linear.outputs), binding.integers([0], [0], [len(x)])
-    pointers = engine.pointer, linear.pointer
-    engine.library.specdec_remember(
-        *pointers, 1, len(x), binding.start(numbers), x.data_ptr(), linear.outputs, result.data_ptr(), 0, 0
-    )
-    return result
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_product(variant, dtype):
     """(N, I) x (I, O) for shapes around the sizes of tiles, on any number of threads."""
@@ -110,7 +100,7 @@ def test_product(variant, dtype):
             expected = (expected / scale).round() * scale
         expected = expected @ rounded(weight, dtype).T + bias
         results = [
-            multiply(binding.Engine(threads), binding.NativeLinear(weight, bias, dtype), x)
+            binding.NativeLinear(weight, bias, dtype)(binding.Engine(threads), x)
             for threads in ((1, 2, 3) if rows > 12 else (1,))
         ]
         assert all(torch.equal(result, results[0]) for result in results)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdec_plugins.models.block import BlockDrafterModel, add_common_args, block_architecture, initialised
 from specdec_plugins.training.masking import ManyBlocks
-from specdec_plugins.training.successor import ALONE, Successor
+from specdec_plugins.training.successor import Successor
 
 
 @register_model("block_causal")
@@ -63,13 +63,7 @@ class CausalBlockDecoder(TransformerDecoder):
         """(N, V) logits, or (N, D) features; see `CausalBlockDrafterModel.forward`."""
         features = self.extract_features(prev_output_tokens, encoder_out, block)[block.masked]  # (N, D)
         if self.successor is not None:
-            # The token before is the verifier's: in decoding, nothing is accepted after a wrong token, so a guess after one does
-            # not count.
-            before = F.pad(block.target, (1, 0), value=self.padding_idx)[..., :-1][block.masked]  # (N,)
-            related = block.offsets[block.masked] > 0  # the first token's predecessor is read by the decoder
-            if self.training:
-                related &= torch.rand(related.shape, device=related.device) >= ALONE
-            features = features + self.successor(features, self.embed_tokens(before)) * related[:, None]
+            features = self.successor.relate(features, block, self.embed_tokens, self.padding_idx)
         return features if features_only else self.output_layer(features)
 
     def extract_features(self, prev_output_tokens, encoder_out, block: ManyBlocks):

@@ -46,28 +46,49 @@ def decoder_of(module: nn.Module, spec: ModelSpec, verifier: "FrozenVerifier") -
     return Decoder(Weights({**verifier.tensors, **own}), spec)
 
 
-def causal(width: int, like: Tensor) -> Tensor:
-    """(T, T) added to attention scores, so that each position sees those up to itself."""
-    return hide(torch.ones(width, width, dtype=torch.bool, device=like.device).triu(1), like.dtype)
+def embedded(decoder: Decoder, tokens: Tensor, embeddings: Tensor | None = None) -> Tensor:
+    """(B, T, D) inputs of the layers for tokens (B, T), or for the rows of other ``embeddings`` (N, D) that they number."""
+    return decoder.embedding(tokens, torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens), embeddings)
 
 
-def embedded(decoder: Decoder, tokens: Tensor) -> Tensor:
-    """(B, T, D) inputs of the layers for tokens (B, T)."""
-    return decoder.embedding(tokens, torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens))
+class Unrolled:
+    """Passes over all positions, one a step.
+
+    At step s a position sees what a draft of s tokens sees: itself as of step s, the s - 1 positions before it as of steps s - 1
+    down to 1, and those before them as of step 0.
+    """
+
+    def __init__(self, decoder: Decoder, encoded: Tensor, hidden: Tensor):
+        """For an encoder's output (B, S, D), of which ``hidden`` (B, 1, 1, S) hides what is past a sentence's end."""
+        assert decoder.memory is not None, "it has layers"
+        self.decoder, self.hidden = decoder, hidden
+        self.sources = decoder.memory(encoded).chunk(len(decoder.layers), -1)
+        self.entries: list[list[Tensor]] = [[] for _ in decoder.layers]  # by step
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(B, T, D) hidden states that logits are computed from, for inputs (B, T, D) of the layers."""
+        decoder = self.decoder
+        mask = self._seen(torch.arange(x.size(1), device=x.device), len(self.entries[0]), x.dtype)
+        for layer, entries, source in zip(decoder.layers, self.entries, self.sources):
+
+            def attend(queries: Tensor, own: Tensor, entries: list[Tensor] = entries) -> Tensor:
+                entries.append(own)
+                return attention(queries, torch.cat(entries, 1), decoder.heads, mask)
+
+            def cross_attend(queries: Tensor, source: Tensor = source) -> Tensor:
+                return attention(queries, source, decoder.heads, self.hidden)
+
+            x = layer(x, attend, cross_attend)
+        return decoder.features(x)
+
+    @staticmethod
+    def _seen(place: Tensor, step: int, dtype: torch.dtype) -> Tensor:
+        """(T, (s + 1) T) added to attention scores over the entries of all steps."""
+        back = place[:, None] - place  # (T, T): how far before
+        seen = [back >= step, *(back == step - earlier for earlier in range(1, step + 1))]
+        return hide(~torch.cat(seen, 1), dtype)
 
 
 def features(decoder: Decoder, x: Tensor, encoded: Tensor, hidden: Tensor) -> Tensor:
-    """(B, T, D) hidden states that logits are computed from, for inputs x (B, T, D) of the layers and an encoder's output
-    (B, S, D), of which ``hidden`` (B, 1, 1, S) hides what is past a sentence's end."""
-    assert decoder.memory is not None, "it has layers"
-    seen = causal(x.size(1), x)
-    for layer, entries in zip(decoder.layers, decoder.memory(encoded).chunk(len(decoder.layers), -1)):
-
-        def attend(queries: Tensor, own: Tensor) -> Tensor:
-            return attention(queries, own, decoder.heads, seen)
-
-        def cross_attend(queries: Tensor, entries: Tensor = entries) -> Tensor:
-            return attention(queries, entries, decoder.heads, hidden)
-
-        x = layer(x, attend, cross_attend)
-    return decoder.features(x)
+    """The hidden states of one causal pass: see `Unrolled`."""
+    return Unrolled(decoder, encoded, hidden)(x)

@@ -1,7 +1,12 @@
 """The network that relates a drafted token to the one before it, in training."""
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from specdec_plugins.training.masking import ManyBlocks
 
 # Share of the predictions that train without the successor network: decoding lets the logits without it choose its candidates.
 ALONE = 0.2
@@ -23,3 +28,15 @@ class Successor(nn.Module):
     def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
         """(..., D) what is added to features (..., D), for embeddings (..., D) of the tokens before."""
         return self.out(F.relu(self.from_feature(features) + self.from_token(tokens)))
+
+    def relate(self, features: Tensor, block: ManyBlocks, embed: Callable[[Tensor], Tensor], pad: int) -> Tensor:
+        """Features (N, D) of the blocks' predictions, in the order of ``block.masked``, each related to the token before it.
+
+        That token is the verifier's: in decoding, nothing is accepted after a wrong token, so a guess after one does not count.
+        The first token's predecessor is read by what made the features.
+        """
+        before = F.pad(block.target, (1, 0), value=pad)[..., :-1][block.masked]  # (N,)
+        related = block.offsets[block.masked] > 0
+        if self.training:
+            related &= torch.rand(related.shape, device=related.device) >= ALONE
+        return features + self(features, embed(before)) * related[:, None]

@@ -113,8 +113,9 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
 
 def drafting(settings: Settings, stats: "DecodeStats") -> str:
     """How much was drafted, and what came of it."""
-    lengths = str(settings.block_size if isinstance(settings.block_size, int) else max(stats.lengths))
-    if settings.adaptive:
+    if not settings.adaptive:
+        lengths = str(settings.block_size if isinstance(settings.block_size, int) else max(stats.lengths))
+    else:
         if not stats.drafted:
             return "auto: no draft, as where plain passes make more tokens a second (--block-size model drafts all the same)"
         kinds = [(f"{length} tokens" if length else "no draft", times) for length, times in stats.lengths.most_common(3)]

@@ -19,8 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
-from specdec_plugins.decoding.backends.cache import hide
-from specdec_plugins.decoding.backends.torch.transformer import Decoder, attention
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.drafters.medusa import states_before
@@ -29,7 +27,7 @@ from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 from specdec_plugins.training.cross_entropy import cross_entropy
-from specdec_plugins.training.decoder import adopt, decoder_of, initial
+from specdec_plugins.training.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
 
 DECAY = 0.85  # weight of a step's loss relative to the one before: the later, the less often it counts
@@ -70,7 +68,7 @@ class Network(nn.Module):
         own; by step, every token but the first ones."""
         verifier, present = batch.verifier, batch.target != batch.symbols.pad
         decoder = decoder_of(self, self.spec, verifier)
-        embedded, (encoded, hidden) = verifier.embed(batch.prefix), verifier.encode(batch.source)
+        tokens, (encoded, hidden) = verifier.embed(batch.prefix), verifier.encode(batch.source)
         told = verifier.states(batch.prefix, encoded, hidden)
         states = states_before(self.unknown.expand(len(told), -1), told)
         if self.training:
@@ -78,9 +76,11 @@ class Network(nn.Module):
             states = torch.where(untold[..., None], self.unknown, states)
         run = Unrolled(decoder, encoded, hidden)
         place = torch.arange(present.size(1), device=present.device)
+        numbers = torch.arange(present.numel(), device=present.device).view_as(present)
         total, weight, right = told.new_zeros(()), told.new_zeros(()), []
         for step in range(self.options.steps):
-            outputs = run(self.join(torch.cat([embedded, states], -1)))
+            joined = self.join(torch.cat([tokens, states], -1))
+            outputs = run(embedded(decoder, numbers, joined.flatten(0, 1)))
             states = states_before(self.unknown.expand(len(told), -1), outputs)
             there = present & (place >= step)
             loss, _, hits = cross_entropy(outputs[there], decoder.projection, batch.target[there])
@@ -88,46 +88,6 @@ class Network(nn.Module):
             # Step k at a position is the k-th token of a draft that begins k positions before.
             right.append(F.pad(torch.zeros_like(there).masked_scatter(there, hits), (0, step))[:, step:])
         return Loss(total, weight, torch.stack(right, -1)[present])
-
-
-class Unrolled:
-    """Passes over all positions, one a step.
-
-    At step s a position sees what a draft of s tokens sees: itself as of step s, the s - 1 positions before it as of steps s - 1
-    down to 1, and those before them as of step 0.
-    """
-
-    def __init__(self, decoder: Decoder, encoded: Tensor, hidden: Tensor):
-        assert decoder.memory is not None
-        self.decoder, self.hidden = decoder, hidden
-        self.sources = decoder.memory(encoded).chunk(len(decoder.layers), -1)
-        self.entries: list[list[Tensor]] = [[] for _ in decoder.layers]  # by step
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(B, T, D) outputs for inputs (B, T, D) without positions."""
-        decoder, width = self.decoder, x.size(1)
-        place = torch.arange(width, device=x.device)
-        x = x + decoder.embedding.place(place.expand(len(x), -1))
-        x = x if decoder.embedding.norm is None else decoder.embedding.norm(x)
-        mask = self._seen(place, len(self.entries[0]), x.dtype)
-        for layer, entries, source in zip(decoder.layers, self.entries, self.sources):
-
-            def attend(queries: Tensor, own: Tensor, entries: list[Tensor] = entries) -> Tensor:
-                entries.append(own)
-                return attention(queries, torch.cat(entries, 1), decoder.heads, mask)
-
-            def cross_attend(queries: Tensor, source: Tensor = source) -> Tensor:
-                return attention(queries, source, decoder.heads, self.hidden)
-
-            x = layer(x, attend, cross_attend)
-        return decoder.features(x)
-
-    @staticmethod
-    def _seen(place: Tensor, step: int, dtype: torch.dtype) -> Tensor:
-        """(T, (s + 1) T) added to attention scores over the entries of all steps."""
-        back = place[:, None] - place  # (T, T): how far before
-        seen = [back >= step, *(back == step - earlier for earlier in range(1, step + 1))]
-        return hide(~torch.cat(seen, 1), dtype)
 
 
 @dataclass
@@ -141,15 +101,14 @@ class EagleRow:
 @dataclass
 class EagleState:
     rows: RowState
+    unknown: Tensor  # (D,) where no hidden state was told
     inputs: list[EagleRow] = field(default_factory=list)
-    unknown: Tensor | None = None
 
     def share(self, rows: list[int]) -> None:
         self.rows.share(rows)
         self.inputs += [self.fresh() for _ in rows]
 
     def fresh(self) -> EagleRow:
-        assert self.unknown is not None
         return EagleRow(self.unknown[None])
 
     def select(self, order: list[int]) -> None:
@@ -166,7 +125,7 @@ class EagleDrafter:
         model.features_wanted = verifier.features_wanted = True
 
     def start(self, rows: int, shared: object) -> EagleState:
-        return EagleState(self.model.start(rows), unknown=self.unknown)
+        return EagleState(self.model.start(rows), self.unknown)
 
     def admit(self, state: EagleState, source: Source) -> None:
         """Append the sentences of ``source`` as rows, which are encoded at their first draft."""

@@ -6,10 +6,9 @@ drafted token to the one before it, among the likeliest candidates: all logits s
 B sentences, T target positions, A blocks a sentence, K heads, D width.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
+from typing import cast
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel
@@ -18,7 +17,7 @@ from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, heads_drafter
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.training.drafter_code import FrozenVerifier, at_least_one, options_of
 from specdec_plugins.training.masking import ManyBlocks
-from specdec_plugins.training.successor import ALONE, Successor
+from specdec_plugins.training.successor import Successor
 
 
 @dataclass
@@ -41,15 +40,12 @@ class Network(medusa.Network):
         self.decoder = nn.ModuleDict({"successor": successor})  # the engine's name of its tensors is decoder.successor
 
     def relate(self, predicted: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Tensor:
-        before = F.pad(block.target, (1, 0), value=verifier.spec.symbols.pad)[..., :-1]  # (B, A, K)
-        related = block.offsets > 0  # the own token, before the first head's, is read by the heads
-        if self.training:
-            related &= torch.rand(related.shape, device=related.device) >= ALONE
-        return predicted + self.decoder["successor"](predicted, verifier.embeddings[before]) * related[..., None]
+        successor, pad = cast(Successor, self.decoder["successor"]), verifier.spec.symbols.pad
+        return successor.relate(predicted, block, lambda tokens: verifier.embeddings[tokens], pad)
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    return projecting(replace(weights, options=asdict(options_of(Options, weights.options))), verifier)
+    return projecting(weights, verifier, Options)
 
 
 def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> HeadsDrafter:

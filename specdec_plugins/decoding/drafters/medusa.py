@@ -4,7 +4,8 @@ The verifier chose its own token by a hidden state x of its last pass. Head k ma
 output projection makes of that the logits of the k-th token after the own one: a draft costs about as much as its logits. Before
 a sentence's first pass there is no hidden state, and a learned mean of the encoder's output takes its place.
 
-B sentences, S source positions, T target positions, A blocks a sentence, K heads, D width.
+B sentences, S source positions, T target positions, A blocks a sentence, K heads, N predicted positions (over the
+batch), D width.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from specdec_plugins.decoding.backends.torch.transformer import heads
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 from specdec_plugins.training.cross_entropy import cross_entropy
 from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
@@ -77,10 +78,10 @@ class Network(nn.Module):
         states = states_before(self.beginning(encoded, hidden[:, 0, 0]), verifier.states(batch.prefix, encoded, hidden))
         rows = torch.arange(len(states), device=states.device)[:, None]
         own = verifier.embed(batch.prefix[rows, block.starts]) if self.reads_token else None
-        predicted = self.relate(heads(self.heads, states[rows, block.starts], own), block, verifier)  # (B, A, K, D)
+        vectors = heads(self.heads, states[rows, block.starts], own)[block.masked]  # (N, D)
         weights = DECAY ** block.offsets[block.masked].float()
-        target = block.target[block.masked]
-        total, _, hits = cross_entropy(predicted[block.masked], verifier.transformer.decoder.projection, target, weights)
+        predicted, target = self.relate(vectors, block, verifier), block.target[block.masked]
+        total, _, hits = cross_entropy(predicted, verifier.transformer.decoder.projection, target, weights)
         right = torch.zeros_like(block.masked).masked_scatter(block.masked, hits)
         return Loss(total, weights.sum(), right[block.masked[..., 0]])
 
@@ -94,7 +95,7 @@ class Network(nn.Module):
         return many_blocks(batch.target, starts, self.options.heads, batch.symbols.pad, batch.symbols.eos)
 
     def relate(self, predicted: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Tensor:
-        """Features (B, A, K, D) of the blocks' predictions, related to the tokens before them; here they do not see these."""
+        """Features (N, D) of the blocks' predictions, related to the tokens before them; here they do not see these."""
         return predicted
 
 
@@ -153,9 +154,6 @@ class HeadsDrafter:
         features = scores.features()
         state.states = [features[row, verdict.places(row)[-1]].clone() for row in range(len(state.states))]
 
-    def bytes_for(self, request: Request) -> int:
-        return 0
-
 
 def layerless(verifier: ModelSpec) -> ModelSpec:
     """A decoder that only projects: no layers, no norm, and the vectors that it reads are not scaled."""
@@ -163,8 +161,12 @@ def layerless(verifier: ModelSpec) -> ModelSpec:
     return replace(verifier, decoder=side, zero_start=False)
 
 
-def projecting(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    """The output projection as a Transformer of its own, with what a drafter has of successor network and draft vocabulary."""
+def projecting(weights: DrafterModel, verifier: Model, kind: type) -> DrafterModel:
+    """The output projection as a Transformer of its own, with what a drafter has of successor network and draft vocabulary.
+
+    Raises ValueError for options that are not of that ``kind``.
+    """
+    weights = replace(weights, options=asdict(options_of(kind, weights.options)))
     made = over_the_verifier(weights, verifier, layerless(verifier.spec))
     kept = {name: tensor for name, tensor in made.tensors.items() if not name.startswith("decoder.layernorm_embedding.")}
     kept["decoder.embed_positions.weight"] = torch.zeros_like(kept["decoder.embed_positions.weight"])
@@ -172,7 +174,7 @@ def projecting(weights: DrafterModel, verifier: Model) -> DrafterModel:
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    return projecting(replace(weights, options=asdict(options_of(Options, weights.options))), verifier)
+    return projecting(weights, verifier, Options)
 
 
 def heads_drafter(

@@ -159,6 +159,15 @@ class NativeLinear(Handle):
         padded = -(-self.outputs // TILE) * TILE
         self.weight_bytes = padded * (self.inputs * WEIGHT_BYTES[dtype] + 12)  # 12: bias, scale and offset
 
+    def __call__(self, engine: Engine, x: Tensor) -> Tensor:
+        """(N, I) -> (N, O)"""
+        x, result = floats(x), torch.empty(len(x), self.outputs)
+        numbers = integers([0], [0], [len(x)])  # one sentence, in slot 0
+        self.library.specdec_remember(
+            engine.pointer, self.pointer, 1, len(x), start(numbers), address(x), self.outputs, address(result), 0, 0
+        )
+        return result
+
 
 class Stack(Handle):
     """An encoder or decoder: an embedding, layers (`add_layer`), and a projection to logits."""

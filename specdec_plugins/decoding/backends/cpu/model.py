@@ -7,6 +7,7 @@ B rows, Q tokens read, W of them with a prediction, S source positions, D width,
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -156,17 +157,7 @@ class CpuModel:
 
     def linear(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
         """See `LoadedModel.linear`."""
-        packed, engine = NativeLinear(weight, bias, self.dtype), self.engine
-
-        def product(x: Tensor) -> Tensor:
-            x, result = floats(x), torch.empty(len(x), packed.outputs)
-            numbers = integers([0], [0], [len(x)])
-            engine.library.specdec_remember(
-                engine.pointer, packed.pointer, 1, len(x), start(numbers), address(x), packed.outputs, address(result), 0, 0
-            )
-            return result
-
-        return product
+        return partial(NativeLinear(weight, bias, self.dtype), self.engine)
 
     def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> "NativeHeads":
         """See `LoadedModel.heads`."""

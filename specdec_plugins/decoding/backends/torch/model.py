@@ -52,18 +52,22 @@ class TorchPass:
     def features(self) -> Tensor:
         return self.results[1]
 
+    @property
+    def gates(self) -> Tensor | None:
+        """(R, W, G) of the successor network, if there is one."""
+        return self.results[2] if len(self.results) > 2 else None
+
     def with_logits(self, logits: Tensor) -> "TorchPass":
         """The same pass with other logits."""
         return replace(self, results=[logits, *self.results[1:]])
 
     @torch.inference_mode()
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
-        return self.model.choose(self.results[0], self.results[2] if len(self.results) > 2 else None, prefix, plan)
+        return self.model.choose(self.results[0], self.gates, prefix, plan)
 
     def candidates(self, prefix: Prefix) -> Candidates:
         decoder = self.model.transformer.decoder
-        gates = self.results[2] if len(self.results) > 2 else None
-        return candidates_of(self.results[0], gates, decoder.successor, decoder.vocabulary, prefix)
+        return candidates_of(self.results[0], self.gates, decoder.successor, decoder.vocabulary, prefix)
 
     @torch.inference_mode()
     def judge(
@@ -156,7 +160,7 @@ class TorchModel:
         if embeddings is not None:
             inputs.append(pad_rows(embeddings, max(runner.round(len(embeddings)), len(table) * width)))
         if parents is not None:
-            inputs.append(families(within_rows(tokens, parents), len(table), width).to(table.device, non_blocking=True))
+            inputs.append(ancestry(within_rows(tokens, parents), len(table), width).to(table.device, non_blocking=True))
         longest = max(positions) + width
         seen, read = runner.round(longest, 64), runner.round(state.longest, 32)
         cache.reserve(len(table), seen)
@@ -164,33 +168,33 @@ class TorchModel:
         # What need not be hidden: the only query is at the last position; no source is padded.
         alone = len(table) * width == 1 and seen == longest and parents is None
         even = all(length == read for length in state.lengths) and not padding
-        given = embeddings is not None, parents is not None
-        settings = seen, read, results, alone, even, max(firsts) > 0, *given
+        settings = seen, read, results, alone, even, max(firsts) > 0
         return TorchPass(self, runner.run(self._read, inputs, (cache, sources), settings))
 
     def _read(
         self, cache: KVCache, sources: KVCache, seen: int, read: int, results: int, alone: bool, even: bool, chosen: bool,
-        embedded: bool, branching: bool, table: Tensor, more: Tensor | None = None,
+        table: Tensor, more: Tensor | None = None,
     ) -> list[Tensor]:  # fmt: skip
         """A pass's results. ``table`` (R, 3 + Q) has each row's position, first result, source length and tokens.
 
-        T = ``seen`` target and S = ``read`` source positions are attended to, W = ``results``. ``more`` are guesses (R, K); where
-        tokens are ``embedded``, the vectors (N, D) that they number; where rows are ``branching``, (R, Q, Q) bool: whether a
-        token sees another one.
+        T = ``seen`` target and S = ``read`` source positions are attended to, W = ``results``. ``more``, by its data type, are
+        guesses (R, K) int64; vectors (N, D) that the tokens number; or of trees (R, Q, Q) bool: whether a token sees another one.
         """
+        guesses = more if more is not None and more.dtype == torch.int64 else None
+        vectors = more if more is not None and more.is_floating_point() else None
+        families = more if more is not None and more.dtype == torch.bool else None
         decoder, device, rows = self.transformer.decoder, table.device, len(table)
         start, first, lengths, tokens = table.tensor_split((1, 2, 3), 1)  # (R, 1) three times, (R, Q)
-        if more is not None and not embedded and not branching:
-            tokens = torch.cat([tokens, more], 1)
+        if guesses is not None:
+            tokens = torch.cat([tokens, guesses], 1)
         width = tokens.size(1)
         places = positions = start + torch.arange(width, device=device)  # (R, Q)
         slots = torch.arange(rows, device=device)[:, None]  # (R, 1); not kept: a recording must own what it works on
         mask = padded = keep = None
-        if branching:
-            assert more is not None
-            positions = start + more.sum(-1) - 1
+        if families is not None:
+            positions = start + families.sum(-1) - 1
             after = torch.arange(seen, device=device) - start  # (R, T) how far from the pass's first place
-            within = more.gather(2, after.clamp(0, width - 1)[:, None].expand(-1, width, -1))  # (R, Q, T)
+            within = families.gather(2, after.clamp(0, width - 1)[:, None].expand(-1, width, -1))  # (R, Q, T)
             hidden = ((after < 0)[:, None] | within & (after < width)[:, None]).logical_not()
             mask = hide(hidden, cache.data.dtype)[:, None]  # (R, 1, Q, T)
         elif not alone:
@@ -201,7 +205,7 @@ class TorchModel:
             wanted = (first + torch.arange(results, device=device)).clamp_(max=width - 1)  # (R, W)
             keep = slots, wanted
 
-        x = decoder.embedding(tokens, positions, more if embedded else None)
+        x = decoder.embedding(tokens, positions, vectors)
         for index, layer in enumerate(decoder.layers):
             kept = keep if layer is decoder.layers[-1] else None
             visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (R, 1, W, T)
@@ -325,7 +329,7 @@ class TorchModel:
         return results
 
 
-def families(parents: Sequence[Sequence[int]], rows: int, width: int) -> Tensor:
+def ancestry(parents: Sequence[Sequence[int]], rows: int, width: int) -> Tensor:
     """(R, Q, Q) bool: whether token k of a row is another one or follows it, by its ``parents``; padding follows nothing."""
     sees = np.broadcast_to(np.eye(width, dtype=bool), (rows, width, width)).copy()
     for row, tree in zip(sees, parents):
