@@ -30,6 +30,7 @@ OPTIONS = {
     "small": {"layers": 1, "dropout": 0.0},
     "medusa": {"heads": 5},
     "hydra": {"heads": 5, "successor_width": 32},
+    "block_state": {"heads": 5, "layers": 2, "successor_width": 32},
     "eagle": {"layers": 1, "steps": 5, "untold": 0.0},
 }
 WIDE = {
@@ -99,7 +100,7 @@ def test_exact(name, dtype, sampling):
 
 @pytest.mark.parametrize("sampling", [None, Sampling(0.7)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("dtype", BACKENDS)
-@pytest.mark.parametrize("name", ["medusa", "hydra"])
+@pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
 def test_trees_of_heads(name, dtype, sampling):
     """They branch, pass more than one token in some passes, and change no output."""
     drafter, verifier = make_pair(name, dtype)
@@ -128,7 +129,7 @@ def test_rejection_sampling_runs_on_both_backends(name):
 
 @pytest.mark.skipif(not binding.library(), reason="no kernels for this machine")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", ["medusa", "hydra"])
+@pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
 @torch.inference_mode()
 def test_heads_in_the_native_loop(name, dtype):
     """Its drafts, too, are those of the session's own iterations: greedy with tolerances, gated, sampled by either rule."""
@@ -241,7 +242,7 @@ def drafted_right(drafter, verifier, source, target, size):
     return counts
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra", "eagle"])
+@pytest.mark.parametrize("name", ["medusa", "hydra", "block_state", "eagle"])
 def test_weights_that_do_not_fit_are_named(name):
     model = make_model()
     network, _ = make_network(name, model)

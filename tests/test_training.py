@@ -276,7 +276,7 @@ def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
     run_train_sh("toy", "verifier", "distill", "--output", tmp_path, "--updates", 12)
     lines = (toy_data / "raw/test.xa").read_text().splitlines()[:20]
     expected = None
-    for recipe in ("small", "medusa", "hydra", "eagle"):
+    for recipe in ("small", "medusa", "hydra", "block_state", "eagle"):
         folder = tmp_path / recipe
         for name in ("data", "distilled"):
             shutil.copytree(tmp_path / name, folder / name)
@@ -377,7 +377,7 @@ def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path)
     [
         (["wmt15"], "no preset named 'wmt15'. Available: correction, docs.en-fr, multi30k, small.SRC-TGT, toy, "),
         (["small.english-german"], "no preset named 'small.english-german'. Available: correction, docs.en-fr, "),
-        (["toy", "--recipe", "best"], "no recipe named 'best'. Available: block_causal, eagle, hydra, medusa, published, small"),
+        (["toy", "--recipe", "best"], "no recipe named 'best'. Available: block_causal, block_state, eagle, hydra, medusa, published, small"),
         (["small.en-de", "data"], "small.en-de needs --local DIR, the folder with train, valid and test .en and .de"),
         (["toy", "distil"], "no stage named 'distil'. Available: data, verifier, distill, "),
         (["toy", "drafter"], "drafter needs {out}/distilled/bin/train.xa-xb.xa.idx: run stage 'distill' first"),

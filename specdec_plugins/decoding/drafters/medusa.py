@@ -78,7 +78,8 @@ class Network(nn.Module):
         states = states_before(self.beginning(encoded, hidden[:, 0, 0]), verifier.states(batch.prefix, encoded, hidden))
         rows = torch.arange(len(states), device=states.device)[:, None]
         own = verifier.embed(batch.prefix[rows, block.starts]) if self.reads_token else None
-        vectors = heads(self.heads, states[rows, block.starts], own)[block.masked]  # (N, D)
+        vectors = heads(self.heads, states[rows, block.starts], own)  # (B, A, K, D)
+        vectors = self.through_layers(vectors, verifier, encoded, hidden)[block.masked]  # (N, D)
         weights = DECAY ** block.offsets[block.masked].float()
         predicted, target = self.relate(vectors, block, verifier), block.target[block.masked]
         total, _, hits = cross_entropy(predicted, verifier.transformer.decoder.projection, target, weights)
@@ -93,6 +94,10 @@ class Network(nn.Module):
             place = torch.arange(batch.target.size(1), device=batch.target.device)
             starts = torch.where(place < sizes[:, None], place, -1)
         return many_blocks(batch.target, starts, self.options.heads, batch.symbols.pad, batch.symbols.eos)
+
+    def through_layers(self, vectors: Tensor, verifier: FrozenVerifier, encoded: Tensor, hidden: Tensor) -> Tensor:
+        """What the projection reads, (B, A, K, D), of what the heads made; here the same."""
+        return vectors
 
     def relate(self, predicted: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Tensor:
         """Features (N, D) of the blocks' predictions, related to the tokens before them; here they do not see these."""
@@ -155,19 +160,20 @@ class HeadsDrafter:
         state.states = [features[row, verdict.places(row)[-1]].clone() for row in range(len(state.states))]
 
 
-def layerless(verifier: ModelSpec) -> ModelSpec:
-    """A decoder that only projects: no layers, no norm, and the vectors that it reads are not scaled."""
-    side = replace(verifier.decoder, layers=0, final_norm=False, embedding_norm=False, embedding_scale=1.0)
+def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
+    """A decoder that projects vectors, which are not scaled, after so many layers; without layers there is no norm, either."""
+    final_norm = verifier.decoder.final_norm and layers > 0
+    side = replace(verifier.decoder, layers=layers, final_norm=final_norm, embedding_norm=False, embedding_scale=1.0)
     return replace(verifier, decoder=side, zero_start=False)
 
 
 def projecting(weights: DrafterModel, verifier: Model, kind: type) -> DrafterModel:
-    """The output projection as a Transformer of its own, with what a drafter has of successor network and draft vocabulary.
+    """The output projection as a Transformer of its own, with what a drafter has of layers, successor network and draft vocabulary.
 
     Raises ValueError for options that are not of that ``kind``.
     """
-    weights = replace(weights, options=asdict(options_of(kind, weights.options)))
-    made = over_the_verifier(weights, verifier, layerless(verifier.spec))
+    options = asdict(options_of(kind, weights.options))
+    made = over_the_verifier(replace(weights, options=options), verifier, shape(verifier.spec, options.get("layers", 0)))
     kept = {name: tensor for name, tensor in made.tensors.items() if not name.startswith("decoder.layernorm_embedding.")}
     kept["decoder.embed_positions.weight"] = torch.zeros_like(kept["decoder.embed_positions.weight"])
     return replace(made, tensors=kept)
