@@ -26,7 +26,7 @@ stages, in this order (all of them by default); each skips what is done and resu
   --device D       cpu or cuda (default: cuda if there is one)
   --precision P    float32, bf16 (bfloat16 matrix products) or fp16 (cuda only); default: the fastest of the device
   --recipe R       how the drafter is built and trained: block_causal (default), published (Xia et al. 2023), or on the frozen
-                   verifier's encoder or hidden states small, medusa, hydra, eagle (docs/drafters.md)
+                   verifier's encoder or hidden states small, medusa, hydra, block_state, eagle (docs/drafters.md)
   --beam N         beam size of distill (default: 1, greedy: that is what will be verified)
   --mono FILE      more source text (raw, a sentence a line, .gz allowed) to distil
   --updates N      train both models for N updates instead of the preset's

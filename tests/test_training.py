@@ -377,7 +377,10 @@ def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path)
     [
         (["wmt15"], "no preset named 'wmt15'. Available: correction, docs.en-fr, multi30k, small.SRC-TGT, toy, "),
         (["small.english-german"], "no preset named 'small.english-german'. Available: correction, docs.en-fr, "),
-        (["toy", "--recipe", "best"], "no recipe named 'best'. Available: block_causal, block_state, eagle, hydra, medusa, published, small"),
+        (
+            ["toy", "--recipe", "best"],
+            "no recipe named 'best'. Available: block_causal, block_state, eagle, hydra, medusa, published, small",
+        ),
         (["small.en-de", "data"], "small.en-de needs --local DIR, the folder with train, valid and test .en and .de"),
         (["toy", "distil"], "no stage named 'distil'. Available: data, verifier, distill, "),
         (["toy", "drafter"], "drafter needs {out}/distilled/bin/train.xa-xb.xa.idx: run stage 'distill' first"),

@@ -20,7 +20,7 @@ from specdec_plugins.decoding.backends.torch.transformer import heads
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 from specdec_plugins.training.cross_entropy import cross_entropy
 from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
@@ -124,7 +124,7 @@ class HeadsState:
 
 
 class HeadsDrafter:
-    """Medusa's decoding half, and Hydra's."""
+    """The decoding half of all drafters with heads."""
 
     needs_verifier = follows = trees = True
 
@@ -159,6 +159,9 @@ class HeadsDrafter:
         features = scores.features()
         state.states = [features[row, verdict.places(row)[-1]].clone() for row in range(len(state.states))]
 
+    def bytes_for(self, request: Request) -> int:
+        return self.model.bytes_for(len(request.tokens), 0)
+
 
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
     """A decoder that projects vectors, which are not scaled, after so many layers; without layers there is no norm, either."""
@@ -168,7 +171,7 @@ def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
 
 
 def projecting(weights: DrafterModel, verifier: Model, kind: type) -> DrafterModel:
-    """The output projection as a Transformer of its own, with what a drafter has of layers, successor network and draft vocabulary.
+    """The output projection as a Transformer of its own, with a drafter's layers, successor network and draft vocabulary.
 
     Raises ValueError for options that are not of that ``kind``.
     """
