@@ -17,6 +17,7 @@ from pathlib import Path
 from specdec_plugins.decoding import drafters
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.formats.spec import fingerprint
+from specdec_plugins.measure.machine import machine
 from specdec_plugins.settings import UNTRAINED, Settings
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.translator import Translator, facts_of
@@ -129,7 +130,7 @@ def main() -> None:
     p.add_argument("--block-sizes", nargs="+", default=["4"], help="numbers, or auto")
     p.add_argument("--dtypes", nargs="+", default=["int8"])
     p.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
-    p.add_argument("--output", type=Path, help="append rows as JSON lines")
+    p.add_argument("--output", type=Path, help="append a JSON line a data type, batch size and block size, for tables.py")
     p.set_defaults(without=["ngram", "recycling", "jacobi", "retrieval", *(f"previous {hint}" for hint in HINTS[:3])])
     options = p.parse_args()
     pairs = {Path(folder).name: load_folder(folder) for folder in options.models}
@@ -139,19 +140,22 @@ def main() -> None:
     lines, references = (list(read_lines(path))[: options.sentences] for path in (options.input, options.reference))
     sources = Translator(pair, Settings(strategy="ar")).encode(lines)
     hints = hints_of(pair, lines, references, sources)
+    model, text = (Path(path).name for path in (options.models[0], options.input))
+    signature = {**machine(), "model": model, "input": text, "sentences": len(lines), "rounds": options.rounds}
     print("| dtype | batch | K | drafter | times `ar` | tokens a pass | accepted | drafting, us |\n" + "| --- " * 8 + "|")
     for dtype in options.dtypes:
         for batch in options.batch_sizes:
             for size in options.block_sizes:
-                for row in Cell(options, pairs, dtype, batch, size).measure(sources, hints):
+                rows = Cell(options, pairs, dtype, batch, size).measure(sources, hints)
+                for row in rows:
                     low, high = row["range"]
                     print(
                         f"| {dtype} | {batch} | {size} | {row['drafter']} | {row['times_ar']:.2f} ({low:.2f}-{high:.2f}) | "
                         f"{row['tokens_a_pass']:.2f} | {row['accepted']:.0%} | {row['drafting_us']} |", flush=True
                     )  # fmt: skip
-                    if options.output:
-                        with options.output.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps({"input": options.input, **row}) + "\n")
+                if options.output:
+                    with options.output.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps({"signature": signature, "rows": rows}) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.values import Source
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.measure import tables
 from specdec_plugins.settings import Settings
 from specdec_plugins.translator import Translator
 
@@ -100,11 +101,18 @@ def test_the_benchmark_of_drafters_runs(tmp_path):
         "benchmarks/drafters.py", "--models", FOLDER, "--input", ROOT / "data/demo.txt", "--reference", ROOT / "data/demo.txt",
         "--sentences", 3, "--rounds", 1, "--batch-sizes", 2, "--block-sizes", 3, "auto", "--output", tmp_path / "rows.jsonl",
     )  # fmt: skip
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    found = tables.read(tmp_path / "rows.jsonl")
+    rows = found["rows"]
     names = ["ar", FOLDER.name, "ngram", "recycling", "jacobi", "previous live", "previous again", "previous reference"]
     assert [row["drafter"] for row in rows] == 2 * names and [row["block_size"] for row in rows] == 8 * [3] + 8 * ["auto"]
     assert rows[0]["times_ar"] == 1 and rows[0]["tokens_a_pass"] == 1 and rows[1]["tokens_a_pass"] > 1.5
     assert result.stdout.count("\n| int8 | 2 | 3 | ") == 8
+    table = tables.drafters(rows, found["signature"]).splitlines()
+    assert (
+        table[0] == "| drafter | tokens a pass | accepted | drafting, us | int8, batch 2 |" and len(table) == 2 + len(names) - 1
+    )
+    speeds = f"{rows[1]['times_ar']:.2f} (3) / {rows[9]['times_ar']:.2f} |"
+    assert table[2].startswith(f"| {FOLDER.name} | {rows[1]['tokens_a_pass']:.2f} | ") and table[2].endswith(speeds)
 
 
 @pytest.mark.parametrize("what", ["acceptance", "auto", "drafters", "failures", "time"])

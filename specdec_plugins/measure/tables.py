@@ -119,6 +119,28 @@ def memory(rows: list[Row], signature: dict[str, Any]) -> str:
                     lambda row: f"{row['weights_mib'] + row['caches_mib']:.0f} / {row['peak_memory_mib']:,}")  # fmt: skip
 
 
+def drafters(rows: list[Row], signature: dict[str, Any]) -> str:
+    """A line a drafter: of what it did with the longest drafts at batch size 1, and of its speed at its best fixed length."""
+    cells = sorted({(row["dtype"], row["batch"]) for row in rows}, key=lambda cell: (cell[0] != "int8", cell))
+    found: dict[str, dict[tuple[str, int], dict[int | str, Row]]] = {}
+    for row in rows:
+        if row["drafter"] != "ar":
+            sizes = found.setdefault(row["drafter"], {}).setdefault((row["dtype"], row["batch"]), {})
+            sizes[row["block_size"]] = row
+    lines = []
+    for name, measured in found.items():
+        fixed = [{size: row for size, row in measured[cell].items() if size != "auto"} for cell in cells]
+        longest = fixed[0][max(fixed[0])]
+        best = [max(sizes.values(), key=lambda row: row["times_ar"]) for sizes in fixed]
+        auto = [f" / {measured[cell]['auto']['times_ar']:.2f}" if "auto" in measured[cell] else "" for cell in cells]
+        lines.append([
+            name, f"{longest['tokens_a_pass']:.2f}", f"{longest['accepted']:.0%}", str(longest["drafting_us"]),
+            *(f"{row['times_ar']:.2f} ({row['block_size']}){more}" for row, more in zip(best, auto)),
+        ])  # fmt: skip
+    heads = ["drafter", "tokens a pass", "accepted", "drafting, us", *(f"{dtype}, batch {batch}" for dtype, batch in cells)]
+    return table(heads, lines)
+
+
 TABLES: dict[str, Callable[[list[Row], dict[str, Any]], str]] = {
     "latency": latency, "throughput": throughput, "ctranslate2": partial(against, "ctranslate2", "CTranslate2"),
     "ar": partial(against, "ar", "`ar`"), "quality": quality, "acceptance": acceptance, "memory": memory,
@@ -143,12 +165,14 @@ MARKED = re.compile(r"(<!-- (\w+) of ([^\s,]+)(?:, (\S+))? -->\n).*?(?=<!-- end 
 def filled(text: str, folder: Path) -> str:
     """A text with each marked table made again from its JSON, whose path is relative to ``folder``."""
 
+    known = {**TABLES, "drafters": drafters}  # the latter of benchmarks/drafters.py
+
     def make(match: re.Match[str]) -> str:
         head, kind, file, test_set = match.groups()
-        if kind not in TABLES:
-            raise ValueError(f"no table '{kind}'; available: {', '.join(TABLES)}")
+        if kind not in known:
+            raise ValueError(f"no table '{kind}'; available: {', '.join(known)}")
         result = read(folder / file)
-        return f"{head}\n{TABLES[kind](rows_of(result, test_set), result['signature'])}\n"
+        return f"{head}\n{known[kind](rows_of(result, test_set), result['signature'])}\n"
 
     return MARKED.sub(make, text)
 
