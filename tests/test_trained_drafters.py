@@ -30,7 +30,7 @@ OPTIONS = {
     "small": {"layers": 1, "dropout": 0.0},
     "medusa": {"heads": 5},
     "hydra": {"heads": 5, "successor_width": 32},
-    "block_state": {"heads": 5, "layers": 2, "successor_width": 32},
+    "block_state": {"length": 5, "layers": 2, "successor_width": 32},
     "eagle": {"layers": 1, "steps": 5, "untold": 0.0},
 }
 WIDE = {

@@ -80,7 +80,7 @@ class HeadsHalf:
     """Of heads on the verifier's hidden states, which keep no entries of what they read."""
 
     def __init__(self, drafter: HeadsDrafter):
-        self.model, self.heads = cast(CpuModel, drafter.model), cast(NativeHeads, drafter.heads)
+        self.model, self.heads, self.length = cast(CpuModel, drafter.model), cast(NativeHeads, drafter.heads), drafter.length
         self._features, self._vectors = Buffer(), Buffer()
         self._states = torch.empty(0)
 
@@ -88,6 +88,7 @@ class HeadsHalf:
         heads, rows = self.heads, len(prefix)
         self._states = torch.stack(state.states)
         call.heads, call.embeddings, call.scale = heads.linear.pointer, heads.embeddings, heads.scale
+        call.heads_length = self.length
         call.states, call.drafter_positions = address(self._states), ENDLESS
         call.features = self._features.view(rows, longest + 1, heads.width)[1]
         call.vectors = self._vectors.view(rows, heads.count, heads.width)[1]

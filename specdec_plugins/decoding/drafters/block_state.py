@@ -1,50 +1,66 @@
-"""A block drafted from the verifier's last hidden state: heads as `hydra`'s, whose vectors pass through decoder layers together.
+"""A block drafted from the verifier's last hidden state.
 
-The layers attend to the source and to the vectors before, which heads cannot. Unlike `block_causal`, they read nothing of the
-prefix, since the hidden state stands for it: a draft of K tokens costs K positions, and no cache is kept.
+A head makes one vector of that state and the verifier's own token, as `hydra`'s heads do. Beside an embedding for each position
+of the block it passes through decoder layers, which attend to the source and to the positions before, and a successor network
+relates each drafted token to the one before it. Unlike `block_causal`, the layers read nothing of the prefix, which the hidden
+state stands for: a draft of K tokens costs K positions, and no cache is kept.
 
-B sentences, S source positions, A blocks a sentence, K heads, D width.
+B sentences, A blocks a sentence, K drafted tokens, D width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.drafters import hydra
-from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, heads_drafter, projecting, shape
-from specdec_plugins.formats.spec import DrafterModel, Model
-from specdec_plugins.training.decoder import adopt, decoder_of, features, initial
+from specdec_plugins.decoding.drafters.hydra import RelatedHeads
+from specdec_plugins.decoding.drafters.medusa import POSITIONS, HeadsDrafter, heads_drafter, layerless, projecting
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.training.decoder import adopt, decoder_of, embedded, features, initial
 from specdec_plugins.training.drafter_code import FrozenVerifier, at_least_one, options_of
 
 
 @dataclass
 class Options:
-    heads: int = 8
+    length: int = 8  # tokens drafted, at most
     layers: int = 1
     successor_width: int = 128  # hidden units of the successor network; the engine's kernels compute multiples of 32
 
     def __post_init__(self) -> None:
-        at_least_one(self, "heads", "layers", "successor_width")
+        at_least_one(self, "length", "layers", "successor_width")
 
 
-class Network(hydra.Network):
-    """Hydra's network with layers, which start as the verifier's last ones."""
+def shape(verifier: ModelSpec, options: Options) -> ModelSpec:
+    """A decoder with embeddings for a block's positions only."""
+    bare, norm = layerless(verifier), verifier.decoder.final_norm
+    side = replace(bare.decoder, layers=options.layers, final_norm=norm, max_positions=options.length, position_offset=0)
+    return replace(bare, decoder=side)
+
+
+class Network(RelatedHeads):
+    """The head, and layers that start as the verifier's last ones."""
 
     def __init__(self, options: Options, verifier: FrozenVerifier):
-        super().__init__(options, verifier)  # type: ignore[arg-type]  # it reads what its own options have, too
-        self.spec = shape(verifier.spec, options.layers)
+        super().__init__(verifier, options.length, 1, options.successor_width)
+        self.spec = shape(verifier.spec, options)
         adopt(self, initial(self.spec, verifier))
+        adopt(self, iter([(POSITIONS, torch.zeros(options.length, verifier.embeddings.size(1)))]))
+        nn.init.normal_(self.get_parameter(POSITIONS), std=verifier.embeddings.size(1) ** -0.5)
 
-    def through_layers(self, vectors: Tensor, verifier: FrozenVerifier, encoded: Tensor, hidden: Tensor) -> Tensor:
+    def read(self, vectors: Tensor, verifier: FrozenVerifier, encoded: Tensor, hidden: Tensor) -> Tensor:
         sentences, blocks = vectors.shape[:2]
+        decoder = decoder_of(self, self.spec, verifier)
+        numbers = torch.arange(sentences * blocks, device=vectors.device)[:, None].expand(-1, self.length)
+        x = embedded(decoder, numbers, vectors.flatten(0, 2))  # (B A, K, D)
         sources = (each.repeat_interleave(blocks, 0) for each in (encoded, hidden))
-        return features(decoder_of(self, self.spec, verifier), vectors.flatten(0, 1), *sources).unflatten(0, (sentences, blocks))
+        return features(decoder, x, *sources).unflatten(0, (sentences, blocks))
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    return projecting(weights, verifier, Options)
+    options = options_of(Options, weights.options)
+    return projecting(weights, verifier, options, shape(verifier.spec, options))
 
 
 def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> HeadsDrafter:
-    return heads_drafter(weights, model, verifier, options_of(Options, weights.options).heads, reads_token=True)
+    return heads_drafter(weights, model, verifier, options_of(Options, weights.options).length, 1, reads_token=True)

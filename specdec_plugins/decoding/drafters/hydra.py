@@ -12,8 +12,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.drafters import medusa
-from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, heads_drafter, projecting
+from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsNetwork, heads_drafter, layerless, projecting
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.training.drafter_code import FrozenVerifier, at_least_one, options_of
 from specdec_plugins.training.masking import ManyBlocks
@@ -29,14 +28,14 @@ class Options:
         at_least_one(self, "heads", "successor_width")
 
 
-class Network(medusa.Network):
-    """Medusa's network with a `Successor`."""
+class RelatedHeads(HeadsNetwork):
+    """Heads with a `Successor`."""
 
     reads_token = True
 
-    def __init__(self, options: Options, verifier: FrozenVerifier):
-        super().__init__(options, verifier)  # type: ignore[arg-type]  # it reads how many heads there are
-        successor = Successor(verifier.embeddings.size(1), options.successor_width)
+    def __init__(self, verifier: FrozenVerifier, length: int, vectors: int, successor_width: int):
+        super().__init__(verifier, length, vectors)
+        successor = Successor(verifier.embeddings.size(1), successor_width)
         self.decoder = nn.ModuleDict({"successor": successor})  # the engine's name of its tensors is decoder.successor
 
     def relate(self, predicted: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Tensor:
@@ -44,9 +43,15 @@ class Network(medusa.Network):
         return successor.relate(predicted, block, lambda tokens: verifier.embeddings[tokens], pad)
 
 
+class Network(RelatedHeads):
+    def __init__(self, options: Options, verifier: FrozenVerifier):
+        super().__init__(verifier, options.heads, options.heads, options.successor_width)
+
+
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    return projecting(weights, verifier, Options)
+    return projecting(weights, verifier, options_of(Options, weights.options), layerless(verifier.spec))
 
 
 def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> HeadsDrafter:
-    return heads_drafter(weights, model, verifier, options_of(Options, weights.options).heads, reads_token=True)
+    count = options_of(Options, weights.options).heads
+    return heads_drafter(weights, model, verifier, count, count, reads_token=True)

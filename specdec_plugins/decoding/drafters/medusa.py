@@ -27,6 +27,7 @@ from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, a
 from specdec_plugins.training.masking import ManyBlocks, lengths, many_blocks, many_starts
 
 BLOCKS = 4  # of a sentence that train in an update: all would be K predictions for each of its tokens
+POSITIONS = "decoder.embed_positions.weight"
 DECAY = 0.85  # weight of a head's loss relative to the one before: the later, the less often it counts
 
 
@@ -57,16 +58,16 @@ def states_before(beginning: Tensor, states: Tensor) -> Tensor:
     return torch.cat([beginning[:, None], states[:, :-1]], 1)
 
 
-class Network(nn.Module):
-    """The heads and the `Beginning`."""
+class HeadsNetwork(nn.Module):
+    """Heads, which draft ``length`` tokens by so many ``vectors`` of a hidden state, and the `Beginning`."""
 
     reads_token = False  # whether heads see the verifier's own token, too
 
-    def __init__(self, options: Options, verifier: FrozenVerifier):
+    def __init__(self, verifier: FrozenVerifier, length: int, vectors: int):
         super().__init__()
         width = verifier.embeddings.size(1)
-        self.options = options
-        self.heads = nn.Linear(width * (1 + self.reads_token), width * options.heads)
+        self.length = length
+        self.heads = nn.Linear(width * (1 + self.reads_token), width * vectors)
         nn.init.zeros_(self.heads.weight)
         nn.init.zeros_(self.heads.bias)
         self.beginning = Beginning(verifier.spec)
@@ -78,8 +79,8 @@ class Network(nn.Module):
         states = states_before(self.beginning(encoded, hidden[:, 0, 0]), verifier.states(batch.prefix, encoded, hidden))
         rows = torch.arange(len(states), device=states.device)[:, None]
         own = verifier.embed(batch.prefix[rows, block.starts]) if self.reads_token else None
-        vectors = heads(self.heads, states[rows, block.starts], own)  # (B, A, K, D)
-        vectors = self.through_layers(vectors, verifier, encoded, hidden)[block.masked]  # (N, D)
+        vectors = heads(self.heads, states[rows, block.starts], own)  # (B, A, vectors, D)
+        vectors = self.read(vectors, verifier, encoded, hidden)[block.masked]  # (N, D)
         weights = DECAY ** block.offsets[block.masked].float()
         predicted, target = self.relate(vectors, block, verifier), block.target[block.masked]
         total, _, hits = cross_entropy(predicted, verifier.transformer.decoder.projection, target, weights)
@@ -93,15 +94,20 @@ class Network(nn.Module):
         else:
             place = torch.arange(batch.target.size(1), device=batch.target.device)
             starts = torch.where(place < sizes[:, None], place, -1)
-        return many_blocks(batch.target, starts, self.options.heads, batch.symbols.pad, batch.symbols.eos)
+        return many_blocks(batch.target, starts, self.length, batch.symbols.pad, batch.symbols.eos)
 
-    def through_layers(self, vectors: Tensor, verifier: FrozenVerifier, encoded: Tensor, hidden: Tensor) -> Tensor:
-        """What the projection reads, (B, A, K, D), of what the heads made; here the same."""
+    def read(self, vectors: Tensor, verifier: FrozenVerifier, encoded: Tensor, hidden: Tensor) -> Tensor:
+        """(B, A, K, D) features of the blocks' positions; here the heads' vectors themselves."""
         return vectors
 
     def relate(self, predicted: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Tensor:
         """Features (N, D) of the blocks' predictions, related to the tokens before them; here they do not see these."""
         return predicted
+
+
+class Network(HeadsNetwork):
+    def __init__(self, options: Options, verifier: FrozenVerifier):
+        super().__init__(verifier, options.heads, options.heads)
 
 
 @dataclass
@@ -129,9 +135,10 @@ class HeadsDrafter:
     needs_verifier = follows = trees = True
 
     def __init__(
-        self, model: LoadedModel, verifier: LoadedModel, heads: Callable[[Tensor, Sequence[int]], Tensor], beginning: Beginning
-    ):
-        self.model, self.verifier, self.heads = model, verifier, heads
+        self, model: LoadedModel, verifier: LoadedModel, length: int, heads: Callable[[Tensor, Sequence[int]], Tensor],
+        beginning: Beginning,
+    ):  # fmt: skip
+        self.model, self.verifier, self.length, self.heads = model, verifier, length, heads
         self.beginning = beginning.eval().to(verifier.target_embeddings)
         verifier.features_wanted = True
 
@@ -148,10 +155,11 @@ class HeadsDrafter:
 
     @torch.inference_mode()
     def propose(self, state: HeadsState, prefix: Prefix, plan: Plan) -> Draft:
-        vectors = self.heads(torch.stack(state.states), prefix.last)  # (B, K, D)
-        most = vectors.size(1)
-        lengths = [min(length, most) for length in plan.lengths]
-        numbers = [range(row * most, row * most + length) for row, length in enumerate(lengths)]
+        vectors = self.heads(torch.stack(state.states), prefix.last)  # (B, vectors, D)
+        count = vectors.size(1)
+        lengths = [min(length, self.length) for length in plan.lengths]
+        # Drafted token k is made of vector k, or of the last one.
+        numbers = [[row * count + min(k, count - 1) for k in range(length)] for row, length in enumerate(lengths)]
         done = self.model.read(state.rows, numbers, [0] * len(lengths), embeddings=vectors.flatten(0, 1))
         return drafted(done, prefix, plan._replace(lengths=lengths))
 
@@ -163,33 +171,30 @@ class HeadsDrafter:
         return self.model.bytes_for(len(request.tokens), 0)
 
 
-def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
-    """A decoder that projects vectors, which are not scaled, after so many layers; without layers there is no norm, either."""
-    final_norm = verifier.decoder.final_norm and layers > 0
-    side = replace(verifier.decoder, layers=layers, final_norm=final_norm, embedding_norm=False, embedding_scale=1.0)
+def layerless(verifier: ModelSpec) -> ModelSpec:
+    """A decoder that only projects: no layers, no norm, and the vectors that it reads are not scaled."""
+    side = replace(verifier.decoder, layers=0, final_norm=False, embedding_norm=False, embedding_scale=1.0)
     return replace(verifier, decoder=side, zero_start=False)
 
 
-def projecting(weights: DrafterModel, verifier: Model, kind: type) -> DrafterModel:
-    """The output projection as a Transformer of its own, with a drafter's layers, successor network and draft vocabulary.
-
-    Raises ValueError for options that are not of that ``kind``.
-    """
-    options = asdict(options_of(kind, weights.options))
-    made = over_the_verifier(replace(weights, options=options), verifier, shape(verifier.spec, options.get("layers", 0)))
+def projecting(weights: DrafterModel, verifier: Model, options: Any, spec: ModelSpec) -> DrafterModel:
+    """A Transformer that reads vectors: the verifier's output projection, and what a drafter has before it. ``options`` is the
+    drafter's dataclass."""
+    made = over_the_verifier(replace(weights, options=asdict(options)), verifier, spec)
     kept = {name: tensor for name, tensor in made.tensors.items() if not name.startswith("decoder.layernorm_embedding.")}
-    kept["decoder.embed_positions.weight"] = torch.zeros_like(kept["decoder.embed_positions.weight"])
+    if POSITIONS not in weights.tensors:
+        kept[POSITIONS] = torch.zeros_like(kept[POSITIONS])
     return replace(made, tensors=kept)
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    return projecting(weights, verifier, Options)
+    return projecting(weights, verifier, options_of(Options, weights.options), layerless(verifier.spec))
 
 
 def heads_drafter(
-    weights: DrafterModel, model: LoadedModel, verifier: LoadedModel, count: int, reads_token: bool
+    weights: DrafterModel, model: LoadedModel, verifier: LoadedModel, length: int, count: int, reads_token: bool
 ) -> HeadsDrafter:
-    """Raises ValueError with every tensor that does not fit."""
+    """``length`` tokens are drafted by ``count`` vectors. Raises ValueError with every tensor that does not fit."""
     width, source = verifier.spec.decoder.width, verifier.spec.encoder.width
     shapes = {
         "heads.weight": (count * width, width * (1 + reads_token)), "heads.bias": (count * width,),
@@ -198,8 +203,10 @@ def heads_drafter(
     own = matching(weights, shapes)
     beginning = Beginning(verifier.spec)
     beginning.load_state_dict({name.removeprefix("beginning."): own[name] for name in own if name.startswith("beginning.")})
-    return HeadsDrafter(model, verifier, verifier.heads(own["heads.weight"], own["heads.bias"], reads_token), beginning)
+    heads = verifier.heads(own["heads.weight"], own["heads.bias"], reads_token)
+    return HeadsDrafter(model, verifier, length, heads, beginning)
 
 
 def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> HeadsDrafter:
-    return heads_drafter(weights, model, verifier, options_of(Options, weights.options).heads, reads_token=False)
+    count = options_of(Options, weights.options).heads
+    return heads_drafter(weights, model, verifier, count, count, reads_token=False)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-VERSION = 9  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 10  # of the library's functions and their parameters: `specdec_version` in api.cpp
 VARIANTS = ("avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -83,7 +83,7 @@ class Decoding(ctypes.Structure):
         ("names", POINTER), *((name, NUMBER) for name in ("drafter_positions", "pad", "eos", "mask", "suppressed_count")),
         ("suppressed", POINTER), *((name, NUMBER) for name in ("batch", "longest", "steps")),
         *((name, POINTER) for name in ("numbers", "tau", "last_scores")), ("verifier_gate", c_double), ("drafter_gate", c_double),
-        *((name, POINTER) for name in ("sampling", "read", "heads", "embeddings")), ("scale", c_double),
+        *((name, POINTER) for name in ("sampling", "read", "heads", "embeddings")), ("scale", c_double), ("heads_length", NUMBER),
         *((name, POINTER) for name in ("states", "features", "vectors", "record", "scores", "seconds")),
         ("taken", NUMBER),
     ]  # fmt: skip

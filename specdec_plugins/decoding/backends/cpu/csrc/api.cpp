@@ -50,7 +50,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 9; }
+int specdec_version() { return 10; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {

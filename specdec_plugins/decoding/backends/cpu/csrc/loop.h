@@ -46,6 +46,7 @@ struct Decoding {
     const Linear* heads;            // NULL if the drafter is none of heads, and so ..
     const float* embeddings;        // .. (V, D) that they read; NULL if they do not, ..
     double scale;                   // .. what these are multiplied by, ..
+    int64_t heads_length;           // .. the most tokens that they draft, of which each has a head or shares the last one, ..
     float *states, *features;       // .. (B, D) hidden states, changed, and room for those of a pass (B, K + 1, D), ..
     float* vectors;                 // .. and room for what they make of them (B, H, D)
     int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token (-1: none, after eos), cut, the draft
@@ -205,11 +206,11 @@ class Sentences {
 
     // As `HeadsDrafter` does.
     void draft_by_heads(Engine& engine) {
-        const int64_t size = all.verifier->width, most = all.heads->outputs / size;
+        const int64_t size = all.verifier->width, count = all.heads->outputs / size;
         starts.assign(1, 0), tokens.clear(), empty.clear(), firsts.assign(batch, 0);
         for (int64_t b = 0; b < batch; ++b) {
-            lengths[b] = std::min(lengths[b], most);
-            for (int64_t k = 0; k < lengths[b]; ++k) tokens.push_back(b * most + k);
+            lengths[b] = std::min(lengths[b], all.heads_length);
+            for (int64_t k = 0; k < lengths[b]; ++k) tokens.push_back(b * count + std::min(k, count - 1));
             starts.push_back(tokens.size());
             empty.push_back(places[b] == 0);
         }
