@@ -41,7 +41,7 @@ from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
 from specdec_plugins.decoding.values import Draft, Plan, Verdict  # noqa: E402
 from specdec_plugins.formats.folder import load_folder  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
-from specdec_plugins.settings import Settings  # noqa: E402
+from specdec_plugins.settings import CONTROLLERS, Settings  # noqa: E402
 from specdec_plugins.text.lines import read_lines  # noqa: E402
 from specdec_plugins.translator import Translation, Translator  # noqa: E402
 
@@ -63,8 +63,9 @@ def main() -> int:
     parser.add_argument("--sentences", type=int, metavar="N", help="only the first N")
     parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 6, 8, 12], metavar="K", help="for acceptance")
+    parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 6, 8, 12], metavar="K", help="for acceptance and auto")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N", help="for auto")
+    parser.add_argument("--controllers", nargs="+", default=["throughput"], choices=CONTROLLERS, metavar="C", help="for auto")
     parser.add_argument("--rounds", type=int, default=101, metavar="N", help="for auto")
     options = parser.parse_args()
     for what, needed in (("tolerance", "reference"), ("drafters", "against")):
@@ -341,26 +342,39 @@ def split(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
 
 
 def auto(options: argparse.Namespace, lines: list[str]) -> dict[str, Any]:
-    """The adaptive block size against plain decoding, interleaved in one process: whether speculation is ever a loss.
+    """Controllers against plain decoding and against the best fixed length in hindsight, interleaved in one process.
 
-    Rounds are short and many, as the machine's pace changes. Reports the median of their ratios with its 95 % interval.
+    Rounds are short and many, as the machine's pace changes. Reports medians of their ratios with 95 % intervals.
     """
-    rows = []
-    print("batch   ar, tokens/s  auto, tokens/s  auto / ar (95 %)     passes by length of the draft")
+    fixed = {"ar": build(options, strategy="ar")}
+    fixed |= {f"{size} tokens": build(options, strategy="specdec", block_size=size) for size in options.block_sizes}
+    adaptive = {name: build(options, strategy="specdec", block_size=None, controller=name) for name in options.controllers}
+    systems, rows = {**fixed, **adaptive}, []
+    print("batch  controller   ar, tokens/s  its tokens/s  its / ar (95 %)         its / best fixed (95 %)             lengths")
     for batch_size in options.batch_sizes:
-        pair = [build(options, strategy="ar"), build(options, strategy="specdec", block_size=None)]
-        found = interleaved(pair, lines, options.rounds, batch_size, some=min(len(lines), max(16, 2 * batch_size)))
-        plain, adaptive = ([stats.committed / seconds for stats, seconds in results] for results in found)
-        ratios = sorted(fast / slow for slow, fast in zip(plain, adaptive))
-        medians = [round(statistics.median(rates)) for rates in (plain, adaptive)]
-        lengths = dict(sorted(found[1][-1][0].lengths.items()))
-        row = {"batch_size": batch_size, "ar": medians[0], "auto": medians[1], "lengths": lengths}
-        rows.append({**row, "ratios": [round(each, 3) for each in ratios]})
-        away = min(len(ratios) // 2, math.ceil(0.98 * math.sqrt(len(ratios))))  # ranks from the median's, for 95 %
-        low, high = ratios[len(ratios) // 2 - away], ratios[(len(ratios) - 1) // 2 + away]
-        between = f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
-        print(f"{batch_size:5} {medians[0]:14,} {medians[1]:15,}  {between}  {lengths}", flush=True)
+        some = min(len(lines), max(16, 2 * batch_size))
+        found = dict(zip(systems, interleaved(list(systems.values()), lines, options.rounds, batch_size, some)))
+        speeds = {name: [stats.committed / seconds for stats, seconds in results] for name, results in found.items()}
+        best = min(fixed, key=lambda name: sum(seconds for _, seconds in found[name]))
+        medians = {name: round(statistics.median(rates)) for name, rates in speeds.items()}
+        for name in adaptive:
+            to_ar, to_best = ([ours / theirs for ours, theirs in zip(speeds[name], speeds[other])] for other in ("ar", best))
+            lengths = dict(sorted(found[name][-1][0].lengths.items()))
+            row = {"batch_size": batch_size, "controller": name, "ar": medians["ar"], "auto": medians[name], "lengths": lengths}
+            row |= {"ratios": [round(each, 3) for each in sorted(to_ar)]}
+            rows.append({**row, "best": best, "to_best": [round(each, 3) for each in sorted(to_best)]})
+            print(
+                f"{batch_size:5}  {name:11} {medians['ar']:13,} {medians[name]:13,}  {between(to_ar)}  "
+                f"{between(to_best)} {best:>9}  {lengths}", flush=True,
+            )  # fmt: skip
     return {"rows": rows}
+
+
+def between(ratios: list[float]) -> str:
+    """The median with its 95 % interval, which is that of ranks."""
+    ranked, count = sorted(ratios), len(ratios)
+    away = min(count // 2, math.ceil(0.98 * math.sqrt(count)))
+    return f"{statistics.median(ranked):.3f} ({ranked[count // 2 - away]:.3f} to {ranked[(count - 1) // 2 + away]:.3f})"
 
 
 MODES = {"identity": identity, "tolerance": tolerance, "acceptance": acceptance, "failures": failures, "drafters": drafters,
