@@ -59,6 +59,7 @@ class Translation:
     cut: bool = False  # the length limit ended the output
     sample: int = 0  # its number among the samples of a sentence
     shortened: bool = False  # the source was too long for the models: cut, or, if there are no source_tokens, skipped
+    drafter: str | None = None  # the drafter's name; None where none drafts
 
     @property
     def score(self) -> float:
@@ -69,6 +70,16 @@ class Translation:
     def iterations(self) -> int:
         """Verifier passes that the output took."""
         return len(self.steps)
+
+    @property
+    def drafted(self) -> int:
+        """Tokens offered for verification, in all iterations."""
+        return sum(len(step.drafted) for step in self.steps)
+
+    @property
+    def accepted(self) -> int:
+        """Of these, the accepted ones."""
+        return sum(step.accepted for step in self.steps)
 
     @property
     def accepted_lengths(self) -> list[int]:
@@ -103,6 +114,10 @@ class Translator:
             choice = ", or one without weights, by name (--draft-with)" if settings.strategy == "specdec" else ""
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs{choice}")
         self.pair, self.settings = pair, settings
+        self.drafter_name: str | None = None
+        if settings.strategy in ("specdec", "drafter"):
+            packed = pair.drafter.code if pair.drafter else type(drafter).__name__
+            self.drafter_name = settings.draft_with or packed
         self.stats = DecodeStats()
         number = settings.block_size if isinstance(settings.block_size, int) else self.trained_block_size
         self.block_size = "auto" if settings.adaptive else number
@@ -139,8 +154,7 @@ class Translator:
         drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
         drafting = own or drafting
         if how.tree and not getattr(drafting, "trees", False):
-            name = how.draft_with or (type(own).__name__ if own else drafter.code)
-            raise ValueError(f"drafter '{name}' drafts no trees")
+            raise ValueError(f"drafter '{self.drafter_name}' drafts no trees")
         controller: Controller = FixedLength(0)
         if how.strategy != "ar":
             fixed = self.block_size != "auto"
@@ -320,7 +334,7 @@ class Translator:
         self, source: "Encoded", hypothesis: Hypothesis | None, keep_bpe: bool, keep_tokens: bool, sample: int
     ) -> Translation:
         if hypothesis is None:
-            return Translation("", shortened=source.shortened, sample=sample)
+            return Translation("", shortened=source.shortened, sample=sample, drafter=self.drafter_name)
         line = self.pair.target.decode(hypothesis.tokens)
         text = line if keep_bpe else join_subwords(line)
         return Translation(
@@ -332,6 +346,7 @@ class Translator:
             hypothesis.cut,
             sample,
             source.shortened,
+            self.drafter_name,
         )
 
     def text(self, subwords: Sequence[str]) -> str:
