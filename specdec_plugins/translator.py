@@ -43,6 +43,7 @@ from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.bpe import remove_bpe as join_subwords
 from specdec_plugins.text.tokenizers import Tokenizer, load_tokenizer
+from specdec_plugins.text.vocabulary import Vocabulary
 
 USUAL_BLOCK_SIZE = 8  # of a drafter that no model folder speaks of
 
@@ -369,9 +370,19 @@ def usable_device(name: str) -> torch.device:
 
 def target_encoder(pair: Pair) -> Callable[[str], list[int]]:
     """The function that turns a line of the target language into token numbers, without eos."""
+    return text_encoder(pair, pair.target, pair.target_lang)
+
+
+def source_encoder(pair: Pair) -> Callable[[str], list[int]]:
+    """The same for the source language; it cuts no line."""
+    return text_encoder(pair, pair.source, pair.source_lang)
+
+
+def text_encoder(pair: Pair, vocabulary: Vocabulary, language: str) -> Callable[[str], list[int]]:
+    """The function that turns a line of one of the pair's languages into token numbers, without eos."""
     if pair.codes is None:
-        raise ValueError(f"{pair.name} has no BPE codes, so text in its target language must be tokens in BPE already")
-    vocabulary, tokenizer = pair.target, load_tokenizer(pair.tokenizer, pair.target_lang)
+        raise ValueError(f"{pair.name} has no BPE codes, so text in its languages must be tokens in BPE already")
+    tokenizer = load_tokenizer(pair.tokenizer, language)
     codes = Bpe(pair.codes, vocabulary.symbols if pair.tokenizer != "moses" else None)
     return lambda line: vocabulary.encode(codes.apply(tokenizer.tokenize(" ".join(line.split()))))[:-1]
 
@@ -381,8 +392,9 @@ def facts_of(pair: Pair, datastore: str | None = None) -> drafters.PairFacts:
     copies = [pair.target.numbers.get(symbol, -1) for symbol in pair.source.symbols]
     symbols = pair.target.symbols
     return drafters.PairFacts(
-        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), datastore, subwords=symbols
-    )
+        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), datastore, subwords=symbols,
+        source_dictionary=pair.source.fingerprint(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdic
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.settings import UNTRAINED
 
-NAMES = ["jacobi", "ngram", "previous", "recycling", "retrieval"]
+NAMES = ["jacobi", "memory", "ngram", "previous", "recycling", "retrieval"]  # memory: retrieval with sources
 DEMO = ROOT / "data" / "demo.en-de"
 COPIES = [*range(4), *range(5, WORDS + 4), -1]  # the target has every token but the last, under another number
 
@@ -360,10 +360,14 @@ def test_jacobi_drafts_the_guesses_behind_the_refusal():
 # ---- all of them
 
 
-def make(name, outputs, copies=COPIES):
-    """A drafter; a datastore has every other output, the last word of which is another."""
+def make(name, outputs, sources, copies=COPIES):
+    """A drafter; a datastore has every other output, the last word of which is another, as that of its source is."""
+    known = [[*output[:-1], 4] for output in outputs[::2]]
     if name == "retrieval":
-        return retrieval.Retrieval(Datastore.of([[*output[:-1], 4] for output in outputs[::2]], EOS), EOS)
+        return retrieval.Retrieval(Datastore.of(known, EOS), EOS)
+    if name == "memory":
+        pairs = zip([[*source[:-2], 4] for source in sources[::2]], known)
+        return retrieval.Retrieval(Datastore.of_pairs(pairs, EOS, WORDS + 4), EOS)
     return drafters.without_weights(name, PairFacts(SYMBOLS, copies, "", WORDS + 4))
 
 
@@ -396,7 +400,7 @@ def test_exact_on_pytorch(name):
         requests = [
             Request(i, source, limit, hint=damaged(expected[i], rng)) for i, (source, limit) in enumerate(zip(sources, limits))
         ]
-        verifier, drafter = tilted_verifier(loaded, tilt), make(name, expected)
+        verifier, drafter = tilted_verifier(loaded, tilt), make(name, expected, sources)
         for rows, lengths in ((1, [4]), (3, [5, 0, 2, 7]), (14, [1, 3])):
             outputs, stats = run(verifier, drafter, requests, lengths, rows)
             assert outputs == expected
@@ -420,7 +424,7 @@ def test_exact_on_the_kernels(name, dtype):
         hinted = [
             Request(i, source, 20, sampling=sampling, seed=i, hint=damaged(expected[i], rng)) for i, source in enumerate(sources)
         ]
-        drafter, accepted = make(name, expected), 0
+        drafter, accepted = make(name, expected, sources), 0
         for rows, lengths in ((1, [4]), (5, [6, 0, 3])):
             outputs, stats = run(verifier, drafter, hinted, lengths, rows)
             assert outputs == expected
@@ -434,7 +438,7 @@ def test_rows_move_and_part(name):
     rng = random.Random(7)
     outputs = [random_text(rng, 6, 5) for _ in range(4)]
     sources = [[*random_text(rng, 5, 5), EOS] for _ in range(4)]
-    drafter = make(name, outputs)
+    drafter = make(name, outputs, sources)
     state, prefix = drafter.start(4, None), prefix_of([[] for _ in outputs], [list(o) for o in outputs], sources)
     drafter.admit(state, Source(sources, SYMBOLS))
     for _ in range(12):
