@@ -7,8 +7,8 @@ from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding.options import Gate, Sampling, sampling_faults
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
-UNTRAINED = ("ngram", "recycling", "jacobi", "previous", "retrieval")  # drafters without weights that are built in
-BRANCHING = ("recycling",)  # of these, those that draft trees
+UNTRAINED = ("ngram", "recycling", "jacobi", "lookahead", "previous", "retrieval")  # drafters without weights that are built in
+BRANCHING = ("recycling", "lookahead")  # of these, those that draft trees
 CONTROLLERS = ("throughput", "thompson", "ucb")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
