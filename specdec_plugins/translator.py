@@ -31,6 +31,7 @@ from specdec_plugins.decoding.control.ucb import Ucb
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import OPEN, Tree
+from specdec_plugins.decoding.portfolio import Portfolio
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
@@ -106,8 +107,15 @@ class Translator:
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
         self.trained_block_size = pair.block_size
+        beside: list[Drafter] = []  # drafters without weights that the pair's own is joined with
         if drafter is None and settings.draft_with:
-            drafter = drafters.without_weights(settings.draft_with, facts_of(pair, settings.datastore))
+            names, facts = settings.members, facts_of(pair, settings.datastore)
+            own = pair.drafter.code if pair.drafter and len(names) > 1 else None
+            lookups = [drafters.without_weights(name, facts) for name in names if name != own]
+            if own in names:
+                beside = lookups
+            else:
+                drafter = lookups[0] if len(lookups) == 1 else Portfolio(lookups)
         if drafter is not None:
             self.trained_block_size = pair.block_size or USUAL_BLOCK_SIZE
             pair = replace(pair, drafter=None)
@@ -136,7 +144,7 @@ class Translator:
             torch.set_num_threads(settings.threads or THREADS)
             self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
         else:
-            self.roles = self._assign(pair.verifier, drafting, device, drafter)
+            self.roles = self._assign(pair.verifier, drafting, device, drafter, beside)
         self._kept: tuple[tuple, Session] | None = None  # the last session, with its caches, and what it was made for
         # With the reversible tokeniser every token can be written in the model's symbols.
         symbols = pair.source.symbols if pair.tokenizer != "moses" else None
@@ -149,18 +157,18 @@ class Translator:
         """Load a model folder; keywords are the fields of `Settings`. Raises ValueError with what is wrong."""
         return cls(load_folder(folder), Settings(**settings), drafter)
 
-    def _assign(self, verifier, drafter, device, own: Drafter | None) -> Roles:
-        """The loop's roles under the strategy; the drafter is ``own``, if there is one."""
+    def _assign(self, verifier, drafter, device, own: Drafter | None, beside: Sequence[Drafter]) -> Roles:
+        """The loop's roles under the strategy; the drafter is ``own``, if there is one, or the pair's with those ``beside``."""
         how = self.settings
         drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
-        drafting = own or drafting
+        drafting = own or (Portfolio(beside, drafting) if beside else drafting)
         if how.tree and not getattr(drafting, "trees", False):
             raise ValueError(f"drafter '{self.drafter_name}' drafts no trees")
         controller: Controller = FixedLength(0)
         if how.strategy != "ar":
             fixed = self.block_size != "auto"
             tree = Tree(how.tree) if how.tree else None
-            controller = FixedLength(int(self.block_size), how.gate, tree) if fixed else self._controller(own is None)
+            controller = FixedLength(int(self.block_size), how.gate, tree) if fixed else self._controller(not own and not beside)
         if how.strategy == "drafter":
             if getattr(drafting, "needs_verifier", False):
                 raise ValueError(f"{self.pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
