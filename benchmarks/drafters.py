@@ -131,7 +131,9 @@ def main() -> None:
     p.add_argument("--dtypes", nargs="+", default=["int8"])
     p.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
     p.add_argument("--output", type=Path, help="append a JSON line a data type, batch size and block size, for tables.py")
-    p.set_defaults(without=["ngram", "recycling", "jacobi", "retrieval", *(f"previous {hint}" for hint in HINTS[:3])])
+    p.set_defaults(
+        without=["ngram", "recycling", "jacobi", "lookahead", "retrieval", *(f"previous {hint}" for hint in HINTS[:3])]
+    )
     options = p.parse_args()
     pairs = {Path(folder).name: load_folder(folder) for folder in options.models}
     if len({fingerprint(pair.verifier) for pair in pairs.values()}) > 1:

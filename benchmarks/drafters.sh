@@ -24,8 +24,8 @@ measure() { # measure TASK SOURCE TARGET TRAINING_TEXT BLOCK_SIZES DRAFTER_WITHO
 }
 
 measure captions multi30k/test2018.en multi30k/test2018.de multi30k/train.de.gz "4 8" \
-    ngram recycling jacobi retrieval "previous live" "previous reference"
+    ngram recycling jacobi lookahead retrieval "previous live" "previous reference"
 measure docs docs-en-fr/test.en docs-en-fr/test.fr docs-en-fr/train.fr.gz "4 8" \
-    ngram recycling jacobi retrieval "previous live" "previous reference"
+    ngram recycling jacobi lookahead retrieval "previous live" "previous reference"
 measure correction correction/raw/test.xe correction/raw/test.en correction/raw/train.en "8 16" \
-    ngram recycling jacobi retrieval "previous source"
+    ngram recycling jacobi lookahead retrieval "previous source"

@@ -7,8 +7,8 @@ from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding.options import Gate, Sampling, sampling_faults
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
-UNTRAINED = ("ngram", "recycling", "jacobi", "previous", "retrieval")  # drafters without weights that are built in
-BRANCHING = ("recycling",)  # of these, those that draft trees
+UNTRAINED = ("ngram", "recycling", "jacobi", "lookahead", "previous", "retrieval")  # drafters without weights that are built in
+BRANCHING = ("recycling", "lookahead")  # of these, those that draft trees
 CONTROLLERS = ("throughput", "thompson", "ucb")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
@@ -40,7 +40,9 @@ class Settings:
     # where that cannot change the output (specdec with beta 1) and drafts are chains, else the model's.
     block_size: int | str | None = None
     tree: int | None = None  # drafts are trees of so many tokens at most; block_size is then the length of the longest path
-    draft_with: str | None = None  # a drafter without weights, by its name; None: the model's
+    # A drafter without weights, by its name, or several, with the model's or without, such as "block_causal+ngram"; None: the
+    # model's.
+    draft_with: str | None = None
     datastore: str | None = None  # a file, for drafter retrieval
     beta: int = 1
     tau: float = float("inf")  # nats
@@ -106,14 +108,18 @@ class Settings:
             yield from ((name, "is not used with sampling") for name in ("beta", "tau") if self._given(name))
         else:
             yield from ((name, "has a use only with sampling") for name in SAMPLING if self._given(name))
-        if self.draft_with == "retrieval" and not self.datastore:
+        if "retrieval" in self.members and not self.datastore:
             yield "datastore", "is missing, which drafter retrieval needs"
-        if self.draft_with != "retrieval" and self.datastore:
+        if "retrieval" not in self.members and self.datastore:
             yield "datastore", "has a use only with drafter retrieval"
         if self.mbr is not None and self.samples > 1:
             yield "samples", f"{self.samples} does not go with mbr, which says how many samples it takes"
         if self.tree is not None and self.block_size == "auto":
             yield "tree", "does not go with block size auto, which drafts chains"
+        if len(set(self.members)) < len(self.members):
+            yield "draft_with", f"{self.draft_with} names a drafter twice"
+        if self.tree is not None and len(self.members) > 1:
+            yield "tree", "does not go with several drafters, which draft chains"
         if self.tree is not None and self.draft_with in UNTRAINED and self.draft_with not in BRANCHING:
             yield "tree", f"is nothing that drafter {self.draft_with} drafts"
         if self.block_size == "auto" and self.strategy == "drafter":
@@ -128,6 +134,11 @@ class Settings:
     def _given(self, name: str) -> bool:
         """Whether a field has another value than it has by itself."""
         return getattr(self, name) != getattr(type(self), name)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The drafters that `draft_with` names."""
+        return tuple(self.draft_with.split("+")) if self.draft_with else ()
 
     @property
     def adaptive(self) -> bool:

@@ -31,6 +31,7 @@ from specdec_plugins.decoding.control.ucb import Ucb
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import OPEN, Tree
+from specdec_plugins.decoding.portfolio import Portfolio
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
@@ -43,6 +44,7 @@ from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.bpe import remove_bpe as join_subwords
 from specdec_plugins.text.tokenizers import Tokenizer, load_tokenizer
+from specdec_plugins.text.vocabulary import Vocabulary
 
 USUAL_BLOCK_SIZE = 8  # of a drafter that no model folder speaks of
 
@@ -59,6 +61,7 @@ class Translation:
     cut: bool = False  # the length limit ended the output
     sample: int = 0  # its number among the samples of a sentence
     shortened: bool = False  # the source was too long for the models: cut, or, if there are no source_tokens, skipped
+    drafter: str | None = None  # the drafter's name; None where none drafts
 
     @property
     def score(self) -> float:
@@ -69,6 +72,16 @@ class Translation:
     def iterations(self) -> int:
         """Verifier passes that the output took."""
         return len(self.steps)
+
+    @property
+    def drafted(self) -> int:
+        """Tokens offered for verification, in all iterations."""
+        return sum(len(step.drafted) for step in self.steps)
+
+    @property
+    def accepted(self) -> int:
+        """Of these, the accepted ones."""
+        return sum(step.accepted for step in self.steps)
 
     @property
     def accepted_lengths(self) -> list[int]:
@@ -94,8 +107,15 @@ class Translator:
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
         self.trained_block_size = pair.block_size
+        beside: list[Drafter] = []  # drafters without weights that the pair's own is joined with
         if drafter is None and settings.draft_with:
-            drafter = drafters.without_weights(settings.draft_with, facts_of(pair, settings.datastore))
+            names, facts = settings.members, facts_of(pair, settings.datastore)
+            own = pair.drafter.code if pair.drafter and len(names) > 1 else None
+            lookups = [drafters.without_weights(name, facts) for name in names if name != own]
+            if own in names:
+                beside = lookups
+            else:
+                drafter = lookups[0] if len(lookups) == 1 else Portfolio(lookups)
         if drafter is not None:
             self.trained_block_size = pair.block_size or USUAL_BLOCK_SIZE
             pair = replace(pair, drafter=None)
@@ -103,6 +123,10 @@ class Translator:
             choice = ", or one without weights, by name (--draft-with)" if settings.strategy == "specdec" else ""
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs{choice}")
         self.pair, self.settings = pair, settings
+        self.drafter_name: str | None = None
+        if settings.strategy in ("specdec", "drafter"):
+            packed = pair.drafter.code if pair.drafter else type(drafter).__name__
+            self.drafter_name = settings.draft_with or packed
         self.stats = DecodeStats()
         number = settings.block_size if isinstance(settings.block_size, int) else self.trained_block_size
         self.block_size = "auto" if settings.adaptive else number
@@ -120,7 +144,7 @@ class Translator:
             torch.set_num_threads(settings.threads or THREADS)
             self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
         else:
-            self.roles = self._assign(pair.verifier, drafting, device, drafter)
+            self.roles = self._assign(pair.verifier, drafting, device, drafter, beside)
         self._kept: tuple[tuple, Session] | None = None  # the last session, with its caches, and what it was made for
         # With the reversible tokeniser every token can be written in the model's symbols.
         symbols = pair.source.symbols if pair.tokenizer != "moses" else None
@@ -133,19 +157,18 @@ class Translator:
         """Load a model folder; keywords are the fields of `Settings`. Raises ValueError with what is wrong."""
         return cls(load_folder(folder), Settings(**settings), drafter)
 
-    def _assign(self, verifier, drafter, device, own: Drafter | None) -> Roles:
-        """The loop's roles under the strategy; the drafter is ``own``, if there is one."""
+    def _assign(self, verifier, drafter, device, own: Drafter | None, beside: Sequence[Drafter]) -> Roles:
+        """The loop's roles under the strategy; the drafter is ``own``, if there is one, or the pair's with those ``beside``."""
         how = self.settings
         drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
-        drafting = own or drafting
+        drafting = own or (Portfolio(beside, drafting) if beside else drafting)
         if how.tree and not getattr(drafting, "trees", False):
-            name = how.draft_with or (type(own).__name__ if own else drafter.code)
-            raise ValueError(f"drafter '{name}' drafts no trees")
+            raise ValueError(f"drafter '{self.drafter_name}' drafts no trees")
         controller: Controller = FixedLength(0)
         if how.strategy != "ar":
             fixed = self.block_size != "auto"
             tree = Tree(how.tree) if how.tree else None
-            controller = FixedLength(int(self.block_size), how.gate, tree) if fixed else self._controller(own is None)
+            controller = FixedLength(int(self.block_size), how.gate, tree) if fixed else self._controller(not own and not beside)
         if how.strategy == "drafter":
             if getattr(drafting, "needs_verifier", False):
                 raise ValueError(f"{self.pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
@@ -320,7 +343,7 @@ class Translator:
         self, source: "Encoded", hypothesis: Hypothesis | None, keep_bpe: bool, keep_tokens: bool, sample: int
     ) -> Translation:
         if hypothesis is None:
-            return Translation("", shortened=source.shortened, sample=sample)
+            return Translation("", shortened=source.shortened, sample=sample, drafter=self.drafter_name)
         line = self.pair.target.decode(hypothesis.tokens)
         text = line if keep_bpe else join_subwords(line)
         return Translation(
@@ -332,6 +355,7 @@ class Translator:
             hypothesis.cut,
             sample,
             source.shortened,
+            self.drafter_name,
         )
 
     def text(self, subwords: Sequence[str]) -> str:
@@ -354,9 +378,19 @@ def usable_device(name: str) -> torch.device:
 
 def target_encoder(pair: Pair) -> Callable[[str], list[int]]:
     """The function that turns a line of the target language into token numbers, without eos."""
+    return text_encoder(pair, pair.target, pair.target_lang)
+
+
+def source_encoder(pair: Pair) -> Callable[[str], list[int]]:
+    """The same for the source language; it cuts no line."""
+    return text_encoder(pair, pair.source, pair.source_lang)
+
+
+def text_encoder(pair: Pair, vocabulary: Vocabulary, language: str) -> Callable[[str], list[int]]:
+    """The function that turns a line of one of the pair's languages into token numbers, without eos."""
     if pair.codes is None:
-        raise ValueError(f"{pair.name} has no BPE codes, so text in its target language must be tokens in BPE already")
-    vocabulary, tokenizer = pair.target, load_tokenizer(pair.tokenizer, pair.target_lang)
+        raise ValueError(f"{pair.name} has no BPE codes, so text in its languages must be tokens in BPE already")
+    tokenizer = load_tokenizer(pair.tokenizer, language)
     codes = Bpe(pair.codes, vocabulary.symbols if pair.tokenizer != "moses" else None)
     return lambda line: vocabulary.encode(codes.apply(tokenizer.tokenize(" ".join(line.split()))))[:-1]
 
@@ -366,8 +400,9 @@ def facts_of(pair: Pair, datastore: str | None = None) -> drafters.PairFacts:
     copies = [pair.target.numbers.get(symbol, -1) for symbol in pair.source.symbols]
     symbols = pair.target.symbols
     return drafters.PairFacts(
-        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), datastore, subwords=symbols
-    )
+        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), datastore, subwords=symbols,
+        source_dictionary=pair.source.fingerprint(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,19 @@ from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.datastore import CONTEXT, Datastore, sorted_places
-from specdec_plugins.decoding.drafters import PairFacts, jacobi, ngram, previous, recycling, retrieval
+from specdec_plugins.decoding.drafters import PairFacts, jacobi, lookahead, ngram, previous, recycling, retrieval
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
-from specdec_plugins.decoding.options import Sampling
+from specdec_plugins.decoding.options import Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.suffixes import RECENT, Suffixes
+from specdec_plugins.decoding.trees import path_to
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.settings import UNTRAINED
 
-NAMES = ["jacobi", "ngram", "previous", "recycling", "retrieval"]
+NAMES = ["jacobi", "lookahead", "memory", "ngram", "previous", "recycling", "retrieval"]  # memory: retrieval with sources
 DEMO = ROOT / "data" / "demo.en-de"
 COPIES = [*range(4), *range(5, WORDS + 4), -1]  # the target has every token but the last, under another number
 
@@ -357,13 +358,100 @@ def test_jacobi_drafts_the_guesses_behind_the_refusal():
     assert drafter.propose(state, prefix_of([[4, 5, 10, 25]]), uniform(1, 3)).tokens == [[]]
 
 
+# ---- n-grams that the verifier made
+
+
+def chosen_after(tokens):
+    """A verifier's choice, which depends on the last two tokens."""
+    return 4 + (3 * tokens[-1] + tokens[-2] % 2) % 13
+
+
+def read(tokens, parents, prefix):
+    """The choices after a prefix, and after each node of a tree."""
+    paths = [prefix]
+    for token, parent in zip(tokens, parents):
+        paths.append([*paths[parent + 1], token])
+    return list(map(chosen_after, paths))
+
+
+def accepted_path(tokens, parents, choices):
+    path, node = [], -1
+    while found := [n for n, each in enumerate(zip(parents, tokens)) if each == (node, choices[node + 1])]:
+        node = found[0]
+        path.append(node)
+    return path, choices[node + 1]
+
+
+def test_lookahead_has_the_window_of_the_paper():
+    """Against a window of levels, each the choices of a pass, and the n-grams down its columns; and n-grams are accepted."""
+    nodes, length, columns, size = 24, 6, 4, lookahead.GRAM
+    drafter, source = lookahead.Lookahead(COPIES), [8, 9, 10, EOS]
+    copied = [COPIES[token] for token in source[:-1]]
+    state, output, made, accepted = drafter.start(1, None), [], [], 0
+    drafter.admit(state, Source([source], SYMBOLS))
+    levels = [[copied[(number - 1) % 3] for number in range(columns)]]
+    for _ in range(12):
+        draft = drafter.propose(state, prefix_of([output]), Plan([length], tree=Tree(nodes)))
+        [tokens], [parents] = draft.tokens, draft.parents
+        paths = {tuple(tokens[node] for node in path_to(end, parents)) for end in range(len(tokens))} | {()}
+        before = [EOS, SYMBOLS.start, *output]
+        levels[0][0] = before[-1]
+        window = [levels[0][1 : number + 1] + [level[number] for level in levels[1:]] for number in range(columns)]
+        newest = [gram[1:] for gram in made[::-1] if gram[0] == before[-1]]
+        assert {*map(tuple, window), *newest[:2]} <= paths
+        assert len(tokens) == len(paths) - 1 <= nodes and max(map(len, paths)) <= length
+        levels.append([chosen_after([*before, *path]) for path in window])
+        if len(levels) == size:
+            for gram in zip(*levels):
+                made = [each for each in made if each != gram] + [gram]
+            del levels[0]
+        choices = read(tokens, parents, before)
+        path, own = accepted_path(tokens, parents, choices)
+        drafter.observe(state, Told([choices]), draft, Verdict([len(path)], [own], [[]], [False], [path]))
+        output = [*output, *(tokens[node] for node in path), own]
+        accepted += len(path)
+    for token in range(4, 17):
+        newest = [gram[1:] for gram in made[::-1] if gram[0] == token]
+        assert list(drafter.pool.after(token)) == newest[: lookahead.KEPT]
+    assert len(made) > 10 and accepted > 5
+
+
+def test_what_lookahead_learns_is_bounded_and_an_end_breaks_its_window():
+    pool, rng = lookahead.Pool(), random.Random(1)
+    for _ in range(500):
+        pool.learn(rng.randrange(3), (rng.randrange(30), rng.randrange(30)))
+    assert [len(list(pool.after(token))) for token in range(4)] == [lookahead.KEPT] * 3 + [0]
+    drafter = lookahead.Lookahead([-1] * WORDS)  # the source has nothing that may be copied
+    state, prefix = drafter.start(1, None), prefix_of([[5]])
+    drafter.admit(state, Source([[5, EOS]], SYMBOLS))
+    columns = []
+    for _ in range(3):  # the verifier says eos at first, and then 6, 7, ..
+        draft = drafter.propose(state, prefix, Plan([6], tree=Tree(16))).clip([5], EOS)
+        drafter.observe(state, Told([[EOS, *range(6, 26)]]), draft, Verdict([0], [EOS], [[]], [False], [[]]))
+        columns.append([list(column) for column in state.rows[0].columns])
+    assert columns[0] == [[EOS], [5, 6], [5, 7]] and columns[1][0] == [EOS, 6]
+    assert columns[2][0] == [] and list(map(len, columns[2][1:])) == [3, 3]  # what follows eos is not in a draft
+
+
+def test_lookahead_without_a_tree_takes_the_newest_ngrams():
+    drafter = lookahead.Lookahead(COPIES)
+    state = told(drafter, [[4], [5]], [[6, 7], []], [[6, 8, 9], [10, 0, 0]], [1, 0])
+    drafter.pool.learn(9, (11, 12))
+    assert drafter.propose(state, prefix_of([[7], [5]]), uniform(2, 4)).tokens == [[9, 11, 12], [10]]
+    assert drafter.propose(state, prefix_of([[6], [7]]), Plan([1, 2])).tokens == [[8], [9, 11]]
+
+
 # ---- all of them
 
 
-def make(name, outputs, copies=COPIES):
-    """A drafter; a datastore has every other output, the last word of which is another."""
+def make(name, outputs, sources, copies=COPIES):
+    """A drafter; a datastore has every other output, the last word of which is another, as that of its source is."""
+    known = [[*output[:-1], 4] for output in outputs[::2]]
     if name == "retrieval":
-        return retrieval.Retrieval(Datastore.of([[*output[:-1], 4] for output in outputs[::2]], EOS), EOS)
+        return retrieval.Retrieval(Datastore.of(known, EOS), EOS)
+    if name == "memory":
+        pairs = zip([[*source[:-2], 4] for source in sources[::2]], known)
+        return retrieval.Retrieval(Datastore.of_pairs(pairs, EOS, WORDS + 4), EOS)
     return drafters.without_weights(name, PairFacts(SYMBOLS, copies, "", WORDS + 4))
 
 
@@ -396,7 +484,7 @@ def test_exact_on_pytorch(name):
         requests = [
             Request(i, source, limit, hint=damaged(expected[i], rng)) for i, (source, limit) in enumerate(zip(sources, limits))
         ]
-        verifier, drafter = tilted_verifier(loaded, tilt), make(name, expected)
+        verifier, drafter = tilted_verifier(loaded, tilt), make(name, expected, sources)
         for rows, lengths in ((1, [4]), (3, [5, 0, 2, 7]), (14, [1, 3])):
             outputs, stats = run(verifier, drafter, requests, lengths, rows)
             assert outputs == expected
@@ -420,7 +508,7 @@ def test_exact_on_the_kernels(name, dtype):
         hinted = [
             Request(i, source, 20, sampling=sampling, seed=i, hint=damaged(expected[i], rng)) for i, source in enumerate(sources)
         ]
-        drafter, accepted = make(name, expected), 0
+        drafter, accepted = make(name, expected, sources), 0
         for rows, lengths in ((1, [4]), (5, [6, 0, 3])):
             outputs, stats = run(verifier, drafter, hinted, lengths, rows)
             assert outputs == expected
@@ -434,7 +522,7 @@ def test_rows_move_and_part(name):
     rng = random.Random(7)
     outputs = [random_text(rng, 6, 5) for _ in range(4)]
     sources = [[*random_text(rng, 5, 5), EOS] for _ in range(4)]
-    drafter = make(name, outputs)
+    drafter = make(name, outputs, sources)
     state, prefix = drafter.start(4, None), prefix_of([[] for _ in outputs], [list(o) for o in outputs], sources)
     drafter.admit(state, Source(sources, SYMBOLS))
     for _ in range(12):
@@ -485,7 +573,7 @@ def test_learning_asks_for_nothing_in_plain_steps():
 def test_drafters_are_found_by_what_they_need():
     facts = PairFacts(SYMBOLS, COPIES, "", WORDS + 4)
     with pytest.raises(
-        ValueError, match=r"'block_causal' needs weights, .* Without: jacobi, ngram, previous, recycling, retrieval$"
+        ValueError, match=r"'block_causal' needs weights, .* Without: jacobi, lookahead, ngram, previous, recycling, retrieval$"
     ):
         drafters.without_weights("block_causal", facts)
     with pytest.raises(ValueError, match=r"no drafter named 'nothing'\. Available: "):

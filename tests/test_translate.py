@@ -116,6 +116,18 @@ def test_formats_agree(folder, source, lines, capfd):
         assert float(row[1]) == pytest.approx((record["score"] or 0) / 0.6931471805599453)
 
 
+def test_json_names_the_drafter(folder, source, capfd):
+    """And what of its drafts was accepted, sentence by sentence; nothing is drafted without one."""
+    own = load_folder(folder).drafter.code
+    for options, name in ((["--block-size", 3], own), (["--draft-with", "ngram", "--block-size", 3], "ngram"),
+                          (["--strategy", "ar"], None), (["--strategy", "fairseq"], None)):  # fmt: skip
+        choices = ("--model", folder, "--quiet", "--input", source, "--format", "json", "--max-len-b", 12, *options)
+        records = [json.loads(line) for line in run(capfd, *choices)[0].splitlines()]
+        assert {record["drafter"] for record in records} == {name}
+        assert all(0 <= record["accepted"] <= record["drafted"] for record in records)
+        assert any(record["drafted"] for record in records) == (name is not None)
+
+
 def test_text_in_bpe(folder, toy_data, tmp_path, capfd):
     raw, bpe = toy_data / "raw" / "test.xa", toy_data / "bpe" / "test.xa"
     options = ("--model", folder, "--quiet", "--max-len-b", 12)
@@ -208,7 +220,7 @@ def rounded(content):
 
 @pytest.mark.parametrize("form", ["text", "fairseq", "json"])
 def test_resume_gives_the_file_of_an_unbroken_run(folder, source, tmp_path, capfd, form):
-    options = ("--model", folder, "--input", source, "--quiet", "--format", form, "--max-len-b", 9)
+    options = ("--model", folder, "--input", source, "--quiet", "--format", form, "--max-len-b", 9, "--block-size", 3)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run(capfd, *options, "--output", whole)
     content = whole.read_bytes()
@@ -536,7 +548,8 @@ def test_trace_shows_every_draft(folder, source, lines, tmp_path, capfd):
     assert [sum(not token.startswith("~") for token in row) for row in rows] == [
         length for record in records for length in record["accepted_lengths"]
     ]
-    assert any(token.startswith("~") for row in rows for token in row)  # a random drafter is refused
+    refused = sum(token.startswith("~") for row in rows for token in row)
+    assert refused and refused == sum(record["drafted"] - record["accepted"] for record in records)  # a random drafter is refused
     page = tmp_path / "trace.html"
     run(capfd, *options, "--trace", page)
     content = page.read_text(encoding="utf-8")
@@ -553,7 +566,11 @@ def test_the_python_interface(folder, lines):
     for line, result in zip(lines, results):
         assert bool(result.tokens) == bool(line.strip()) and result.iterations == len(result.accepted_lengths)
         assert len(result.token_scores) == (len(result.tokens) + 1 if result.tokens else 0) and result.score <= 0
+        assert result.accepted == sum(result.accepted_lengths) - sum(step.own is not None for step in result.steps)
     stats = translator.stats
+    assert (stats.drafted, stats.accepted) == tuple(
+        2 * sum(getattr(result, name) for result in results) for name in ("drafted", "accepted")
+    )
     assert stats.sentences == 2 * sum(bool(line.strip()) for line in lines)
     assert stats.committed == stats.accepted + stats.own_tokens == 2 * sum(len(result.token_scores) for result in results)
     with pytest.raises(ValueError, match="strategy 'magic' is unknown; available: specdec, ar, drafter, fairseq"):

@@ -33,6 +33,7 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.control.fixed import ALWAYS
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
+from specdec_plugins.decoding.drafters.lookahead import Lookahead
 from specdec_plugins.decoding.drafters.ngram import NGram
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.drafters.recycling import Branches, Recycling
@@ -336,9 +337,10 @@ def test_trees_of_a_models_own_drafter(dtype, arch):
         assert stats.drafted > 3 * stats.iterations * (rows != 9)
 
 
+@pytest.mark.parametrize("make", [Recycling, lambda: Lookahead(range(WORDS + 4))])
 @pytest.mark.parametrize("dtype", BACKENDS)
-def test_recycled_trees(dtype):
-    """They have the likeliest successors that the verifier had, change no output, and are accepted more often than chains."""
+def test_trees_of_drafters_without_weights(dtype, make):
+    """They change no output, and are accepted more often than chains."""
     model = loaded(dtype)
     tilt = make_tilt(3, -2.0, positions=1).expand(64, -1).to(torch.float64 if dtype == "float64" else torch.float32)
     verifier = tilted_verifier(model, tilt)
@@ -347,12 +349,14 @@ def test_recycled_trees(dtype):
     alone, _ = decode(verifier, NoDrafter(), requests, 0, 4)
     rates = []
     for tree in (None, Tree(12)):
-        drafter = Recycling()
-        found, stats = decode(verifier, drafter, requests, 4, 3, tree=tree)
+        found, stats = decode(verifier, make(), requests, 4, 3, tree=tree)
         assert said(found, dtype) == said(alone, dtype)
         rates.append(stats.mean_accepted_length)
     assert rates[1] > rates[0] > 1
 
+
+def test_recycled_trees():
+    """They have the likeliest successors that the verifier had."""
     branches = Branches()
     logits = torch.randn(2, 3, WORDS, generator=torch.Generator().manual_seed(1))
     branches.learn([5, 6], TreeDraft([[7, 8], [5]], [[-1, 0], [-1]]), logits)  # the later 5 counts

@@ -3,10 +3,15 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from typing import TypeVar
 
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import run_command
+from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
+
+Line = TypeVar("Line")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,32 +21,56 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--model", required=True, metavar="DIR", help="model folder, of whose target language the text is")
     p.add_argument("--output", required=True, metavar="FILE", help="where the datastore goes")
+    p.add_argument("--source", action="append", metavar="FILE",
+                   help="what TEXT is a translation of, line by line: the drafter then takes the translation of a near source "
+                   "first; once for each TEXT, in their order")  # fmt: skip
     p.add_argument("text", nargs="+", metavar="TEXT", help="UTF-8 text, a sentence a line, .gz allowed")
     return p
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run)
+    return run_command(parser(), argv, run, check)
+
+
+def check(options: argparse.Namespace) -> list[Fault]:
+    sources, texts = len(options.source or ()), len(options.text)
+    return [("source", f"is given {sources} times for {texts} texts")] if sources not in (0, texts) else []
 
 
 def run(options: argparse.Namespace) -> None:
     from specdec_plugins.decoding.datastore import Datastore
     from specdec_plugins.formats.folder import load_folder
-    from specdec_plugins.translator import target_encoder
+    from specdec_plugins.translator import source_encoder, target_encoder
 
     pair = load_folder(options.model)
-    encode = target_encoder(pair)
+    encode, eos = target_encoder(pair), pair.verifier.spec.symbols.eos
     with bar(unit=" lines") as shown:
 
-        def counted(lines: Iterable[str]) -> Iterator[str]:
+        def counted(lines: Iterable[Line]) -> Iterator[Line]:
             for line in lines:
                 shown.update()
                 yield line
 
-        sentences = (encode(line) for path in options.text for line in counted(read_lines(path)) if line.strip())
-        store = Datastore.of(sentences, pair.verifier.spec.symbols.eos)
-    store.save(options.output, pair.target.fingerprint())
-    print(f"{options.output}: {len(store):,} tokens")
+        if options.source:
+            encode_source = source_encoder(pair)
+            lines = counted(line for paths in zip(options.source, options.text) for line in aligned(*paths))
+            pairs = ((encode_source(source) if source.strip() else [], encode(line)) for source, line in lines if line.strip())
+            store = Datastore.of_pairs(pairs, eos, len(pair.source))
+        else:
+            texts = counted(line for path in options.text for line in read_lines(path))
+            store = Datastore.of((encode(line) for line in texts if line.strip()), eos)
+    store.save(options.output, pair.target.fingerprint(), pair.source.fingerprint())
+    memory = f", of {len(store.memory.totals):,} sentences with sources" if store.memory else ""
+    print(f"{options.output}: {len(store):,} tokens{memory}")
+
+
+def aligned(source: str, text: str) -> Iterator[tuple[str, str]]:
+    """The lines of two files side by side. Raises ValueError if one has more than the other."""
+    for number, (one, other) in enumerate(zip_longest(read_lines(source), read_lines(text))):
+        if one is None or other is None:
+            shorter, longer = (source, text) if one is None else (text, source)
+            raise ValueError(f"{shorter} has only {number:,} lines, and {longer} has more")
+        yield one, other
 
 
 if __name__ == "__main__":

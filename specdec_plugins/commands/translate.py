@@ -62,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
                      "fairseq: its own generator")  # fmt: skip
     how.add_argument("--draft-with", metavar="NAME",
                      help=f"a drafter without weights in place of the model's: {', '.join(UNTRAINED)}, or "
-                     "module:object")  # fmt: skip
+                     "module:object; several, joined by +, with the model's own or without: each sentence then takes the most "
+                     "promising draft")  # fmt: skip
     how.add_argument("--hint", metavar="FILE", help="earlier translations, one for each input line, for --draft-with previous")
     how.add_argument("--datastore", metavar="FILE", help="what specdec-datastore made, for --draft-with retrieval")
     how.add_argument("--block-size", type=block_size, metavar="K",
@@ -153,11 +154,12 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("model", "is missing: give --model DIR, or --verifier PT and --data DIR"))
     if options.verifier and not (options.drafter or options.draft_with) and options.strategy in ("specdec", "drafter"):
         faults.append(("strategy", f"{options.strategy} needs --drafter" + " or --draft-with" * (options.strategy == "specdec")))
-    if options.drafter and options.draft_with:
+    if options.drafter and options.draft_with and "+" not in options.draft_with:
         faults.append(("drafter", "has no use with --draft-with"))
-    if options.hint and options.draft_with in (None, *UNTRAINED) and options.draft_with != "previous":
+    members = (options.draft_with or "").split("+")
+    if options.hint and "previous" not in members and all(name in ("", *UNTRAINED) for name in members):
         faults.append(("hint", "has a use only with --draft-with previous"))
-    if options.draft_with == "previous" and not options.hint:
+    if "previous" in members and not options.hint:
         faults.append(("hint", "is missing, which --draft-with previous needs"))
     if options.resume and not options.output:
         faults.append(("resume", "needs --output"))

@@ -6,15 +6,21 @@ equal suffixes side by side. Before each sentence, and after the last one, stand
     tokens (N, 4) uint8, each token as a big-endian number, so that bytes compare as tokens do
     places (N,) int32, the places in ``tokens``, sorted by the `CONTEXT` tokens from there on
 
+With sources there are the arrays of a translation memory, too (``memory.py``).
+
 Knows nothing about drafters, nor which texts these are.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
+from struct import unpack
 from typing import Any
 
 import numpy as np
 import torch
+
+from specdec_plugins.decoding.memory import Memory
 
 FORMAT = "specdec-datastore 1"
 CONTEXT = 16  # tokens by which places are sorted: longer suffixes are no better (REST looks at 16)
@@ -23,10 +29,10 @@ MOST_TOKENS = 2**31 - 1
 
 
 class Datastore:
-    """``tokens`` (bytes) and ``places`` (int32) are buffers of native memory, mapped or not."""
+    """``tokens`` (bytes) and ``places`` (int32) are native buffers, mapped or not; without sources ``memory`` is None."""
 
-    def __init__(self, tokens: np.ndarray, places: np.ndarray):
-        self.arrays = tokens, places
+    def __init__(self, tokens: np.ndarray, places: np.ndarray, memory: Memory | None = None):
+        self.arrays, self.memory = (tokens, places), memory
         self.tokens, self.places = tokens.reshape(-1).data, places.data
 
     def __len__(self) -> int:
@@ -45,21 +51,45 @@ class Datastore:
         tokens = np.array(text[::-1], np.int64)
         return cls(tokens.astype(">u4").view(np.uint8).reshape(-1, TOKEN_BYTES), sorted_places(tokens).astype(np.int32))
 
-    def save(self, path: str, dictionary: str) -> None:
-        """``dictionary`` is the fingerprint of the target's. Raises ValueError if the file cannot be written."""
+    @classmethod
+    def of_pairs(cls, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], eos: int, symbols: int) -> "Datastore":
+        """Of sources and targets, with a memory; ``symbols`` are those of the source's dictionary. Raises ValueError as `of`."""
+        sources: list[Sequence[int]] = []
+        lengths: list[int] = []
+
+        def targets() -> Iterator[Sequence[int]]:
+            for source, target in pairs:
+                sources.append(source)
+                lengths.append(len(target))
+                yield target
+
+        store = cls.of(targets(), eos)
+        store.memory = Memory.of(sources, lengths, symbols)
+        return store
+
+    def save(self, path: str, dictionary: str, source_dictionary: str = "") -> None:
+        """The fingerprints are those of the target's dictionary, and with a memory the source's. Raises ValueError if the file
+        cannot be written."""
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
+        about = {"format": FORMAT, "dictionary": dictionary}
+        tensors = dict(zip(("tokens", "places"), self.arrays))
+        if self.memory is not None:
+            about["source_dictionary"] = source_dictionary
+            tensors |= self.memory.tensors()
         try:
-            save_file(dict(zip(("tokens", "places"), self.arrays)), path, {"format": FORMAT, "dictionary": dictionary})
+            save_file(tensors, path, about)
         except SafetensorError as error:
             raise ValueError(f"{path}: {error}") from None
 
     @classmethod
-    def open(cls, path: str, dictionary: str, symbols: int) -> "Datastore":
-        """Map a file. Raises ValueError naming it if it is none, damaged, or of another dictionary than this with its symbols."""
+    def open(cls, path: str, dictionary: str, symbols: int, source_dictionary: str = "", source_symbols: int = 0) -> "Datastore":
+        """Map a file; each dictionary is its fingerprint and how many symbols it has. Raises ValueError naming the file if it is
+        none, damaged, or of other dictionaries."""
         from safetensors import SafetensorError, safe_open
 
+        memory = None
         try:
             with safe_open(path, framework="pt") as file:
                 about: dict[str, Any] = file.metadata() or {}
@@ -68,6 +98,10 @@ class Datastore:
                 if about.get("dictionary") != dictionary:
                     raise ValueError(f"{path}: made with another target dictionary than the model's")
                 tokens, places = file.get_tensor("tokens"), file.get_tensor("places")
+                if "source_dictionary" in about:
+                    if about["source_dictionary"] != source_dictionary:
+                        raise ValueError(f"{path}: made with another source dictionary than the model's")
+                    memory = Memory(*(file.get_tensor(field.name).numpy() for field in fields(Memory)))
         except (SafetensorError, OSError) as error:
             missing = isinstance(error, FileNotFoundError) or not Path(path).exists()
             raise ValueError(f"{path}: {'there is no such file' if missing else f'not a datastore ({error})'}") from None
@@ -76,7 +110,14 @@ class Datastore:
             raise ValueError(f"{path}: damaged, its tensors do not belong together")
         if not 0 <= places.min() <= places.max() < count or tokens.numpy().view(">u4").max() >= symbols:
             raise ValueError(f"{path}: damaged, it has places or tokens that cannot be")
-        return cls(tokens.numpy(), places.numpy())
+        if memory is not None and not memory.fits(count, source_symbols):
+            raise ValueError(f"{path}: damaged, its translation memory does not belong to its text")
+        return cls(tokens.numpy(), places.numpy(), memory)
+
+    def after(self, place: int, length: int) -> tuple[int, ...]:
+        """The ``length`` tokens after a place, fewer where the text ends."""
+        first = max(0, place - length)
+        return unpack(f">{place - first}I", self.tokens[TOKEN_BYTES * first : TOKEN_BYTES * place])[::-1]
 
 
 def sorted_places(tokens: np.ndarray) -> np.ndarray:

@@ -29,12 +29,16 @@ def make_format(options: argparse.Namespace) -> Format:
 
 
 def as_json(number: int, outputs: Sequence["Translation"], reference: str | None, verified: bool) -> str:
-    """A JSON object an output; the score in nats, or null for a draft that no verifier has scored."""
+    """A JSON object an output; the score in nats, or null for a draft that no verifier has scored.
+
+    ``iterations``, ``drafted`` and ``accepted`` tokens are those of this output alone; ``drafter`` is null where none drafts.
+    """
     records = [
         {
             "id": number, **({"sample": output.sample} if len(outputs) > 1 else {}), "text": output.text, "tokens": output.tokens,
             "score": output.score if output.token_scores and verified else None,
-            "iterations": output.iterations, "accepted_lengths": output.accepted_lengths,
+            "drafter": output.drafter, "iterations": output.iterations, "drafted": output.drafted, "accepted": output.accepted,
+            "accepted_lengths": output.accepted_lengths,
         }
         for output in outputs
     ]  # fmt: skip

@@ -44,6 +44,7 @@ class PairFacts:
     size: int  # .. and how many symbols it has
     datastore: str | None = None  # a file of `specdec-datastore`, for the drafter that reads one
     subwords: Sequence[str] = ()  # the target's dictionary as text, in BPE; empty where it is not known
+    source_dictionary: str = ""  # the fingerprint of the source's dictionary
 
 
 @dataclass

@@ -43,6 +43,12 @@ class Followed:
     unmatched: int = 0  # tokens of the output since then
     inside: bool = False  # whether the last of them is not its word's last
 
+    def ahead(self, output: Sequence[int], length: int, words: Words) -> list[int]:
+        """Up to ``length`` tokens of the hint that are expected to follow an output, which has grown since the last time."""
+        for token in output[self.hint.said :]:
+            self.say(token, words)
+        return self.hint.text[self.place : self.place + length]
+
     def say(self, token: int, words: Words) -> None:
         """The output's next token."""
         self.hint.say(token)
@@ -99,9 +105,7 @@ class Previous:
             row = state.rows[number]
             if row is None:
                 row = state.rows[number] = Followed(Suffixes([*request.hint, prefix.symbols.eos] if request.hint else ()))
-            for token in output[row.hint.said :]:
-                row.say(token, self.words)
-            drafts.append(row.hint.text[row.place : row.place + length])
+            drafts.append(row.ahead(output, length, self.words))
         return Draft(drafts)
 
 

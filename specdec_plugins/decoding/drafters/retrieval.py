@@ -1,35 +1,59 @@
-"""Drafts what follows the longest suffix of the output in a datastore of target text (REST, He et al. 2023, arXiv 2311.08252).
+"""Drafts what a datastore of target text has: first the target of the sentence whose source is nearest, if the datastore has
+sources and one is near (a translation memory); else what follows the longest suffix of the output (REST, He et al. 2023, arXiv
+2311.08252).
 
-Of the places where that suffix occurs, some vote: each drafted token is the one that follows most often, and those go on that
-have it.
+A near sentence's target is followed like an earlier translation (``previous.py``), while the output is on its path. Of the places
+where the suffix occurs, some vote: each drafted token is the one that follows most often, and those go on that have it.
 """
 
 from bisect import bisect_left
-from struct import unpack
+from collections.abc import Sequence
 
 from specdec_plugins.decoding.datastore import CONTEXT, TOKEN_BYTES, Datastore, encoded
-from specdec_plugins.decoding.drafters import PairFacts
+from specdec_plugins.decoding.drafters import PairFacts, Rows
+from specdec_plugins.decoding.drafters.previous import Followed, Words
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
 VOTES = 8  # places that vote, at most: a look-up's time grows with them
 CONTEXT_BYTES = CONTEXT * TOKEN_BYTES
+# Similarity of sources from which the target is followed, chosen for tokens a pass (docs/drafters.md). While the output is on its
+# path, even a far sentence is no worse than the longest suffix; below this there is nothing to gain.
+NEAR = 0.3
 
 
 class Retrieval:
-    """It keeps nothing of a row: a look-up takes less than what would be kept."""
+    """A row is the near sentence's target, or None; without a memory there are no rows, as a look-up takes less than what would
+    be kept. ``subwords`` are the target's, by token; empty where they are not known."""
 
-    def __init__(self, datastore: Datastore, eos: int):
-        self.datastore, self.eos = datastore, eos
+    def __init__(self, datastore: Datastore, eos: int, subwords: Sequence[str] = ()):
+        self.datastore, self.eos, self.words = datastore, eos, Words(subwords)
 
-    def start(self, rows: int, shared: object) -> None:
-        return None
+    def start(self, rows: int, shared: object) -> Rows[Followed | None] | None:
+        return None if self.datastore.memory is None else Rows()
 
-    def admit(self, state: None, source: Source) -> None:
-        return None
+    def admit(self, state: Rows[Followed | None] | None, source: Source) -> None:
+        if state is not None:
+            state.rows += [self.remembered(tokens[:-1]) for tokens in source.sentences]
 
-    def propose(self, state: None, prefix: Prefix, plan: Plan) -> Draft:
-        return Draft([self.continuation(output, length) for output, length in zip(prefix.outputs, plan.lengths)])
+    def propose(self, state: Rows[Followed | None] | None, prefix: Prefix, plan: Plan) -> Draft:
+        drafts = []
+        rows = [None] * len(prefix) if state is None else state.rows
+        for row, output, length in zip(rows, prefix.outputs, plan.lengths):
+            draft = row.ahead(output, length, self.words) if row else []
+            if row is None or row.unmatched or not draft:
+                draft = self.continuation(output, length) or draft
+            drafts.append(draft)
+        return Draft(drafts)
+
+    def remembered(self, source: Sequence[int]) -> Followed | None:
+        """The target of the sentence whose source is nearest to one without eos; None if none is near."""
+        memory = self.datastore.memory
+        nearest = memory.nearest(source) if memory else None
+        if memory is None or nearest is None or nearest[1] < NEAR:
+            return None
+        return Followed(Suffixes(self.datastore.after(*memory.target(nearest[0]))))
 
     def continuation(self, output: list[int], length: int) -> list[int]:
         """At most ``length`` tokens that follow the output's longest suffix; none where its last token does not occur."""
@@ -59,9 +83,8 @@ class Retrieval:
         return [place for place, size in zip(near, sizes) if size == longest and place] if longest else []
 
     def _following(self, place: int, length: int) -> tuple[int, ...]:
-        """Up to ``length`` tokens after a place of the text, which is held backwards; none after eos."""
-        first = max(0, place - length)
-        tokens = unpack(f">{place - first}I", self.datastore.tokens[TOKEN_BYTES * first : TOKEN_BYTES * place])[::-1]
+        """Up to ``length`` tokens after a place of the text; none after eos."""
+        tokens = self.datastore.after(place, length)
         return tokens[: tokens.index(self.eos) + 1] if self.eos in tokens else tokens
 
 
@@ -76,4 +99,5 @@ def for_pair(facts: PairFacts) -> Retrieval:
     """Raises ValueError for a datastore that is missing, or is none."""
     if facts.datastore is None:
         raise ValueError("drafter 'retrieval' needs a datastore, which specdec-datastore makes")
-    return Retrieval(Datastore.open(facts.datastore, facts.dictionary, facts.size), facts.symbols.eos)
+    store = Datastore.open(facts.datastore, facts.dictionary, facts.size, facts.source_dictionary, len(facts.copies))
+    return Retrieval(store, facts.symbols.eos, facts.subwords)

@@ -1,0 +1,197 @@
+"""Drafts n-grams that the verifier itself made in earlier passes, several at a time (lookahead decoding, Fu et al. 2024, arXiv
+2402.02057).
+
+A pool has n-grams by their first token. As a tree, a draft is two branches in one pass. One has the pool's n-grams that begin
+with the last token, to be verified. The other is a window of guesses at the next W positions, and at each position a trajectory:
+the N - 2 tokens that the verifier chose there one after the other in the last passes. The verifier's choice after a trajectory
+completes an n-gram for the pool, and the oldest token of each trajectory gives way to the next one, so that there are W new
+n-grams a pass. Guesses are no different from drafts: one that is right is accepted.
+
+A chain has no room for a window. It takes the pool's newest n-grams, one after the other, and learns pairs of tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdec_plugins.decoding.drafters import PairFacts, Rows
+from specdec_plugins.decoding.drafters.recycling import choices
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.trees import TreeDraft
+from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
+
+GRAM = 4  # tokens of an n-gram (N), the paper's 3 to 5
+KEPT = 8  # n-grams of each first token, the newest: bounds the pool, and the time that a look-up takes
+WINDOW = 1 / 2  # of a tree's nodes, for the window; the rest are for candidates, as the paper has it
+
+
+class Pool:
+    """What followed each token, newest first."""
+
+    def __init__(self) -> None:
+        self._after: dict[int, dict[tuple[int, ...], None]] = {}  # newest last
+
+    def learn(self, token: int, following: tuple[int, ...]) -> None:
+        known = self._after.setdefault(token, {})
+        known.pop(following, None)
+        known[following] = None
+        if len(known) > KEPT:
+            del known[next(iter(known))]
+
+    def after(self, token: int) -> Iterator[tuple[int, ...]]:
+        return reversed(self._after.get(token, {}))
+
+    def chain(self, token: int, length: int) -> list[int]:
+        """Up to ``length`` tokens after a token: the newest n-gram's, and those of its last token's newest n-gram, .."""
+        tokens: list[int] = []
+        while len(tokens) < length and (following := next(self.after(token), None)):
+            tokens += following
+            token = tokens[-1]
+        return tokens[:length]
+
+
+class Growing:
+    """A tree in which equal paths are one."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._children: dict[tuple[int, int], int] = {}
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], parents: Sequence[int]) -> "Growing":
+        tree = cls()
+        tree.tokens, tree.parents = list(tokens), list(parents)
+        tree._children = {child: node for node, child in enumerate(zip(parents, tokens))}
+        return tree
+
+    def add(self, path: Sequence[int], nodes: int) -> None:
+        """A path from the root, as far as there are no more than so many nodes."""
+        parent = -1
+        for token in path:
+            node = self._children.get((parent, token))
+            if node is None:
+                if len(self.tokens) >= nodes:
+                    return
+                node = self._children[parent, token] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(parent)
+            parent = node
+
+    def end(self, path: Sequence[int]) -> int | None:
+        """The node at which a path ends, -1 for the root; None if it is not there."""
+        node: int | None = -1
+        for token in path:
+            if node is None:
+                break
+            node = self._children.get((node, token))
+        return node
+
+
+@dataclass
+class Window:
+    """Of a row. ``columns[j]`` is the guess at position j and its trajectory; the first has no guess, but the last token.
+
+    ``wide`` is the number of columns in the present draft, ``source`` what guesses begin with: the source, as far as the target
+    has its tokens.
+    """
+
+    source: list[int]
+    last: int = 0
+    wide: int = 0
+    columns: list[list[int]] = field(default_factory=list)
+
+    def open(self, last: int, position: int, wide: int) -> None:
+        """Get ready for a draft of so many columns after the token ``last``, at the position of the next one."""
+        self.last, self.wide = last, wide
+        self.columns += [[] for _ in range(len(self.columns), wide)]
+        for number, column in enumerate(self.columns):
+            if number and not column:
+                column.append(self.source[(position + number - 1) % len(self.source)] if self.source else last)
+
+    def paths(self) -> list[list[int]]:
+        """From the last token, through the guesses before each position, to the end of its trajectory."""
+        columns = self.columns[: self.wide]
+        guesses = [column[0] for column in columns[1:]]
+        return [[*guesses[: number - 1 if number else 0], *column] for number, column in enumerate(columns)]
+
+    def move(self, chosen: Sequence[int | None], pool: Pool) -> None:
+        """Take in the verifier's choice after each path; None if it was not in the draft, for which its column begins anew."""
+        for number, choice in enumerate(chosen):
+            column = self.columns[number]
+            if choice is None:
+                column.clear()
+                continue
+            column.append(choice)
+            first = column[0] if number else self.last
+            following = tuple(column[1:] if number else column)
+            if len(following) == GRAM - 1:
+                pool.learn(first, following)
+                del column[0]
+
+
+class Lookahead:
+    """``copies[s]`` is the target's number of source token s, or -1."""
+
+    trees = True
+
+    def __init__(self, copies: Sequence[int]):
+        self.copies, self.pool = copies, Pool()
+
+    def start(self, rows: int, shared: object) -> Rows[Window]:
+        return Rows()
+
+    def admit(self, state: Rows[Window], source: Source) -> None:
+        for tokens in source.sentences:
+            copied = [self.copies[token] for token in tokens[:-1]]
+            state.rows.append(Window([token for token in copied if token >= 0]))
+
+    def propose(self, state: Rows[Window], prefix: Prefix, plan: Plan) -> Draft:
+        last = prefix.last
+        if plan.tree is None:
+            for row, token in zip(state.rows, last):
+                row.last = token
+            return Draft([self.pool.chain(token, length) for token, length in zip(last, plan.lengths)])
+        trees = []
+        for row, token, output, length in zip(state.rows, last, prefix.outputs, plan.lengths):
+            row.open(token, len(output), columns_of(plan.tree.nodes, length))
+            trees.append(self._tree(row, token, length, plan.tree.nodes))
+        return TreeDraft([tree.tokens for tree in trees], [tree.parents for tree in trees])
+
+    def _tree(self, row: Window, token: int, length: int, nodes: int) -> Growing:
+        """The window, and of the pool's n-grams as many as there is room for."""
+        tree = Growing()
+        if length:
+            for path in row.paths():
+                tree.add(path, nodes)
+            for following in self.pool.after(token):
+                tree.add(following[:length], nodes)
+        return tree
+
+    def observe(self, state: Rows[Window], scores: Any, draft: Draft, verdict: Verdict) -> None:
+        if not isinstance(draft, TreeDraft):
+            for row, tokens, following in zip(state.rows, draft.tokens, choices(scores, draft, verdict)):
+                for token, choice in zip((row.last, *tokens), following):
+                    self.pool.learn(token, (choice,))
+            return
+        ends = []
+        for row, tokens, parents in zip(state.rows, draft.tokens, draft.parents):
+            tree = Growing.of(tokens, parents)
+            ends.append([tree.end(path) for path in row.paths()])
+        places = [(number, node + 1) for number, nodes in enumerate(ends) for node in nodes if node is not None]
+        if not places:
+            return
+        logits = scores.logits()
+        rows, nodes = (send(each, logits.device) for each in zip(*places))
+        chosen = iter(logits[rows, nodes].argmax(-1).tolist())
+        for row, of_row in zip(state.rows, ends):
+            row.move([None if node is None else next(chosen) for node in of_row], self.pool)
+
+
+def columns_of(nodes: int, length: int) -> int:
+    """How many columns a window has in a tree of so many nodes, whose paths have at most ``length`` tokens."""
+    return max(0, min(int(WINDOW * nodes + 1) // (GRAM - 1), length - GRAM + 3))
+
+
+def for_pair(facts: PairFacts) -> Lookahead:
+    return Lookahead(facts.copies)
