@@ -34,7 +34,7 @@ class System:
         how: dict = {"strategy": "ar"} if name == "ar" else {"block_size": cell.block_size}
         if self.drafter in UNTRAINED:
             how |= {"draft_with": self.drafter, "datastore": cell.datastore if self.drafter == "retrieval" else None}
-        self.settings = Settings(dtype=cell.dtype, threads=1, **how)
+        self.settings = Settings(dtype=cell.dtype, threads=cell.options.threads, **how)
         self.translator = Translator(pair, self.settings)
         self.rounds: list[list[float]] = []  # seconds of each turn
 
@@ -130,6 +130,7 @@ def main() -> None:
     p.add_argument("--block-sizes", nargs="+", default=["4"], help="numbers, or auto")
     p.add_argument("--dtypes", nargs="+", default=["int8"])
     p.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
+    p.add_argument("--threads", type=int, default=1)
     p.add_argument("--output", type=Path, help="append a JSON line a data type, batch size and block size, for tables.py")
     p.set_defaults(
         without=["ngram", "recycling", "jacobi", "lookahead", "retrieval", *(f"previous {hint}" for hint in HINTS[:3])]
@@ -143,7 +144,8 @@ def main() -> None:
     sources = Translator(pair, Settings(strategy="ar")).encode(lines)
     hints = hints_of(pair, lines, references, sources)
     model, text = (Path(path).name for path in (options.models[0], options.input))
-    signature = {**machine(), "model": model, "input": text, "sentences": len(lines), "rounds": options.rounds}
+    signature = {**machine(), "model": model, "input": text, "sentences": len(lines), "rounds": options.rounds,
+                 "threads": options.threads}  # fmt: skip
     print("| dtype | batch | K | drafter | times `ar` | tokens a pass | accepted | drafting, us |\n" + "| --- " * 8 + "|")
     for dtype in options.dtypes:
         for batch in options.batch_sizes:
