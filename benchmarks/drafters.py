@@ -42,7 +42,7 @@ class System:
         translator, settings = self.translator, self.settings
         translator.take_stats()
         if settings.draft_with:
-            drafter = drafters.without_weights(self.drafter, facts_of(self.pair, settings.datastore))
+            drafter = drafters.without_weights(self.drafter, facts_of(self.pair, settings, translator.roles.verifier.model))
             translator.roles = translator.roles._replace(drafter=drafter)
         self.session = translator.session(self.rows)
         self.rounds.append([])

@@ -22,6 +22,7 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.assembly import THREADS, assemble
+from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.arms import GATES
 from specdec_plugins.decoding.control.fixed import FixedLength
@@ -94,9 +95,7 @@ class Translator:
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
         self.trained_block_size = pair.block_size
-        if drafter is None and settings.draft_with:
-            drafter = drafters.without_weights(settings.draft_with, facts_of(pair, settings.datastore))
-        if drafter is not None:
+        if drafter is not None or settings.draft_with:
             self.trained_block_size = pair.block_size or USUAL_BLOCK_SIZE
             pair = replace(pair, drafter=None)
         elif pair.drafter is None and settings.strategy in ("specdec", "drafter"):
@@ -134,9 +133,11 @@ class Translator:
         return cls(load_folder(folder), Settings(**settings), drafter)
 
     def _assign(self, verifier, drafter, device, own: Drafter | None) -> Roles:
-        """The loop's roles under the strategy; the drafter is ``own``, if there is one."""
+        """The loop's roles under the strategy; the drafter is ``own``, if there is one, or what the settings name."""
         how = self.settings
         drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
+        if own is None and how.draft_with:
+            own = drafters.without_weights(how.draft_with, facts_of(self.pair, how, verifying.model))
         drafting = own or drafting
         if how.tree and not getattr(drafting, "trees", False):
             name = how.draft_with or (type(own).__name__ if own else drafter.code)
@@ -361,13 +362,14 @@ def target_encoder(pair: Pair) -> Callable[[str], list[int]]:
     return lambda line: vocabulary.encode(codes.apply(tokenizer.tokenize(" ".join(line.split()))))[:-1]
 
 
-def facts_of(pair: Pair, datastore: str | None = None) -> drafters.PairFacts:
-    """What a drafter without weights may know of a pair."""
+def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.PairFacts:
+    """What a drafter without weights may know of a pair, and of how to decode with it."""
     copies = [pair.target.numbers.get(symbol, -1) for symbol in pair.source.symbols]
     symbols = pair.target.symbols
     return drafters.PairFacts(
-        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), datastore, subwords=symbols
-    )
+        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), settings.datastore, symbols, verifier,
+        settings.budget,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
