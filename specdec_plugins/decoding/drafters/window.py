@@ -5,7 +5,7 @@ takes the whole batch, and reads the weights, but of the cache only as many posi
 first (sinks) and the last ones; of the source those chosen after each verification, by its attention after the last accepted
 token:
 
-* ``mass``: the positions of the largest attention, summed over heads and layers;
+* ``mass``: the positions of the largest attention, summed over heads and layers, each counted as the largest of its neighbours;
 * ``recent``: the first ones, and a window around the position of the largest attention;
 * ``sinks``: the first and the last ones, whatever is attended to (StreamingLLM).
 
@@ -29,6 +29,11 @@ from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, send
+
+# Positions on either side that share a position's attention, as the next tokens attend to what is beside it (SnapKV, Li et al.
+# 2024, arXiv 2404.14469, pools likewise). With 1 the pairs that ship accept 2 to 19 % more of drafts of 4 tokens than with 0, on
+# sources of 120 and 200 tokens from consecutive lines of their validation sets, budgets 32 and 64; with 2 not more than with 1.
+NEIGHBOURS = 1
 
 
 @dataclass
@@ -83,10 +88,12 @@ class WindowDrafter:
         last = send([verdict.places(row)[-1] for row in range(rows)], device)
         masses = scores.masses()[torch.arange(rows, device=device), last]  # (B, S)
         beyond = torch.arange(masses.size(1), device=device) >= state.lengths[:, None]
-        masses = masses.masked_fill(beyond, -1)  # after positions without any
+        masses = masses.masked_fill(beyond, 0)  # of which nothing is known
         if self.budget.choice == "recent":
             state.chosen = around(masses.argmax(1), state.lengths, self.budget)
             return
+        masses = F.max_pool1d(masses[:, None], 2 * NEIGHBOURS + 1, 1, NEIGHBOURS)[:, 0]
+        masses = masses.masked_fill(beyond, -1)  # after positions that nothing attends to
         best = masses.topk(min(self.budget.positions, masses.size(1))).indices.sort().values
         state.chosen = F.pad(best, (0, self.budget.positions - best.size(1)), value=masses.size(1))
 
