@@ -59,10 +59,13 @@ ENTRIES = 1 << 28  # bytes that `attention` goes through: no cache has as many
 
 
 class System(NamedTuple):
-    """`ar` (gamma 0), or drafts of ``gamma`` tokens on a budget."""
+    """Drafts of ``gamma`` tokens on a budget."""
 
     gamma: int | str
-    budget: Budget = USUAL_BUDGET
+    budget: Budget
+
+
+AR = System(0, Budget(0, 0, "-"))
 
 
 class Run(NamedTuple):
@@ -177,7 +180,7 @@ def grid(options: argparse.Namespace) -> None:
     known = [json.loads(line) for line in options.output.read_text().splitlines()] if options.output.exists() else []
     done = {(row["batch"], row["length"]) for row in known if row["model"] == options.model and row["dtype"] == options.dtype}
     budgets = [Budget(*each) for each in product(options.budgets, [options.sinks], options.choices)]
-    systems = [System(0), *(System(gamma, budget) for budget in budgets for gamma in options.gammas)]
+    systems = [AR, *(System(gamma, budget) for budget in budgets for gamma in options.gammas)]
     signature = {**machine(options.device), "threads": options.threads, "random": options.random}
     print(
         "| batch | length | gamma | budget | choice | tokens/s | times ar | tokens a pass | accepted | drafting, verifying, ms |"
