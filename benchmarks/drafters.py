@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.measure.machine import machine
@@ -43,7 +44,9 @@ class System:
         translator, settings = self.translator, self.settings
         translator.take_stats()
         if settings.draft_with:
-            drafter = drafters.without_weights(self.drafter, facts_of(self.pair, settings.datastore))
+            verifier = translator.roles.verifier
+            assert isinstance(verifier, ModelVerifier)
+            drafter = drafters.without_weights(self.drafter, facts_of(self.pair, settings, verifier.model))
             translator.roles = translator.roles._replace(drafter=drafter)
         self.session = translator.session(self.rows)
         self.rounds.append([])

@@ -4,14 +4,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specdec_plugins.cpus import usual_threads
-from specdec_plugins.decoding.options import Gate, Sampling, sampling_faults
+from specdec_plugins.decoding.options import CHOICES, USUAL_BUDGET, Budget, Gate, Sampling, sampling_faults
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
-UNTRAINED = ("ngram", "recycling", "jacobi", "lookahead", "previous", "retrieval")  # drafters without weights that are built in
-BRANCHING = ("recycling", "lookahead")  # of these, those that draft trees
+# Drafters without weights that are built in, ..
+UNTRAINED = ("ngram", "recycling", "jacobi", "lookahead", "previous", "retrieval", "window")
+BRANCHING = ("recycling", "lookahead")  # .. and of these, those that draft trees
 CONTROLLERS = ("throughput", "thompson", "ucb")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
+BUDGET = ("kv_budget", "sinks", "kv_choice")  # how much of the cache drafter window reads
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "samples", "mbr")  # how to draw tokens
 
 Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to be read after the name
@@ -44,6 +46,9 @@ class Settings:
     # model's.
     draft_with: str | None = None
     datastore: str | None = None  # a file, for drafter retrieval
+    kv_budget: int = USUAL_BUDGET.positions  # of drafter window, as the next two: see `Budget`
+    sinks: int = USUAL_BUDGET.sinks
+    kv_choice: str = USUAL_BUDGET.choice
     beta: int = 1
     tau: float = float("inf")  # nats
     controller: str = "throughput"  # what chooses the block size auto
@@ -73,18 +78,21 @@ class Settings:
         """Values that cannot be used, whatever the others are."""
         for name, value, known in (
             ("strategy", self.strategy, STRATEGIES), ("dtype", self.dtype, DTYPES), ("controller", self.controller, CONTROLLERS),
+            ("kv_choice", self.kv_choice, CHOICES),
         ):  # fmt: skip
             if value not in known:
                 yield name, f"'{value}' is unknown; available: {', '.join(known)}"
         if isinstance(self.block_size, str) and self.block_size not in ("auto", "model"):
             yield "block_size", f"'{self.block_size}' is neither a number, nor auto or model"
         yield from sampling_faults(self)
-        for name in ("block_size", "tree", "beta", "beam", "threads", "samples"):
+        for name in ("block_size", "tree", "beta", "beam", "threads", "samples", "kv_budget"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 yield name, f"{value} is less than 1"
         if self.mbr is not None and self.mbr < 2:
             yield "mbr", f"{self.mbr} is less than 2"
+        if not 0 <= self.sinks < max(1, self.kv_budget):
+            yield "sinks", f"{self.sinks} is negative, or leaves nothing of a budget of {self.kv_budget}"
         for name in ("verifier_gate", "drafter_gate"):
             if not 0 <= getattr(self, name) <= 1:
                 yield name, f"{getattr(self, name)} is not a probability, from 0 up to 1"
@@ -112,10 +120,14 @@ class Settings:
             yield "datastore", "is missing, which drafter retrieval needs"
         if "retrieval" not in self.members and self.datastore:
             yield "datastore", "has a use only with drafter retrieval"
+        if self.draft_with != "window":
+            yield from ((name, "has a use only with drafter window") for name in BUDGET if self._given(name))
         if self.mbr is not None and self.samples > 1:
             yield "samples", f"{self.samples} does not go with mbr, which says how many samples it takes"
         if self.tree is not None and self.block_size == "auto":
             yield "tree", "does not go with block size auto, which drafts chains"
+        if "window" in self.members and len(self.members) > 1:
+            yield "draft_with", "window does not go with others: it is the verifier, which takes as long as a pass"
         if len(set(self.members)) < len(self.members):
             yield "draft_with", f"{self.draft_with} names a drafter twice"
         if self.tree is not None and len(self.members) > 1:
@@ -155,6 +167,11 @@ class Settings:
     def gate(self) -> Gate:
         """How sure the models have to be for drafting to go on."""
         return Gate(self.verifier_gate, self.drafter_gate)
+
+    @property
+    def budget(self) -> Budget:
+        """How much of the cache drafter window reads."""
+        return Budget(self.kv_budget, self.sinks, self.kv_choice)
 
     @property
     def drawing(self) -> Sampling | None:

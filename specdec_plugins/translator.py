@@ -22,6 +22,7 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.assembly import THREADS, assemble
+from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.arms import GATES
 from specdec_plugins.decoding.control.fixed import FixedLength
@@ -107,16 +108,8 @@ class Translator:
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
         self.trained_block_size = pair.block_size
-        beside: list[Drafter] = []  # drafters without weights that the pair's own is joined with
-        if drafter is None and settings.draft_with:
-            names, facts = settings.members, facts_of(pair, settings.datastore)
-            own = pair.drafter.code if pair.drafter and len(names) > 1 else None
-            lookups = [drafters.without_weights(name, facts) for name in names if name != own]
-            if own in names:
-                beside = lookups
-            else:
-                drafter = lookups[0] if len(lookups) == 1 else Portfolio(lookups)
-        if drafter is not None:
+        joined = pair.drafter is not None and len(settings.members) > 1 and pair.drafter.code in settings.members
+        if drafter is not None or (settings.members and not joined):
             self.trained_block_size = pair.block_size or USUAL_BLOCK_SIZE
             pair = replace(pair, drafter=None)
         elif pair.drafter is None and settings.strategy in ("specdec", "drafter"):
@@ -144,7 +137,7 @@ class Translator:
             torch.set_num_threads(settings.threads or THREADS)
             self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
         else:
-            self.roles = self._assign(pair.verifier, drafting, device, drafter, beside)
+            self.roles = self._assign(pair.verifier, drafting, device, drafter)
         self._kept: tuple[tuple, Session] | None = None  # the last session, with its caches, and what it was made for
         # With the reversible tokeniser every token can be written in the model's symbols.
         symbols = pair.source.symbols if pair.tokenizer != "moses" else None
@@ -157,18 +150,26 @@ class Translator:
         """Load a model folder; keywords are the fields of `Settings`. Raises ValueError with what is wrong."""
         return cls(load_folder(folder), Settings(**settings), drafter)
 
-    def _assign(self, verifier, drafter, device, own: Drafter | None, beside: Sequence[Drafter]) -> Roles:
-        """The loop's roles under the strategy; the drafter is ``own``, if there is one, or the pair's with those ``beside``."""
+    def _assign(self, verifier, drafter, device, own: Drafter | None) -> Roles:
+        """The loop's roles under the strategy; the drafter is ``own``, if there is one, else what the settings name."""
         how = self.settings
         drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
-        drafting = own or (Portfolio(beside, drafting) if beside else drafting)
+        if own is not None:
+            drafting = own
+        elif how.members:
+            facts = facts_of(self.pair, how, verifying.model)
+            others = [drafters.without_weights(name, facts) for name in how.members if not drafter or name != drafter.code]
+            joined = len(how.members) > 1
+            drafting = Portfolio(others, drafting if drafter else None) if joined else others[0]
         if how.tree and not getattr(drafting, "trees", False):
             raise ValueError(f"drafter '{self.drafter_name}' drafts no trees")
         controller: Controller = FixedLength(0)
         if how.strategy != "ar":
             fixed = self.block_size != "auto"
             tree = Tree(how.tree) if how.tree else None
-            controller = FixedLength(int(self.block_size), how.gate, tree) if fixed else self._controller(not own and not beside)
+            controller = (
+                FixedLength(int(self.block_size), how.gate, tree) if fixed else self._controller(own is None and not how.members)
+            )
         if how.strategy == "drafter":
             if getattr(drafting, "needs_verifier", False):
                 raise ValueError(f"{self.pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
@@ -395,13 +396,13 @@ def text_encoder(pair: Pair, vocabulary: Vocabulary, language: str) -> Callable[
     return lambda line: vocabulary.encode(codes.apply(tokenizer.tokenize(" ".join(line.split()))))[:-1]
 
 
-def facts_of(pair: Pair, datastore: str | None = None) -> drafters.PairFacts:
-    """What a drafter without weights may know of a pair."""
+def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.PairFacts:
+    """What a drafter without weights may know of a pair, and of how to decode with it."""
     copies = [pair.target.numbers.get(symbol, -1) for symbol in pair.source.symbols]
     symbols = pair.target.symbols
     return drafters.PairFacts(
-        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), datastore, subwords=symbols,
-        source_dictionary=pair.source.fingerprint(),
+        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), settings.datastore, subwords=symbols,
+        source_dictionary=pair.source.fingerprint(), verifier=verifier, budget=settings.budget,
     )  # fmt: skip
 
 

@@ -96,9 +96,9 @@ class Tilted:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def read(self, state, tokens, positions, firsts=None, guesses=None, parents=None):
+    def read(self, state, tokens, positions, firsts=None, guesses=None, parents=None, selection=None):
         starts = [position + first for position, first in zip(positions, firsts or [0] * len(positions))]
-        done = self.model.read(state, tokens, positions, firsts, guesses, parents=parents)
+        done = self.model.read(state, tokens, positions, firsts, guesses, parents=parents, selection=selection)
         if parents is None:
             return self._tilted(done, starts)
         logits = done.logits().clone()

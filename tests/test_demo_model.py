@@ -125,6 +125,26 @@ def test_the_benchmark_of_drafters_runs(tmp_path):
     assert table[2].startswith(f"| {FOLDER.name} | {rows[1]['tokens_a_pass']:.2f} | ") and table[2].endswith(speeds)
 
 
+def test_the_benchmark_of_long_sources_runs(tmp_path):
+    """Sources of consecutive lines, twice: what is measured is not measured again. With random weights, acceptance is drawn."""
+    usual = [
+        "benchmarks/long.py", "grid", "--model", FOLDER, "--input", ROOT / "data/demo.txt", "--dtype", "int8", "--threads", 1,
+        "--output", tmp_path / "rows.jsonl", "--batch-sizes", 2, "--tokens", 6, "--choices", "mass", "sinks",
+    ]  # fmt: skip
+    run_python(*usual, "--lengths", 40, "--budgets", 8, "--gammas", 2, "auto")
+    run_python(*usual, "--lengths", 40, 50, "--budgets", 20, "--gammas", 3, "--random", "1,64,64,2", "--acceptance", 1)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(row["length"], row["gamma"]) for row in rows] == [
+        *((40, gamma) for gamma in (0, 2, "auto", 2, "auto")),
+        (50, 0),
+        (50, 3),
+        (50, 3),
+    ]
+    assert all(row["identical"] == 2 for row in rows[:5]) and rows[0]["times_ar"] == 1
+    assert 5.6 < rows[1]["weights_mb"] < 5.8 and rows[1]["cache_mb"] == round(2 * (40 + 3) * 4 * 2 * 256 * 4 / 1e6, 2)
+    assert rows[6]["accepted"] == 1 and rows[6]["draft_cache_mb"] == round(2 * (20 + 3) * 2 * 64 * 4 / 1e6, 2)
+
+
 @pytest.mark.parametrize("what", ["acceptance", "auto", "drafters", "failures", "time"])
 def test_measurements_run(what):
     """Which reach into the engine, and whose figures nobody can make again when they do not."""

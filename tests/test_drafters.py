@@ -573,7 +573,8 @@ def test_learning_asks_for_nothing_in_plain_steps():
 def test_drafters_are_found_by_what_they_need():
     facts = PairFacts(SYMBOLS, COPIES, "", WORDS + 4)
     with pytest.raises(
-        ValueError, match=r"'block_causal' needs weights, .* Without: jacobi, lookahead, ngram, previous, recycling, retrieval$"
+        ValueError,
+        match=r"'block_causal' needs weights, .* Without: jacobi, lookahead, ngram, previous, recycling, retrieval, window$",
     ):
         drafters.without_weights("block_causal", facts)
     with pytest.raises(ValueError, match=r"no drafter named 'nothing'\. Available: "):
@@ -630,6 +631,10 @@ def test_commands(capfd, tmp_path):
         (["--draft-with", "retrieval"], 2, "--datastore is missing, which drafter retrieval needs"),
         (["--draft-with", "retrieval", "--datastore", "/nowhere"], 1, "/nowhere: there is no such file"),
         (["--draft-with", "ngram", "--datastore", "x"], 2, "--datastore has a use only with drafter retrieval"),
+        (["--kv-budget", "8"], 2, "--kv-budget has a use only with drafter window"),
+        (["--draft-with", "window", "--kv-budget", "0"], 2, "--kv-budget 0 is less than 1"),
+        (["--draft-with", "window", "--kv-budget", "4"], 2, "--sinks 4 is negative, or leaves nothing of a budget of 4"),
+        (["--draft-with", "window", "--sinks", "-1"], 2, "--sinks -1 is negative, or leaves nothing of a budget of 128"),
         (["--draft-with", "previous"], 2, "--hint is missing, which --draft-with previous needs"),
         (["--hint", "x"], 2, "--hint has a use only with --draft-with previous"),
         (["--draft-with", "previous", "--hint", "/nowhere"], 1, "/nowhere: No such file or directory"),

@@ -361,26 +361,25 @@ def test_speculation_is_exact_in_every_dtype(shape, dtype, variant, arch):
     assert len({tuple(tokens) for tokens, _ in expected}) > 6
 
 
-def attended(query, entries, heads, scale, *, from_=0, to=0, sinks=0, listed=(), path=(0, ())):
-    """The kernels' attention of ``query`` (D,) over ``entries`` (T, 2 D) -> (D,).
+def attended(query, entries, heads, scale, **sees):
+    """The kernels' attention of ``query`` (D,) over ``entries`` (T, 2 D) -> (D,); what it ``sees`` is that of `seen`."""
+    return attended_together([query], entries, heads, scale, [seen(**sees)])[0]
 
-    ``path``: a position, and the places of the entries of the positions from there on.
-    """
+
+def seen(*, from_=0, to=0, sinks=0, listed=(), path=(0, ())):
+    """As the kernels are told; ``path``: a position, and the places of the entries of the positions from there on."""
     branch, places = path
-    result, numbers = (
-        torch.empty_like(query),
-        binding.integers([from_, to, sinks, len(listed), branch, len(places)], listed, places),
-    )
+    return [from_, to, sinks, len(listed), branch, len(places), *listed, *places]
+
+
+def attended_together(queries, entries, heads, scale, sees):
+    """The same of several queries in one call -> (N, D)."""
+    given, numbers = torch.stack(list(queries)), binding.integers(*sees)
+    result = torch.empty_like(given)
     binding.library().specdec_attend(
-        len(query),
-        heads,
-        scale,
-        query.data_ptr(),
-        entries.data_ptr(),
-        entries.stride(0),
-        binding.start(numbers),
-        result.data_ptr(),
-    )
+        len(given), given.size(1), heads, scale, given.data_ptr(), entries.data_ptr(), entries.stride(0),
+        binding.start(numbers), result.data_ptr(),
+    )  # fmt: skip
     return result
 
 
@@ -435,6 +434,28 @@ def test_attention_does_not_depend_on_how_its_entries_were_asked_for(variant, wi
         )
         for name, result in found.items():
             assert torch.equal(result, found["as asked"]), (trial, name, positions)
+
+
+@pytest.mark.parametrize("width,heads", [(256, 4), (96, 2), (160, 8)])
+def test_queries_are_taken_together_bit_for_bit(variant, width, heads):
+    """What a query gets does not depend on the queries that read the entries with it, however few or many each sees."""
+    generator, rng = torch.Generator().manual_seed(width), random.Random(width)
+    for longest in (1, 31, 33, 64, 65, 200):
+        entries = torch.randn(longest, 2 * width, generator=generator)
+        for number in (2, 5, 17):
+            queries, sees = torch.randn(number, width, generator=generator), []
+            for _ in range(number):
+                end = rng.randrange(1, longest + 1)
+                sees.append(
+                    rng.choice([
+                        {"to": end}, {"to": longest}, {"from_": rng.randrange(end), "to": end, "sinks": rng.randrange(end)},
+                        {"listed": sorted(rng.sample(range(longest), rng.randrange(1, longest + 1)))},
+                        {"to": end, "path": (end - 1, [rng.randrange(longest)])},
+                    ])
+                )  # fmt: skip
+            together = attended_together(queries, entries, heads, 0.2, [seen(**each) for each in sees])
+            for query, each, result in zip(queries, sees, together):
+                assert torch.equal(attended(query, entries, heads, 0.2, **each), result), (longest, number, each)
 
 
 def test_attention_over_more_entries_is_not_the_same(variant):

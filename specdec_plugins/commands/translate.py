@@ -16,7 +16,7 @@ from specdec_plugins.commands.translation.answers import Answerer, Answers, sett
 from specdec_plugins.commands.translation.buffers import Buffer, read_buffers
 from specdec_plugins.commands.translation.formats import FORMATS
 from specdec_plugins.commands.translation.output import Output, Trace, Written, summary
-from specdec_plugins.decoding.options import RULES
+from specdec_plugins.decoding.options import CHOICES, RULES, USUAL_BUDGET
 from specdec_plugins.settings import CONTROLLERS, DTYPES, STRATEGIES, UNTRAINED, Fault, OptionError, Settings
 from specdec_plugins.text.lines import LineReader, count_line_ends
 from specdec_plugins.workers import Workers
@@ -66,6 +66,14 @@ def parser() -> argparse.ArgumentParser:
                      "promising draft")  # fmt: skip
     how.add_argument("--hint", metavar="FILE", help="earlier translations, one for each input line, for --draft-with previous")
     how.add_argument("--datastore", metavar="FILE", help="what specdec-datastore made, for --draft-with retrieval")
+    how.add_argument("--kv-budget", type=int, default=USUAL_BUDGET.positions, metavar="N",
+                     help="positions of the source, and of the output, that a pass of --draft-with window reads (default: "
+                     f"{USUAL_BUDGET.positions})")  # fmt: skip
+    how.add_argument("--sinks", type=int, default=USUAL_BUDGET.sinks, metavar="N",
+                     help=f"so many of them are the first ones (default: {USUAL_BUDGET.sinks})")  # fmt: skip
+    how.add_argument("--kv-choice", choices=CHOICES, default=USUAL_BUDGET.choice,
+                     help="of the source. mass: those that the last verification attended to most; recent: those around the one "
+                     f"it attended to most; sinks: the first and the last (default: {USUAL_BUDGET.choice})")  # fmt: skip
     how.add_argument("--block-size", type=block_size, metavar="K",
                      help="drafted tokens an iteration; auto: as many as pay, down to none; model: as trained (default: auto "
                      "with the exact rule, else, and with --trace, model; the length can change a tolerant output)")  # fmt: skip

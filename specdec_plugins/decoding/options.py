@@ -53,6 +53,22 @@ class Tree(NamedTuple):
     shape: tuple[tuple[int, ...], ...] = ()
 
 
+CHOICES = ("mass", "recent", "sinks")
+
+
+class Budget(NamedTuple):
+    """What a pass of drafter ``window`` reads of the cache: ``positions`` of the source, chosen by ``choice``
+    (``drafters/window.py``), and as many of the target. ``sinks`` of them are the first ones: by itself four, on which models
+    put what attention they do not need (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453)."""
+
+    positions: int = 128
+    sinks: int = 4
+    choice: str = "mass"
+
+
+USUAL_BUDGET = Budget()
+
+
 @dataclass(frozen=True)
 class Sampling:
     """That tokens are drawn at random, and from what: `sampling.py` says what the numbers do; ``top_k`` 0 keeps all tokens.

@@ -60,6 +60,10 @@ class Scores(Protocol):
         """(R, K+1, D) hidden states that the logits are computed from."""
         ...
 
+    def masses(self) -> Tensor:
+        """(R, K+1, S) attention to the source after the prefix and after each drafted token: see `Pass.masses`."""
+        ...
+
     def with_logits(self, logits: Tensor) -> "Scores":
         """The same with other logits, of any rows and width, to judge other drafts by."""
         ...

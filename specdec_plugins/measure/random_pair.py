@@ -27,6 +27,7 @@ class Shape:
     drafted: float = 1.0  # the share of the vocabulary that is drafted, the first tokens
     successor_width: int = 128
     block_size: int = 8
+    positions: int = 1024  # of either side
 
 
 def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
@@ -55,7 +56,7 @@ def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
 def _spec(shape: Shape, decoder_layers: int) -> ModelSpec:
     encoder = SideSpec(
         layers=shape.layers, heads=shape.heads, width=shape.width, inner_width=shape.inner, prenorm=False, final_norm=False,
-        embedding_norm=False, embedding_scale=math.sqrt(shape.width), max_positions=1024, position_offset=2,
+        embedding_norm=False, embedding_scale=math.sqrt(shape.width), max_positions=shape.positions, position_offset=2,
     )  # fmt: skip
     return ModelSpec(encoder, replace(encoder, layers=decoder_layers), activation="relu")
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.cache import Selection
 from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
@@ -55,6 +56,11 @@ class Pass(Protocol):
         """(R, W, D) hidden states that the logits are computed from."""
         ...
 
+    def masses(self) -> Tensor:
+        """(R, W, S) attention to each source position, summed over heads and layers; undefined past a source's end. For passes
+        over the whole cache, of models that have ``masses_wanted``."""
+        ...
+
     def with_logits(self, logits: Tensor) -> "Pass":
         """The same pass with other logits, for instance mixed with another model's; to be judged, of any rows and width."""
         ...
@@ -89,6 +95,7 @@ class LoadedModel(Protocol):
     spec: ModelSpec
     target_embeddings: Tensor  # (V, D) of the target side, for drafters that share them
     features_wanted: bool  # set by drafters that read this model's hidden states: passes keep them
+    masses_wanted: bool  # set by drafters that read its attention to the source: see `Pass.masses`
 
     def start(self, rows: int) -> RowState:
         """A state without rows, for ``rows`` at most."""
@@ -110,6 +117,7 @@ class LoadedModel(Protocol):
     def read(
         self, state: Any, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
         guesses: Tensor | None = None, embeddings: Tensor | None = None, parents: Sequence[Sequence[int]] | None = None,
+        selection: Selection | None = None,
     ) -> Pass:  # fmt: skip
         """Read row b's ``tokens[b]`` from position ``positions[b]`` on; entries of an earlier pass at these positions are
         overwritten.
@@ -122,6 +130,9 @@ class LoadedModel(Protocol):
         With ``parents`` the last ``len(parents[b])`` tokens of row b are a tree, as in a `TreeDraft`, whose root is the token
         before them. Each attends to its ancestors among them, takes the position after its parent's, and has the result that it
         has in a chain along its path. Entries lie in the order of the tokens, until the state is told to `keep` a path.
+
+        With a ``selection`` queries attend to these positions alone, and the result is what it would be if there were no others;
+        then there are no ``guesses``, ``embeddings`` or ``parents``.
         """
         ...
 

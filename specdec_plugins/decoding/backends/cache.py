@@ -7,11 +7,24 @@ L layers, R slots of capacity, B rows in use, T positions of capacity, Q positio
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.values import send
+
+
+class Selection(NamedTuple):
+    """The positions that a pass attends to, where these are not all.
+
+    Of the target the first ``sinks`` and the last ``window`` up to a query's own, which is one of them; of the source those of
+    ``sources`` (B, N) int64, ascending in each row, where numbers from a source's length on stand for none.
+    """
+
+    sinks: int
+    window: int
+    sources: Tensor
 
 
 class KVCache:
@@ -55,6 +68,10 @@ class KVCache:
     def read(self, layer: int, rows: int, positions: int) -> Tensor:
         """Entries (B, T, W) of the first ``rows`` and ``positions``; a view."""
         return self.data[layer, :rows, :positions]
+
+    def gather(self, layer: int, slots: Tensor, positions: Tensor) -> Tensor:
+        """Entries (B, N, W) at ``positions`` (B, N) of ``slots`` (B, 1); a copy."""
+        return self.data[layer][slots, positions]
 
     def keep(self, slots: Sequence[int], roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Let the entries at the places ``roots[b] + 1 + node``, for the nodes of ``paths[b]``, follow the one at ``roots[b]``,

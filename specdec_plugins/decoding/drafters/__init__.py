@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from specdec_plugins.decoding.backends import LoadedModel
+from specdec_plugins.decoding.options import USUAL_BUDGET, Budget
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, Symbols
 
@@ -45,6 +46,8 @@ class PairFacts:
     datastore: str | None = None  # a file of `specdec-datastore`, for the drafter that reads one
     subwords: Sequence[str] = ()  # the target's dictionary as text, in BPE; empty where it is not known
     source_dictionary: str = ""  # the fingerprint of the source's dictionary
+    verifier: LoadedModel | None = None  # for the drafter that drafts with it, ..
+    budget: Budget = USUAL_BUDGET  # .. and how much of its cache that reads
 
 
 @dataclass

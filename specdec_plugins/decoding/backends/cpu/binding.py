@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-VERSION = 10  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 11  # of the library's functions and their parameters: `specdec_version` in api.cpp
 VARIANTS = ("avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -42,13 +42,13 @@ CALLED = {
     "layer": [POINTER, POINTER, POINTER],
     "encode": [*PASS, POINTER],
     "remember": [*PASS, POINTER, NUMBER, POINTER, NUMBER, NUMBER],
-    "read": [*PASS, *CACHES, *[POINTER] * 4],
+    "read": [*PASS, *CACHES, *[POINTER] * 6, NUMBER],
     "read_tree": [*PASS, *CACHES, POINTER, POINTER, POINTER],
     "verify": [*PASS, *CACHES, POINTER, *JUDGED],
     "judge": [POINTER, POINTER, NUMBER, NUMBER, NUMBER, POINTER, *JUDGED],
     "choose": [POINTER, POINTER, *[NUMBER] * 5, POINTER, POINTER, NUMBER, *TABLES],
-    "propose": [*PASS, *CACHES, POINTER, POINTER, POINTER, NUMBER, NUMBER, *TABLES],
-    "attend": [NUMBER, NUMBER, c_float, POINTER, POINTER, NUMBER, POINTER, POINTER],
+    "propose": [*PASS, *CACHES, *[POINTER] * 4, NUMBER, NUMBER, *TABLES],
+    "attend": [NUMBER, NUMBER, NUMBER, c_float, POINTER, POINTER, NUMBER, POINTER, POINTER],
     "heads": [POINTER, POINTER, NUMBER, NUMBER, POINTER, POINTER, c_float, POINTER, POINTER],
     "draft": [*PASS, NUMBER, POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER],
     "noise": [*[NUMBER] * 5, POINTER, POINTER],
@@ -63,6 +63,12 @@ class Caches(ctypes.Structure):
     _fields_ = [
         (name, NUMBER) for name in ("cache", "cache_layer", "cache_slot", "memory", "memory_layer", "memory_slot", "positions")
     ]
+
+
+class Selection(ctypes.Structure):
+    """`Selection` in batch.h, which says what the fields are. Addresses are given as numbers."""
+
+    _fields_ = [*((name, NUMBER) for name in ("sinks", "window", "listed")), ("positions", POINTER)]
 
 
 class Sampling(ctypes.Structure):

@@ -1,16 +1,19 @@
 """The kernels' passes: a native call each, or one together with the choice or the judgement that it is for.
 
-B rows, Q tokens read, W of them with a prediction, D width, V vocabulary.
+B rows, Q tokens read, W of them with a prediction, S source positions, D width, V vocabulary.
 """
 
 from array import array
 from collections.abc import Sequence
+from ctypes import byref
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends.cache import Selection
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of
+from specdec_plugins.decoding.backends.cpu.binding import Selection as NativeSelection
 from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
@@ -23,6 +26,8 @@ from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Ve
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
 
+BLOCK = 16  # positions: masses are written in whole blocks of attention, which have 16 at most (`W` in vectors.h)
+
 
 class CpuPass:
     """A pass that runs when its results are asked for. They stand until the model's next pass."""
@@ -32,6 +37,7 @@ class CpuPass:
         self._logits: Tensor | None = None
         self._gates: Tensor | None = None
         self._features: Tensor | None = None
+        self._masses: Tensor | None = None
 
     @classmethod
     def of(cls, model: "CpuModel", logits: Tensor) -> "CpuPass":
@@ -57,11 +63,18 @@ class CpuPass:
             raise RuntimeError("hidden states were not kept: set the model's features_wanted before decoding")
         return self._features
 
+    def masses(self) -> Tensor:
+        """Raises RuntimeError if the model was not told to keep them: see `CpuModel.masses_wanted`."""
+        self.logits()
+        if self._masses is None:
+            raise RuntimeError("attention was not kept: set the model's masses_wanted before decoding, and let a pass read all")
+        return self._masses
+
     def with_logits(self, logits: Tensor) -> "CpuPass":
         """The same pass with other logits."""
         self.logits()
         done = CpuPass.of(self.model, logits)
-        done._gates, done._features = self._gates, self._features
+        done._gates, done._features, done._masses = self._gates, self._features, self._masses
         return done
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
@@ -97,14 +110,23 @@ class CausalPass(CpuPass):
 
     def __init__(
         self, model: "CpuModel", state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int],
-        firsts: Sequence[int] | None, embeddings: Tensor | None = None,
+        firsts: Sequence[int] | None, embeddings: Tensor | None = None, selection: Selection | None = None,
     ):  # fmt: skip
         sizes = list(map(len, tokens))
         width = max(sizes) if firsts is None else max(size - first for size, first in zip(sizes, firsts))
         super().__init__(model, len(tokens), width)
         self.state, self.tokens, self.positions, self.firsts = state, tokens, positions, firsts
         self.embeddings = None if embeddings is None else floats(embeddings)
+        self.selection = None
+        if selection is not None:
+            sinks, window, self._listed = selection  # which the native side reads
+            self.selection = byref(NativeSelection(sinks, window, self._listed.size(1), address(self._listed)))
         state.cache.reserve(state.targets.bound, max(map(int.__add__, positions, sizes)))
+
+    @property
+    def kept(self) -> bool:
+        """Whether the pass has results that calls which also judge do not return."""
+        return self.model.features_wanted or self.model.masses_wanted
 
     def _caches(self) -> tuple[int, ...]:
         """Where the entries of the target and of the source are."""
@@ -128,9 +150,15 @@ class CausalPass(CpuPass):
             *self.tokens,
         )  # fmt: skip
         stack = self.model.stack
+        masses, size = None, 0
+        if self.model.masses_wanted and self.selection is None:
+            longest = max(state.lengths)
+            size = -(-longest // BLOCK) * BLOCK
+            held, masses = self.model.masses.view(self.rows, self.width, size)
+            self._masses = held[..., :longest]
         stack.library.specdec_read(
             stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(),
-            address(self.embeddings), *self._results(),
+            address(self.embeddings), self.selection, *self._results(), masses, size,
         )  # fmt: skip
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
@@ -146,7 +174,7 @@ class CausalPass(CpuPass):
         choosing = Choosing(self, prefix, plan)
         model.stack.library.specdec_propose(
             model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(),
-            address(self.embeddings), logits, gates, symbols.pad, symbols.eos, *choosing.arguments(),
+            address(self.embeddings), self.selection, logits, gates, symbols.pad, symbols.eos, *choosing.arguments(),
         )  # fmt: skip
         return choosing.draft()
 
@@ -154,7 +182,7 @@ class CausalPass(CpuPass):
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
         """In one call with the pass, if that has not run and has read just each row's last token and its draft."""
-        if self._logits is not None or self.firsts is not None or self.model.features_wanted:
+        if self._logits is not None or self.firsts is not None or self.kept:
             return super().judge(draft, bounds, tolerances, draws)
         state = self.state
         judging = Judging(self.rows, self.width, tolerances, draft, draws)

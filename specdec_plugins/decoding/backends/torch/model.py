@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import KVCache, hide, span
+from specdec_plugins.decoding.backends.cache import KVCache, Selection, hide, span
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge
 from specdec_plugins.decoding.backends.torch.state import DenseState
-from specdec_plugins.decoding.backends.torch.transformer import Linear, Transformer, attention, heads
+from specdec_plugins.decoding.backends.torch.transformer import Linear, Transformer, attention, heads, weighed_attention
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
@@ -41,7 +41,7 @@ from specdec_plugins.formats.spec import Symbols
 
 @dataclass(frozen=True)
 class TorchPass:
-    """A pass that has run: ``results`` are logits, features and, with a successor network, gates."""
+    """A pass that has run: ``results`` are logits, features and, with a successor network, gates; last come masses, if wanted."""
 
     model: "TorchModel"
     results: Sequence[Tensor]
@@ -55,7 +55,10 @@ class TorchPass:
     @property
     def gates(self) -> Tensor | None:
         """(R, W, G) of the successor network, if there is one."""
-        return self.results[2] if len(self.results) > 2 else None
+        return self.results[2] if self.model.transformer.decoder.successor else None
+
+    def masses(self) -> Tensor:
+        return self.results[-1]
 
     def with_logits(self, logits: Tensor) -> "TorchPass":
         """The same pass with other logits."""
@@ -83,6 +86,7 @@ class TorchModel:
         self.transformer, self.spec, self.runner = transformer, transformer.spec, runner
         self.target_embeddings = transformer.decoder.embedding.tokens
         self.features_wanted = False  # they are kept all the same
+        self.masses_wanted = False
         self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: recordings are bound to their memory
 
     # ---- what a row keeps
@@ -141,6 +145,7 @@ class TorchModel:
     def read(
         self, state: DenseState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
         guesses: Tensor | None = None, embeddings: Tensor | None = None, parents: Sequence[Sequence[int]] | None = None,
+        selection: Selection | None = None,
     ) -> TorchPass:  # fmt: skip
         """See `LoadedModel.read`."""
         state.encode()
@@ -161,6 +166,8 @@ class TorchModel:
             inputs.append(pad_rows(embeddings, max(runner.round(len(embeddings)), len(table) * width)))
         if parents is not None:
             inputs.append(ancestry(within_rows(tokens, parents), len(table), width).to(table.device, non_blocking=True))
+        if selection is not None:
+            inputs.append(pad_rows(selection.sources, len(table)))
         longest = max(positions) + width
         seen, read = runner.round(longest, 64), runner.round(state.longest, 32)
         cache.reserve(len(table), seen)
@@ -168,19 +175,22 @@ class TorchModel:
         # What need not be hidden: the only query is at the last position; no source is padded.
         alone = len(table) * width == 1 and seen == longest and parents is None
         even = all(length == read for length in state.lengths) and not padding
-        settings = seen, read, results, alone, even, max(firsts) > 0
+        near = (min(selection.sinks, seen), min(selection.window, seen)) if selection else None
+        settings = seen, read, results, alone, even, max(firsts) > 0, near, self.masses_wanted and not selection
         return TorchPass(self, runner.run(self._read, inputs, (cache, sources), settings))
 
     def _read(
         self, cache: KVCache, sources: KVCache, seen: int, read: int, results: int, alone: bool, even: bool, chosen: bool,
-        table: Tensor, more: Tensor | None = None,
+        near: tuple[int, int] | None, weighed: bool, table: Tensor, more: Tensor | None = None,
     ) -> list[Tensor]:  # fmt: skip
         """A pass's results. ``table`` (R, 3 + Q) has each row's position, first result, source length and tokens.
 
-        T = ``seen`` target and S = ``read`` source positions are attended to, W = ``results``. ``more``, by its data type, are
+        T = ``seen`` target and S = ``read`` source positions are attended to, W = ``results``. With ``near`` = (sinks, window)
+        these alone of the target, and of the source the positions ``more`` (R, N). Else ``more``, by its data type, are
         guesses (R, K) int64; vectors (N, D) that the tokens number; or of trees (R, Q, Q) bool: whether a token sees another one.
         """
-        guesses = more if more is not None and more.dtype == torch.int64 else None
+        listed = more if near is not None else None
+        guesses = more if listed is None and more is not None and more.dtype == torch.int64 else None
         vectors = more if more is not None and more.is_floating_point() else None
         families = more if more is not None and more.dtype == torch.bool else None
         decoder, device, rows = self.transformer.decoder, table.device, len(table)
@@ -190,8 +200,11 @@ class TorchModel:
         width = tokens.size(1)
         places = positions = start + torch.arange(width, device=device)  # (R, Q)
         slots = torch.arange(rows, device=device)[:, None]  # (R, 1); not kept: a recording must own what it works on
-        mask = padded = keep = None
-        if families is not None:
+        mask = padded = keep = nearest = None
+        if near is not None:
+            nearest, hidden = window_of(places, *near)
+            mask = hide(hidden, cache.data.dtype)[:, None]
+        elif families is not None:
             positions = start + families.sum(-1) - 1
             after = torch.arange(seen, device=device) - start  # (R, T) how far from the pass's first place
             within = families.gather(2, after.clamp(0, width - 1)[:, None].expand(-1, width, -1))  # (R, Q, T)
@@ -199,26 +212,37 @@ class TorchModel:
             mask = hide(hidden, cache.data.dtype)[:, None]  # (R, 1, Q, T)
         elif not alone:
             mask = hide(torch.arange(seen, device=device) > positions[..., None], cache.data.dtype)[:, None]
-        if not even:
+        if listed is not None:
+            padded, listed = hide(listed >= lengths, cache.data.dtype)[:, None, None], listed.clamp(max=read - 1)
+        elif not even:
             padded = hide(torch.arange(read, device=device) >= lengths, cache.data.dtype)[:, None, None]  # (R, 1, 1, S)
         if chosen:
             wanted = (first + torch.arange(results, device=device)).clamp_(max=width - 1)  # (R, W)
             keep = slots, wanted
 
         x = decoder.embedding(tokens, positions, vectors)
+        masses: list[Tensor] = []  # (R, Q, S) each, of the last layer (R, W, S)
         for index, layer in enumerate(decoder.layers):
             kept = keep if layer is decoder.layers[-1] else None
             visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (R, 1, W, T)
 
             def attend(queries: Tensor, entries: Tensor, index: int = index, visible: Tensor | None = visible) -> Tensor:
                 cache.write(index, slots, places, entries)
-                return attention(queries, cache.read(index, rows, seen), decoder.heads, visible)
+                known = cache.read(index, rows, seen) if nearest is None else cache.gather(index, slots, nearest)
+                return attention(queries, known, decoder.heads, visible)
 
             def cross_attend(queries: Tensor, index: int = index) -> Tensor:
-                return attention(queries, sources.read(index, rows, read), decoder.heads, padded)
+                known = sources.read(index, rows, read) if listed is None else sources.gather(index, slots, listed)
+                if not weighed:
+                    return attention(queries, known, decoder.heads, padded)
+                mixed, mass = weighed_attention(queries, known, decoder.heads, padded)
+                masses.append(mass)
+                return mixed
 
             x = layer(x, attend, cross_attend, kept)
-        return self._results(x)
+        if keep is not None:
+            masses[:-1] = [mass[keep] for mass in masses[:-1]]
+        return [*self._results(x), *([torch.stack(masses).sum(0)] if masses else [])]
 
     def _results(self, x: Tensor) -> list[Tensor]:
         """Logits, features and gates for the last layer's output (..., D)."""
@@ -327,6 +351,19 @@ class TorchModel:
         if confident:
             results.append(torch.cat(sure, 1))
         return results
+
+
+def window_of(places: Tensor, sinks: int, window: int) -> tuple[Tensor, Tensor]:
+    """Positions (R, N) of which queries at ``places`` (R, Q), one after the other, see some, and (R, Q, N) which each does not.
+
+    A query sees the first ``sinks`` and the last ``window`` up to its own.
+    """
+    first = torch.arange(sinks, device=places.device).expand(len(places), -1)
+    recent = places[:, :1] + torch.arange(1 - window, places.size(1), device=places.device)
+    positions, own = torch.cat([first, recent], 1)[:, None], places[..., None]
+    hidden = (positions < 0) | (positions > own) | (positions <= own - window) & (positions >= sinks)
+    hidden[..., :sinks] |= (first >= recent[:, :1])[:, None]  # which are among the recent ones
+    return positions[:, 0].clamp(min=0), hidden
 
 
 def ancestry(parents: Sequence[Sequence[int]], rows: int, width: int) -> Tensor:

@@ -6,6 +6,7 @@ refused by name.
 B rows, S source positions, Q positions computed, T positions seen, D width, V vocabulary, L layers.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -77,11 +78,23 @@ def heads(linear: Callable[[Tensor], Tensor], states: Tensor, own: Tensor | None
 
 def attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None, scale: float | None = None) -> Tensor:
     """(B, Q, D) softmax(q k / sqrt(D/heads) + mask) v, for queries (B, Q, D) and entries (B, T, 2 D): keys, then values."""
-    rows, width, size = queries.shape
-    q = queries.view(rows, width, heads, -1).transpose(1, 2)  # (B, H, Q, D/H)
-    k = entries[..., :size].view(rows, -1, heads, size // heads).transpose(1, 2)
-    v = entries[..., size:].view(rows, -1, heads, size // heads).transpose(1, 2)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2).reshape(rows, width, size)
+    q, k, v = by_head(queries, entries, heads)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2).reshape(queries.shape)
+
+
+def weighed_attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same, and the weights (B, Q, T), summed over heads: the keys are read once for both."""
+    q, k, v = by_head(queries, entries, heads)
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.size(3))  # (B, H, Q, T)
+    weights = (scores if mask is None else scores + mask).softmax(3)
+    return (weights @ v).transpose(1, 2).reshape(queries.shape), weights.sum(1)
+
+
+def by_head(queries: Tensor, entries: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (B, H, Q, D/H), and keys and values (B, H, T, D/H); views."""
+    size = queries.size(2)
+    parts = (queries, entries[..., :size], entries[..., size:])
+    return tuple(part.unflatten(2, (heads, -1)).transpose(1, 2) for part in parts)  # type: ignore[return-value]
 
 
 class Embedding:

@@ -50,7 +50,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 10; }
+int specdec_version() { return 11; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -115,7 +115,7 @@ int specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t lo
             for (int64_t b = first; b < end; ++b)
                 for (int64_t s = 0, length = starts[b + 1] - starts[b]; s < length; ++s)
                     rows.push_back({.token = tokens[starts[b] + s], .slot = b - first, .position = s, .visible = length,
-                                    .place = s, .source_slot = 0, .source_length = 0, .target = b * longest + s, .mask = false,
+                                    .place = s, .source_slot = 0, .source = 0, .target = b * longest + s, .mask = false,
                                     .wanted = true});
             const size_t size = size_t(end - first) * longest * 2 * stack->width;
             if (entries.size() < size) entries.resize(size);
@@ -137,7 +137,7 @@ int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_
         for (int64_t b = 0; b < batch; ++b)
             for (int64_t s = 0; s < lengths[b]; ++s)
                 rows.push_back({.token = 0, .slot = slots[b], .position = s, .visible = 0, .place = s, .source_slot = 0,
-                                .source_length = 0, .target = sentences[b] * longest + s, .mask = false, .wanted = true});
+                                .source = 0, .target = sentences[b] * longest + s, .mask = false, .wanted = true});
         Input& input = engine->scratch.input;
         const int count = int(rows.size()), inputs = linear->inputs;
         const bool quantised = QUANTISED_INPUT && linear->kind == INT8;
@@ -168,19 +168,22 @@ int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_
 // (B, width, V): logits after row b's tokens from number firsts[b] on. Positions past a row's results are left as they are, here
 // and in `gates` (B, width, R), which is NULL if the stack has no gate, and `features` (B, width, D): what the logits are
 // computed from, after the last norm; NULL if not wanted. `embeddings` (.., D), NULL if tokens are tokens: vectors whose numbers
-// the tokens are.
+// the tokens are. Rows attend to what `selection` says; NULL: to all. `masses` (B, width, mass_width), NULL if not wanted: a
+// result's attention to each source position, summed over heads and layers; left as they are at positions that it does not see.
 // numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens.
 int specdec_read(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
                  int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
-                 const float* embeddings, float* output, float* gates, float* features) {
+                 const float* embeddings, const Selection* selection, float* output, float* gates, float* features, float* masses,
+                 int64_t mass_width) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
         const int64_t *slots = parts.take(batch), *source_slots = parts.take(batch), *source_lengths = parts.take(batch);
         const bool narrowed = add_causal_rows(engine->scratch.rows, batch, width, starts, places, firsts, slots, source_slots,
                                               source_lengths, parts.take(starts[batch]));
+        if (selection) select_entries(engine->scratch.rows, batch, starts, source_lengths, *selection);
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
-                        gates, features, embeddings};
+                        gates, features, embeddings, masses, mass_width};
         Forward forward(*stack, pass, engine->team, engine->scratch);
         engine->team.run([&](int member) { forward.run(member); });
     });
@@ -282,8 +285,8 @@ int specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t width, 
 // numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), drafted (B), empty (B), tokens.
 int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
                     int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
-                    const float* embeddings, float* output, float* gates, int64_t pad, int64_t eos, const float* tokens,
-                    const float* outs, int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
+                    const float* embeddings, const Selection* selection, float* output, float* gates, int64_t pad, int64_t eos,
+                    const float* tokens, const float* outs, int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
@@ -291,6 +294,7 @@ int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t w
         const int64_t *drafted = parts.take(batch), *empty = parts.take(batch);
         const bool narrowed = add_causal_rows(engine->scratch.rows, batch, width, starts, places, firsts, slots, source_slots,
                                               source_lengths, parts.take(starts[batch]));
+        if (selection) select_entries(engine->scratch.rows, batch, starts, source_lengths, *selection);
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
                         gates, nullptr, embeddings};
         Forward forward(*stack, pass, engine->team, engine->scratch);
@@ -335,7 +339,7 @@ int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t wid
             for (int64_t t = 0; drafted[b] && t < visible; ++t) {
                 const bool masked = t >= length;
                 rows.push_back({.token = masked ? mask : tokens[starts[b] + t], .slot = slots[b], .position = t,
-                                .visible = visible, .place = t, .source_slot = source_slots[b], .source_length = source_lengths[b],
+                                .visible = visible, .place = t, .source_slot = source_slots[b], .source = source_lengths[b],
                                 .target = b * width + t - length, .mask = masked, .wanted = masked});
             }
         }
@@ -375,21 +379,27 @@ int specdec_decode(Engine* engine, Decoding* decoding) {
     return status_of([&] { decode(*engine, *decoding); });
 }
 
-// Attention of one query (D,) over the entries that it sees (`Seen` in attention.h) -> to (D,), as passes compute it; for tests.
-// Entries have keys (D,), then values (D,), and are `stride` numbers apart.
-// numbers: from, to, sinks, how many positions are listed, where a path branches, its size (0: none); the listed positions; the
-// places of the path.
-int specdec_attend(int64_t width, int64_t heads, float scale, const float* query, const float* entries, int64_t stride,
-                   const int64_t* numbers, float* to) {
+// Attention of N queries (N, D) over the entries that each sees (`Seen` in attention.h) -> to (N, D), together, as passes compute
+// it; for tests. Entries have keys (D,), then values (D,), and are `stride` numbers apart.
+// numbers, for each query: from, to, sinks, how many positions are listed, where a path branches, its size (0: none); the listed
+// positions; the places of the path.
+int specdec_attend(int64_t count, int64_t width, int64_t heads, float scale, const float* from, const float* entries,
+                   int64_t stride, const int64_t* numbers, float* to) {
     return status_of([&] {
         Numbers parts(numbers);
-        const int64_t* head = parts.take(6);
-        Seen seen(head[1]);
-        seen.from = head[0], seen.sinks = head[2], seen.listed_count = head[3], seen.branch = head[4];
-        seen.listed = parts.take(seen.listed_count);
-        seen.path = head[5] ? parts.take(head[5]) : nullptr;
-        std::vector<float> scratch(attention_scratch(int(heads), seen.end(), head[5], stride));
-        attend(query, entries, stride, seen, int(width), int(heads), scale, scratch.data(), to);
+        std::vector<Query> queries;
+        size_t room = 0;
+        for (int64_t q = 0; q < count; ++q) {
+            const int64_t* head = parts.take(6);
+            Seen seen(head[1]);
+            seen.from = head[0], seen.sinks = head[2], seen.listed_count = head[3], seen.branch = head[4];
+            seen.listed = parts.take(seen.listed_count);
+            seen.path = head[5] ? parts.take(head[5]) : nullptr;
+            queries.push_back({from + q * width, seen, to + q * width});
+            room += attention_scratch(int(heads), seen.end(), head[5], stride);
+        }
+        std::vector<float> scratch(room);
+        attend(queries.data(), int(count), entries, stride, int(width), int(heads), scale, scratch.data());
     });
 }
 }

@@ -52,12 +52,35 @@ bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const
         for (int64_t k = 0; k < starts[b + 1] - starts[b]; ++k) {
             const int64_t position = places[b] + k;
             rows.push_back({.token = tokens[starts[b] + k], .slot = slots[b], .position = position, .visible = position + 1,
-                            .place = position, .source_slot = source_slots[b], .source_length = source_lengths[b],
+                            .place = position, .source_slot = source_slots[b], .source = source_lengths[b],
                             .target = b * width + k - first, .mask = false, .wanted = k >= first});
             narrowed |= k < first;
         }
     }
     return narrowed;
+}
+
+// What the rows of a causal pass attend to, where that is not all. `Selection` in binding.py has the same fields.
+struct Selection {
+    int64_t sinks, window;     // of the target, the first positions, and the last ones up to a row's own
+    int64_t listed;            // N
+    const int64_t* positions;  // (B, N) of each source, ascending; those past its end count for nothing
+};
+
+void select_entries(std::vector<Row>& rows, int64_t batch, const int64_t* starts, const int64_t* source_lengths,
+                    const Selection& selection) {
+    for (int64_t b = 0; b < batch; ++b) {
+        const int64_t* listed = selection.positions + b * selection.listed;
+        Seen source;
+        source.listed = listed;
+        source.listed_count = std::lower_bound(listed, listed + selection.listed, source_lengths[b]) - listed;
+        for (int64_t at = starts[b]; at < starts[b + 1]; ++at) {
+            Row& row = rows[at];
+            row.source = source;
+            row.visible.from = std::max<int64_t>(0, row.visible.to - selection.window);
+            row.visible.sinks = std::min(selection.sinks, row.visible.from);
+        }
+    }
 }
 
 // Turns the rows of a causal pass into trees: the row of a sentence's token number k follows that of number parents[k], which is

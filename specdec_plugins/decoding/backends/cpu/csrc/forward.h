@@ -81,13 +81,16 @@ struct Pass {
     float* gates;         // (results, R); used if the stack has a gate
     float* features;      // (results, D): what the logits are computed from; NULL if not wanted
     const float* embeddings = nullptr;  // (.., D), whose rows the tokens number, in place of the token embeddings
+    float* masses = nullptr;  // (results, mass_width): attention to the source, summed over heads and layers; NULL if not wanted
+    int64_t mass_width = 0;   // positions, in whole blocks of attention
 };
 
 struct Row {
     int64_t token, slot, position;
     Seen visible;  // what its self-attention sees
     int64_t place;  // where its keys and values go: its position, but for a node of a drafted tree
-    int64_t source_slot, source_length;
+    int64_t source_slot;
+    Seen source;     // what its cross-attention sees
     int64_t target;  // number of its result
     bool mask;       // a mask of the block drafter: embeds the source copy, if there is one
     bool wanted;     // has a result
@@ -122,18 +125,18 @@ class Forward {
         if (values.size() < size) values.resize(size), queries.resize(size);
         int64_t longest = 0, path = 0;
         for (const Row& row : rows) {
-            longest = std::max({longest, row.visible.end(), row.source_length});
+            longest = std::max({longest, row.visible.end(), row.source.end()});
             if (row.visible.path) path = std::max(path, row.visible.to - row.visible.branch);
         }
         attention.resize(team.size);
-        const size_t room = attention_scratch(stack.heads, longest, path, 2 * stack.width);
+        const size_t room = std::min(count, MOST_QUERIES) * attention_scratch(stack.heads, longest, path, 2 * stack.width);
         for (auto& own : attention)
             if (own.size() < room) own.resize(2 * room);
         apart = splits();
     }
 
     void run(int member) {
-        Part part{member, apart ? Range{bounds[member], bounds[member + 1]} : share(count, member, team.size)};
+        Part part{member, apart ? Range{bounds[member], bounds[member + 1]} : share(count, member, team.size), {}};
         each_row(part, [&](int row) { embed(row, part); });
         for (size_t index = 0; index < stack.layers.size(); ++index) layer(int(index), part);
         finish(part);
@@ -142,6 +145,9 @@ class Forward {
   private:
     // Minimum rows per thread for splitting a pass by sentence.
     static constexpr int MIN_ROWS_APART = 8;
+    // Rows of a sentence whose attention is computed together: as many as are verified at a time. Each takes scratch memory of
+    // some 130 KB for 4,000 positions and 8 heads.
+    static constexpr int MOST_QUERIES = 16;
 
     // One member's part of the work. With few rows, all members compute all rows together: each member computes some columns of
     // every product, and some rows of everything else. With enough sentences each member takes some of them through the whole
@@ -149,6 +155,7 @@ class Forward {
     struct Part {
         int member;
         Range rows;
+        Query together[MOST_QUERIES] = {};  // those whose attention is computed at present
     };
 
     float* x(int row) { return &values[size_t(row) * stack.width]; }
@@ -195,8 +202,9 @@ class Forward {
         const int width = stack.width;
         const float* place = position(row);
         if (what.mask && pass.copied) {
-            attend(place, pass.copied + what.source_slot * pass.memory.slot, 2 * width, what.source_length, width, 1, 1.0f,
-                   attention[part.member].data(), x(row));
+            Query query{place, what.source, x(row)};
+            attend(&query, 1, pass.copied + what.source_slot * pass.memory.slot, 2 * width, width, 1, 1.0f,
+                   attention[part.member].data());
             for (int i = 0; i < width; i += W) store(x(row) + i, load(x(row) + i) + load(place + i));
         } else if (embedding.zero_start && what.position == 0) {
             std::copy(place, place + width, x(row));
@@ -240,16 +248,21 @@ class Forward {
     }
 
     // Attention of the queries over the cache or the memory, as the input of the product `next`.
-    void attend_rows(const Linear& next, const Entries& entries, int index, bool source, const Part& part) {
+    void attend_rows(const Linear& next, const Entries& entries, int index, bool source, Part& part) {
         const float* data = entries.data + index * entries.layer;
         const float scale = 1 / std::sqrt(float(stack.width / stack.heads));
-        each_row(part, [&](int row) {
-            const Row& what = rows[row];
-            const int64_t slot = source ? what.source_slot : what.slot;
-            attend(&queries[size_t(row) * stack.width], data + slot * entries.slot, 2 * stack.width,
-                   source ? Seen(what.source_length) : what.visible, stack.width, stack.heads, scale, attention[part.member].data(), &input.values[size_t(row) * stack.width]);
-            quantise(input, next, row);
-        });
+        const auto slot = [&](int row) { return source ? rows[row].source_slot : rows[row].slot; };
+        for (int first = part.rows.from, end; first < part.rows.to; first = end) {
+            for (end = first; end < part.rows.to && end - first < MOST_QUERIES && slot(end) == slot(first); ++end) {
+                const Row& what = rows[end];
+                const size_t at = size_t(end) * stack.width;
+                float* mass = source && pass.masses && what.wanted ? pass.masses + what.target * pass.mass_width : nullptr;
+                part.together[end - first] = {&queries[at], source ? what.source : what.visible, &input.values[at], mass, index > 0};
+            }
+            attend(part.together, end - first, data + slot(first) * entries.slot, 2 * stack.width, stack.width, stack.heads, scale,
+                   attention[part.member].data());
+        }
+        each_row(part, [&](int row) { quantise(input, next, row); });
         sync();
     }
 

@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""Self-speculation (drafter `window`) on long sources and large batches, beside `ar`; and how fast the kernels read a long cache.
+
+    benchmarks/long.py grid --model DIR --input FILE [--batch-sizes 1 8 32 64] [--lengths 500 1000 2000 4000]
+        [--budgets 64 128 256 512] [--gammas 1 2 3 4 5] [--choices mass] [--random 6,512,2048,8 --acceptance 0.8] [--output FILE]
+    benchmarks/long.py attention [--widths 256 512] [--lengths 500 4000]
+
+grid: sources are consecutive lines of the input, cut to a length in tokens. Those of a batch are encoded once; then all systems
+decode as many tokens of every row, in turns, from the same encoded sources. No output ends before, so that the batch stays whole.
+`times ar` is the median of the rounds. Bytes are computed: what a verification reads of weights and cache, and a draft pass of
+the cache, at half of the output. With --random a verifier of that shape (layers, width, inner width, heads) has random weights,
+which say nothing of acceptance: --acceptance draws it. Else outputs must be those of `ar`. gamma `auto`: drafts as long as pay.
+
+attention: seconds that the kernels take for some queries over the entries of a sentence, together and one by one.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+from shapes import Replayed  # noqa: E402
+
+from specdec_plugins.cpus import usable_cpus  # noqa: E402
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
+from specdec_plugins.decoding.admission import BoundedAdmission  # noqa: E402
+from specdec_plugins.decoding.assembly import assemble  # noqa: E402
+from specdec_plugins.decoding.backends.cpu import binding  # noqa: E402
+from specdec_plugins.decoding.backends.cpu.model import CpuModel  # noqa: E402
+from specdec_plugins.decoding.constraints import Constraints  # noqa: E402
+from specdec_plugins.decoding.control.fixed import FixedLength  # noqa: E402
+from specdec_plugins.decoding.control.throughput import Throughput  # noqa: E402
+from specdec_plugins.decoding.drafters.window import WindowDrafter  # noqa: E402
+from specdec_plugins.decoding.loop import TOGETHER, Session  # noqa: E402
+from specdec_plugins.decoding.options import CHOICES, USUAL_BUDGET, Budget  # noqa: E402
+from specdec_plugins.decoding.roles import Controller, Drafter  # noqa: E402
+from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
+from specdec_plugins.decoding.values import Request, Source  # noqa: E402
+from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
+from specdec_plugins.formats.spec import Model  # noqa: E402
+from specdec_plugins.measure.machine import machine  # noqa: E402
+from specdec_plugins.measure.random_pair import Shape, random_pair  # noqa: E402
+from specdec_plugins.settings import Settings  # noqa: E402
+from specdec_plugins.text.lines import read_lines  # noqa: E402
+from specdec_plugins.translator import USUAL_BLOCK_SIZE, Translator  # noqa: E402
+
+WEIGHT_BYTES = {**binding.WEIGHT_BYTES, "float16": 2, "float64": 8}
+ENTRIES = 1 << 28  # bytes that `attention` goes through: no cache has as many
+
+
+class System(NamedTuple):
+    """Drafts of ``gamma`` tokens on a budget."""
+
+    gamma: int | str
+    budget: Budget
+
+
+AR = System(0, Budget(0, 0, "-"))
+
+
+class Run(NamedTuple):
+    tokens: int
+    seconds: float
+    stats: DecodeStats
+    outputs: list[list[int]]
+
+
+class Cell:
+    """Sources of one length, encoded once, and the systems that decode them."""
+
+    def __init__(self, options: argparse.Namespace, verifier: Model, documents: Sequence[list[int]]):
+        self.options, self.spec, self.documents = options, verifier.spec, documents
+        self.plain, self.verifier = assemble(verifier, None, options.device, options.dtype, options.threads)
+        self.model = self.verifier.model
+        self.state = self.verifier.start(len(documents))
+        began = time.perf_counter()
+        self.verifier.admit(self.state, self._source())
+        self.prefill = time.perf_counter() - began
+        limit = options.tokens + max([USUAL_BLOCK_SIZE, *(gamma for gamma in options.gammas if isinstance(gamma, int))]) + 1
+        limit = min(2 * limit, verifier.spec.decoder.max_positions - 1)
+        self.requests = [Request(index, tokens, limit, min_length=limit) for index, tokens in enumerate(documents)]
+        # What a pass reads: layers and output projection, but not the projections of the source, which the cache has.
+        read = ("decoder.layers.", "decoder.output_projection.")
+        sources = ("encoder_attn.k_proj.weight", "encoder_attn.v_proj.weight")
+        numbers = sum(
+            tensor.numel() for name, tensor in verifier.tensors.items() if name.startswith(read) and not name.endswith(sources)
+        )
+        self.weights = numbers * WEIGHT_BYTES[options.dtype]
+
+    def _source(self) -> Source:
+        return Source(self.documents, self.spec.symbols, self.options.device)
+
+    def run(self, system: System) -> Run:
+        """Decode from the beginning until every row has its tokens."""
+        options, stats = self.options, DecodeStats()
+        drafter: Drafter = WindowDrafter(self.model, system.budget) if system.gamma else self.plain
+        self.model.masses_wanted = bool(system.gamma) and system.budget.choice != "sinks"
+        controller: Controller = Throughput(USUAL_BLOCK_SIZE) if system.gamma == "auto" else FixedLength(int(system.gamma))
+        rule = Replayed(TopBetaTau(), [options.acceptance]) if options.acceptance is not None and system.gamma else TopBetaTau()
+        session = Session(
+            drafter, self.verifier, rule, controller, BoundedAdmission(0), 0, Constraints.of(self.spec), stats, options.device
+        )  # fmt: skip
+        session.verifying, session.drafting = self.state, drafter.start(len(self.documents), self.state)
+        drafter.admit(session.drafting, self._source())
+        session.prefix.admit(self.requests)
+        began, outputs = time.perf_counter(), session.prefix.outputs
+        while (missing := options.tokens - min(map(len, outputs))) > 0:
+            session.step(min(missing, TOGETHER))
+        if options.device != "cpu":
+            torch.cuda.synchronize()
+        return Run(sum(map(len, outputs)), time.perf_counter() - began, stats, outputs)
+
+    def measure(self, systems: Sequence[System]) -> Iterator[dict[str, Any]]:
+        """A row a system. Raises SystemExit where outputs differ on the kernels."""
+        options = self.options
+        self.run(systems[-1])  # warms up
+        rounds = [[self.run(system) for system in systems] for _ in range(options.rounds)]
+        for system, runs in zip(systems, zip(*rounds)):
+            plain = [each[0] for each in rounds]
+            same = [mine[: options.tokens] == own[: options.tokens] for mine, own in zip(runs[0].outputs, plain[0].outputs)]
+            if options.acceptance is None and isinstance(self.model, CpuModel) and not all(same):
+                raise SystemExit(f"{system}: outputs {[row for row, equal in enumerate(same) if not equal]} are not those of ar")
+            yield self.row(system, runs, plain) | {"identical": sum(same)}
+
+    def row(self, system: System, runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
+        batch, length, half = len(self.documents), len(self.documents[0]), self.options.tokens // 2
+        stats, budget = runs[-1].stats, system.budget
+        speeds, own = ([each.tokens / each.seconds for each in some] for some in (runs, plain))
+        reads = min(budget.positions, length), min(budget.positions, half)
+        return {
+            "batch": batch, "length": length, "gamma": system.gamma, **budget._asdict(),
+            "tokens_per_second": round(statistics.median(speeds), 1),
+            "times_ar": round(statistics.median(mine / other for mine, other in zip(speeds, own)), 3),
+            "tokens_a_pass": round(stats.mean_accepted_length, 3), "accepted": round(stats.acceptance_rate, 3),
+            "drafting_ms": round(1e3 * stats.seconds["drafting"] / stats.passes, 2),
+            "verifying_ms": round(1e3 * stats.seconds["verifying"] / stats.passes, 2),
+            "weights_mb": round(self.weights / 1e6, 2), "cache_mb": round(batch * self.model.bytes_for(length, half) / 1e6, 2),
+            "draft_cache_mb": round(batch * self.model.bytes_for(*reads) / 1e6, 2), "prefill_s": round(self.prefill, 2),
+            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+        }  # fmt: skip
+
+
+def documents(sentences: Sequence[list[int]], batch: int, length: int) -> list[list[int]]:
+    """Sources of ``length`` tokens: consecutive sentences without their ends, each source from another place on."""
+    found = []
+    for row in range(batch):
+        first = row * len(sentences) // batch
+        tokens = (token for sentence in cycle([*sentences[first:], *sentences[:first]]) for token in sentence[:-1])
+        found.append([*islice(tokens, length - 1), sentences[0][-1]])
+    return found
+
+
+def verifier_of(pair: Pair, options: argparse.Namespace) -> Model:
+    """The folder's, or one with random weights over its dictionary."""
+    if not options.random:
+        return pair.verifier
+    layers, width, inner, heads = options.random
+    positions = 2 * max(*options.lengths, options.tokens)
+    return random_pair(Shape(layers, 1, width, inner, heads, len(pair.source.symbols), positions=positions))[0]
+
+
+def grid(options: argparse.Namespace) -> None:
+    pair = load_folder(options.model)
+    verifier = verifier_of(pair, options)
+    most = verifier.spec.encoder.max_positions
+    if max(options.lengths) > most:
+        raise SystemExit(f"--lengths {max(options.lengths)}: {options.model} has {most} positions")
+    sentences = Translator(pair, Settings(strategy="ar", threads=1)).encode(list(read_lines(options.input)))
+    sentences = [sentence for sentence in sentences if len(sentence) > 1]
+    known = [json.loads(line) for line in options.output.read_text().splitlines()] if options.output.exists() else []
+    done = {(row["batch"], row["length"]) for row in known if row["model"] == options.model and row["dtype"] == options.dtype}
+    budgets = [Budget(*each) for each in product(options.budgets, [options.sinks], options.choices)]
+    systems = [AR, *(System(gamma, budget) for budget in budgets for gamma in options.gammas)]
+    signature = {**machine(options.device), "threads": options.threads, "random": options.random}
+    print(
+        "| batch | length | gamma | budget | choice | tokens/s | times ar | tokens a pass | accepted | drafting, verifying, ms |"
+    )
+    print("| --- " * 10 + "|", flush=True)
+    for batch, length in product(options.batch_sizes, options.lengths):
+        if (batch, length) in done:
+            continue
+        rows = list(Cell(options, verifier, documents(sentences, batch, length)).measure(systems))
+        for row in rows:
+            print(
+                f"| {batch} | {length} | {row['gamma']} | {row['positions']} | {row['choice']} | {row['tokens_per_second']} | "
+                f"{row['times_ar']:.2f} | {row['tokens_a_pass']:.2f} | {row['accepted']:.0%} | {row['drafting_ms']}, "
+                f"{row['verifying_ms']} |", flush=True,
+            )  # fmt: skip
+        with options.output.open("a", encoding="utf-8") as file:  # a batch and length at a time: what is not there is done again
+            for row in rows:
+                more = {"model": options.model, "dtype": options.dtype, "acceptance": options.acceptance, "signature": signature}
+                file.write(json.dumps({"benchmark": "long", **row, **more}) + "\n")
+
+
+def attention(options: argparse.Namespace) -> None:
+    print("| width | positions | queries | us together | us one by one | GB/s together |\n" + "| --- " * 6 + "|")
+    library = binding.library()
+    assert library, "the kernels were not compiled for this machine"
+    for width, length, count in product(options.widths, options.lengths, options.queries):
+        entries, queries = torch.randn(ENTRIES // (8 * width), 2 * width), torch.randn(count, width)
+        result, places = torch.empty_like(queries), range(0, len(entries) - length + 1, length)
+        seconds: list[list[float]] = [[], []]
+        for turn, place in islice(enumerate(cycle(places)), 2 * options.rounds * len(places)):
+            alone = turn // len(places) % 2  # all of the memory one way, then all of it the other
+            calls = [(queries[at : at + 1], result[at : at + 1]) for at in range(count)] if alone else [(queries, result)]
+            began = time.perf_counter()
+            for some, to in calls:
+                numbers = binding.integers([0, length, 0, 0, 0, 0] * len(some))
+                library.specdec_attend(
+                    len(some), width, width // 64, 0.125, some.data_ptr(), entries[place].data_ptr(), 2 * width,
+                    binding.start(numbers), to.data_ptr(),
+                )  # fmt: skip
+            seconds[alone].append(time.perf_counter() - began)
+        together, one_by_one = map(statistics.median, seconds)
+        speed = 8 * width * length / together / 1e9
+        print(f"| {width} | {length} | {count} | {1e6 * together:.0f} | {1e6 * one_by_one:.0f} | {speed:.1f} |", flush=True)
+
+
+def number_or_auto(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    what = p.add_subparsers(required=True)
+    g = what.add_parser("grid")
+    g.add_argument("--model", required=True, metavar="DIR")
+    g.add_argument("--input", required=True, metavar="FILE")
+    g.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 64])
+    g.add_argument("--lengths", type=int, nargs="+", default=[500, 1000, 2000, 4000])
+    g.add_argument("--budgets", type=int, nargs="+", default=[64, 128, 256, 512])
+    g.add_argument("--sinks", type=int, default=USUAL_BUDGET.sinks)
+    g.add_argument("--choices", nargs="+", choices=CHOICES, default=["mass"])
+    g.add_argument("--gammas", type=number_or_auto, nargs="+", default=[1, 2, 3, 4, 5])
+    g.add_argument("--tokens", type=int, default=64, help="of each row")
+    g.add_argument("--rounds", type=int, default=1)
+    g.add_argument("--random", type=lambda text: list(map(int, text.split(","))), metavar="LAYERS,WIDTH,INNER,HEADS")
+    g.add_argument("--acceptance", type=float, metavar="P", help="accept each drafted token with this probability")
+    g.add_argument("--dtype", default="int8", choices=sorted(WEIGHT_BYTES))
+    g.add_argument("--device", default="cpu")
+    g.add_argument("--threads", type=int, default=usable_cpus())
+    g.add_argument("--output", type=Path, default=Path("long.jsonl"), help="rows as JSON lines; what it has is not done again")
+    g.set_defaults(run=grid)
+    a = what.add_parser("attention")
+    a.add_argument("--widths", type=int, nargs="+", default=[256, 512])
+    a.add_argument("--lengths", type=int, nargs="+", default=[500, 1000, 4000])
+    a.add_argument("--queries", type=int, nargs="+", default=[1, 2, 4, 6, 9])
+    a.add_argument("--rounds", type=int, default=5)
+    a.set_defaults(run=attention)
+    options = p.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

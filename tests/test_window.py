@@ -1,0 +1,210 @@
+"""Drafter window: drafts of the verifier itself, on a budget of its cache; and passes that read a selection of it."""
+
+import pytest
+import torch
+from conftest import ROOT, make_verifier
+from reference import greedy
+from support import SHAPES, SYMBOLS, WORDS, load, make_tilt, sentences, standing, tilted_verifier
+from tapes import Tapes
+from test_drafters import run
+from test_kernels import DTYPES, on_kernels, wide_verifier
+
+from specdec_plugins import Translator
+from specdec_plugins.decoding.backends.cache import Selection
+from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.drafters import PairFacts, without_weights
+from specdec_plugins.decoding.drafters.none import NoDrafter
+from specdec_plugins.decoding.drafters.window import WindowDrafter, around
+from specdec_plugins.decoding.options import CHOICES, Budget, Sampling
+from specdec_plugins.decoding.values import Draft, Request, Source, Verdict
+from specdec_plugins.decoding.verifier import ModelVerifier
+
+KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+WHOLE = 64  # positions: more than any source or output here has
+BUDGETS = [Budget(positions, sinks, choice) for choice in CHOICES for positions, sinks in ((1, 0), (6, 2), (WHOLE, 4))]
+
+
+def requests_of(sources, **options):
+    return [Request(index, source, 24, seed=index, **options) for index, source in enumerate(sources)]
+
+
+def exact_on_pytorch(budget, runner):
+    """In float64, against fairseq's own model: sources longer and shorter than the budget, ragged drafts, refills, ends."""
+    model, args = make_verifier(words=WORDS, **SHAPES["pre-norm"])
+    tilt, sources = make_tilt(0, 0.0), sentences(8, 0, longest=20)
+    expected = [greedy(model.double(), source, 24, tilt) for source in sources]
+    verifier = tilted_verifier(load((model, args), runner=runner)[0], tilt)
+    verifier.model.model.masses_wanted = True
+    for rows, lengths in ((1, [4]), (4, [5, 0, 2, 7])):
+        outputs, stats = run(verifier, WindowDrafter(verifier.model, budget), requests_of(sources), lengths, rows)
+        assert outputs == expected
+        assert stats.drafted and (stats.accepted == stats.drafted or budget.positions < WHOLE)
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+def test_exact_on_pytorch(budget):
+    """With a budget that covers everything, every drafted token is the verifier's own."""
+    exact_on_pytorch(budget, EAGER)
+
+
+def test_exact_in_recorded_passes():
+    exact_on_pytorch(Budget(6, 2, "mass"), Tapes())
+
+
+@KERNELS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exact_on_the_kernels(dtype):
+    """Against the verifier alone; greedy, and sampled by the coupled rule; in batches of any size."""
+    model, _ = on_kernels(wide_verifier(**SHAPES["pre-norm"]), dtype=dtype)
+    verifier, sources = ModelVerifier(model), sentences(9, seed=6, longest=40)
+    for sampling in (None, Sampling(0.4)):
+        requests = requests_of(2 * sources if sampling else sources, sampling=sampling)  # rows that share a source
+        expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
+        for budget in BUDGETS:
+            for rows, lengths in ((1, [4]), (6, [6, 0, 3])):
+                outputs, stats = run(verifier, WindowDrafter(model, budget), requests, lengths, rows)
+                assert outputs == expected, (budget, rows)
+                assert stats.drafted and (stats.accepted == stats.drafted or budget.positions < WHOLE or sampling)
+
+
+# ---- passes over a selection
+
+
+def backends():
+    """A model in float64 on PyTorch, and others on the kernels."""
+    yield load(wide_verifier(**SHAPES["pre-norm"]), dtype=torch.float64)[0]
+    if binding.library():
+        for dtype in DTYPES:
+            yield on_kernels(wide_verifier(**SHAPES["pre-norm"]), dtype=dtype)[0]
+
+
+@torch.inference_mode()
+def test_a_pass_reads_what_is_selected_and_nothing_else():
+    """Other entries may hold anything; any of those that are selected changes the result. A selection of everything is none."""
+    sources, outputs = [[5] * 20 + [2], [6, 7, 8, 2]], [[5, 6, 7, 8, 9, 10, 11, 12], [9]]
+    chosen = torch.tensor([[0, 3, 4, 17, 20], [0, 2, 4, 5, 6]])  # of the second source, positions 0 and 2
+    tokens, places = [[11, 12], [13, 14]], [9, 2]
+    for model in backends():
+
+        def logits(selection, change=None, model=model):
+            state, prefix = standing(ModelVerifier(model), sources, [[], []])
+            ModelVerifier(model).score(state, prefix, Draft(outputs)).logits()
+            if change is not None:
+                change(state.cache.data, state.sources.data)
+            return model.read(state, tokens, places, selection=selection).logits()[:2].clone()
+
+        def far(cache, memory):
+            """All that is not selected: of the target the first two and the last three, for either query, are."""
+            cache[:, 0, 2:7] = 50
+            for row, seen in enumerate(([0, 3, 4, 17, 20], [0, 2])):
+                memory[:, row, [place for place in range(len(sources[row])) if place not in seen]] = 50
+
+        selection = Selection(2, 3, chosen)
+        expected = logits(selection)
+        assert torch.equal(expected, logits(selection, far))
+        assert not torch.equal(expected, logits(Selection(2, 64, chosen)))
+        for row, place in ((0, 0), (0, 1), (0, 8), (1, 1)):
+            found = logits(selection, lambda cache, _, row=row, place=place: cache[:, row, place].neg_())
+            assert not torch.equal(found[row], expected[row]) and torch.equal(found[1 - row], expected[1 - row])
+        for row, place in ((0, 17), (1, 2)):
+            found = logits(selection, lambda _, memory, row=row, place=place: memory[:, row, place].neg_())
+            assert not torch.equal(found[row], expected[row]) and torch.equal(found[1 - row], expected[1 - row])
+        everything = Selection(0, 64, torch.arange(21).expand(2, -1).contiguous())
+        torch.testing.assert_close(logits(everything), logits(None), rtol=1e-12, atol=1e-12)
+
+
+@torch.inference_mode()
+def test_masses_are_the_attention_to_the_source():
+    """Of each result, also where others are left out: the same on both backends, and 1 for each head and layer in all. The logits
+    are what they are without."""
+    sources, tokens = [[5, 6, 7, 8, 9] * 5 + [2], [6, 7, 8, 2]], [[4, 5, 6], [7]]
+    found = []
+    for model in backends():
+        states = [standing(ModelVerifier(model), sources, [[], []])[0] for _ in range(3)]
+        plain = model.read(states[0], tokens, [0, 0])
+        expected = plain.logits().clone()
+        if binding.library() and len(found):
+            with pytest.raises(RuntimeError, match="attention was not kept"):
+                plain.masses()
+        model.masses_wanted = True
+        whole = model.read(states[1], tokens, [0, 0])
+        for row, given in enumerate(tokens):
+            torch.testing.assert_close(whole.logits()[row, : len(given)], expected[row, : len(given)], rtol=0, atol=1e-12)
+        masses = [whole.masses()[row, : len(tokens[row]), : len(source)].double() for row, source in enumerate(sources)]
+        for mass in masses:
+            torch.testing.assert_close(mass.sum(1), torch.full((len(mass),), 2 * 8.0, dtype=torch.float64), rtol=1e-4, atol=1e-4)
+        last = model.read(states[2], tokens, [0, 0], [2, 0]).masses()
+        for row, mass in enumerate(masses):
+            torch.testing.assert_close(last[row, 0, : len(sources[row])].double(), mass[-1], rtol=0, atol=1e-6)
+        found.append(masses)
+    for one, other in zip(found[0], found[-len(DTYPES)]):  # in float64 and, on the kernels, float32
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+
+
+# ---- which positions are chosen
+
+
+def test_a_window_lies_around_its_centre_behind_the_sinks_and_within_the_source():
+    lengths, centres = torch.tensor([30, 30, 30, 7, 3]), torch.tensor([0, 15, 29, 5, 1])
+    assert around(centres, lengths, Budget(6, 2)).tolist() == [
+        [0, 1, 2, 3, 4, 5], [0, 1, 13, 14, 15, 16], [0, 1, 26, 27, 28, 29], [0, 1, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5],
+    ]  # fmt: skip
+
+
+class Seen:
+    """A pass whose attention is known."""
+
+    def __init__(self, masses):
+        self.known = torch.tensor(masses)
+
+    def masses(self):
+        return self.known
+
+
+class Nothing:
+    """A verifier that is not asked."""
+
+    target_embeddings, masses_wanted = torch.zeros(1), False
+
+
+@pytest.mark.parametrize(
+    "choice, begins, then",
+    [
+        ("mass", [0, 1, 2, 3, 4], [0, 1, 4, 5, 6]),  # 0 and 5, with their neighbours
+        ("recent", [0, 1, 2, 3, 4], [0, 3, 4, 5, 6]),
+        ("sinks", [0, 3, 4, 5, 6], [0, 3, 4, 5, 6]),
+    ],
+)
+def test_positions_are_chosen_by_the_attention_after_the_last_accepted_token(choice, begins, then):
+    """In the first row after two tokens, in the second after none, whose source has two positions."""
+    drafter = WindowDrafter(Nothing(), Budget(5, 1, choice))
+    assert drafter.model.masses_wanted == (choice != "sinks")
+    state = drafter.start(2, None)
+
+    def chosen():
+        return [[place for place in row if place < size] for row, size in zip(state.chosen.tolist(), state.lengths.tolist())]
+
+    drafter.admit(state, Source([[5, 5, 5, 5, 5, 5, 2], [6, 2]], SYMBOLS))
+    assert chosen() == [begins, [0, 1]]
+    flat, unknown = [9.0] * 7, [torch.nan] * 5
+    masses = [[flat, flat, [0.5, 0.4, 0.2, 0.1, 0, 0.9, 0.3]], [[0.0, 0.5, *unknown], flat, flat]]
+    drafter.observe(state, Seen(masses), Draft([[7, 8], [7, 8]]), Verdict([2, 0], [9, 9], [], []))
+    assert chosen() == [then, [0, 1]]
+    state.select([1, 0, 1])
+    assert chosen() == [[0, 1], then, [0, 1]]
+
+
+def test_it_is_told_its_verifier_and_budget():
+    with pytest.raises(ValueError, match="drafter 'window' drafts with the verifier, which has to be loaded"):
+        without_weights("window", PairFacts(SYMBOLS, [], "", WORDS))
+    how = {"draft_with": "window", "kv_budget": 5, "sinks": 1, "kv_choice": "recent", "block_size": 3}
+    lines = ["A man is playing a guitar in the street while two dogs run through the snow.", "A dog runs."]
+    fast, plain = (
+        Translator.from_pretrained(ROOT / "data" / "demo.en-de", dtype="int8", **each) for each in (how, {"strategy": "ar"})
+    )
+    assert fast.roles.drafter.budget == Budget(5, 1, "recent")
+    assert [each.text for each in fast.translate(lines)] == [each.text for each in plain.translate(lines)]
+    assert 0 < fast.stats.accepted < fast.stats.drafted
+    request = fast.request(0, [5, 2])
+    assert fast.roles.drafter.bytes_for(request) == 5 * 8
