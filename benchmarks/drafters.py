@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -81,17 +82,21 @@ class Cell:
         """A row a system. Raises SystemExit if a system says something else than `ar`."""
         size = max(self.options.turn, 2 * self.batch)
         nothing: list[Sequence[int]] = [()] * len(sources)
+        order = deque(self.systems)
         for _ in range(self.options.rounds):
             for system in self.systems:
                 system.begin()
             for start in range(0, len(sources), size):
                 expected = None
-                for system in self.systems:
+                order.rotate(5)  # the machine's pace changes within a turn, too
+                for system in order:
                     given = hints[system.hint] if system.hint else nothing
                     outputs = system.decode(sources[start : start + size], given[start : start + size])
                     expected = expected or outputs
                     if outputs != expected:
-                        raise SystemExit(f"{system.name}: other outputs than ar's for lines {start + 1} to {start + size}")
+                        raise SystemExit(
+                            f"{system.name}: other outputs than {order[0].name}'s for lines {start + 1} to {start + size}"
+                        )
         return [self.row(system) for system in self.systems]
 
     def row(self, system: System) -> dict:

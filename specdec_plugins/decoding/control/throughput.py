@@ -5,7 +5,7 @@ measured while decoding. Costs differ with the number of rows, so there is a cos
 choice changes only if the gain is clear (hysteresis), since estimates are noisy; lengths that are not chosen are tried at times
 (`exploration`).
 
-Most steps repeat the class's choice without being measured. A plain step can take less than 100 microseconds; repeating its
+Most steps repeat the class's choice without their time being measured. A plain step can take less than 100 microseconds; repeating its
 plan takes 0.16, and deciding anew some 50, so that is done at one plain step in 32.
 """
 
@@ -77,6 +77,8 @@ class Throughput:
 
     def update(self, outcome: Outcome) -> None:
         self._batch.passes += outcome.times - 1
+        if any(outcome.plan.lengths):
+            self.acceptance.learn(outcome)
         if not self._measured:
             return
         batch, length, seconds = self._batch, self._length, outcome.seconds
@@ -88,8 +90,6 @@ class Throughput:
             batch.trials.seconds += seconds
         if self._comparable and batch.costs.observe(length, self.pace.normalised(seconds, length, batch.costs)):
             batch.decide_at = 0
-        if length:
-            self.acceptance.learn(outcome)
 
     def _plan(self, rows: int) -> Plan:
         """Choose a length, and what is repeated after it."""
