@@ -5,8 +5,8 @@ measured while decoding. Costs differ with the number of rows, so there is a cos
 choice changes only if the gain is clear (hysteresis), since estimates are noisy; lengths that are not chosen are tried at times
 (`exploration`).
 
-Most steps repeat the class's choice without their time being measured. A plain step can take less than 100 microseconds; repeating its
-plan takes 0.16, and deciding anew some 50, so that is done at one plain step in 32.
+Most steps repeat the class's choice, and are not measured. A plain step can take less than 100 microseconds; repeating its plan
+takes 0.16, and deciding anew some 50, so that is done at one plain step in 32. What passes of drafts is learned from all steps.
 """
 
 from collections.abc import Sequence, Sized
