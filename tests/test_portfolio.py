@@ -23,11 +23,11 @@ from test_kernels import on_kernels, wide_drafter, wide_verifier
 
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends.cpu import binding
-from specdec_plugins.decoding.drafters import PairFacts
+from specdec_plugins.decoding.drafters import PairFacts, agreeing
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.options import Gate, Sampling
-from specdec_plugins.decoding.portfolio import Portfolio, agreement
+from specdec_plugins.decoding.portfolio import Portfolio
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, uniform
 from specdec_plugins.settings import OptionError, Settings
 
@@ -140,7 +140,7 @@ def test_rows_are_apart_and_drafts_not_taken_count():
         tokens = portfolio.propose(state, prefix, uniform(2, 3)).tokens
         accepted, own = [], []
         for draft, text, output in zip(tokens, texts, prefix.outputs):
-            accepted.append(agreement(draft, text[len(output) :]))
+            accepted.append(agreeing(draft, text[len(output) :]))
             own.append(text[len(output) + accepted[-1]])
         portfolio.observe(state, None, Draft(tokens), Verdict(accepted, own, [[], []], [False, False]))
         commit(prefix, [[*draft[:count], token] for draft, count, token in zip(tokens, accepted, own)])

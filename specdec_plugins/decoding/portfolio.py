@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, committed
+from specdec_plugins.decoding.drafters import agreeing
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Step, Verdict, rejecting
@@ -153,12 +154,12 @@ class Portfolio:
                     judged = Judged(drafted, 0, state.right[row][number])
                 state.judged[row][number] = judged and self._judge(number, judged, said)
                 if drafted:
-                    state.right[row][number] = agreement(drafted, said) == min(len(drafted), len(said))
+                    state.right[row][number] = agreeing(drafted, said) == min(len(drafted), len(said))
             state.drafts[row] = []
 
     def _judge(self, number: int, draft: Judged, said: list[int]) -> Judged | None:
         """Compare a draft with what was said; None if that is the end of it."""
-        more = agreement(draft.tokens[draft.agreed :], said)
+        more = agreeing(draft.tokens[draft.agreed :], said)
         draft = draft._replace(agreed=draft.agreed + more)
         if more == len(said) and draft.agreed < len(draft.tokens):
             return draft
@@ -167,8 +168,3 @@ class Portfolio:
 
     def bytes_for(self, request: Request) -> int:
         return sum(drafter.bytes_for(request) for drafter in self.drafters if hasattr(drafter, "bytes_for"))
-
-
-def agreement(drafted: list[int], said: list[int]) -> int:
-    """How many tokens both begin with."""
-    return next((place for place, (one, other) in enumerate(zip(drafted, said)) if one != other), min(len(drafted), len(said)))

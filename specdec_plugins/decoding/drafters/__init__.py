@@ -62,6 +62,11 @@ class Rows(Generic[Row]):
         self.rows = [deepcopy(self.rows[row]) if copied else self.rows[row] for row in order]
 
 
+def agreeing(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((n for n, (one, other) in enumerate(zip(tokens, others)) if one != other), min(len(tokens), len(others)))
+
+
 def built_in() -> list[str]:
     """The names of the drafters in this folder, in alphabetical order."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))

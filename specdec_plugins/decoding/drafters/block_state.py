@@ -11,7 +11,7 @@ B sentences, A blocks a sentence, K drafted tokens, D width.
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.drafters.hydra import RelatedHeads
@@ -45,8 +45,8 @@ class Network(RelatedHeads):
         super().__init__(verifier, options.length, 1, options.successor_width)
         self.spec = shape(verifier.spec, options)
         adopt(self, initial(self.spec, verifier))
-        adopt(self, iter([(POSITIONS, torch.zeros(options.length, verifier.embeddings.size(1)))]))
-        nn.init.normal_(self.get_parameter(POSITIONS), std=verifier.embeddings.size(1) ** -0.5)
+        width = verifier.embeddings.size(1)
+        adopt(self, iter([(POSITIONS, width**-0.5 * torch.randn(options.length, width))]))
 
     def read(self, vectors: Tensor, verifier: FrozenVerifier, encoded: Tensor, hidden: Tensor) -> Tensor:
         sentences, blocks = vectors.shape[:2]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
-from specdec_plugins.decoding.drafters import matching, over_the_verifier
+from specdec_plugins.decoding.drafters import agreeing, matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.turns import draft_in_turn
@@ -110,11 +110,6 @@ class SmallDrafter:
 
     def bytes_for(self, request: Request) -> int:
         return self.model.bytes_for(len(request.tokens), request.limit + 1)
-
-
-def agreeing(read: Sequence[int], text: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    return next((n for n, (one, other) in enumerate(zip(read, text)) if one != other), min(len(read), len(text)))
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
