@@ -8,7 +8,7 @@ usage() {
 usage: ./train.sh PRESET [STAGE ...] [--local DIR] [--output DIR] [--device cpu|cuda] [--precision P]
                   [--recipe R] [--beam N] [--mono FILE] [--updates N] [--seed N] [-- OPTION ...]
 
-presets (specdec_plugins/training/presets): toy (CPU, minutes), multi30k, wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en;
+presets (specdec_plugins/training/presets): toy (CPU, minutes), multi30k, long (documents of captions), wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en;
          correction (captions with errors put in, to be restored);
          docs.en-fr, and for a corpus of your own small.SRC-TGT, as large as multi30k: train, valid and test .SRC and .TGT
          (.gz allowed) in the folder of --local
@@ -195,9 +195,11 @@ stage_data() {
 
 stage_verifier() {
     need data "$bin/dict.$src.txt"
+    local from=()
+    [ ! -e "$data/start.pt" ] || from=(--finetune-from-model "$data/start.pt")  # the corpus comes with a model to go on from
     train "$out/verifier" "$bin" $verifier_updates --task translation --arch transformer \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --adam-betas '(0.9, 0.98)' \
-        --weight-decay 0.0001 "${verifier_options[@]}"
+        --weight-decay 0.0001 "${from[@]}" "${verifier_options[@]}"
     average "$out/verifier" "$out/verifier.pt"
 }
 

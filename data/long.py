@@ -1,0 +1,121 @@
+"""Make a corpus of long documents out of Multi30k's captions: a line a document, of up to 4,000 tokens.
+
+A document is a run of captions, joined by spaces. Training documents have 8, 16, .. or 256 captions, so many on average and half
+to one and a half times that; every caption is once in a document of each of these sizes, each time beside other captions. Their
+German side is what the pair that ships, data/demo.en-de, makes of each caption, greedily: a verifier that goes on from that one
+has to learn where in the document it is, and not to translate. Validation and test documents keep the order of the corpus and its
+own German side: `valid` has documents of 64 captions, `test` single captions, and `test1` to `test4` 32, 64, 128 and 256.
+
+The pair's codes and dictionary are the data set's, and its verifier is written as a checkpoint to go on from: ``start.pt``.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+import corpora
+
+from specdec_plugins.commands import prepare
+from specdec_plugins.formats import checkpoint
+from specdec_plugins.formats.fairseq import checkpoint_of
+from specdec_plugins.formats.folder import load_folder
+from specdec_plugins.settings import Settings
+from specdec_plugins.text.lines import read_lines
+from specdec_plugins.translator import Translator
+
+T = TypeVar("T")
+
+LANGS = ("en", "de")
+PAIR = corpora.DATA / "demo.en-de"
+SIZES = (8, 16, 32, 64, 128, 256)  # captions in a training document; 256 have some 3,700 subwords a side
+VALID, TESTS = 64, (1, 32, 64, 128, 256)
+LONGEST = 4500  # subwords
+OPTIONS = ("--max-length", str(LONGEST), "--max-ratio", "2.5", "--codes", str(PAIR / "codes"), "--dict", str(PAIR / "dict.en.txt"))
+
+
+def runs(captions: Sequence[T], size: int, random: Random) -> Iterator[Sequence[T]]:
+    """Cut captions into runs of ``size`` on average, half to one and a half times as many each but the last."""
+    at = 0
+    while at < len(captions):
+        length = random.randint(size - size // 2, size + size // 2)
+        yield captions[at : at + length]
+        at += length
+
+
+def training(pairs: Sequence[tuple[str, str]], seed: int) -> Iterator[tuple[str, str]]:
+    """Yield the training documents of captions and their translations."""
+    for size in SIZES:
+        random = Random(f"{seed} {size}")
+        yield from map(joined, runs(random.sample(pairs, len(pairs)), size, random))
+
+
+def in_order(pairs: Sequence[tuple[str, str]], size: int) -> Iterator[tuple[str, str]]:
+    """Yield documents of ``size`` consecutive captions. A last one that is not whole is left out."""
+    return (joined(pairs[at : at + size]) for at in range(0, len(pairs) - size + 1, size))
+
+
+def joined(pairs: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    source, target = (" ".join(side) for side in zip(*pairs))
+    return source, target
+
+
+def translated(captions: Sequence[str], path: Path) -> list[str]:
+    """The pair's translations of the captions, from ``path`` if it has them, or made and written there."""
+    if path.exists() and len(known := list(read_lines(path))) == len(captions):
+        return known
+    translator = Translator(load_folder(PAIR), Settings(strategy="ar", dtype="auto"))
+    texts = (translation.text for translation in translator.stream(captions, batch_size=64))
+    lines = list(prepare.progress(texts, "translate", len(captions)))
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return lines
+
+
+def write_corpus(texts: dict[str, list[tuple[str, str]]], folder: Path, seed: int) -> list[str]:
+    """Write the documents of every split to ``folder``; return the options of specdec-prepare that name them."""
+    splits = {"train": training(texts["train"], seed), "valid": in_order(texts["valid"], VALID)}
+    splits |= {f"test{number or ''}": in_order(texts["test"], size) for number, size in enumerate(TESTS)}
+    for split, documents in splits.items():
+        prepare.write_pairs([folder / f"{split}.{lang}" for lang in LANGS], documents)
+    tests = ",".join(str(folder / split) for split in splits if split.startswith("test"))
+    return ["--train", str(folder / "train"), "--valid", str(folder / "valid"), "--test", tests]
+
+
+# ---- command line
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    parser = argparse.ArgumentParser("data/long.py", description="Prepare the corpus. Further options go to specdec-prepare.")
+    parser.add_argument("--local", type=Path, metavar="DIR", help="take Multi30k's files from this folder")
+    parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "long",
+        help="the data set (default data/prepared/long)")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=1, help="of which captions come together (default %(default)s)")
+    options, more = parser.parse_known_args(argv)
+    source, pairs = options.output / "source", options.output / "pairs"
+    try:
+        prefixes = corpora.gather(corpora.multi30k(), options.local, corpora.DATA / "downloads" / "multi30k", source)
+        sides = {
+            split: [list(read_lines(prepare.find_text(prefix, lang))) for lang in LANGS] for split, prefix in prefixes.items()
+        }
+        pairs.mkdir(parents=True, exist_ok=True)
+        sides["train"][1] = translated(sides["train"][0], options.output / "translated.de")
+        texts = {split: list(zip(*both, strict=True)) for split, both in sides.items()}
+        arguments = write_corpus(texts, pairs, options.seed)
+        checkpoint.save(checkpoint_of(load_folder(PAIR).verifier), options.output / "start.pt")
+    except (ValueError, OSError) as error:
+        print(f"data/long.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("data/long.py: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    command = ["--source-lang", LANGS[0], "--target-lang", LANGS[1], "--output", str(options.output), *OPTIONS]
+    return prepare.main([*command, *arguments, *more])
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    sys.exit(main())
