@@ -1,6 +1,6 @@
 """Make a corpus of long documents out of Multi30k's captions: a line a document, of up to 4,000 tokens.
 
-A document is a run of captions, joined by spaces. Training documents have 8, 16, .. or 256 captions, so many on average and half
+A document is a run of captions, joined by spaces. Training documents have 2, 4, .. or 32 captions, so many on average and half
 to one and a half times that; every caption is once in a document of each of these sizes, each time beside other captions. Their
 German side is what the pair that ships, data/demo.en-de, makes of each caption, greedily: a verifier that goes on from that one
 has to learn where in the document it is, and not to translate. Validation and test documents keep the order of the corpus and its
@@ -31,10 +31,19 @@ T = TypeVar("T")
 
 LANGS = ("en", "de")
 PAIR = corpora.DATA / "demo.en-de"
-SIZES = (8, 16, 32, 64, 128, 256)  # captions in a training document; 256 have some 3,700 subwords a side
+SIZES = (2, 4, 8, 16, 32)  # captions in a training document; 32 have some 450 subwords a side
 VALID, TESTS = 64, (1, 32, 64, 128, 256)
-LONGEST = 4500  # subwords
-OPTIONS = ("--max-length", str(LONGEST), "--max-ratio", "2.5", "--codes", str(PAIR / "codes"), "--dict", str(PAIR / "dict.en.txt"))
+LONGEST = 1000  # subwords
+OPTIONS = (
+    "--max-length",
+    str(LONGEST),
+    "--max-ratio",
+    "2.5",
+    "--codes",
+    str(PAIR / "codes"),
+    "--dict",
+    str(PAIR / "dict.en.txt"),
+)
 
 
 def runs(captions: Sequence[T], size: int, random: Random) -> Iterator[Sequence[T]]:
@@ -105,7 +114,8 @@ def main(argv: list[str] | None = None) -> int:
         sides["train"][1] = translated(sides["train"][0], options.output / "translated.de")
         texts = {split: list(zip(*both, strict=True)) for split, both in sides.items()}
         arguments = write_corpus(texts, pairs, options.seed)
-        checkpoint.save(checkpoint_of(load_folder(PAIR).verifier), options.output / "start.pt")
+        verifier = checkpoint_of(load_folder(PAIR).verifier)
+        checkpoint.save({**checkpoint.untrained(), **verifier}, options.output / "start.pt")
     except (ValueError, OSError) as error:
         print(f"data/long.py: {error}", file=sys.stderr)
         return 1

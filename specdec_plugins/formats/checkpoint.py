@@ -91,6 +91,18 @@ def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
             os.remove(temporary)
 
 
+def untrained() -> Checkpoint:
+    """What fairseq-train restores beside settings and weights, of a model that it has not trained."""
+    history = {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
+    return {
+        "criterion": None,
+        "optimizer_history": [history],
+        "task_state": {},
+        "extra_state": {"train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
+        "last_optimizer_state": None,
+    }
+
+
 def average(paths: Sequence[str | os.PathLike[str]]) -> Checkpoint:
     """The mean of the weights of several checkpoints of one model, in the container of the last one.
 

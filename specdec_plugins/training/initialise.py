@@ -257,6 +257,8 @@ def sinusoidal_table(learned):
 
 def complete_checkpoint(verifier: dict[str, Any], args: argparse.Namespace, state: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint of a model that has not been trained: what fairseq restores, and nothing of the verifier's run."""
+    from specdec_plugins.formats import checkpoint
+
     task = {"_name": "translation_lev_modified", "noise": "block_mask"}
     criterion = {"_name": "glat_loss" if args.arch == "block" else "block_loss", "label_smoothing": 0.0}
     settings: dict[str, Any] = {"args": None, "cfg": None}
@@ -266,16 +268,7 @@ def complete_checkpoint(verifier: dict[str, Any], args: argparse.Namespace, stat
     else:
         settings["cfg"] = copy.deepcopy(dict(verifier["cfg"]))
         settings["cfg"].update(model=args, task={**dict(verifier["cfg"]["task"]), **task}, criterion=criterion)
-    history = {"criterion_name": "GlatLoss", "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}, "num_updates": 0}
-    return {
-        **settings,
-        "model": state,
-        "criterion": None,
-        "optimizer_history": [history],
-        "task_state": {},
-        "extra_state": {"train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
-        "last_optimizer_state": None,
-    }
+    return {**checkpoint.untrained(), **settings, "model": state}
 
 
 def table(origins: Origins, sizes: dict[str, int]) -> Iterator[str]:

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "vectors.h"
 
@@ -94,33 +95,6 @@ inline void collect(const Seen& seen, const float* entries, size_t stride, int w
     }
 }
 
-// q k for the entries of a block that are seen, which are `stride` numbers apart; anything for the others.
-inline Floats dot_products(const float* query, const float* keys, size_t stride, int size, const Block& block) {
-    const int whole = size / W * W;
-    Floats totals[W] = {};
-    if (block.seen == Block::ALL)
-        for (int i = 0; i < whole; i += W) {
-            const Floats q = load(query + i);
-#pragma GCC unroll 16
-            for (int lane = 0; lane < W; ++lane) totals[lane] += q * load(keys + lane * stride + i);
-        }
-    else
-        each_seen(block, [&](int lane) {
-            const float* key = keys + lane * stride;
-            Floats total{};
-            for (int i = 0; i < whole; i += W) total += load(query + i) * load(key + i);
-            totals[lane] = total;
-        });
-    Floats found = sums(totals);
-    if (whole < size)
-        each_seen(block, [&](int lane) {
-            float score = found[lane];
-            for (int i = whole; i < size; ++i) score += query[i] * keys[lane * stride + i];
-            found[lane] = score;
-        });
-    return found;
-}
-
 // A query: what it sees, and where its result goes.
 struct Query {
     const float* from;  // (D,)
@@ -135,47 +109,141 @@ struct Query {
     int count = 0, next = 0;                     // blocks; the first one that is not computed yet
 };
 
-// Positions whose entries are taken at a time for all queries: their keys, or 8 vectors of their values, fit into a first- or
-// second-level cache beside the queries.
+// Positions whose entries are taken at a time: what is read of them stays in a first- or second-level cache until all queries
+// have had it, and of values all columns.
 constexpr int TOGETHER = 32;
 
-// Calls todo(query, first, end) for blocks of every query in order: all queries' blocks among some positions, then the next ones.
+// Queries that share what is loaded of an entry, as registers have room for their sums: at most.
+constexpr int SIDE_BY_SIDE = 4;
+// Vectors of weighted sums that registers have room for, beside what is multiplied.
+constexpr int SUMS = W == 16 ? 16 : 8;
+template <int N>
+using Number = std::integral_constant<int, N>;
+
+// Whether two queries' blocks, some that both have next, are the same ones.
+inline bool alike(const Query& one, const Query& other, int first, int end) {
+    for (int b = first; b < end; ++b)
+        if (one.blocks[b].seen != other.blocks[b].seen || one.blocks[b].entries != other.blocks[b].entries) return false;
+    return true;
+}
+
+// How far ahead, in numbers, entries are fetched that a query comes to next: a block; 0 where all fit into a second-level cache.
+inline size_t further(const Query& query, size_t stride) {
+    const size_t fits = (512 << 10) / sizeof(float);
+    return query.count * W * stride > fits ? W * stride : 0;
+}
+
+// Calls todo(queries, N, first, end) for the blocks of every query in order, some positions at a time; N, a type with the number
+// as its value, queries side by side have the same of these blocks.
 template <class Do>
-inline void in_turn(Query* queries, int number, Do&& todo) {
+inline void in_turn(Query* queries, int number, size_t stride, Do&& todo) {
+    const auto call = [&](Query* group, int members, int first, int end) {
+        static_assert(SIDE_BY_SIDE == 4);
+        if (members == 1) todo(group, Number<1>{}, first, end);
+        if (members == 2) todo(group, Number<2>{}, first, end);
+        if (members == 3) todo(group, Number<3>{}, first, end);
+        if (members == 4) todo(group, Number<4>{}, first, end);
+    };
+    if (number == 1 && !further(*queries, stride)) return call(queries, 1, 0, queries->count);
     for (int q = 0; q < number; ++q) queries[q].next = 0;
-    if (number == 1) return todo(*queries, 0, queries->count);
     bool more = true;
     for (int32_t end = TOGETHER; more; end += TOGETHER) {
         more = false;
+        Query* group = queries;
+        int members = 0, from = 0, to = 0;  // of the group, and its blocks
         for (int q = 0; q < number; ++q) {
             Query& query = queries[q];
             const int first = query.next;
             while (query.next < query.count && query.blocks[query.next].first < end) ++query.next;
-            if (first < query.next) todo(query, first, query.next);
             more |= query.next < query.count;
+            const bool joins = members < SIDE_BY_SIDE && first == from && query.next == to && alike(query, *group, from, to);
+            if (members && !joins) {
+                if (from < to) call(group, members, from, to);
+                members = 0;
+            }
+            if (!members) group = &query, from = first, to = query.next;
+            ++members;
         }
+        if (from < to) call(group, members, from, to);
     }
 }
 
-// Adds V vectors of the weighted sums of some blocks' values, from column i on; every vector lies within one head. An entry's
-// values come after `values` numbers. The sum over the query's last block is final.
-template <int V>
-inline void weighted_sum(const Query& query, int first, int end, int values, size_t stride, int size, int i) {
-    Floats mixed[V] = {};
-    const float* own[V];
-    for (int v = 0; v < V; ++v) {
-        own[v] = query.weights + (i + v * W) / size * query.count * W;
-        if (first) mixed[v] = load(query.to + i + v * W);
+// q k of N queries' heads, from `column` on, for the entries of a block that are seen -> W scores of each; anything for the others.
+template <int N>
+inline void dot_products(const Query* queries, int column, size_t stride, int size, const Block& block, size_t ahead, Floats* scores) {
+    constexpr int L = W / (N > 2 ? 4 : N);  // lanes at a time, so that their sums are in registers
+    const int whole = size / W * W;
+    const float* keys = block.entries + column;
+    Floats totals[N][W] = {};
+    if (block.seen == Block::ALL)
+        for (int lane = 0; lane < W; lane += L) {
+            Floats sums[N][L] = {};
+            for (int i = 0; i < whole; i += W) {
+                Floats q[N];
+                for (int n = 0; n < N; ++n) q[n] = load(queries[n].from + column + i);
+#pragma GCC unroll 16
+                for (int l = 0; l < L; ++l) {
+                    if (ahead) __builtin_prefetch(keys + (lane + l) * stride + i + ahead, 0, 2);
+                    const Floats key = load(keys + (lane + l) * stride + i);
+#pragma GCC unroll 4
+                    for (int n = 0; n < N; ++n) sums[n][l] += q[n] * key;
+                }
+            }
+            for (int n = 0; n < N; ++n)
+#pragma GCC unroll 16
+                for (int l = 0; l < L; ++l) totals[n][lane + l] = sums[n][l];
+        }
+    else
+        each_seen(block, [&](int lane) {
+            const float* key = keys + lane * stride;
+            Floats sums[N] = {};
+            for (int i = 0; i < whole; i += W)
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) sums[n] += load(queries[n].from + column + i) * load(key + i);
+            for (int n = 0; n < N; ++n) totals[n][lane] = sums[n];
+        });
+    for (int n = 0; n < N; ++n) {
+        scores[n] = sums(totals[n]);
+        if (whole < size)
+            each_seen(block, [&](int lane) {
+                float score = scores[n][lane];
+                for (int i = whole; i < size; ++i) score += queries[n].from[column + i] * keys[lane * stride + i];
+                scores[n][lane] = score;
+            });
     }
-    for (int b = first; b < end; ++b) {
-        const float* from = query.blocks[b].entries + values + i;
-        each_seen(query.blocks[b], [&](int lane) {
+}
+
+// Adds, for N queries, G times V vectors of the weighted sums of some blocks' values, from column i on; each V lie within a head.
+// An entry's values come after `values` numbers. The sum over a query's last block is final.
+template <int N, int G, int V>
+inline void weighted_sum(const Query* queries, int first, int end, int values, size_t stride, int size, int i, size_t ahead) {
+    const auto head = [&](int g) { return (i + g * V * W) / size; };
+    Floats mixed[N][G * V] = {};
+    const float* own[N][G];
+    for (int n = 0; n < N; ++n)
+        for (int g = 0; g < G; ++g) own[n][g] = queries[n].weights + head(g) * queries[n].count * W;
+    if (first)
+        for (int n = 0; n < N; ++n)
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) mixed[v] += own[v][b * W + lane] * load(from + lane * stride + v * W);
+            for (int v = 0; v < G * V; ++v) mixed[n][v] = load(queries[n].to + i + v * W);
+    for (int b = first; b < end; ++b) {
+        const float* from = queries->blocks[b].entries + values + i;
+        each_seen(queries->blocks[b], [&](int lane) {
+#pragma GCC unroll 8
+            for (int v = 0; v < G * V; ++v) {
+                const float* value = from + lane * stride + v * W;
+                if (ahead) __builtin_prefetch(value + ahead, 0, 2);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) mixed[n][v] += own[n][v / V][b * W + lane] * load(value);
+            }
         });
     }
-    for (int v = 0; v < V; ++v)
-        store(query.to + i + v * W, end < query.count ? mixed[v] : mixed[v] * query.norms[(i + v * W) / size]);
+    for (int n = 0; n < N; ++n)
+#pragma GCC unroll 8
+        for (int v = 0; v < G * V; ++v) {
+            const bool last = end == queries[n].count;
+            store(queries[n].to + i + v * W, last ? mixed[n][v] * queries[n].norms[head(v / V)] : mixed[n][v]);
+        }
 }
 
 // Makes weights, not normed, of a query's scores.
@@ -203,7 +271,7 @@ inline void soften(const Query& query, int heads) {
 
 // softmax(q k * scale) v for queries over some entries -> `to` of each: the same, bit for bit, whatever other queries there are.
 // An entry has keys (D,), then values (D,); they are `stride` numbers apart. `scratch` has room for each query.
-inline void attend(Query* queries, int number, const float* entries, size_t stride, int width, int heads, float scale,
+__attribute__((noinline)) void attend(Query* queries, int number, const float* entries, size_t stride, int width, int heads, float scale,
                    float* scratch) {
     const int size = width / heads;
     for (int q = 0; q < number; ++q) {
@@ -216,30 +284,33 @@ inline void attend(Query* queries, int number, const float* entries, size_t stri
         const int64_t path = query.seen.path ? query.seen.to - query.seen.branch : 0;
         scratch += attention_scratch(heads, query.seen.end(), path, stride);
     }
-    in_turn(queries, number, [&](const Query& query, int first, int end) {
+    in_turn(queries, number, stride, [&](const Query* group, auto n, int first, int end) {
+        constexpr int N = decltype(n)::value;
+        const size_t ahead = group == queries ? further(*group, stride) : 0;
         for (int b = first; b < end; ++b)
             for (int head = 0; head < heads; ++head) {
-                const Block& block = query.blocks[b];
-                const float *q = query.from + head * size, *keys = block.entries + head * size;
-                const Floats scores = scale * dot_products(q, keys, stride, size, block);
-                store(query.weights + (head * query.count + b) * W,
-                      lanes_of(block.seen, Lanes{}) ? scores : broadcast(-INFINITY));
+                Floats scores[N];
+                dot_products<N>(group, head * size, stride, size, group->blocks[b], ahead, scores);
+                const Ints seen = lanes_of(group->blocks[b].seen, Lanes{});
+                for (int n = 0; n < N; ++n)
+                    store(group[n].weights + (head * group[n].count + b) * W, seen ? scale * scores[n] : broadcast(-INFINITY));
             }
     });
     for (int q = 0; q < number; ++q) soften(queries[q], heads);
-    int i = 0;
-    if (size % W == 0) {
-        for (; i + 8 * W <= width; i += 8 * W)
-            in_turn(queries, number, [&](const Query& query, int first, int end) {
-                weighted_sum<8>(query, first, end, width, stride, size, i);
-            });
-        for (; i < width; i += W)
-            in_turn(queries, number, [&](const Query& query, int first, int end) {
-                weighted_sum<1>(query, first, end, width, stride, size, i);
-            });
-    }
+    const int vectors = size % W == 0 ? width / W : 0;
+    in_turn(queries, number, stride, [&](const Query* group, auto n, int first, int end) {
+        constexpr int N = decltype(n)::value, V = N * 4 <= SUMS ? 4 : 2, G = 2 * N * V <= SUMS ? 2 : 1;
+        const size_t ahead = group == queries ? further(*group, stride) : 0;
+        int v = 0;
+        if (size % (V * W) == 0) {
+            for (; v + G * V <= vectors; v += G * V)
+                weighted_sum<N, G, V>(group, first, end, width, stride, size, v * W, ahead);
+            for (; v < vectors; v += V) weighted_sum<N, 1, V>(group, first, end, width, stride, size, v * W, ahead);
+        }
+        for (; v < vectors; ++v) weighted_sum<N, 1, 1>(group, first, end, width, stride, size, v * W, ahead);
+    });
     for (int q = 0; q < number; ++q)
-        for (int column = i; column < width; ++column) {  // heads narrower than a vector, or no multiple of it
+        for (int column = vectors * W; column < width; ++column) {  // heads narrower than a vector, or no multiple of it
             const Query& query = queries[q];
             const float* own = query.weights + column / size * query.count * W;
             float mixed = 0;
