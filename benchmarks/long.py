@@ -95,7 +95,7 @@ class Cell:
         numbers = sum(
             tensor.numel() for name, tensor in verifier.tensors.items() if name.startswith(read) and not name.endswith(sources)
         )
-        self.weights = numbers * WEIGHT_BYTES[options.dtype]
+        self.products, self.weights = numbers, numbers * WEIGHT_BYTES[options.dtype]
 
     def _source(self) -> Source:
         return Source(self.documents, self.spec.symbols, self.options.device)
@@ -144,6 +144,7 @@ class Cell:
             "tokens_a_pass": round(stats.mean_accepted_length, 3), "accepted": round(stats.acceptance_rate, 3),
             "drafting_ms": round(1e3 * stats.seconds["drafting"] / stats.passes, 2),
             "verifying_ms": round(1e3 * stats.seconds["verifying"] / stats.passes, 2),
+            "products": self.products,
             "weights_mb": round(self.weights / 1e6, 2), "cache_mb": round(batch * self.model.bytes_for(length, half) / 1e6, 2),
             "draft_cache_mb": round(batch * self.model.bytes_for(*reads) / 1e6, 2), "prefill_s": round(self.prefill, 2),
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,

@@ -15,7 +15,7 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.drafters import PairFacts, without_weights
 from specdec_plugins.decoding.drafters.none import NoDrafter
-from specdec_plugins.decoding.drafters.window import WindowDrafter, around
+from specdec_plugins.decoding.drafters.window import WindowDrafter, around, likeliest
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling
 from specdec_plugins.decoding.values import Draft, Request, Source, Verdict
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -193,6 +193,16 @@ def test_positions_are_chosen_by_the_attention_after_the_last_accepted_token(cho
     assert chosen() == [then, [0, 1]]
     state.select([1, 0, 1])
     assert chosen() == [[0, 1], then, [0, 1]]
+
+
+@pytest.mark.parametrize("budget, page", [(7, 1), (8, 2), (16, 4), (70, 16), (128, 16)])
+def test_pages_of_the_largest_attention_are_chosen_whole(budget, page):
+    masses = torch.rand(3, 203, generator=torch.Generator().manual_seed(budget))
+    for row, chosen in zip(masses, likeliest(masses, budget).tolist()):
+        pages = sorted(range(0, 203, page), key=lambda first: -row[first : first + page].sum())[: budget // page]
+        whole = [place for first in sorted(pages) for place in range(first, first + page) if place < 203]
+        assert chosen == whole + [203] * (budget - len(whole))
+    assert likeliest(masses[:, :budget], budget).tolist() == [list(range(budget))] * 3
 
 
 def test_it_is_told_its_verifier_and_budget():

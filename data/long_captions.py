@@ -98,7 +98,9 @@ def write_corpus(texts: dict[str, list[tuple[str, str]]], folder: Path, seed: in
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return its exit status."""
-    parser = argparse.ArgumentParser("data/long.py", description="Prepare the corpus. Further options go to specdec-prepare.")
+    parser = argparse.ArgumentParser(
+        "data/long_captions.py", description="Prepare the corpus. Further options go to specdec-prepare."
+    )
     parser.add_argument("--local", type=Path, metavar="DIR", help="take Multi30k's files from this folder")
     parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "long",
         help="the data set (default data/prepared/long)")  # fmt: skip
@@ -117,10 +119,10 @@ def main(argv: list[str] | None = None) -> int:
         verifier = checkpoint_of(load_folder(PAIR).verifier)
         checkpoint.save({**checkpoint.untrained(), **verifier}, options.output / "start.pt")
     except (ValueError, OSError) as error:
-        print(f"data/long.py: {error}", file=sys.stderr)
+        print(f"data/long_captions.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("data/long.py: interrupted; the same command goes on from here", file=sys.stderr)
+        print("data/long_captions.py: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
     command = ["--source-lang", LANGS[0], "--target-lang", LANGS[1], "--output", str(options.output), *OPTIONS]
     return prepare.main([*command, *arguments, *more])

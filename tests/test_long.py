@@ -1,0 +1,122 @@
+"""Long documents: the corpus made of captions, the loss's attention kernel, and the costs fitted to a measured grid."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections import Counter
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT
+
+sys.path[:0] = [str(ROOT / "data"), str(ROOT / "benchmarks")]  # the scripts there import each other by name
+
+
+def script(folder, name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+captions, costs = script("data", "long_captions"), script("benchmarks", "long_costs")
+PAIRS = [(f"en {number}", f"de {number}") for number in range(300)]
+
+
+# ---- documents
+
+
+def test_every_training_caption_is_once_in_a_document_of_each_size_beside_its_translation():
+    documents = list(captions.training(PAIRS, seed=1))
+    assert documents == list(captions.training(PAIRS, seed=1)) != list(captions.training(PAIRS, seed=2))
+    found = Counter()
+    for source, target in documents:
+        numbers = source.split()[1::2]
+        assert target.split()[1::2] == numbers and set(source.split()[::2]) == {"en"} and set(target.split()[::2]) == {"de"}
+        assert len(numbers) <= 1.5 * max(captions.SIZES)
+        found.update(numbers)
+    assert found == Counter({str(number): len(captions.SIZES) for number in range(300)})
+
+
+@pytest.mark.parametrize("size", [2, 8, 32])
+def test_documents_have_half_to_one_and_a_half_times_their_size(size):
+    lengths = list(map(len, captions.runs(range(20_000), size, Random(1))))
+    assert sum(lengths) == 20_000 and min(lengths[:-1]) == size - size // 2 and max(lengths) == size + size // 2
+    assert sum(lengths) / len(lengths) == pytest.approx(size, rel=0.05)
+
+
+def test_test_documents_keep_the_order_and_leave_out_a_broken_last_one():
+    assert list(captions.in_order(PAIRS[:7], 3)) == [
+        ("en 0 en 1 en 2", "de 0 de 1 de 2"), ("en 3 en 4 en 5", "de 3 de 4 de 5"),
+    ]  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_folder_of_captions_becomes_a_data_set_with_a_model_to_go_on_from(tmp_path):
+    local, output = tmp_path / "local", tmp_path / "long"
+    local.mkdir()
+    for split, lines in (("train", 40), ("val", 70), ("test_2016_flickr", 260)):
+        for lang, text in (("en", "A dog runs."), ("de", "Ein Hund rennt.")):
+            (local / f"{split}.{lang}").write_text(f"{text}\n" * lines)
+    command = ["sh", str(ROOT / "data" / "long.sh"), "--local", str(local), "--output", str(output)]
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=False).returncode == 0
+    assert len((output / "raw" / "train.en").read_text().split()) == 40 * 3 * len(captions.SIZES)
+    assert (output / "raw" / "train.de").read_text().startswith("Ein Hund rennt. Ein Hund")
+    assert len((output / "raw" / "valid.de").read_text().splitlines()) == 1
+    assert len((output / "raw" / "test4.de").read_text().splitlines()) == 1
+    start = torch.load(output / "start.pt", weights_only=False)
+    assert start["optimizer_history"][0]["num_updates"] == 0 and start["args"].encoder_layers == 4
+    assert (output / "bin" / "dict.en.txt").read_text() == (ROOT / "data" / "demo.en-de" / "dict.en.txt").read_text()
+
+    missing = subprocess.run(
+        [*command[:3], str(tmp_path / "none"), *command[4:]], env=environment, capture_output=True, text=True
+    )
+    assert missing.returncode == 1 and missing.stderr.splitlines() == [
+        f"data/long_captions.py: --local {tmp_path / 'none'}: no such folder"
+    ]
+
+
+# ---- training on them
+
+
+def test_long_batches_take_the_flash_kernel_and_short_ones_do_not(monkeypatch):
+    from specdec_plugins.criterions import verifier_loss
+
+    def told(*_):
+        return torch.backends.cuda.flash_sdp_enabled()
+
+    monkeypatch.setattr(verifier_loss.LabelSmoothedCrossEntropyCriterion, "forward", told)
+    before = torch.backends.cuda.flash_sdp_enabled()
+    loss = verifier_loss.VerifierLoss(SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: 1)), False, 0.1)
+    try:
+        torch.backends.cuda.enable_flash_sdp(False)  # as the tasks do on a machine without a GPU
+        for length, flash in ((verifier_loss.LONG - 1, False), (verifier_loss.LONG, True)):
+            assert loss.forward(None, {"target": torch.zeros(2, length)}) is flash
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_flash_sdp(before)
+
+
+# ---- costs
+
+
+def test_rates_are_found_again_and_are_never_negative():
+    rates = costs.Rates(0.1, 5.0, 0.06, 20.0)
+    rows = [
+        {
+            "batch": batch, "gamma": gamma, "products": products, "weights_mb": products / 1e6,
+            "cache_mb": 0.008 * batch * length, "draft_cache_mb": 0.008 * batch * 128,
+        }
+        for batch in (1, 64) for length in (500, 4000) for gamma in (0, 1, 5) for products in (6_000_000, 40_000_000)
+    ]  # fmt: skip
+    for row in rows:
+        row |= {"verifying_ms": rates.verifying(row), "drafting_ms": rates.drafting(row)}
+    assert costs.fitted(rows) == pytest.approx(rates)
+    for row in rows:  # as if attention took no time: its rate would be below 0
+        row["verifying_ms"] -= 0.9 * 20.0 * (row["gamma"] + 1) * row["cache_mb"] / 4e3
+        row["verifying_ms"] *= 1 - 0.1 * row["gamma"]
+    assert min(costs.fitted(rows)) >= 0
