@@ -33,7 +33,7 @@ def sentences(line: str, language: str, most: int, bpe: bool = False) -> Iterato
     abbreviations = _abbreviations(language)
     words: list[str] = []
     ended = False  # by the word before, but for closing quotes and brackets
-    matches = (match[0] for match in (_TOKEN if bpe else _WORD).finditer(line))
+    matches = (" ".join(match[0].split()) for match in (_TOKEN if bpe else _WORD).finditer(line))
     for word, following in pairwise(chain(matches, [""])):
         words.append(word)
         ended = (ended and _closes(word)) or _ends(_plain(word), _plain(following), abbreviations)
@@ -87,9 +87,11 @@ def _closes(word: str) -> bool:
 
 
 def _open(words: list[str], mark: str) -> bool:
-    """Whether a mark closes what these words opened; quotes that are tokens of their own open and close by turns."""
-    marks = frozenset(_QUOTES)
-    return _plain(mark)[0] not in marks or sum(_plain(word) in marks for word in words) % 2 == 1
+    """Whether a mark closes what these words opened: quotes do by turns, unless a joiner ties them to the word before."""
+    quotes = frozenset(_QUOTES)
+    if mark.startswith(JOINER) or _plain(mark)[0] not in quotes:
+        return True
+    return sum(_plain(word) in quotes for word in words) % 2 == 1
 
 
 def _abbreviations(language: str) -> frozenset[str]:
