@@ -122,7 +122,7 @@ class Translator:
             choice = ", or one without weights, by name (--draft-with)" if settings.strategy == "specdec" else ""
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs{choice}")
         if settings.max_positions:
-            pair = beyond_training(pair, settings.max_positions)
+            pair = beyond_training(pair, settings.max_positions, settings.strategy != "ar")
         self.pair, self.settings = pair, settings
         self.drafter_name: str | None = None
         if settings.strategy in ("specdec", "drafter"):
@@ -445,9 +445,9 @@ def joined(parts: Sequence[Translation], sample: int, drafter: str | None) -> Tr
     )
 
 
-def beyond_training(pair: Pair, positions: int) -> Pair:
-    """The pair, whose models read and write so many tokens. Raises OptionError where they cannot."""
-    models: dict[str, Any] = {"verifier": pair.verifier} | ({"drafter": pair.drafter} if pair.drafter else {})
+def beyond_training(pair: Pair, positions: int, drafting: bool = True) -> Pair:
+    """The pair, whose verifier, and drafter if it is ``drafting``, take so many tokens. Raises OptionError if they cannot."""
+    models: dict[str, Any] = {"verifier": pair.verifier} | ({"drafter": pair.drafter} if pair.drafter and drafting else {})
     faults = []
     for role, model in models.items():
         try:

@@ -3,15 +3,16 @@
 import json
 import random
 import re
-import resource
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
 from conftest import ROOT, make_verifier
 from reference import greedy
-from support import SHAPES, WORDS, Knowing, Lengths, load, make_tilt, tilted_verifier
+from support import SHAPES, WORDS, Knowing, Lengths, engine_model, load, make_tilt, tilted_verifier
 from support import sentences as random_sources
 from test_session import constrained
 from test_translate import folder, parts, run  # noqa: F401
@@ -20,16 +21,22 @@ from specdec_plugins import Translator
 from specdec_plugins.commands.translation import buffers
 from specdec_plugins.decoding import prefix
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends.torch.model import TorchModel
+from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Request, Step
+from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.documents import Documents, windows, without
+from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, extended
 from specdec_plugins.settings import OptionError
 from specdec_plugins.text import lines as text_lines
 from specdec_plugins.text.lines import LineReader
 from specdec_plugins.text.sentences import cut, sentences
+from specdec_plugins.translator import beyond_training
 
 DEMO = ROOT / "data" / "demo.en-de"
 SENTENCES = [line for line in (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -44,6 +51,10 @@ WAYS = [  # of cutting the demonstration's documents
 
 def demo(**options):
     return Translator.from_pretrained(str(DEMO), **options)
+
+
+def flat(lists):
+    return list(chain.from_iterable(lists))
 
 
 def documents(seed=0, sizes=(3, 0, 1, 7, 5)):
@@ -105,10 +116,10 @@ def test_a_word_without_an_end_is_read_in_parts():
 
 
 def test_where_a_sentence_is_cut():
-    assert cut("a b , c d e f".split(), 5) == 3
-    assert cut("a b@@ c d@@ e@@ f".split(), 5) == 3
-    assert cut("a@@ b@@ c@@ d".split(), 3) == 3
-    assert cut("a ￭, b ￭( c".split(), 4) == 2
+    assert cut(["a", "b", ",", "c", "d", "e", "f"], 5) == 3
+    assert cut(["a", "b@@", "c", "d@@", "e@@", "f"], 5) == 3
+    assert cut(["a@@", "b@@", "c@@", "d"], 3) == 3
+    assert cut(["a", "￭,", "b", "￭(", "c"], 4) == 2
 
 
 def test_windows_hold_as_many_sentences_as_fit():
@@ -122,15 +133,15 @@ def test_windows_hold_as_many_sentences_as_fit():
             return max(1, most // 2)
 
         found = list(windows(source, most, False, halve))
-        assert sum(found, []) == sum(source, [])
+        assert flat(found) == flat(source)
         assert all(1 <= len(window) <= most for window in found)
         starts = {sum(map(len, source[:n])) for n in range(len(source))}
         at = 0
-        for window, following in zip(found, found[1:]):
+        for window in found[:-1]:
             at += len(window)
             if at in starts:  # else within a sentence that is longer than a window
                 after = min((start for start in starts if start > at), default=sum(map(len, source)))
-                assert len(window) + after - at > most or len(window) > most // 2 and after - at > most
+                assert len(window) + after - at > most
         alone = list(windows(source, 9, True, halve))
         assert alone == source
 
@@ -159,13 +170,15 @@ def test_windows_wait_for_their_context():
                 drop
                 for drop in range(3)
                 if drop == 2
-                or sum(map(len, before[-2 + drop :])) + len(own) < 12
-                and sum(map(len, outputs[-2 + drop :])) + int(1.5 * len(own)) <= 14
+                or (
+                    sum(map(len, before[-2 + drop :])) + len(own) < 12
+                    and sum(map(len, outputs[-2 + drop :])) + int(1.5 * len(own)) <= 14
+                )
             )
         ]
         kept = min(kept, task.window)
-        assert task.tokens == [*sum(before[task.window - kept :], []), *own, -1] and task.own == len(own)
-        assert task.forced == sum(outputs[task.window - kept :], [])
+        assert task.tokens == [*flat(before[task.window - kept :]), *own, -1] and task.own == len(own)
+        assert task.forced == flat(outputs[task.window - kept :])
         said[task.document, task.window, task.sample] = [rng.randrange(9) for _ in range(rng.randrange(1, 6))]
         work.finish(task, said[task.document, task.window, task.sample])
     assert set(said) == {(n, w, s) for n, source in enumerate(sources) for w in range(len(source)) for s in range(2)}
@@ -207,8 +220,8 @@ def test_documents_by_hand(way):
         done, outputs, scores, source = [], [], [], []
         for window in translator.windows(text):
             first = max(0, len(done) - context)
-            forced = sum(outputs[first:], [])
-            read = [*sum(done[first:], []), *window]
+            forced = flat(outputs[first:])
+            read = [*flat(done[first:]), *window]
             session = plain.session(1)
             session._given = lambda: None
             limit = len(forced) + plain.limit(len(window) + 1)
@@ -220,7 +233,7 @@ def test_documents_by_hand(way):
             source += plain.pair.source.decode(window).split()
             kinds.add(len(forced) > 8)
         said = [plain.text(plain.words(output)) for output in outputs]
-        found.append((" ".join(said), sum(outputs, []), scores, source))
+        found.append((" ".join(said), flat(outputs), scores, source))
     assert kinds == ({True, False} if context else {False})
     results = translator.translate(texts, batch_size=3)
     for result, (text, tokens, scores, source) in zip(results, found):
@@ -310,24 +323,16 @@ def test_long_beginnings_are_read_many_tokens_a_pass():
         assert [found[index].tokens for index in range(14)] == expected
         assert stats.committed == sum(len(each.token_scores) for each in found.values())
         passes.append(stats.passes)
-    assert passes[0] < passes[1] / 2
-    tolerant = Session(Knowing(expected, 0.0), verifier, TopBetaTau(2, 1.0), Lengths([3]), *bounds(4))
+    assert passes[0] < 0.7 * passes[1]
+    tolerant = Session(Knowing(expected, 0.0), verifier, TopBetaTau(2, 1.0), Lengths([3]), BoundedAdmission(4), 4)
     tolerant.submit(requests[0])
     tolerant.submit(next(request for request in requests if len(request.forced) == 50))
     tolerant.step()
     assert tolerant.prefix.asking and tolerant._given() is None
 
 
-def bounds(rows):
-    from specdec_plugins.decoding.admission import BoundedAdmission
-
-    return BoundedAdmission(rows), rows
-
-
 def test_steps_without_what_was_forced():
     """Of any steps, by their definition: what they commit beyond the first tokens."""
-    from specdec_plugins.decoding.values import Hypothesis
-
     rng = random.Random(3)
     for _ in range(300):
         steps, tokens = [], []
@@ -339,7 +344,7 @@ def test_steps_without_what_was_forced():
         count = rng.randrange(len(tokens) + 1)
         kept = without(Hypothesis(0, tokens, [float(n) for n in range(len(tokens))], steps, False), count)
         left = [[*step.drafted[: step.accepted], *([] if step.own is None else [step.own])] for step in kept.steps]
-        assert kept.tokens == tokens[count:] == sum(left, []) and kept.token_scores == list(map(float, range(count, len(tokens))))
+        assert kept.tokens == tokens[count:] == flat(left) and kept.token_scores == list(map(float, range(count, len(tokens))))
         assert len(kept.steps) == len(steps)
         for step, before, rest in zip(kept.steps, steps, left):
             assert step.accepted <= len(step.drafted) <= len(before.drafted) and len(rest) <= before.accepted + 1
@@ -353,8 +358,6 @@ def test_sinusoidal_positions_go_on():
     short, args = make_verifier(words=WORDS, max_source_positions=20, max_target_positions=16)
     long, more = make_verifier(words=WORDS, max_source_positions=90, max_target_positions=90)
     long.load_state_dict(short.state_dict(), strict=False)
-    from support import engine_model
-
     model = engine_model(short, args)
     further = extended(model, 90)
     assert further.spec == engine_model(long, more).spec
@@ -365,22 +368,19 @@ def test_sinusoidal_positions_go_on():
         torch.testing.assert_close(after, engine_model(long, more).tensors[name])
         assert torch.equal(extended(further, 50).tensors[name], after)  # never fewer
     tilt, source = make_tilt(1, -9.0, 90), [*range(4, 24)] * 3 + [2]
-    from specdec_plugins.decoding.backends.torch.model import TorchModel
-    from specdec_plugins.decoding.backends.torch.transformer import load_pair
-    from specdec_plugins.decoding.drafters.none import NoDrafter
-
     verifier = tilted_verifier(TorchModel(load_pair(further, None, dtype=torch.float64)[0]), tilt)
     (found,) = speculative_decode(NoDrafter(), verifier, TopBetaTau(), Lengths([0]), [Request(0, source, 80)], 1, DecodeStats())
     assert found.tokens == greedy(long.double(), source, 80, tilt) and len(found.tokens) == 80
 
 
 def test_learned_positions_do_not():
-    from support import engine_model
-
     learned = engine_model(*make_verifier(words=WORDS, **SHAPES["learned"]))
     with pytest.raises(ValueError, match="the encoder's 64 are learned; the decoder's 64 are learned"):
         extended(learned, 65)
     assert extended(learned, 64) == learned
+    pair = replace(load_folder(DEMO), verifier=learned)
+    with pytest.raises(OptionError, match=r"max_positions 2000: only .* \(verifier: the encoder's 64 are learned; "):
+        beyond_training(pair, 2000)
     with pytest.raises(ValueError, match="encoder: 2,000,002 positions"):
         extended(engine_model(*make_verifier(words=WORDS)), 2_000_000)
     assert isinstance(extended(engine_model(*make_verifier(words=WORDS)), 99), Model)
@@ -415,13 +415,14 @@ MISUSE = {
     "--hint is for whole lines, and does not go with --windows",
     "--max-positions 0": "--max-positions 0 is less than 1",
     "--max-positions 200 --strategy fairseq": "--max-positions is not used by strategy fairseq",
-    "--max-positions 2000": "--max-positions 2000: only sinusoidal positions go on beyond those of the training",
 }
 
 
 @pytest.mark.parametrize("options", MISUSE)
 def test_options_that_cannot_be(folder, options, capfd, tmp_path):  # noqa: F811
-    out, err = run(capfd, "--model", folder, *options.split(), "--input", tmp_path / "none", status=2)
+    empty = tmp_path / "empty"
+    empty.touch()
+    out, err = run(capfd, "--model", folder, *options.split(), "--input", empty, status=2)
     assert err.startswith(f"specdec-translate: error: {MISUSE[options]}") and err.count("\n") == 1 and not out
 
 
@@ -495,5 +496,4 @@ def test_a_document_of_100000_words_takes_no_more_memory(folder, tmp_path):  # n
         assert done.returncode == 0, done.stderr
         peaks[words] = int(done.stdout)
         assert (tmp_path / "out").read_text().count("\n") == 1
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
     assert peaks[100_000] - peaks[1_000] < 150_000, peaks  # kB
