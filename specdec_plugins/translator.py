@@ -412,8 +412,8 @@ class Translator:
         text = line if keep_bpe else join_subwords(line)
         return Translation(
             text if keep_tokens else self._languages()[1].detokenize(text),
-            self.pair.source.decode(source.tokens[:-1]).split(),
-            line.split(),
+            [self.pair.source.symbols[token] for token in source.tokens[:-1]],
+            self.words(hypothesis.tokens),
             hypothesis.token_scores,
             hypothesis.steps,
             hypothesis.cut,
