@@ -13,6 +13,7 @@ BRANCHING = ("recycling", "lookahead")  # .. and of these, those that draft tree
 CONTROLLERS = ("throughput", "thompson", "ucb")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
+WHOLE = "sentence"  # windows of a sentence each
 BUDGET = ("kv_budget", "sinks", "kv_choice")  # how much of the cache drafter window reads
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "samples", "mbr")  # how to draw tokens
 
@@ -54,6 +55,10 @@ class Settings:
     controller: str = "throughput"  # what chooses the block size auto
     verifier_gate: float = 0.0  # see `Gate`
     drafter_gate: float = 0.0
+    # Sources are documents, cut into windows of so many source tokens at most, or of a "sentence" each; None: they are not cut.
+    windows: int | str | None = None
+    context: int = 0  # windows before each that are read with it
+    max_positions: int | None = None  # read and write so many tokens, beyond what the models were trained for
     max_len_a: float = 0.0
     max_len_b: int = 200
     beam: int = 1  # of strategy fairseq
@@ -84,8 +89,12 @@ class Settings:
                 yield name, f"'{value}' is unknown; available: {', '.join(known)}"
         if isinstance(self.block_size, str) and self.block_size not in ("auto", "model"):
             yield "block_size", f"'{self.block_size}' is neither a number, nor auto or model"
+        if isinstance(self.windows, str) and self.windows != WHOLE:
+            yield "windows", f"'{self.windows}' is neither a number nor {WHOLE}"
+        if self.context < 0:
+            yield "context", f"{self.context} is negative"
         yield from sampling_faults(self)
-        for name in ("block_size", "tree", "beta", "beam", "threads", "samples", "kv_budget"):
+        for name in ("block_size", "tree", "beta", "beam", "threads", "samples", "kv_budget", "windows", "max_positions"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 yield name, f"{value} is less than 1"
@@ -108,10 +117,18 @@ class Settings:
             "block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",),
             "sampling": ("specdec", "ar", "drafter"), "rule": ("specdec",), "repetition_penalty": ("specdec", "ar"),
             "verifier_gate": ("specdec",), "drafter_gate": ("specdec",), "draft_with": ("specdec",), "tree": ("specdec",),
+            "windows": ("specdec", "ar", "drafter"), "context": ("specdec", "ar"), "max_positions": ("specdec", "ar", "drafter"),
         }  # fmt: skip
         for name, strategies in users.items():
             if self._given(name) and self.strategy in STRATEGIES and self.strategy not in strategies:
                 yield name, f"is not used by strategy {self.strategy}"
+        if self.context and self.windows is None:
+            yield "context", "has a use only with windows"
+        if isinstance(self.windows, int) and self.max_len_a * self.windows + self.max_len_b < self.windows:
+            most = int(self.max_len_a * self.windows + self.max_len_b)
+            yield "windows", f"of {self.windows} tokens would be cut to {most} tokens of output; raise max_len_a or max_len_b"
+        if self.windows is not None and "previous" in self.members:
+            yield "windows", "does not go with drafter previous, whose hints are of whole lines"
         if self.sampling:
             yield from ((name, "is not used with sampling") for name in ("beta", "tau") if self._given(name))
         else:

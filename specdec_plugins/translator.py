@@ -10,10 +10,11 @@ Knows the engine and the model folder; fairseq only where its own generator is t
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -37,16 +38,21 @@ from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
+from specdec_plugins.documents import Documents, Task, decode, windows
 from specdec_plugins.formats.folder import Pair, load_folder
+from specdec_plugins.formats.spec import extended
 from specdec_plugins.measure.machine import place
 from specdec_plugins.measure.tuned import read_tuning
-from specdec_plugins.settings import Settings
+from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.bpe import remove_bpe as join_subwords
+from specdec_plugins.text.sentences import cut
+from specdec_plugins.text.sentences import sentences as sentences_of
 from specdec_plugins.text.tokenizers import Tokenizer, load_tokenizer
 from specdec_plugins.text.vocabulary import Vocabulary
 
+USUAL_ROWS = 32  # windows at a time where nothing says how many
 USUAL_BLOCK_SIZE = 8  # of a drafter that no model folder speaks of
 
 
@@ -115,6 +121,8 @@ class Translator:
         elif pair.drafter is None and settings.strategy in ("specdec", "drafter"):
             choice = ", or one without weights, by name (--draft-with)" if settings.strategy == "specdec" else ""
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs{choice}")
+        if settings.max_positions:
+            pair = beyond_training(pair, settings.max_positions, settings.strategy != "ar")
         self.pair, self.settings = pair, settings
         self.drafter_name: str | None = None
         if settings.strategy in ("specdec", "drafter"):
@@ -131,6 +139,8 @@ class Translator:
         self.max_target = pair.verifier.spec.decoder.max_positions - 1  # as in fairseq, which counts the closing eos
         if settings.strategy == "drafter":
             self.max_target = min(spec.decoder.max_positions for spec in specs) - 1
+        if isinstance(settings.windows, int) and settings.windows >= self.max_source:
+            raise OptionError([("windows", f"of {settings.windows} tokens: the models read at most {self.max_source - 1:,}")])
         if settings.strategy == "fairseq":
             from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
@@ -208,6 +218,21 @@ class Translator:
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
+        if self.settings.windows is None:
+            results = self._translate_lines(sentences, batch_size, bpe, remove_bpe, max_tokens, too_long, first, hints)
+        elif hints is not None:
+            raise ValueError("hints are of whole lines, and do not go with windows")
+        else:
+            results = self._translate_documents(sentences, batch_size, bpe, remove_bpe, max_tokens, first)
+        if self.settings.mbr:
+            samples = self.settings.mbr
+            groups = [results[start : start + samples] for start in range(0, len(results), samples)]
+            results = [group[most_agreed([result.text for result in group])] for group in groups]
+        self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
+        return results
+
+    def _translate_lines(self, sentences, batch_size, bpe, remove_bpe, max_tokens, too_long, first, hints) -> list[Translation]:
+        """All samples of each line, each of which is a sentence."""
         sources = [self._encode(index, line, bpe, too_long) for index, line in enumerate(sentences)]
         if hints is not None and len(hints) != len(sentences):
             raise ValueError(f"{len(sentences):,} sentences, and {len(hints):,} hints")
@@ -215,16 +240,48 @@ class Translator:
         requests = self._requests({i: source.tokens for i, source in enumerate(sources) if len(source.tokens) > 1}, first, hinted)
         found = {hypothesis.index: hypothesis for hypothesis in self._decode(requests, batch_size, max_tokens)}
         samples, keep_bpe = self.settings.drawn, bpe and not remove_bpe
-        results = [
+        return [
             self._finish(source, found.get(samples * index + sample), keep_bpe, bpe, sample)
             for index, source in enumerate(sources)
             for sample in range(samples)
         ]
-        if self.settings.mbr:
-            groups = [results[start : start + samples] for start in range(0, len(results), samples)]
-            results = [group[most_agreed([result.text for result in group])] for group in groups]
-        self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
-        return results
+
+    def _translate_documents(self, lines, batch_size, bpe, remove_bpe, max_tokens, first) -> list[Translation]:
+        """All samples of each line, each of which is a document: what its windows say, joined by spaces."""
+        rows, samples = batch_size or USUAL_ROWS, self.settings.drawn
+        given = len(self.pair.verifier.spec.forced)
+
+        def fits(source: int, output: int) -> bool:
+            return source <= self.max_source and given + output <= self.max_target
+
+        def request(number: int, task: Task) -> Request:
+            begun = given + len(task.forced) if task.forced else 0
+            limit = min(begun + self.limit(task.own + 1), self.max_target)
+            later = [task.window] if task.window else []  # the first is drawn as a line of its own is
+            seed = mixed(self.settings.seed, first + task.document, task.sample, *later)
+            return self.request(number, task.tokens, forced=task.forced, limit=limit, min_length=begun + 1, seed=seed)
+
+        sources = (self.windows(line, bpe) for line in lines)
+        documents = Documents(sources, samples, self.settings.context, fits, rows, self.pair.source.EOS)
+        parts: list[list[tuple[int, Translation]]] = [[] for _ in range(samples * len(lines))]
+        with self._borrowed(rows, max_tokens) as session:
+            for task, hypothesis in decode(documents, session, rows, request, given):
+                source = Encoded(task.tokens[-task.own - 1 :], False)
+                text = self._finish(source, hypothesis, bpe and not remove_bpe, bpe, task.sample)
+                parts[samples * task.document + task.sample].append((task.window, text))
+        return [
+            joined([text for _, text in sorted(each, key=lambda part: part[0])], number % samples, self.drafter_name)
+            for number, each in enumerate(parts)
+        ]
+
+    def windows(self, line: str, bpe: bool = False) -> Iterator[list[int]]:
+        """Yield the windows of a line, as the settings say: token numbers of the source, without eos."""
+        alone = not isinstance(self.settings.windows, int)
+        most = self.settings.windows if isinstance(self.settings.windows, int) else self.max_source - 1
+        vocabulary = self.pair.source
+        texts = sentences_of(line, self.pair.source_lang, most, bpe)
+        tokens = (vocabulary.encode(text if bpe else self._to_subwords(text))[:-1] for text in texts)
+        return windows(tokens, most, alone, lambda sentence: cut([vocabulary.symbols[each] for each in sentence[:most]], most))
 
     def translate_tokens(
         self, sources: Sequence[Sequence[int]], batch_size: int | None = 32, max_tokens: int | None = None, first: int = 0
@@ -329,11 +386,17 @@ class Translator:
         if options.strategy == "fairseq":
             yield from self._generator.decode(requests, rows, max_tokens, options.max_len_a, options.max_len_b, self.stats)
             return
-        how = min(rows, len(requests)), max_tokens, self.roles
-        kept, self._kept = self._kept, None  # put back at the end: a session whose caller went away is not used again
-        session = kept[1] if kept and kept[0] == how else self.session(*how[:2])
+        with self._borrowed(min(rows, len(requests)), max_tokens) as session:
+            yield from session.run(requests)
+
+    @contextmanager
+    def _borrowed(self, rows: int, max_tokens: int | None) -> Iterator[Session]:
+        """The last session, if it was for as many; one whose caller went away is not used again."""
+        how = rows, max_tokens, self.roles
+        kept, self._kept = self._kept, None
+        session = kept[1] if kept and kept[0] == how else self.session(rows, max_tokens)
         session.stats = self.stats
-        yield from session.run(requests)
+        yield session
         self._kept = how, session
 
     def limit(self, source_length: int) -> int:
@@ -349,8 +412,8 @@ class Translator:
         text = line if keep_bpe else join_subwords(line)
         return Translation(
             text if keep_tokens else self._languages()[1].detokenize(text),
-            self.pair.source.decode(source.tokens[:-1]).split(),
-            line.split(),
+            [self.pair.source.symbols[token] for token in source.tokens[:-1]],
+            self.words(hypothesis.tokens),
             hypothesis.token_scores,
             hypothesis.steps,
             hypothesis.cut,
@@ -366,6 +429,35 @@ class Translator:
     def words(self, tokens: Iterable[int]) -> list[str]:
         """Target tokens as subwords; eos is ``</s>``."""
         return [self.pair.target.symbols[token] for token in tokens]
+
+
+def joined(parts: Sequence[Translation], sample: int, drafter: str | None) -> Translation:
+    """A document's translation, of its windows'."""
+    return Translation(
+        " ".join(part.text for part in parts if part.text),
+        [token for part in parts for token in part.source_tokens],
+        [token for part in parts for token in part.tokens],
+        [score for part in parts for score in part.token_scores],
+        [step for part in parts for step in part.steps],
+        any(part.cut for part in parts),
+        sample,
+        drafter=drafter,
+    )
+
+
+def beyond_training(pair: Pair, positions: int, drafting: bool = True) -> Pair:
+    """The pair, whose verifier, and drafter if it is ``drafting``, take so many tokens. Raises OptionError if they cannot."""
+    models: dict[str, Any] = {"verifier": pair.verifier} | ({"drafter": pair.drafter} if pair.drafter and drafting else {})
+    faults = []
+    for role, model in models.items():
+        try:
+            models[role] = extended(model, positions)
+        except ValueError as error:
+            faults.append(f"{role}: {error}")
+    if faults:
+        what = f"{positions}: only sinusoidal positions go on beyond those of the training ({'; '.join(faults)})"
+        raise OptionError([("max_positions", what)])
+    return replace(pair, **models)
 
 
 def usable_device(name: str) -> torch.device:

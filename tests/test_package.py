@@ -28,7 +28,17 @@ MAY_IMPORT = {
         "commands.runner",
         *FAIRSEQ_SIDE,
     ),  # initialise.py is encoder_initial.py's command
-    "translator": ("decoding", "formats", "text", "settings", "measure.fairseq_generator", "measure.machine", "measure.tuned"),
+    "documents": ("decoding",),
+    "translator": (
+        "decoding",
+        "documents",
+        "formats",
+        "text",
+        "settings",
+        "measure.fairseq_generator",
+        "measure.machine",
+        "measure.tuned",
+    ),
     "measure": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers"),
     "commands": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers", "measure", "training"),
     "models": ("decoding", "formats", "training", "criterions"),

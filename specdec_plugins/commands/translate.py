@@ -18,7 +18,7 @@ from specdec_plugins.commands.translation.formats import FORMATS
 from specdec_plugins.commands.translation.output import Output, Trace, Written, summary
 from specdec_plugins.decoding.options import CHOICES, RULES, USUAL_BUDGET
 from specdec_plugins.settings import CONTROLLERS, DTYPES, STRATEGIES, UNTRAINED, Fault, OptionError, Settings
-from specdec_plugins.text.lines import LineReader, count_line_ends
+from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.workers import Workers
 
 
@@ -56,6 +56,16 @@ def parser() -> argparse.ArgumentParser:
     long.add_argument("--truncate-source", action="store_true", help="cut sources that are too long for the models, and say so")
     long.add_argument("--skip-long", action="store_true", help="write an empty line for such sources, and say so")
 
+    text.add_argument("--windows", type=number_or_word, metavar="N",
+                      help="lines are documents of any length: cut them at sentence ends into windows of at most N source "
+                      "tokens, or into sentences (sentence), and join the outputs by spaces")  # fmt: skip
+    text.add_argument("--context", type=int, default=0, metavar="C",
+                      help="read each window with the C before it, and let its output go on after theirs (default: "
+                      "0)")  # fmt: skip
+    text.add_argument("--max-positions", type=int, metavar="N",
+                      help="read and write up to N tokens where the models were trained for fewer; sinusoidal positions "
+                      "only")  # fmt: skip
+
     how = p.add_argument_group("decoding")
     how.add_argument("--strategy", choices=STRATEGIES, default="specdec",
                      help="specdec: draft and verify (default); ar: the verifier alone; drafter: drafts, unverified; "
@@ -74,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--kv-choice", choices=CHOICES, default=USUAL_BUDGET.choice,
                      help="of the source. mass: those that the last verification attended to most; recent: those around the one "
                      f"it attended to most; sinks: the first and the last (default: {USUAL_BUDGET.choice})")  # fmt: skip
-    how.add_argument("--block-size", type=block_size, metavar="K",
+    how.add_argument("--block-size", type=number_or_word, metavar="K",
                      help="drafted tokens an iteration; auto: as many as pay, down to none; model: as trained (default: auto "
                      "with the exact rule, else, and with --trace, model; the length can change a tolerant output)")  # fmt: skip
     how.add_argument("--tree", type=int, metavar="N",
@@ -138,7 +148,7 @@ def add_sampling(group: argparse._ArgumentGroup) -> None:
                        help="draw N samples, and write the one with the highest mean chrF against the others")  # fmt: skip
 
 
-def block_size(text: str) -> int | str:
+def number_or_word(text: str) -> int | str:
     """A number, or a word that `Settings` judges."""
     return int(text) if re.fullmatch(r"-?[0-9]+", text) else text
 
@@ -169,6 +179,10 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("hint", "has a use only with --draft-with previous"))
     if "previous" in members and not options.hint:
         faults.append(("hint", "is missing, which --draft-with previous needs"))
+    if options.windows is not None:
+        faults += [(name, "has no use with --windows") for name in ("truncate_source", "skip_long") if getattr(options, name)]
+        if options.hint:
+            faults.append(("hint", "is for whole lines, and does not go with --windows"))
     if options.resume and not options.output:
         faults.append(("resume", "needs --output"))
     if options.reference and options.format != "fairseq":
@@ -188,7 +202,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
 def run(options: argparse.Namespace, written: Written) -> None:
     """Translate, a buffer of lines at a time. Raises ValueError or OSError with one line that names what is wrong."""
     with ExitStack() as stack:
-        source = stack.enter_context(LineReader(options.input))
+        source = stack.enter_context(LineReader(options.input, None if options.windows is None else MAX_DOCUMENT_BYTES))
         terminal = not options.input and sys.stdin.isatty()
         references, hints = (
             stack.enter_context(LineReader(path)) if path else None for path in (options.reference, options.hint)

@@ -16,7 +16,7 @@ from specdec_plugins.decoding.native import Taken, native_loop
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import Acceptance, Admission, Controller, Drafter, Verifier
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step
+from specdec_plugins.decoding.values import Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step, uniform
 
 TOGETHER = 16  # iterations that a run makes in one native call: Python's part of each is small from four on
 
@@ -77,10 +77,11 @@ class Session:
             self._refill()
         if not len(prefix):
             return []
-        plan = self.controller.plan(prefix)
-        taken = self.native(self.verifying, self.drafting, prefix, plan, times) if self.native else None
+        given = self._given()
+        plan = self.controller.plan(prefix) if given is None else uniform(len(prefix), 0)
+        taken = self.native(self.verifying, self.drafting, prefix, plan, times) if self.native and given is None else None
         if taken is None:
-            taken = self._iterate(plan)
+            taken = self._iterate(plan, given)
         else:
             stats.book(drafting=taken.drafting, verifying=taken.verifying)
 
@@ -91,21 +92,34 @@ class Session:
             finished = prefix.commit(iteration)
             steps += iteration.steps
         stats.record(steps, len(taken.iterations), max(plan.lengths))
-        self.controller.update(Outcome(plan, steps, taken.drafting + taken.verifying, len(taken.iterations)))
+        if given is None:
+            self.controller.update(Outcome(plan, steps, taken.drafting + taken.verifying, len(taken.iterations)))
 
         # Finished sentences leave.
         done = self._retire(finished) if finished else []
         stats.lap("elsewhere", device)
         return done
 
-    def _iterate(self, plan: Plan) -> Taken:
-        """One iteration. The prefix is not changed yet."""
+    def _given(self) -> Draft | None:
+        """Tokens that requests begin with, to be read many at a time. None where there are none, or where an output depends on
+        how it is drafted: the other rows go without a draft meanwhile."""
+        usual = getattr(self.acceptance, "tolerance", None)
+        if not self.prefix.asking or usual is None:
+            return None
+        exact = all(
+            (request.tolerance or usual).beta == 1 and not (request.sampling and request.sampling.rule == "rejection")
+            for request in self.prefix.requests
+        )
+        return self.prefix.given() if exact else None
+
+    def _iterate(self, plan: Plan, given: Draft | None = None) -> Taken:
+        """One iteration, with ``given`` in place of a draft. The prefix is not changed yet."""
         prefix, stats, device = self.prefix, self.stats, self.device
 
         # 1. Draft in one pass. A plain autoregressive iteration has no draft, and costs no pass.
         began = time.perf_counter()
         plan = prefix.gated(plan)
-        draft = Draft([[] for _ in prefix.requests])
+        draft = given or Draft([[] for _ in prefix.requests])
         asked = any(plan.lengths) and max(prefix.room) > 0
         if asked:
             draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan)).cut(plan.gate)

@@ -13,6 +13,10 @@ from torch import Tensor
 from specdec_plugins.decoding.constraints import Bounds, Constraints
 from specdec_plugins.decoding.values import Draft, Draws, Hypothesis, Iteration, Plan, Request, Step, send
 
+# Of the tokens that a request begins with, a pass of their own commits so many, which takes as many logits as a long draft. Fewer
+# than the least are left to plain passes and drafts: rows beside it draft nothing in such a pass.
+LEAST_GIVEN, MOST_GIVEN = 8, 24
+
 
 class Prefix:
     """One row a sentence. Rows join by `admit`; `select` moves, copies and drops them.
@@ -31,6 +35,7 @@ class Prefix:
         self.steps: list[list[Step]] = []
         self.cut: list[bool] = []
         self.forced: list[tuple[int, ...]] = []  # the tokens that a row's output begins with
+        self.asking = False  # whether a request names any of them
         self._tensors: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -92,7 +97,7 @@ class Prefix:
             histories.extend([] for _ in requests)
         self.cut.extend(False for _ in requests)
         self.forced.extend((*self.constraints.forced, *request.forced) for request in requests)
-        self._tensors = None
+        self._changed()
 
     def select(self, order: list[int]) -> None:
         """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice becomes two that go on apart."""
@@ -103,6 +108,11 @@ class Prefix:
         for name in ("outputs", "scores", "steps"):
             values = getattr(self, name)
             setattr(self, name, [values[row].copy() if copied else values[row] for row in order])
+        self._changed()
+
+    def _changed(self) -> None:
+        """Note what depends on which rows there are."""
+        self.asking = any(request.forced for request in self.requests)
         self._tensors = None
 
     def ahead(self, drafted: Sequence[Sequence[int]]) -> "Prefix":
@@ -123,6 +133,14 @@ class Prefix:
     def clip(self, draft: Draft) -> Draft:
         """Offer no drafted token after eos, and none beyond the length limit."""
         return draft.clip(self.room, self.symbols.eos)
+
+    def given(self) -> Draft | None:
+        """The next tokens that requests ask to begin with, for rows that have many of them left; None where none has."""
+        rows = [
+            list(tokens[len(output) : len(output) + MOST_GIVEN]) if len(tokens) - len(output) >= LEAST_GIVEN else []
+            for tokens, output in zip(self.forced, self.outputs)
+        ]
+        return self.clip(Draft(rows)) if any(rows) else None
 
     def commit(self, iteration: Iteration) -> list[int]:
         """Append each row's accepted tokens and the verifier's own. Returns the rows that are finished."""

@@ -69,6 +69,13 @@ class DecodeStats:
         self.accepted += accepted
         self.own_tokens += own_tokens
 
+    def discount(self, steps: Sequence["Step"], kept: Sequence["Step"]) -> None:
+        """Count ``kept`` in place of ``steps``, of as many iterations, where a part of what was committed is no output."""
+        for sign, each in ((-1, steps), (1, kept)):
+            self.drafted += sign * sum(len(step[0]) for step in each)
+            self.accepted += sign * sum(step[1] for step in each)
+            self.own_tokens += sign * sum(step[2] is not None for step in each)
+
     def book(self, **seconds: float) -> None:
         """Book parts of the time since the last lap, by the name of what took them; the rest belongs to the next lap."""
         for what, part in seconds.items():

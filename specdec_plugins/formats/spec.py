@@ -16,9 +16,9 @@ first token, and there are rows for ``max_positions`` tokens at least. Tied tens
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ from torch import Tensor
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
 # No known model is near these; a file of a few bytes must not ask for all the memory.
 MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE = 1_000, 1 << 17, 1 << 20, 1 << 28
+
+HALF = 2**-11  # the largest error of a sine in float16
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,9 @@ class DrafterModel:
     verifier: str | None = None
 
 
+Reading = TypeVar("Reading", Model, DrafterModel)
+
+
 @lru_cache(maxsize=8)
 def sinusoidal(rows: int, width: int, pad: int) -> Tensor:
     """(rows, width) float32 position table of tensor2tensor and fairseq: all sines, then all cosines; row ``pad`` is zero.
@@ -138,6 +143,32 @@ def sinusoidal_table(side: SideSpec) -> Tensor | None:
     if side.position_offset < 1 or side.width < 4:
         return None
     return sinusoidal(side.position_offset + side.max_positions, side.width, side.position_offset - 1)
+
+
+def extended(model: Reading, positions: int) -> Reading:
+    """A model that reads ``positions`` tokens on both sides, or as many as before where these were more.
+
+    Further rows of position tables are computed, which is possible for `sinusoidal_table` alone. Raises ValueError naming every
+    side with another one. What that does to a model's quality is not known: it has not been trained on such positions.
+    """
+    if model.spec is None:
+        return model
+    sides, tensors, faults = {}, dict(model.tensors), []
+    for name in ("encoder", "decoder"):
+        side, table = getattr(model.spec, name), f"{name}.embed_positions.weight"
+        if side.max_positions >= positions:
+            continue
+        sides[name] = replace(side, max_positions=positions)
+        if table not in tensors:  # completed from the verifier's
+            continue
+        longer, known = sinusoidal_table(sides[name]), tensors[table]
+        if longer is None or not torch.allclose(longer[: len(known)], known[: len(longer)].float(), atol=HALF):
+            faults.append(f"the {name}'s {side.max_positions:,} are learned")
+            continue
+        tensors[table] = torch.cat([known, longer[len(known) :].to(known)])
+    if faults:
+        raise ValueError("; ".join(faults))
+    return replace(model, spec=replace(model.spec, **sides), tensors=tensors)
 
 
 def shapes(spec: ModelSpec, source_size: int, target_size: int) -> dict[str, tuple[int, ...]]:

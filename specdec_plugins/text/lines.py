@@ -12,6 +12,7 @@ from typing import BinaryIO, cast
 # A longer "line" is a file without line ends, not a sentence. A megabyte holds far more than any model reads, so that a source
 # that is too long is reported as such, with its number of tokens, and not as a broken file.
 MAX_LINE_BYTES = 1_000_000
+MAX_DOCUMENT_BYTES = 16_000_000  # of a line that is cut into windows: over two million words
 
 
 class LineReader:
@@ -21,12 +22,12 @@ class LineReader:
     parallel. A carriage return before the end is dropped and elsewhere becomes a space, because other tools would take it for a
     line end. ``name`` is what messages call the file, and ``number`` is the number of lines read so far.
 
-    Raises ValueError naming file and line when a line is not UTF-8, has a NUL byte or exceeds `MAX_LINE_BYTES`, or naming the
-    file when it cannot be read.
+    Raises ValueError naming file and line when a line is not UTF-8, has a NUL byte or has over ``most`` bytes (`MAX_LINE_BYTES`),
+    or naming the file when it cannot be read.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None):
-        self.name, self.number = "stdin" if path is None else str(path), 0
+    def __init__(self, path: str | os.PathLike[str] | None = None, most: int | None = None):
+        self.name, self.number, self.most = "stdin" if path is None else str(path), 0, most or MAX_LINE_BYTES
         try:
             self.stream = _open(path)
         except OSError as error:
@@ -34,7 +35,7 @@ class LineReader:
 
     def __iter__(self) -> Iterator[str]:
         try:
-            while data := self.stream.readline(MAX_LINE_BYTES + 1):
+            while data := self.stream.readline(self.most + 1):
                 self.number += 1
                 yield self._text(data)
         except (OSError, EOFError, zlib.error) as error:
@@ -51,8 +52,8 @@ class LineReader:
         self.stream.close()
 
     def _text(self, data: bytes) -> str:
-        if len(data) > MAX_LINE_BYTES:
-            raise ValueError(f"{self.name}, line {self.number}: longer than {MAX_LINE_BYTES:,} bytes")
+        if len(data) > self.most:
+            raise ValueError(f"{self.name}, line {self.number}: longer than {self.most:,} bytes")
         if b"\0" in data:
             raise ValueError(f"{self.name}, line {self.number}: holds a NUL byte, so this is no text")
         try:

@@ -56,7 +56,7 @@ class Answerer:
             results = self.translator.translate(lines, first=buffer.first, hints=hints, **self.choices)
         except SourceTooLong as error:
             where = f"{self.options.input or 'stdin'}, line {buffer.first + error.index + 1}"
-            fault = ValueError(f"{where}: {error} (--truncate-source and --skip-long go on)")
+            fault = ValueError(f"{where}: {error} (--truncate-source, --skip-long and --windows go on)")
             hints = hints and hints[: error.index]
             results = self.translator.translate(lines[: error.index], first=buffer.first, hints=hints, **self.choices)
         outputs = self.translator.settings.outputs

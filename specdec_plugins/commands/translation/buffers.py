@@ -6,6 +6,8 @@ from itertools import islice
 
 from specdec_plugins.text.lines import LineReader
 
+FULL = 1 << 20  # characters, after which a buffer ends: 512 sentences have some 50,000, and 512 documents must not all be held
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -21,16 +23,23 @@ class Buffer:
 def read_buffers(
     source: LineReader, references: LineReader | None, size: int, hints: LineReader | None = None
 ) -> Iterator[Buffer]:
-    """Yield up to ``size`` lines at a time; a fault comes with the lines before it, so that these can still be translated."""
+    """Yield up to ``size`` lines at a time, fewer where these have over `FULL` characters.
+
+    A fault comes with the lines before it, so that these can still be translated.
+    """
     lines, expected, hinted, first = iter(source), _beside(references), _beside(hints), source.number
     while True:
         buffer = Buffer(first)
         try:
+            characters = 0
             for line in islice(lines, size):
                 reference, hint = next(expected), next(hinted)
                 buffer.references.append(reference)
                 buffer.hints.extend([] if hint is None else [hint])
                 buffer.lines.append(line)
+                characters += len(line)
+                if characters >= FULL:
+                    break
         except ValueError as error:
             yield replace(buffer, fault=error)
             return

@@ -1,0 +1,171 @@
+"""Documents of any length: cut into windows of whole sentences, which are decoded as they come.
+
+Knows requests and tokens, and neither text nor models. With a context of C windows each one is read together with the C before
+it, whose outputs are forced to begin its own: what follows them is the window's own, and nothing has to be aligned. Then the
+windows of a document are decoded one after the other, those of different documents side by side. Without context windows are
+independent. They are cut and submitted a few at a time, so that the memory for decoding does not grow with their number.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from specdec_plugins.decoding.loop import TOGETHER, Session
+from specdec_plugins.decoding.values import Hypothesis, Request, Step
+
+ROOM = 1.5  # output tokens for each source token of a window that its context leaves room for
+
+
+def windows(
+    sentences: Iterable[list[int]], most: int, alone: bool, cut: Callable[[list[int]], int]
+) -> Iterator[list[int]]:  # fmt: skip
+    """Yield windows of up to ``most`` tokens: of as many sentences as fit, or with ``alone`` of one.
+
+    ``cut`` says after how many tokens, ``most`` at the latest, a longer sentence is cut.
+    """
+    window: list[int] = []
+    for tokens in sentences:
+        if window and (alone or len(window) + len(tokens) > most):
+            yield window
+            window = []
+        while len(tokens) > most:
+            at = cut(tokens)
+            yield tokens[:at]
+            tokens = tokens[at:]
+        window = window + tokens
+    if window:
+        yield window
+
+
+@dataclass(frozen=True)
+class Task:
+    """A window to decode for a sample of a document: ``tokens`` of the source, the context's, ``own`` of the window, and eos. The
+    output begins with the tokens ``forced``, the context's translation.
+    """
+
+    document: int
+    window: int  # its number in the document, from 0
+    sample: int
+    tokens: list[int]
+    own: int
+    forced: list[int]
+
+
+@dataclass
+class Document:
+    """A document, to be decoded ``samples`` times. ``source`` are its windows that are not taken yet.
+
+    ``context`` are the last ones that were, at most as many as wanted, and what each sample said to them.
+    """
+
+    number: int
+    source: Iterator[list[int]]
+    samples: int
+    context: deque[tuple[list[int], list[list[int]]]]
+    taken: int = 0
+    flying: int = 0  # outputs of the last window that are not finished
+
+
+class Documents:
+    """Which windows may be decoded now. ``abreast`` documents at most are under way.
+
+    ``fits(source, output)`` tells whether a request may have so many source tokens, eos included, and so many output tokens. The
+    first windows of a context are left out where it does not fit.
+    """
+
+    def __init__(
+        self, sources: Iterable[Iterator[list[int]]], samples: int, context: int, fits: Callable[[int, int], bool], abreast: int,
+        eos: int,
+    ):  # fmt: skip
+        self._coming = (Document(number, source, samples, deque(maxlen=context)) for number, source in enumerate(sources))
+        self._open: list[Document] = []
+        self.context, self.fits, self.abreast, self.eos = context, fits, abreast if context else 1, eos
+
+    def take(self) -> list[Task]:
+        """The tasks of a window, one for each sample; none where all that is left waits for what is in flight."""
+        while True:
+            for document in self._open:
+                if document.flying:
+                    continue
+                window = next(document.source, None)
+                if window is not None:
+                    return self._tasks(document, window)
+                self._open.remove(document)
+                break
+            else:
+                if len(self._open) == self.abreast or not self._more():
+                    return []
+
+    def _more(self) -> bool:
+        """Open a further document, if there is one."""
+        document = next(self._coming, None)
+        if document is not None:
+            self._open.append(document)
+        return document is not None
+
+    def _tasks(self, document: Document, window: list[int]) -> list[Task]:
+        texts: dict[int, list[int]] = {}  # by the length of the context; requests with one list share its encoding
+        tasks = []
+        for sample in range(document.samples):
+            context = [(source, outputs[sample]) for source, outputs in document.context]
+            while context:
+                read, said = (sum(map(len, side)) for side in zip(*context))
+                if self.fits(read + len(window) + 1, said + int(ROOM * len(window))):
+                    break
+                del context[0]
+            tokens = [*(token for source, _ in context for token in source), *window, self.eos]
+            tokens = texts.setdefault(len(context), tokens)
+            forced = [token for _, output in context for token in output]
+            tasks.append(Task(document.number, document.taken, sample, tokens, len(window), forced))
+        document.taken += 1
+        if self.context:
+            document.context.append((window, [[] for _ in tasks]))
+            document.flying = len(tasks)
+        return tasks
+
+    def finish(self, task: Task, output: list[int]) -> None:
+        """Take note of what was said to a window."""
+        if self.context:
+            document = next(each for each in self._open if each.number == task.document)
+            document.context[-1][1][task.sample] = output
+            document.flying -= 1
+
+
+def decode(
+    documents: Documents, session: Session, rows: int, request: Callable[[int, Task], Request], given: int = 0
+) -> Iterator[tuple[Task, Hypothesis]]:
+    """Yield the windows as they finish, each with its own part of its output. ``rows`` requests wait at most.
+
+    ``request`` makes the request of a task, of the number given. The model itself begins every output with ``given`` tokens.
+    """
+    flying: dict[int, Task] = {}
+    number = 0
+    while True:
+        while len(session.waiting) < rows and (tasks := documents.take()):
+            for task in tasks:
+                flying[number] = task
+                session.submit(request(number, task))
+                number += 1
+        if session.idle:
+            break
+        for hypothesis in session.step(TOGETHER):
+            task = flying.pop(hypothesis.index)
+            forced = given + len(task.forced) if task.forced else 0
+            own = without(hypothesis, forced)
+            session.stats.discount(hypothesis.steps, own.steps)
+            documents.finish(task, own.tokens[given:] if not forced else own.tokens)
+            yield task, own
+    session.stats.settle()
+
+
+def without(hypothesis: Hypothesis, count: int) -> Hypothesis:
+    """An output without its first ``count`` tokens, which were forced: nobody drafted or chose them. The passes stay."""
+    if not count:
+        return hypothesis
+    steps, left = [], count
+    for drafted, accepted, own in hypothesis.steps:
+        first = min(left, accepted)
+        chosen = own if first == left else None
+        steps.append(Step(drafted[left:], accepted - first, chosen))
+        left -= first + (own is not None and chosen is None)
+    return replace(hypothesis, tokens=hypothesis.tokens[count:], token_scores=hypothesis.token_scores[count:], steps=steps)

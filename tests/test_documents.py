@@ -1,0 +1,499 @@
+"""Documents: cut into sentences and windows, translated with and without context, put together; positions beyond training."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+import torch
+from conftest import ROOT, make_verifier
+from reference import greedy
+from support import SHAPES, WORDS, Knowing, Lengths, engine_model, load, make_tilt, tilted_verifier
+from support import sentences as random_sources
+from test_session import constrained
+from test_translate import folder, parts, run  # noqa: F401
+
+from specdec_plugins import Translator
+from specdec_plugins.commands.translation import buffers
+from specdec_plugins.decoding import prefix
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends.torch.model import TorchModel
+from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.drafters.none import NoDrafter
+from specdec_plugins.decoding.loop import Session, speculative_decode
+from specdec_plugins.decoding.noise import mixed
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Hypothesis, Request, Step
+from specdec_plugins.documents import Documents, windows, without
+from specdec_plugins.formats.folder import load_folder
+from specdec_plugins.formats.spec import Model, extended
+from specdec_plugins.settings import OptionError
+from specdec_plugins.text import lines as text_lines
+from specdec_plugins.text.lines import LineReader
+from specdec_plugins.text.sentences import cut, sentences
+from specdec_plugins.translator import beyond_training
+
+DEMO = ROOT / "data" / "demo.en-de"
+SENTENCES = [line for line in (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
+WAYS = [  # of cutting the demonstration's documents
+    {"windows": "sentence"},
+    {"windows": 40},
+    {"windows": 7},  # fewer tokens than most sentences have
+    {"windows": "sentence", "context": 2},
+    {"windows": 25, "context": 1},
+]
+
+
+def demo(**options):
+    return Translator.from_pretrained(str(DEMO), **options)
+
+
+def flat(lists):
+    return list(chain.from_iterable(lists))
+
+
+def documents(seed=0, sizes=(3, 0, 1, 7, 5)):
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(SENTENCES, k=size)) for size in sizes]
+
+
+# ---- text
+
+CASES = {
+    "en": [
+        ["Mr. Smith lives at No. 5.", "He left.", "“Stop!” he said.", "(Nobody knew.)", "“Why?”", "12 men came …", "Yes!"],
+        ["It was 3 p.m. and e.g. this.", "Yahoo! is big, J. R. R. Tolkien wrote.", 'She said "Go away!"', '"No."', "Go"],
+        ["Version 2.0 of U.S. Steel came."],
+    ],
+    "de": [["Am 3. Oktober kam Dr. Meier.", "„Halt!“ rief er.", "»Nein.«", "Dann ging z.B. Hans."]],
+    "fr": [["M. Dupont est là.", "« Bonjour. »", "Il part… puis revient.", "Où ?"]],
+    "xx": [["A language without a list.", "Mr. Smith takes English."]],
+}
+
+
+@pytest.mark.parametrize("language", CASES)
+def test_sentences_end_where_they_end(language):
+    for expected in CASES[language]:
+        assert list(sentences(" ".join(expected), language, 100)) == expected
+
+
+def test_sentences_of_tokens():
+    expected = [
+        "He said &quot; Stop ! &quot; he le@@ ft .",
+        "&quot; Go ! &quot;",
+        "M@@ r. Sm@@ i@@ th ca@@ me ( at last . )",
+        "Yes",
+    ]
+    assert list(sentences(" ".join(expected), "en", 100, bpe=True)) == expected
+    assert list(sentences("Go ￭! ￭” Now ￭. ￭) A", "en", 100, bpe=True)) == ["Go ￭! ￭”", "Now ￭. ￭)", "A"]
+
+
+@pytest.mark.parametrize("bpe", [False, True])
+def test_sentences_joined_are_the_document(bpe):
+    """Of any words; none has more words than asked, and each of another one ends with a clause where there is one."""
+    rng, cutting = random.Random(int(bpe)), 0
+    words = ["a", "B", "c.", "D!", "e,", '"', "“F", "g?”", ")", ".", "Mr.", "…", "»", "h:", "3", "x￭", "&quot;"] + ["s@@"] * bpe
+    for _ in range(300):
+        line = [rng.choice(words) for _ in range(rng.randrange(60))] + ["end"] * bpe
+        most = rng.randrange(1, 12)
+        found = list(sentences("  ".join(line), "en", most, bpe))
+        assert " ".join(found) == " ".join(line) and all(found)
+        counts = [len(re.findall(r"(?<!@@) ", sentence)) + 1 for sentence in found]
+        assert max(counts, default=0) <= most
+        cutting += most in counts
+    assert cutting > 20
+    assert list(sentences(" ", "en", 5)) == []
+
+
+def test_a_word_without_an_end_is_read_in_parts():
+    found = list(sentences("x" * 2_500, "en", 2))
+    assert "".join(found).replace(" ", "") == "x" * 2_500 and [len(each) for each in found] == [2_001, 500]
+
+
+def test_where_a_sentence_is_cut():
+    assert cut(["a", "b", ",", "c", "d", "e", "f"], 5) == 3
+    assert cut(["a", "b@@", "c", "d@@", "e@@", "f"], 5) == 3
+    assert cut(["a@@", "b@@", "c@@", "d"], 3) == 3
+    assert cut(["a", "￭,", "b", "￭(", "c"], 4) == 2
+
+
+def test_windows_hold_as_many_sentences_as_fit():
+    """Against the definition: joined they are the document, none is too long, and none could have taken what follows it."""
+    rng = random.Random(0)
+    for _ in range(300):
+        source = [[rng.randrange(100) for _ in range(rng.randrange(1, 9))] for _ in range(rng.randrange(12))]
+        most = rng.randrange(1, 14)
+
+        def halve(tokens, most=most):
+            return max(1, most // 2)
+
+        found = list(windows(source, most, False, halve))
+        assert flat(found) == flat(source)
+        assert all(1 <= len(window) <= most for window in found)
+        starts = {sum(map(len, source[:n])) for n in range(len(source))}
+        at = 0
+        for window in found[:-1]:
+            at += len(window)
+            if at in starts:  # else within a sentence that is longer than a window
+                after = min((start for start in starts if start > at), default=sum(map(len, source)))
+                assert len(window) + after - at > most
+        alone = list(windows(source, 9, True, halve))
+        assert alone == source
+
+
+# ---- which windows are decoded when
+
+
+def test_windows_wait_for_their_context():
+    """And are read with what was said to it, sample by sample, as far as it fits; other documents go on meanwhile."""
+    rng = random.Random(1)
+    sources = [[[rng.randrange(9) for _ in range(rng.randrange(1, 6))] for _ in range(rng.randrange(5))] for _ in range(7)]
+    said, flying, order = {}, [], []
+    work = Documents(map(iter, sources), 2, 2, lambda source, output: source <= 12 and output <= 14, 3, -1)
+    while True:
+        while tasks := work.take():
+            assert [task.sample for task in tasks] == [0, 1] and len({task.document for task in flying}) < 3
+            flying += tasks
+        if not flying:
+            break
+        task = flying.pop(rng.randrange(len(flying)))
+        order.append(task.document)
+        before, own = sources[task.document][: task.window], sources[task.document][task.window]
+        outputs = [said[task.document, number, task.sample] for number in range(task.window)]
+        kept = [2, 1, 0][
+            next(
+                drop
+                for drop in range(3)
+                if drop == 2
+                or (
+                    sum(map(len, before[-2 + drop :])) + len(own) < 12
+                    and sum(map(len, outputs[-2 + drop :])) + int(1.5 * len(own)) <= 14
+                )
+            )
+        ]
+        kept = min(kept, task.window)
+        assert task.tokens == [*flat(before[task.window - kept :]), *own, -1] and task.own == len(own)
+        assert task.forced == flat(outputs[task.window - kept :])
+        said[task.document, task.window, task.sample] = [rng.randrange(9) for _ in range(rng.randrange(1, 6))]
+        work.finish(task, said[task.document, task.window, task.sample])
+    assert set(said) == {(n, w, s) for n, source in enumerate(sources) for w in range(len(source)) for s in range(2)}
+    assert order != sorted(order)  # documents were under way side by side
+
+
+def test_windows_are_cut_as_they_are_wanted(monkeypatch):
+    """A document of any length is never encoded as a whole, with context or without."""
+    for options in ({"windows": "sentence"}, {"windows": "sentence", "context": 1}):
+        translator, waiting, made = demo(strategy="ar", **options), [], [0]
+        plain = Translator.windows
+
+        def counting(self, line, bpe=False, plain=plain, made=made):
+            for window in plain(self, line, bpe):
+                made[0] += 1
+                yield window
+
+        def step(self, times=1, plain=Session.step, waiting=waiting, made=made):
+            waiting.append(made[0] - self.stats.sentences)
+            return plain(self, times)
+
+        monkeypatch.setattr(Translator, "windows", counting)
+        monkeypatch.setattr(Session, "step", step)
+        translator.translate(documents(1, (40, 30)), batch_size=3)
+        monkeypatch.undo()
+        assert made == [70] and max(waiting) <= 2 * 3  # in flight, and as many waiting
+
+
+# ---- outputs
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_documents_by_hand(way):
+    """Each window by itself, in the order of the document, one token a pass, and the texts joined."""
+    translator, plain = demo(strategy="ar", **way), demo(strategy="ar")
+    texts, found = documents(), []
+    context, kinds = way.get("context", 0), set()
+    for text in texts:
+        done, outputs, scores, source = [], [], [], []
+        for window in translator.windows(text):
+            first = max(0, len(done) - context)
+            forced = flat(outputs[first:])
+            read = [*flat(done[first:]), *window]
+            session = plain.session(1)
+            session._given = lambda: None
+            limit = len(forced) + plain.limit(len(window) + 1)
+            request = plain.request(0, [*read, 2], forced=forced, min_length=len(forced) + 1, limit=limit)
+            (hypothesis,) = session.run([request])
+            outputs.append(hypothesis.tokens[len(forced) :])
+            scores += hypothesis.token_scores[len(forced) :]
+            done.append(window)
+            source += plain.pair.source.decode(window).split()
+            kinds.add(len(forced) > 8)
+        said = [plain.text(plain.words(output)) for output in outputs]
+        found.append((" ".join(said), flat(outputs), scores, source))
+    assert kinds == ({True, False} if context else {False})
+    results = translator.translate(texts, batch_size=3)
+    for result, (text, tokens, scores, source) in zip(results, found):
+        assert result.text == text and result.tokens == plain.words(tokens) and result.source_tokens == source
+        assert result.token_scores == scores and not result.shortened
+
+
+def test_sentences_as_windows_are_sentences_as_lines():
+    """Of what the project is shown with, where a sentence ends is plain."""
+    texts = [" ".join(SENTENCES[:9]), " ".join(SENTENCES[9:])]
+    expected = [result.text for result in demo(strategy="ar").translate(SENTENCES)]
+    found = demo(strategy="ar", windows="sentence").translate(texts)
+    assert [result.text for result in found] == [" ".join(expected[:9]), " ".join(expected[9:])]
+
+
+def test_a_line_that_is_one_window_is_a_line():
+    for options in ({}, {"sampling": True, "seed": 4, "samples": 3}, {"sampling": True, "mbr": 3}):
+        lines = ["", *SENTENCES[:5]]
+        expected = demo(block_size=4, **options).translate(lines)
+        found = demo(block_size=4, windows=100, context=1, **options).translate(lines)
+        assert [(each.text, each.tokens, each.sample) for each in found] == [
+            (each.text, each.tokens, each.sample) for each in expected
+        ]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_drafts_leave_documents_as_they_are(way):
+    """Whatever drafts, in any batch and data type; statistics are those of the outputs."""
+    texts = documents(2, (3, 0, 4))
+    for dtype in ("float32", "int8"):
+        expected = [result.text for result in demo(strategy="ar", dtype=dtype, **way).translate(texts, batch_size=1)]
+        for options in (
+            {},
+            {"block_size": 5},
+            {"draft_with": "window", "kv_budget": 8, "sinks": 1, "block_size": 3},
+        ):
+            for batch in (4,) if options else (1, 4):
+                translator = demo(dtype=dtype, **way, **options)
+                results = translator.translate(texts, batch_size=batch)
+                assert [result.text for result in results] == expected
+                balanced(translator.stats, results)
+
+
+def balanced(stats, results):
+    assert stats.committed == sum(len(result.token_scores) for result in results)
+    assert stats.committed == sum(sum(result.accepted_lengths) for result in results)
+    assert stats.iterations == sum(result.iterations for result in results)
+    assert stats.accepted == sum(result.accepted for result in results) <= stats.drafted
+    assert stats.drafted == sum(result.drafted for result in results)
+
+
+def test_samples_of_documents(tmp_path):
+    """Each with a context of its own; every window of a document draws other numbers."""
+    texts = [documents(3)[3], " ".join(SENTENCES[:1] * 6)]
+    how = {"sampling": True, "seed": 7, "samples": 3, "temperature": 0.8, "windows": "sentence"}
+    for context in (0, 1):
+        expected = demo(strategy="ar", context=context, **how).translate(texts, batch_size=1)
+        found = demo(block_size=4, context=context, **how).translate(texts, batch_size=5)
+        assert [each.text for each in found] == [each.text for each in expected]
+        assert [each.sample for each in found] == [0, 1, 2] * 2 and len({each.text for each in found}) == 6
+    same = demo(strategy="ar", **how).translate(texts)[3].text
+    assert len(set(re.findall(r"[^.]+\.", same))) > 1
+    assert mixed(7, 1, 0) != mixed(7, 1, 0, 1)
+
+
+# ---- forced beginnings, many tokens a pass
+
+
+def test_long_beginnings_are_read_many_tokens_a_pass():
+    """In float64, against the naive decoder; beside rows without, and never where a draft could change an output."""
+    model, args = make_verifier(words=WORDS, **SHAPES["pre-norm"])
+    tilt, rng = make_tilt(3, -1.0), random.Random(2)
+    verifier = tilted_verifier(load((model.double(), args))[0], tilt)
+    requests, expected = [], []
+    for index, source in enumerate(random_sources(14, seed=5)):
+        forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 7, 8, 30, 50]))]
+        request = Request(index, source, limit=rng.choice([5, 40, 60]), min_length=len(forced) + 1, forced=forced)
+        requests.append(request)
+        expected.append(constrained(model, request, tilt))
+    passes = []
+    for least in (prefix.LEAST_GIVEN, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prefix, "LEAST_GIVEN", least)
+            stats = DecodeStats()
+            roles = Knowing(expected, 0.3), verifier, TopBetaTau(), Lengths([3, 0], ragged=True)
+            found = {each.index: each for each in speculative_decode(*roles, requests, 4, stats)}
+        assert [found[index].tokens for index in range(14)] == expected
+        assert stats.committed == sum(len(each.token_scores) for each in found.values())
+        passes.append(stats.passes)
+    assert passes[0] < 0.7 * passes[1]
+    tolerant = Session(Knowing(expected, 0.0), verifier, TopBetaTau(2, 1.0), Lengths([3]), BoundedAdmission(4), 4)
+    tolerant.submit(requests[0])
+    tolerant.submit(next(request for request in requests if len(request.forced) == 50))
+    tolerant.step()
+    assert tolerant.prefix.asking and tolerant._given() is None
+
+
+def test_steps_without_what_was_forced():
+    """Of any steps, by their definition: what they commit beyond the first tokens."""
+    rng = random.Random(3)
+    for _ in range(300):
+        steps, tokens = [], []
+        for _ in range(rng.randrange(1, 6)):
+            drafted = [rng.randrange(9) for _ in range(rng.randrange(4))]
+            step = Step(drafted, rng.randrange(len(drafted) + 1), rng.randrange(9))
+            tokens += [*drafted[: step.accepted], step.own]
+            steps.append(step)
+        count = rng.randrange(len(tokens) + 1)
+        kept = without(Hypothesis(0, tokens, [float(n) for n in range(len(tokens))], steps, False), count)
+        left = [[*step.drafted[: step.accepted], *([] if step.own is None else [step.own])] for step in kept.steps]
+        assert kept.tokens == tokens[count:] == flat(left) and kept.token_scores == list(map(float, range(count, len(tokens))))
+        assert len(kept.steps) == len(steps)
+        for step, before, rest in zip(kept.steps, steps, left):
+            assert step.accepted <= len(step.drafted) <= len(before.drafted) and len(rest) <= before.accepted + 1
+
+
+# ---- positions beyond training
+
+
+def test_sinusoidal_positions_go_on():
+    """As in the same model built for more positions; what was there before stays, bit for bit."""
+    short, args = make_verifier(words=WORDS, max_source_positions=20, max_target_positions=16)
+    long, more = make_verifier(words=WORDS, max_source_positions=90, max_target_positions=90)
+    long.load_state_dict(short.state_dict(), strict=False)
+    model = engine_model(short, args)
+    further = extended(model, 90)
+    assert further.spec == engine_model(long, more).spec
+    for side in ("encoder", "decoder"):
+        name = f"{side}.embed_positions.weight"
+        before, after = model.tensors[name], further.tensors[name]
+        assert torch.equal(after[: len(before)], before)
+        torch.testing.assert_close(after, engine_model(long, more).tensors[name])
+        assert torch.equal(extended(further, 50).tensors[name], after)  # never fewer
+    tilt, source = make_tilt(1, -9.0, 90), [*range(4, 24)] * 3 + [2]
+    verifier = tilted_verifier(TorchModel(load_pair(further, None, dtype=torch.float64)[0]), tilt)
+    (found,) = speculative_decode(NoDrafter(), verifier, TopBetaTau(), Lengths([0]), [Request(0, source, 80)], 1, DecodeStats())
+    assert found.tokens == greedy(long.double(), source, 80, tilt) and len(found.tokens) == 80
+
+
+def test_learned_positions_do_not():
+    learned = engine_model(*make_verifier(words=WORDS, **SHAPES["learned"]))
+    with pytest.raises(ValueError, match="the encoder's 64 are learned; the decoder's 64 are learned"):
+        extended(learned, 65)
+    assert extended(learned, 64) == learned
+    pair = replace(load_folder(DEMO), verifier=learned)
+    with pytest.raises(OptionError, match=r"max_positions 2000: only .* \(verifier: the encoder's 64 are learned; "):
+        beyond_training(pair, 2000)
+    with pytest.raises(ValueError, match="encoder: 2,000,002 positions"):
+        extended(engine_model(*make_verifier(words=WORDS)), 2_000_000)
+    assert isinstance(extended(engine_model(*make_verifier(words=WORDS)), 99), Model)
+
+
+# ---- the command
+
+
+def test_the_command_reads_sources_beyond_training(folder, tmp_path, capfd):  # noqa: F811
+    path = tmp_path / "long"
+    path.write_text(" ".join("word" for _ in range(300)) + "\nword\n")
+    options = ("--model", folder, "--input", path, "--strategy", "ar", "--max-len-b", 150, "--quiet")
+    _, err = run(capfd, *options, status=1)
+    assert f"{path}, line 1: over 99 tokens" in err and "--windows" in err
+    records = run(capfd, *options, "--format", "json", "--max-positions", 2000)[0].splitlines()
+    assert len(records) == 2
+    assert len(json.loads(records[0])["tokens"]) > 99  # of the output, too
+
+
+MISUSE = {
+    "--windows 0": "--windows 0 is less than 1",
+    "--windows words": "--windows 'words' is neither a number nor sentence",
+    "--windows 100": "--windows of 100 tokens: the models read at most 99",
+    "--windows 90 --max-len-b 50": "--windows of 90 tokens would be cut to 50 tokens of output; raise max_len_a or max_len_b",
+    "--context 1": "--context has a use only with windows",
+    "--windows 9 --context -1": "--context -1 is negative",
+    "--windows 9 --strategy fairseq": "--windows is not used by strategy fairseq",
+    "--windows 9 --context 1 --strategy drafter": "--context is not used by strategy drafter",
+    "--windows 9 --skip-long": "--skip-long has no use with --windows",
+    "--windows 9 --truncate-source": "--truncate-source has no use with --windows",
+    "--windows 9 --draft-with previous --hint x": "--windows does not go with drafter previous, whose hints are of whole lines; "
+    "--hint is for whole lines, and does not go with --windows",
+    "--max-positions 0": "--max-positions 0 is less than 1",
+    "--max-positions 200 --strategy fairseq": "--max-positions is not used by strategy fairseq",
+}
+
+
+@pytest.mark.parametrize("options", MISUSE)
+def test_options_that_cannot_be(folder, options, capfd, tmp_path):  # noqa: F811
+    empty = tmp_path / "empty"
+    empty.touch()
+    out, err = run(capfd, "--model", folder, *options.split(), "--input", empty, status=2)
+    assert err.startswith(f"specdec-translate: error: {MISUSE[options]}") and err.count("\n") == 1 and not out
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "documents"
+    path.write_text("\n".join(documents(5, (4, 0, 2, 1, 3))) + "\n", encoding="utf-8")
+    return path
+
+
+def test_the_command_writes_a_line_for_each_document(source, tmp_path, capfd):
+    """In every format, with workers, after an interruption."""
+    options = ("--model", DEMO, "--input", source, "--windows", "sentence", "--context", 1, "--quiet", "--strategy", "ar")
+    plain = run(capfd, *options)[0].splitlines()
+    assert [bool(line) for line in plain] == [True, False, True, True, True]
+    records = [json.loads(line) for line in run(capfd, *options, "--format", "json")[0].splitlines()]
+    assert [record["text"] for record in records] == plain and [record["id"] for record in records] == [*range(5)]
+    rows = [line.split("\t") for line in run(capfd, *options, "--format", "fairseq")[0].splitlines()]
+    assert [row[0] for row in rows] == [f"{kind}-{number}" for number in range(5) for kind in "SHDP"]
+    assert [row[2] for row in rows if row[0][0] == "D"] == plain
+    output = tmp_path / "out"
+    output.write_text("\n".join(plain[:2]) + "\nhalf a li", encoding="utf-8")
+    run(capfd, *options, "--output", output, "--resume", "--workers", 2, "--buffer-size", 1)
+    assert output.read_text(encoding="utf-8").splitlines() == plain
+
+
+def test_documents_in_bpe(source, tmp_path, capfd):
+    translator = demo(strategy="ar")
+    path = tmp_path / "bpe"
+    path.write_text("".join(f"{translator._to_subwords(line)}\n" for line in source.read_text().splitlines()))
+    options = ("--model", DEMO, "--strategy", "ar", "--windows", "sentence", "--quiet")
+    records = [json.loads(line) for line in run(capfd, *options, "--input", source, "--format", "json")[0].splitlines()]
+    found = run(capfd, *options, "--input", path, "--bpe")[0].splitlines()
+    assert found == [" ".join(record["tokens"]) for record in records]
+
+
+def test_a_document_beyond_all_limits_is_named(folder, tmp_path, capfd, monkeypatch):  # noqa: F811
+    path = tmp_path / "huge"
+    path.write_text("word\n" + "word. " * 300_000 + "\nword\n")
+    options = ("--model", folder, "--input", path, "--strategy", "ar", "--quiet")
+    _, err = run(capfd, *options, status=1)
+    assert f"{path}, line 2: longer than 1,000,000 bytes" in err
+    monkeypatch.setattr("specdec_plugins.commands.translate.MAX_DOCUMENT_BYTES", 1_500_000)
+    out, err = run(capfd, *options, "--windows", 9, status=1)
+    assert f"{path}, line 2: longer than 1,500,000 bytes (lines written: 1, to stdout)" in err and out.count("\n") == 1
+    assert text_lines.MAX_DOCUMENT_BYTES == 16_000_000
+
+
+def test_buffers_hold_so_many_characters(tmp_path, monkeypatch):
+    monkeypatch.setattr(buffers, "FULL", 20)
+    path = tmp_path / "text"
+    path.write_text("".join(f"{'x' * size}\n" for size in (3, 30, 5, 5, 12, 1, 1)))
+    found = list(buffers.read_buffers(LineReader(path), None, 3))
+    assert [(each.first, list(map(len, each.lines))) for each in found] == [(0, [3, 30]), (2, [5, 5, 12]), (5, [1, 1])]
+
+
+@pytest.mark.long
+def test_a_document_of_100000_words_takes_no_more_memory(folder, tmp_path):  # noqa: F811
+    """But for its text and the record of what was said to it: a hundred times as many windows are not in memory at once."""
+    code = (
+        "import resource, sys\nfrom specdec_plugins.commands import translate\nstatus = translate.main(sys.argv[1:])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\nsys.exit(status)"
+    )
+    peaks = {}
+    for words in (1_000, 100_000):
+        path = tmp_path / str(words)
+        path.write_text(" ".join(["one two three four five."] * (words // 5)) + "\n")
+        command = [sys.executable, "-c", code, "--model", folder, "--input", path, "--output", tmp_path / "out"]
+        options = ["--strategy", "ar", "--windows", "60", "--max-len-a", "1", "--max-len-b", "0", "--quiet", "--threads", "1"]
+        done = subprocess.run([*map(str, command), *options], cwd=ROOT, capture_output=True, text=True, timeout=1200)
+        assert done.returncode == 0, done.stderr
+        peaks[words] = int(done.stdout)
+        assert (tmp_path / "out").read_text().count("\n") == 1
+    assert peaks[100_000] - peaks[1_000] < 150_000, peaks  # kB
