@@ -25,7 +25,8 @@ DEEDS = (  # past tense, and what it is called afterwards
     ("stopped a runaway tram", "No one was hurt"),
 )
 FILLERS = (
-    "The weather was {weather} that day.", "Hundreds of people watched from the {place}.", "Coffee there costs {price} euros a cup.",
+    "The weather was {weather} that day.", "Hundreds of people watched from the {place}.",
+    "Coffee there costs {price} euros a cup.",
     '"I have never seen anything like it," said {name}.', "The mayor of {town} was not available for comment.",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Summarisation: byte-level BPE, lengths and repeats, the corpus's script, BART's models, and the whole pipeline on a miniature."""
+"""Summarisation: byte-level BPE, lengths and repeats, the corpus's script, BART's models, the whole pipeline on a miniature."""
 
 import io
 import json

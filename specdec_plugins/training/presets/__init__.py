@@ -6,7 +6,7 @@ A preset has
     languages               source and target; absent where the preset's name has them (``small.SRC-TGT``)
     corpus                  the script data/CORPUS.sh, or ``prepare`` for the text in the folder of ``--local``
     prepare                 options of the script, or of ``specdec-prepare`` of text from ``--local``
-    pretrained              the checkpoint that the verifier starts from, in the data's folder; absent where it starts from nothing
+    pretrained              the checkpoint that the verifier starts from, in the data's folder; absent where there is none
     decoding                options of ``specdec-translate`` for how long outputs are; absent for those of translations
     rouge                   true where outputs are scored by ROUGE, not BLEU
     model                   options of fairseq-train for both models: their shape
