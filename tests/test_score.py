@@ -345,10 +345,10 @@ def test_wrong_tokenisation_is_noticed(texts, files, capsys):
 
 def test_rouge_is_rouge_scores_own(texts, files, capsys, monkeypatch):
     module = pytest.importorskip("rouge_score.rouge_scorer")
-    files(summary=["The cats sat. He ran!", "a  b", ""], gold=["A cat sat. He runs home. No?", "b a c", "x"])
+    files(summary=["The cats sat. He ran!", "a  b", ""], gold=["A cat sat. He runs home. No?", "b a c", "x y"])
     found = result(capsys, "summary gold --reference gold --rouge --baseline summary")
     scorer = module.RougeScorer(["rouge1", "rouge2", "rougeLsum"], use_stemmer=True)
-    pairs = [("A cat sat.\nHe runs home.\nNo?", "The cats sat.\nHe ran!"), ("b a c", "a b"), ("x", "")]
+    pairs = [("A cat sat.\nHe runs home.\nNo?", "The cats sat.\nHe ran!"), ("b a c", "a b"), ("x y", "")]
     for name, title in (("rouge1", "ROUGE-1"), ("rouge2", "ROUGE-2"), ("rougeLsum", "ROUGE-Lsum")):
         expected = sum(scorer.score(*pair)[name].fmeasure for pair in pairs) / 3
         assert [row["scores"][title]["score"] for row in found["systems"][1:]] == pytest.approx([100 * expected, 100.0])

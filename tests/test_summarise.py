@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -221,7 +222,8 @@ def articles(folder, **counts):
 
 def cnndm(*arguments):
     command = ["sh", ROOT / "data/cnndm.sh", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, "PYTHON": sys.executable}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
 
 
 def test_articles_are_generated_alike(tmp_path):
