@@ -59,7 +59,8 @@ setup(
     extras_require={
         "bench": ["ctranslate2>=4.5", "matplotlib>=3.8"],
         "comet": ["unbabel-comet>=2.2"],
-        "dev": ["mypy", "pytest", "pytest-xdist", "ruff"],
+        "summarisation": ["rouge-score>=0.1.2", "tokenizers>=0.20"],
+        "dev": ["mypy", "pytest", "pytest-xdist", "rouge-score>=0.1.2", "ruff", "tokenizers>=0.20"],
     },
     entry_points={
         "console_scripts": [

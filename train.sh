@@ -8,8 +8,9 @@ usage() {
 usage: ./train.sh PRESET [STAGE ...] [--local DIR] [--output DIR] [--device cpu|cuda] [--precision P]
                   [--recipe R] [--beam N] [--mono FILE] [--updates N] [--seed N] [-- OPTION ...]
 
-presets (specdec_plugins/training/presets): toy (CPU, minutes), multi30k, long (documents of captions), wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en;
-         correction (captions with errors put in, to be restored);
+presets (specdec_plugins/training/presets): toy (CPU, minutes), multi30k, wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en;
+         correction (captions with errors put in, to be restored); long (documents of captions);
+         cnndm and bart_base (summaries of news: docs/summarise.md);
          docs.en-fr, and for a corpus of your own small.SRC-TGT, as large as multi30k: train, valid and test .SRC and .TGT
          (.gz allowed) in the folder of --local
 stages, in this order (all of them by default); each skips what is done and resumes what was cut off:
@@ -175,7 +176,7 @@ translate() { # translate SOURCE OUTPUT BEAM DTYPE: the verifier's translations 
     local strategy=(ar --dtype "$4")
     [ "$3" -le 1 ] || strategy=(fairseq --beam "$3")
     "$python" -m specdec_plugins.commands.translate --verifier "$out/verifier.pt" --data "$bin" -s $src -t $tgt --bpe --input "$1" \
-        --output "$2.part" --resume --strategy "${strategy[@]}" --max-len-a 1.2 --max-len-b 10 --truncate-source \
+        --output "$2.part" --resume --strategy "${strategy[@]}" "${decoding_options[@]}" --truncate-source \
         --device "$device" --workers "$translators" --max-tokens $((2 * device_tokens)) --buffer-size 5000 ||
         die "$stage: $1 was not translated"
     mv "$2.part" "$2"
@@ -184,7 +185,7 @@ translate() { # translate SOURCE OUTPUT BEAM DTYPE: the verifier's translations 
 # ---- stages
 stage_data() {
     if [ $corpus != prepare ]; then
-        sh "$root/data/$corpus.sh" --output "$data" ${local_dir:+--local "$local_dir"}
+        sh "$root/data/$corpus.sh" --output "$data" ${local_dir:+--local "$local_dir"} "${prepare_options[@]}"
         return
     fi
     if [ -z "$local_dir" ] && [ -e "$bin/dict.$src.txt" ]; then echo "data: done"; return; fi
@@ -195,11 +196,9 @@ stage_data() {
 
 stage_verifier() {
     need data "$bin/dict.$src.txt"
-    local from=()
-    [ ! -e "$data/start.pt" ] || from=(--finetune-from-model "$data/start.pt")  # the corpus comes with a model to go on from
     train "$out/verifier" "$bin" $verifier_updates --task translation --arch transformer \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --adam-betas '(0.9, 0.98)' \
-        --weight-decay 0.0001 "${from[@]}" "${verifier_options[@]}"
+        --weight-decay 0.0001 ${pretrained:+--finetune-from-model "$data/$pretrained"} "${verifier_options[@]}"
     average "$out/verifier" "$out/verifier.pt"
 }
 
@@ -254,8 +253,13 @@ stage_score() {
     translate "$data/bpe/test.$src" "$out/test.bpe" 1 float32
     "$python" -c 'import sys; from specdec_plugins.text.bpe import remove_bpe; from specdec_plugins.text.tokenizers import load_tokenizer
 tokenizer = load_tokenizer(*sys.argv[1:])
-for line in sys.stdin: print(tokenizer.detokenize(remove_bpe(line)))' $tokenizer $tgt <"$out/test.bpe" >"$out/test.$tgt"
-    echo "verifier, greedy, test: $("$python" -m sacrebleu "$data/raw/test.$tgt" -i "$out/test.$tgt" -m bleu -w 2 -f text)"
+for line in sys.stdin: print(tokenizer.detokenize(remove_bpe(line)))' $tokenizer $tgt "$data/codes" <"$out/test.bpe" >"$out/test.$tgt"
+    if [ -n "$rouge" ]; then
+        echo "verifier, greedy, test:"
+        "$python" -m specdec_plugins.commands.score --rouge --reference "$data/raw/test.$tgt" "$out/test.$tgt" || die "no ROUGE"
+    else
+        echo "verifier, greedy, test: $("$python" -m sacrebleu "$data/raw/test.$tgt" -i "$out/test.$tgt" -m bleu -w 2 -f text)"
+    fi
     echo "drafter, valid, against the verifier's greedy output:"
     logged 0 "$python" -m fairseq_cli.validate "$distilled/bin" "${plugin[@]}" "${device_options[@]}" --path "$out/drafter.pt" \
         "${drafter_task[@]}" -s $src -t $tgt --max-tokens $device_tokens \

@@ -61,6 +61,8 @@ class Settings:
     max_positions: int | None = None  # read and write so many tokens, beyond what the models were trained for
     max_len_a: float = 0.0
     max_len_b: int = 200
+    min_len: int = 1  # tokens of an output before eos, at least
+    no_repeat_ngram_size: int = 0  # no n-gram of this size comes twice in an output; 0: any may
     beam: int = 1  # of strategy fairseq
     sampling: bool = False  # draw tokens at random; the fields down to `mbr` say how
     temperature: float = 1.0
@@ -94,7 +96,8 @@ class Settings:
         if self.context < 0:
             yield "context", f"{self.context} is negative"
         yield from sampling_faults(self)
-        for name in ("block_size", "tree", "beta", "beam", "threads", "samples", "kv_budget", "windows", "max_positions"):
+        counts = ("block_size", "tree", "beta", "beam", "threads", "samples", "kv_budget", "windows", "max_positions", "min_len")
+        for name in counts:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 yield name, f"{value} is less than 1"
@@ -102,6 +105,8 @@ class Settings:
             yield "mbr", f"{self.mbr} is less than 2"
         if not 0 <= self.sinks < max(1, self.kv_budget):
             yield "sinks", f"{self.sinks} is negative, or leaves nothing of a budget of {self.kv_budget}"
+        if self.no_repeat_ngram_size < 0:
+            yield "no_repeat_ngram_size", f"{self.no_repeat_ngram_size} is negative"
         for name in ("verifier_gate", "drafter_gate"):
             if not 0 <= getattr(self, name) <= 1:
                 yield name, f"{getattr(self, name)} is not a probability, from 0 up to 1"
@@ -113,9 +118,12 @@ class Settings:
         """Values that do not go together."""
         if self.max_len_a >= 0 and self.max_len_b >= 0 and self.max_len_a + self.max_len_b < 1:
             yield "max_len_b", f"{self.max_len_b} leaves no room for an output, with {self.max_len_a} tokens per source token"
+        if self.max_len_a == 0 and self.min_len > self.max_len_b:
+            yield "min_len", f"{self.min_len} is over max_len_b, {self.max_len_b}"
         users = {
             "block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",),
             "sampling": ("specdec", "ar", "drafter"), "rule": ("specdec",), "repetition_penalty": ("specdec", "ar"),
+            "min_len": ("specdec", "ar", "fairseq"), "no_repeat_ngram_size": ("specdec", "ar", "fairseq"),
             "verifier_gate": ("specdec",), "drafter_gate": ("specdec",), "draft_with": ("specdec",), "tree": ("specdec",),
             "windows": ("specdec", "ar", "drafter"), "context": ("specdec", "ar"), "max_positions": ("specdec", "ar", "drafter"),
         }  # fmt: skip

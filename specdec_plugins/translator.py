@@ -45,11 +45,10 @@ from specdec_plugins.measure.machine import place
 from specdec_plugins.measure.tuned import read_tuning
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.agreement import most_agreed
-from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.bpe import remove_bpe as join_subwords
 from specdec_plugins.text.sentences import cut
 from specdec_plugins.text.sentences import sentences as sentences_of
-from specdec_plugins.text.tokenizers import Tokenizer, load_tokenizer
+from specdec_plugins.text.tokenizers import Tokenizer, load_codes, load_tokenizer
 from specdec_plugins.text.vocabulary import Vocabulary
 
 USUAL_ROWS = 32  # windows at a time where nothing says how many
@@ -149,9 +148,7 @@ class Translator:
         else:
             self.roles = self._assign(pair.verifier, drafting, device, drafter)
         self._kept: tuple[tuple, Session] | None = None  # the last session, with its caches, and what it was made for
-        # With the reversible tokeniser every token can be written in the model's symbols.
-        symbols = pair.source.symbols if pair.tokenizer != "moses" else None
-        self._codes = Bpe(pair.codes, symbols) if pair.codes else None
+        self._codes = load_codes(pair.tokenizer, pair.codes, pair.source.symbols) if pair.codes else None
         self._tokenizers: tuple[Tokenizer, Tokenizer] | None = None
         self._encode_target: Callable[[str], list[int]] | None = None
 
@@ -259,7 +256,9 @@ class Translator:
             limit = min(begun + self.limit(task.own + 1), self.max_target)
             later = [task.window] if task.window else []  # the first is drawn as a line of its own is
             seed = mixed(self.settings.seed, first + task.document, task.sample, *later)
-            return self.request(number, task.tokens, forced=task.forced, limit=limit, min_length=begun + 1, seed=seed)
+            return self.request(
+                number, task.tokens, forced=task.forced, limit=limit, min_length=begun + self.settings.min_len, seed=seed
+            )
 
         sources = (self.windows(line, bpe) for line in lines)
         documents = Documents(sources, samples, self.settings.context, fits, rows, self.pair.source.EOS)
@@ -306,9 +305,14 @@ class Translator:
         return list(map(self._encode_target, sentences))
 
     def request(self, index: int, source: Sequence[int], **options) -> Request:
-        """A request for a session, with the length limit and the sampling of the settings; ``options`` are further fields of
-        `Request`."""
-        return Request(index, source, **{"limit": self.limit(len(source)), "sampling": self.settings.drawing, **options})
+        """A request for a session, with the lengths, the rule against repeats and the sampling of the settings; ``options`` are
+        further fields of `Request`."""
+        how = self.settings
+        usual = {
+            "limit": self.limit(len(source)), "min_length": how.min_len, "no_repeat": how.no_repeat_ngram_size,
+            "sampling": how.drawing,
+        }  # fmt: skip
+        return Request(index, source, **{**usual, **options})
 
     def _requests(self, sources: Mapping[int, Sequence[int]], first: int, hints: Sequence[Sequence[int]] = ()) -> list[Request]:
         """A request for each sample of each source; those of source i have the numbers from i * samples on."""
@@ -374,7 +378,8 @@ class Translator:
         """The tokenisers of both languages, loaded when they are used."""
         if self._tokenizers is None:
             name, pair = self.pair.tokenizer, self.pair
-            self._tokenizers = load_tokenizer(name, pair.source_lang), load_tokenizer(name, pair.target_lang)
+            source, target = (load_tokenizer(name, lang, pair.codes) for lang in (pair.source_lang, pair.target_lang))
+            self._tokenizers = source, target
         return self._tokenizers
 
     def _decode(self, requests: Sequence[Request], batch_size: int | None, max_tokens: int | None) -> Iterator[Hypothesis]:
@@ -484,7 +489,7 @@ def text_encoder(pair: Pair, vocabulary: Vocabulary, language: str) -> Callable[
     if pair.codes is None:
         raise ValueError(f"{pair.name} has no BPE codes, so text in its languages must be tokens in BPE already")
     tokenizer = load_tokenizer(pair.tokenizer, language)
-    codes = Bpe(pair.codes, vocabulary.symbols if pair.tokenizer != "moses" else None)
+    codes = load_codes(pair.tokenizer, pair.codes, vocabulary.symbols)
     return lambda line: vocabulary.encode(codes.apply(tokenizer.tokenize(" ".join(line.split()))))[:-1]
 
 

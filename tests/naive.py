@@ -84,3 +84,9 @@ def logits(model: Model, source: list[int], target: list[int]) -> Tensor:
 
     encoded = stack("encoder", source, None)
     return linear("decoder.output_projection", stack("decoder", [spec.symbols.start, *target], encoded))
+
+
+def repeating(output: list[int], size: int) -> set[int]:
+    """The tokens, eos apart, after which an output would have one of its n-grams twice; none if ``size`` is 0."""
+    ngrams = {tuple(output[start : start + size]) for start in range(len(output) - size + 1)} if size else set()
+    return {ngram[-1] for ngram in ngrams if ngram[:-1] == tuple(output[len(output) - size + 1 :])} - {2}

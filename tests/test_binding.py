@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import run_python
+from naive import repeating
 
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Stack, integers, start, starts
@@ -280,7 +281,7 @@ def test_ragged_blocks_are_those_of_rows_alone(dtype, variant):
 # ---- the rule
 
 
-def judged(logits, draft, beta, tau, room, minimum, forced, suppressed):
+def judged(logits, draft, beta, tau, room, minimum, forced, suppressed, size, prefix):
     """How many pass, the row's own token, whether the limit made it eos, scores: the rule in words, for one row (K + 1, V)."""
     scores = []
     for k in range(len(draft) + 1):
@@ -288,6 +289,7 @@ def judged(logits, draft, beta, tau, room, minimum, forced, suppressed):
         values[[PAD, *suppressed]] = -math.inf
         if k < minimum:
             values[EOS] = -math.inf
+        values[list(repeating([*prefix, *draft[:k]], size))] = -math.inf
         ranking = sorted(range(VOCABULARY), key=lambda token: (-values[token].item(), token))
         near = [token for token in ranking[:beta] if values[ranking[0]] - values[token] <= tau and values[token] > -math.inf]
         candidates, cut = near, False
@@ -316,6 +318,8 @@ def random_case(rng, generator, width=9, rows=7):
         minimum=[rng.choice([-3, 0, 1, 4]) for _ in range(rows)],
         forced=[tokens[row][: rng.randrange(4)] + texts(rng, [rng.choice([0, 0, 1])])[0] for row in range(rows)],
         suppressed=rng.choice([[], [7, 9], [EOS, 5, 5, PAD]]),
+        repeats=rng.choice([None, [rng.choice([0, 1, 2, 3]) for _ in range(rows)]]),
+        prefixes=[rng.choices(tokens[row] or [5], k=rng.randrange(12)) for row in range(rows)],
     )
     return logits, tokens, options
 
@@ -329,14 +333,15 @@ def rule_arguments(options, rows, width):
     held = SimpleNamespace(
         suppressed=integers(options.suppressed), tau=array("d", options.tau), judged=integers([-9] * (3 * rows)),
         scores=torch.full((rows, width), math.nan),
+        repeats=options.repeats and integers(options.repeats, starts(options.prefixes), *options.prefixes),
     )  # fmt: skip
     pointers = start(held.suppressed), start(held.tau), start(held.judged), held.scores.data_ptr(), None
-    return (PAD, EOS, len(options.suppressed), *pointers), held
+    return (PAD, EOS, len(options.suppressed), *pointers, held.repeats and start(held.repeats)), held
 
 
 def test_judging_is_the_rule_in_words(variant):
     rng, generator, engine = random.Random(1), torch.Generator().manual_seed(1), Engine(2)
-    seen = set()
+    seen, repeats = set(), 0
     for _ in range(60):
         logits, drafts, options = random_case(rng, generator)
         rows, width, _ = logits.shape
@@ -348,13 +353,15 @@ def test_judging_is_the_rule_in_words(variant):
         for row in range(rows):
             accepted, own, cut, scores = judged(
                 logits[row], drafts[row], options.beta[row], options.tau[row], options.room[row], options.minimum[row],
-                options.forced[row], options.suppressed,
+                options.forced[row], options.suppressed, options.repeats[row] if options.repeats else 0, options.prefixes[row],
             )  # fmt: skip
             assert held.judged.tolist()[row::rows] == [accepted, own, cut]
             torch.testing.assert_close(held.scores[row, : accepted + 1].tolist(), scores, rtol=1e-5, atol=1e-5)
             assert held.scores[row, accepted + 1 :].isnan().all()
             seen.add((accepted > 3, cut, own == EOS, accepted < len(options.forced[row]), options.beta[row] > 1))
-    assert len(seen) > 12
+            again = options.repeats and repeating([*options.prefixes[row], *drafts[row][:accepted]], options.repeats[row])
+            repeats += bool(again) and logits[row, accepted].argmax().item() in again
+    assert len(seen) > 12 and repeats > 5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -229,7 +229,7 @@ def test_an_iteration_waits_once(code, block, device):
     for _ in range(3):
         session = Session(drafter, verifier, TopBetaTau(), FixedLength(block), BoundedAdmission(4), 4, device=device)
         for index, source in enumerate(tiny_sources(12)):
-            session.submit(Request(index, source, 6 + index % 5))
+            session.submit(Request(index, source, 6 + index % 5, no_repeat=index % 3))
         counts = []
         with waits(device) as count:
             while not session.idle:

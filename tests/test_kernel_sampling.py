@@ -25,7 +25,7 @@ from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.constraints import Bounds, Constraints, restrict
+from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats, placed, repeated, restrict
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import Purpose
@@ -123,7 +123,9 @@ class Case:
         forced = [rng.choice([(), (), (5,), (6, 4)]) for _ in range(rows)]
         room = [max(len(draft), rng.choice([0, 2, 9])) for draft in self.drafts]
         minimum = [rng.choice([0, 0, 2]) for _ in range(rows)]
-        self.bounds = Bounds(Constraints(SYMBOLS, (), rng.choice([(), (7, 8)])), room, minimum, forced)
+        repeats = [Repeats(rng.choice([0, 1, 2]), rng.choices(range(4, 7), k=rng.randrange(6))) for _ in range(rows)]
+        suppressed = rng.choice([(), (7, 8)])
+        self.bounds = Bounds(Constraints(SYMBOLS, (), suppressed), room, minimum, forced, rng.choice([None, repeats]))
         self.origins = None
         if rng.random() < 0.5:  # what drafted tokens were drawn from, the drafted ones among it
             few, depth = 4, width + 1
@@ -149,7 +151,11 @@ class Case:
         offered = torch.tensor([[len(draft)] for draft in self.drafts])
         minimum = torch.tensor(self.bounds.minimum)[:, None]
         forced = torch.tensor([[*row, *[-1] * self.width][: self.width] for row in self.bounds.forced])
-        allowed, _ = restrict(self.logits, self.bounds.constraints, minimum, None, forced)
+        repeats = None
+        if self.bounds.repeats:
+            rows, most = placed(self.bounds.repeats, self.vocabulary, self.rows)
+            repeats = repeated(torch.tensor(rows), tokens, self.vocabulary, most)
+        allowed, _ = restrict(self.logits, self.bounds.constraints, minimum, None, forced, repeats)
         weights = warp(allowed, table, tokens)
         origins = self.origins and Distribution(*(each[:, : self.width - 1] for each in self.origins))
         passes, rejected = rejection.judge(weights, table, tokens, offered, origins)
@@ -169,7 +175,7 @@ def test_judging_is_the_references(vocabulary, variant):  # noqa: F811
     """Under both rules, mixed with rows that take the best, with all constraints, and with drafts drawn and certain."""
     rng, generator = random.Random(vocabulary), torch.Generator().manual_seed(vocabulary)
     accepted = cuts = 0
-    for _ in range(60):
+    for _ in range(90):
         case = Case(rng, generator, vocabulary)
         verdict = case.judged()
         passes, own = case.expected()
@@ -297,7 +303,7 @@ def sampled(requests, seed, rule=None, share=0.7):
     return [
         Request(
             each.index, each.tokens, each.limit, each.min_length, each.forced, each.tolerance,
-            sampling_of(rng, rule) if rng.random() < share else None, seed_of(rng),
+            sampling_of(rng, rule) if rng.random() < share else None, seed_of(rng), no_repeat=each.no_repeat,
         )
         for each in requests
     ]  # fmt: skip

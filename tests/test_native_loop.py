@@ -106,6 +106,7 @@ def requests_of(count, seed, plain=False):
         options = {} if plain else {
             "min_length": rng.choice([0, 1, 1, 4]),
             "forced": [rng.randrange(4, WORDS + 4) for _ in range(rng.choice([0, 0, 1, 3]))],
+            "no_repeat": rng.choice([0, 0, 1, 2, 3]),
             "tolerance": rng.choice([None, Tolerance(), Tolerance(3, 2.0), Tolerance(WORDS, 0.7)]),
         }  # fmt: skip
         requests.append(Request(index, source, limit, **options))

@@ -92,7 +92,7 @@ def test_the_command_prints_assignments_or_one_line_of_error(capsys):
 
 def test_files_have_no_unknown_keys():
     known = {"about", "languages", "corpus", "prepare", "model", "verifier", "drafter"}
-    known |= {"tokens", "device_tokens", "save_every", "keep"}
+    known |= {"tokens", "device_tokens", "save_every", "keep", "pretrained", "decoding", "rouge"}
     training = {"updates", "schedule", "options"}
     for path in presets.HERE.glob("*.json"):
         preset = json.loads(path.read_text())

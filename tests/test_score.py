@@ -343,6 +343,25 @@ def test_wrong_tokenisation_is_noticed(texts, files, capsys):
     assert run(capsys, "odd --reference twenty")[1] == ""
 
 
+def test_rouge_is_rouge_scores_own(texts, files, capsys, monkeypatch):
+    module = pytest.importorskip("rouge_score.rouge_scorer")
+    files(summary=["The cats sat. He ran!", "a  b", ""], gold=["A cat sat. He runs home. No?", "b a c", "x y"])
+    found = result(capsys, "summary gold --reference gold --rouge --baseline summary")
+    scorer = module.RougeScorer(["rouge1", "rouge2", "rougeLsum"], use_stemmer=True)
+    pairs = [("A cat sat.\nHe runs home.\nNo?", "The cats sat.\nHe ran!"), ("b a c", "a b"), ("x y", "")]
+    for name, title in (("rouge1", "ROUGE-1"), ("rouge2", "ROUGE-2"), ("rougeLsum", "ROUGE-Lsum")):
+        expected = sum(scorer.score(*pair)[name].fmeasure for pair in pairs) / 3
+        assert [row["scores"][title]["score"] for row in found["systems"][1:]] == pytest.approx([100 * expected, 100.0])
+        assert found["signatures"][title].startswith("mean F1|stemmer:yes|sentences end:.!?|rouge-score:")
+    assert "ROUGE-Lsum" in run(capsys, "summary --reference gold --rouge")[0]
+    assert run(capsys, "summary --reference gold --rouge --tokenized", status=2)[1].startswith(
+        "specdec-score: error: --rouge wants plain text, not --tokenized"
+    )
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    err = run(capsys, "summary --reference gold --rouge", status=1)[1]
+    assert "pip install 'specdec[summarisation]'" in err and err.count("\n") == 1
+
+
 def test_comet_is_asked_only_on_request_and_missed_in_one_line(texts, files, capsys, monkeypatch):
     files(source=[f"source {index}" for index in range(60)], short=["source"])
     monkeypatch.setitem(sys.modules, "comet", None)

@@ -7,6 +7,7 @@ from collections import deque
 import pytest
 import torch
 from conftest import make_verifier
+from naive import repeating
 from reference import following, greedy
 from support import (
     EOS,
@@ -101,7 +102,8 @@ def test_each_request_has_its_own_options(world, error):
     rng, requests, expected = random.Random(1), [], []
     for index, source in enumerate(sources[:20]):
         forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 0, 1, 4]))]
-        request = Request(index, source, limit=rng.randrange(1, 14), min_length=rng.choice([0, 1, 6]), forced=forced)
+        request = Request(index, source, limit=rng.randrange(1, 14), min_length=rng.choice([0, 1, 6]), forced=forced,
+                          no_repeat=rng.choice([0, 1, 2, 3]))  # fmt: skip
         requests.append(request)
         expected.append(constrained(model, request, tilt))
     assert len({len(output) for output in expected}) > 3
@@ -131,6 +133,7 @@ def constrained(model, request, tilt):
         logits = following(model, encoder_out, output, tilt) if output else unbounded(model, encoder_out, tilt)
         if len(output) < request.min_length:
             logits[EOS] = -torch.inf
+        logits[list(repeating(output, request.no_repeat))] = -torch.inf
         best = request.forced[len(output)] if len(output) < len(request.forced) else int(logits.argmax())
         if best == EOS:
             break

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from naive import repeating
 from reference import chances, warped
 from support import EOS, SYMBOLS, Knowing
 from test_sampling import WARPS, improbability, tiny
@@ -18,7 +19,7 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchPass
-from specdec_plugins.decoding.constraints import Bounds, Constraints
+from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import Sampling, Tolerance
 from specdec_plugins.decoding.trees import TreeDraft, path_to
@@ -35,10 +36,10 @@ def given_pass(logits, kernels):
 RULES = pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=KERNELS)], ids=["pytorch", "kernels"])
 
 
-def passing(logits, token, depth, beta, tau, room, minimum, forced):
-    """Whether a token passes after ``depth`` others by logits, a list; and the token that comes if none does."""
-    allowed = list(logits)
-    for each in (SYMBOLS.pad, 11, *([EOS] if depth < minimum else [])):
+def passing(logits, token, said, beta, tau, room, minimum, forced, repeats):
+    """Whether a token passes after those ``said`` by logits, a list; and the token that comes if none does."""
+    allowed, depth = list(logits), len(said)
+    for each in (SYMBOLS.pad, 11, *([EOS] if depth < minimum else []), *repeating([*repeats.prefix, *said], repeats.size)):
         allowed[each] = -math.inf
     ranked = sorted(range(len(allowed)), key=lambda number: (-allowed[number], number))
     if depth < len(forced):
@@ -55,7 +56,7 @@ def test_the_longest_acceptable_path_is_taken(kernels):
     rng = random.Random(5)
     generator = torch.Generator().manual_seed(5)
     branched = lengths = 0
-    for _ in range(80):
+    for _ in range(120):
         rows = rng.randrange(1, 6)
         parents = [random_tree(rng, rng.randrange(30)) for _ in range(rows)]
         tokens = [rng.choices((EOS, 4, 5, 6, 7, 8), k=len(tree)) for tree in parents]
@@ -67,17 +68,20 @@ def test_the_longest_acceptable_path_is_taken(kernels):
         tolerances = [Tolerance(beta, rng.choice((0.5, 2.0, math.inf)) if beta > 1 else math.inf)
                       for beta in rng.choices((1, 2, 4, 6), k=rows)]  # fmt: skip
         minimum, forced = [rng.choice((0, 0, 2)) for _ in range(rows)], [rng.choice(((), (), (), (5, 6))) for _ in range(rows)]
-        bounds = Bounds(Constraints(suppressed=(11,)), room, minimum, forced)
+        repeats = [Repeats(rng.choice((0, 0, 1, 2)), rng.choices((4, 5, 6, 7), k=rng.randrange(5))) for _ in range(rows)]
+        bounds = Bounds(Constraints(suppressed=(11,)), room, minimum, forced, rng.choice((None, repeats)))
         verdict = rules.judge(given_pass(logits, kernels), draft, bounds, tolerances, None)
         for row in range(rows):
             values = logits[row].tolist()
             scores = logits[row].log_softmax(-1)
-            limits = tolerances[row].beta, tolerances[row].tau, room[row], minimum[row], forced[row]
+            rule = bounds.repeats[row] if bounds.repeats else Repeats(0, ())
+            limits = tolerances[row].beta, tolerances[row].tau, room[row], minimum[row], forced[row], rule
             acceptable = {}
             for node in range(-1, len(tokens[row])):
                 path = path_to(node, parents[row])
                 before = [-1, *path]
-                if all(passing(values[a + 1], tokens[row][b], depth, *limits)[0]
+                words = [tokens[row][each] for each in path]
+                if all(passing(values[a + 1], words[depth], words[:depth], *limits)[0]
                        for depth, (a, b) in enumerate(zip(before, path))):  # fmt: skip
                     acceptable[tuple(path)] = sum(float(scores[a + 1, tokens[row][b]]) for a, b in zip(before, path))
             longest = max(map(len, acceptable))
@@ -86,12 +90,13 @@ def test_the_longest_acceptable_path_is_taken(kernels):
             assert verdict.accepted[row] == len(path) == longest
             assert acceptable[tuple(path)] == pytest.approx(best, abs=1e-5)
             end = path[-1] if path else -1
-            own = passing(values[end + 1], 0, longest, *limits)[1]
+            words = [tokens[row][node] for node in path]
+            own = passing(values[end + 1], 0, words, *limits)[1]
             assert verdict.own[row] == own
             said = [*(tokens[row][node] for node in path), own]
             expected = [float(scores[node + 1, token]) for node, token in zip((-1, *path), said)]
             assert verdict.scores[row] == pytest.approx(expected, abs=1e-5)
-            unlimited = passing(values[end + 1], 0, longest, *limits[:2], 99, *limits[3:])[1]
+            unlimited = passing(values[end + 1], 0, words, *limits[:2], 99, *limits[3:])[1]
             assert verdict.cut[row] == (longest >= room[row] and unlimited != EOS)
             lengths += longest
             branched += len([each for each in acceptable if len(each) == longest]) > 1 and longest > 0

@@ -178,7 +178,8 @@ def test_the_output_is_that_without_drafts(dtype, how):
         verifier = tilted_verifier(loaded(dtype), make_tilt(3, bias).to(torch.float64 if dtype == "float64" else torch.float32))
         requests = [
             Request(index, source, rng.randrange(1, 22), min_length=rng.choice((0, 1, 4)), forced=rng.choice(((), (), (7, 9))),
-                    sampling=rng.choice((DRAWN[how], DRAWN[how], None)), seed=rng.randrange(99))
+                    sampling=rng.choice((DRAWN[how], DRAWN[how], None)), seed=rng.randrange(99),
+                    no_repeat=rng.choice((0, 0, 1, 2)))
             for index, source in enumerate(sentences(10, seed=4))
         ]  # fmt: skip
         alone, _ = decode(verifier, NoDrafter(), requests, 0, 1)

@@ -40,12 +40,12 @@ from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import run_command
 from specdec_plugins.cpus import usable_cpus
 from specdec_plugins.settings import Fault
-from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.restyle import restyle
-from specdec_plugins.text.tokenizers import TOKENIZERS, load_tokenizer
+from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS, load_codes, load_tokenizer
 
 CLEANED = ("train", "mono")  # splits that lose pairs unfit for training
+LIBRARIES = ("sacremoses", "subword-nmt"), ("tokenizers",)  # that text goes through; those of byte-level BPE
 CHUNK = 500  # sentence pairs handed to a worker process at once
 Pair = tuple[str, ...]  # a source and a target line; of text without translation only the source line
 Counts = dict[str, int]
@@ -131,8 +131,8 @@ class PairTokenizer:
 class PairBpe:
     """Apply BPE to tokenised pairs; a callable that worker processes can be given."""
 
-    def __init__(self, codes: Path):
-        self.bpe = Bpe(codes)
+    def __init__(self, tokenizer: str, codes: Path):
+        self.bpe = load_codes(tokenizer, codes)
 
     def __call__(self, pair: Pair) -> Pair:
         return tuple(map(self.bpe.apply, pair))
@@ -316,8 +316,14 @@ class Preparation:
     def make_codes(self, folder: Path) -> Counts:
         """Write codes: those given, or learned from both sides of the tokenised training text."""
         if self.options.codes:
-            Bpe(self.options.codes)  # raises unless it is such a file
+            load_codes(self.options.tokenizer, self.options.codes)  # raises unless it is such a file
             shutil.copyfile(self.options.codes, folder / "codes")
+        elif self.options.tokenizer == BYTE_LEVEL:
+            from specdec_plugins.text.byte_level import learn_codes as learn_byte_level
+
+            # The library learns in threads, and is then used in forked processes, which is no fault: they start none.
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+            learn_byte_level(chain.from_iterable(self.read("train", "tok")), self.options.bpe_operations, folder / "codes")
         else:
             words = Counter(word for pair in self.read("train", "tok") for line in pair for word in line.split())
             learn_codes(words, self.options.bpe_operations, folder / "codes")
@@ -329,7 +335,9 @@ class Preparation:
         if self.options.bpe_applied:
             pairs = map(squeeze, self.read(split))
         else:
-            pairs = map_pairs(PairBpe(self.output / "codes"), self.read(split, "tok"), self.options.workers)
+            pairs = map_pairs(
+                PairBpe(self.options.tokenizer, self.output / "codes"), self.read(split, "tok"), self.options.workers
+            )
         dropped: Counts = dict.fromkeys(("empty", "too long", "ratio"), 0)
         if split in CLEANED:
             pairs = keep_fit(pairs, self.options.max_length, self.options.max_ratio, dropped)
@@ -344,6 +352,13 @@ class Preparation:
         """Write bin/ by fairseq-preprocess, whose report goes to preprocess.log."""
         command = ["--source-lang", self.langs[0], "--target-lang", self.langs[1], "--joined-dictionary"]
         command += ["--destdir", str(folder.resolve() / "bin"), "--workers", str(self.options.workers)]
+        if self.options.tokenizer == BYTE_LEVEL and not (self.options.dict or self.options.bpe_applied):
+            from specdec_plugins.text.byte_level import read_codes
+
+            # All subwords, of which the training text may lack some: nothing is unknown.
+            every = folder.resolve() / "dict.txt"
+            every.write_text("".join(f"{number} 1\n" for number in range(len(read_codes(self.output / "codes")[0]))))
+            command += ["--srcdict", str(every)]
         if self.options.dict:
             command += ["--srcdict", str(self.options.dict.resolve())]
         if self.options.dict_size:
@@ -374,7 +389,7 @@ class Preparation:
             "counts": self.counts,
             "options": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
             "sha256": self.hashes,
-            "versions": {name: version(name) for name in ("sacremoses", "subword-nmt")},
+            "versions": {name: version(name) for name in LIBRARIES[self.options.tokenizer == BYTE_LEVEL]},
         }
 
 
@@ -423,7 +438,8 @@ def parser() -> argparse.ArgumentParser:
     bpe.add_argument("--codes", type=Path, metavar="FILE", help="use these BPE codes instead of learning them")
     bpe.add_argument("--bpe-applied", action="store_true", help="the text is subwords already: only clean and binarise it")
     add("--tokenizer", choices=TOKENIZERS, default="moses",
-        help="moses, or reversible for text with code in it (default %(default)s)")  # fmt: skip
+        help="moses; reversible for text with code in it; byte-level for GPT-2's and BART's BPE, whose vocab.bpe is a file for "
+        "--codes (default %(default)s)")  # fmt: skip
     add("--restyle", type=share, default=0, metavar="X",
         help="put backticks around code in this share of training pairs, curly apostrophes in as many (default 0)")  # fmt: skip
     add("--tokenized", action="store_true", help="the text is tokenised already")

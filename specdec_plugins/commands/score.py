@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec_plugins.commands.runner import run_command
 from specdec_plugins.measure.hypotheses import read, same_length, wrong_tokenisation
-from specdec_plugins.measure.scores import TESTS, add_comet, compare, make_metrics, mark_unknown, scores
+from specdec_plugins.measure.scores import TESTS, add_comet, add_rouge, compare, make_metrics, mark_unknown, scores
 from specdec_plugins.settings import Fault
 
 
@@ -34,6 +34,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tokenized", action="store_true",
                    help="all text is in tokens (H lines, JSON's tokens): tokenised BLEU instead of BLEU and chrF")  # fmt: skip
     p.add_argument("--remove-bpe", action="store_true", help="join subwords first")
+    p.add_argument("--rouge", action="store_true",
+                   help="also ROUGE-1, ROUGE-2 and ROUGE-Lsum of summaries (pip install specdec[summarisation])")  # fmt: skip
     p.add_argument("--comet", metavar="MODEL", help="also COMET, such as Unbabel/wmt22-comet-da (pip install specdec[comet])")
     p.add_argument("--source", metavar="FILE", help="source text, for --comet")
     p.add_argument("--json", metavar="FILE", help="write everything as one JSON object; -: to stdout, instead of the table")
@@ -53,6 +55,8 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("comet", "and --source need each other"))
     if options.comet and options.tokenized:
         faults.append(("comet", "wants plain text, not --tokenized"))
+    if options.rouge and options.tokenized:
+        faults.append(("rouge", "wants plain text, not --tokenized"))
     files = [path for path in (*options.systems, options.reference, options.baseline, options.source) if path]
     if options.json and any(os.path.realpath(path) == os.path.realpath(options.json) for path in files):
         faults.append(("json", f"{options.json} is also an input"))
@@ -86,6 +90,8 @@ def run(options: argparse.Namespace) -> None:
     }  # fmt: skip
     if options.baseline:
         compare(metrics, systems, reference, result)
+    if options.rouge:
+        add_rouge(systems, reference, result)
     if source:
         add_comet(options.comet, source, systems, reference, result)
     content = json.dumps(result, ensure_ascii=False)

@@ -103,6 +103,9 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--beam", type=int, default=1, metavar="N", help="beam size of --strategy fairseq (default: 1)")
     how.add_argument("--max-len-a", type=float, default=0.0, metavar="A", help="at most A * source tokens + B output tokens")
     how.add_argument("--max-len-b", type=int, default=200, metavar="B", help="(default: 0 and 200, as in fairseq)")
+    how.add_argument("--min-len", type=int, default=1, metavar="N", help="at least N output tokens before the end (default: 1)")
+    how.add_argument("--no-repeat-ngram-size", type=int, default=0, metavar="N",
+                     help="no N tokens in a row come twice in an output (default: 0: any may)")  # fmt: skip
     how.add_argument("--batch-size", type=int, metavar="N", help="sentences at a time (default: 32; with --max-tokens, any)")
     how.add_argument("--max-tokens", type=int, metavar="N", help="source tokens at a time, padding included")
     how.add_argument("--buffer-size", type=int, metavar="N",

@@ -1,17 +1,18 @@
-"""What may be said next, whatever the logits are: the limit, forced and suppressed tokens, the shortest output.
+"""What may be said next, whatever the logits are: the limit, forced and suppressed tokens, the shortest output, no repeats.
 
 By fairseq's conventions: never pad, no empty output unless a request allows it, and only eos at the length limit. Every backend
 applies the same constraints at each verified position, with that position's prefix, before any acceptance rule.
 
-B rows, which a recorded pass makes R >= B, K drafted tokens, V vocabulary.
+B rows, which a recorded pass makes R >= B, K drafted tokens, T tokens of a prefix, V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_plugins.formats.spec import ModelSpec, Symbols
@@ -30,27 +31,44 @@ class Constraints:
         return cls(spec.symbols, spec.forced, spec.suppressed)
 
 
+class Repeats(NamedTuple):
+    """A row's rule against repeats: a token is forbidden that would complete an n-gram of the prefix once more, n = ``size``; 0:
+    no rule. Eos never is, as an output may always end, nor is a forced token. fairseq's --no-repeat-ngram-size.
+    """
+
+    size: int
+    prefix: Sequence[int]
+
+
 class Bounds(NamedTuple):
     """The constraints of one step, by row.
 
     ``room`` is how many tokens may still be committed before eos, ``minimum`` how many must be before eos may follow, and
-    ``forced`` the tokens that must come next. The limit takes precedence over forced tokens.
+    ``forced`` the tokens that must come next. The limit takes precedence over forced tokens. ``repeats`` is None where no row has
+    such a rule.
     """
 
     constraints: Constraints
     room: list[int]
     minimum: list[int]
     forced: Sequence[Sequence[int]]
+    repeats: Sequence[Repeats] | None = None
 
 
 def restrict(
-    logits: Tensor, constraints: Constraints, minimum: Tensor, room: Tensor | None = None, forced: Tensor | None = None
+    logits: Tensor,
+    constraints: Constraints,
+    minimum: Tensor,
+    room: Tensor | None = None,
+    forced: Tensor | None = None,
+    repeats: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A copy of logits (R, K+1, V) with minus infinity where a token may not follow, and (R, K+1) bool: whether the limit forbids
     the best token.
 
     Position k of a row comes after k drafted tokens. ``minimum`` (R, 1); ``room`` (R, 1), or None where every row has room for
-    all K + 1 tokens; ``forced`` (R, K+1) has the token that must come, or -1; None where none is forced.
+    all K + 1 tokens; ``forced`` (R, K+1) has the token that must come, or -1; None where none is forced; ``repeats`` (R, K+1, V)
+    is what `repeated` returns, None where no row has such a rule.
     """
     eos = constraints.symbols.eos
     allowed = logits.clone()
@@ -58,6 +76,10 @@ def restrict(
         allowed[..., token] = -math.inf
     position = torch.arange(logits.size(1), device=logits.device)  # (K+1,)
     allowed[..., eos].masked_fill_(position < minimum, -math.inf)
+    if repeats is not None:
+        end = allowed[..., eos].clone()
+        allowed.masked_fill_(repeats, -math.inf)
+        allowed[..., eos] = end
     if forced is not None:
         _only(allowed, forced.clamp(min=0), forced >= 0)
     if room is None:
@@ -73,3 +95,33 @@ def _only(logits: Tensor, tokens: Tensor, where: Tensor) -> None:
     logits.masked_fill_(where[..., None], -math.inf)
     own = logits.gather(2, tokens[..., None])
     logits.scatter_(2, tokens[..., None], torch.where(where[..., None], torch.zeros_like(own), own))
+
+
+def placed(
+    repeats: Sequence[Repeats], vocabulary: int, rows: int, round_up: Callable[[int, int], int] = lambda size, unit: size
+) -> tuple[list[list[int]], int]:
+    """For `repeated`, ``rows`` rows: the size, then T tokens that end with the prefix, V where there is none; and the largest
+    size. With ``round_up(T, unit)`` prefixes have fewer different sizes.
+    """
+    most = max(size for size, _ in repeats)
+    columns = round_up(max(most, *(len(prefix) for _, prefix in repeats)), 64)
+    given = [[size, *[vocabulary] * (columns - len(prefix)), *prefix] for size, prefix in repeats]
+    return given + [[0, *[vocabulary] * columns]] * (rows - len(given)), most
+
+
+def repeated(table: Tensor, drafted: Tensor, vocabulary: int, most: int) -> Tensor:
+    """(R, K+1, V) bool: the tokens that would complete an n-gram once more, after the prefix and the first k ``drafted`` tokens
+    (R, K). ``table`` (R, 1 + T) and ``most`` as `placed` gives them.
+    """
+    sizes, tokens = table[:, :1, None], torch.cat([table[:, 1:], drafted], 1)  # (R, 1, 1), (R, L)
+    (rows, length), width = tokens.shape, drafted.size(1) + 1
+    prefix = length - width + 1  # T
+    place, end = (torch.arange(size, device=tokens.device) for size in (length, width))
+    found = (place < prefix + end[:, None]) & (sizes > 0)  # (R, K+1, L) whether the token there ends an n-gram that would recur
+    for back in range(1, most):
+        before = F.pad(tokens, (back, 0), value=vocabulary)[:, None, :length]  # (R, 1, L)
+        context = tokens[:, prefix - back : prefix - back + width, None]  # (R, K+1, 1)
+        found &= ((before == context) & (context < vocabulary)) | (sizes <= back)
+    named = torch.where(found, tokens[:, None], vocabulary)
+    held = torch.zeros(rows, width, vocabulary + 1, dtype=torch.bool, device=tokens.device)
+    return held.scatter_(2, named, True)[..., :vocabulary]

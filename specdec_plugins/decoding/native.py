@@ -19,7 +19,7 @@ import torch
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, Caches, Decoding, address, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.model import CpuModel, NativeHeads
-from specdec_plugins.decoding.backends.cpu.passes import successor_tables
+from specdec_plugins.decoding.backends.cpu.passes import repeat_numbers, successor_tables
 from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
@@ -155,6 +155,8 @@ class NativeLoop:
         draws = prefix.draws()
         sampling = None if draws is None else NativeSampling(draws)
         call.sampling = sampling and addressof(sampling.struct)
+        repeats = repeat_numbers(bounds)
+        call.repeats = repeats and start(repeats)
         self._reserve(call.steps * rows * (longest + 4))
         engine = self.verifier.engine
         engine.library.specdec_decode(engine.pointer, byref(call))

@@ -10,7 +10,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.constraints import Bounds, Constraints
+from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.values import Draft, Draws, Hypothesis, Iteration, Plan, Request, Step, send
 
 # Of the tokens that a request begins with, a pass of their own commits so many, which takes as many logits as a long draft. Fewer
@@ -71,7 +71,11 @@ class Prefix:
         sizes = list(map(len, self.outputs))
         minimum = [max(0, request.min_length - size) for request, size in zip(self.requests, sizes)]
         forced = [tokens[size:] if tokens else () for tokens, size in zip(self.forced, sizes)]
-        return Bounds(self.constraints, self.room, minimum, forced)
+        repeats = None
+        if any(request.no_repeat for request in self.requests):
+            rows = zip(self.requests, self.outputs)
+            repeats = [Repeats(request.no_repeat, output if request.no_repeat else ()) for request, output in rows]
+        return Bounds(self.constraints, self.room, minimum, forced, repeats)
 
     def draws(self) -> list[Draws | None] | None:
         """What draws the next tokens of each row, None for one that takes the best; None where all do."""

@@ -25,7 +25,7 @@ class Request:
     ``forced`` tokens begin the output, after those that the model itself prescribes. ``tolerance`` replaces the session's.
     With ``sampling`` tokens are drawn at random, by numbers that depend on ``seed`` (an int64). Requests with the same list of
     ``tokens``, such as several samples of one sentence, share what is computed of the source. ``hint`` is an earlier translation,
-    without eos, for drafters that use one.
+    without eos, for drafters that use one. With ``no_repeat`` n > 0 the output has no n-gram twice.
     """
 
     index: int
@@ -37,6 +37,7 @@ class Request:
     sampling: Sampling | None = None
     seed: int = 0
     hint: Sequence[int] = ()
+    no_repeat: int = 0
 
 
 class Draws(NamedTuple):

@@ -42,7 +42,7 @@ from specdec_plugins.formats.spec import (
     tensor_faults,
     tensor_shapes,
 )
-from specdec_plugins.text.tokenizers import TOKENIZERS
+from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 from specdec_plugins.text.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -114,6 +114,8 @@ def load_parts(
                 faults.append(f"the {role} was trained with another {side} dictionary than {dictionary.path}")
     model, drafting = _roles(verifier, models["verifier"], models.get("drafter"))
     languages, tokenizer = (source_lang, target_lang), recorded_tokenizer(Path(data))
+    if tokenizer == BYTE_LEVEL:  # its texts begin with this symbol
+        model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=(Vocabulary.BEGIN,)))
     return _checked(
         Pair(verifier, model, drafting, source, target, *languages, Path(codes) if codes else None, tokenizer), faults
     )

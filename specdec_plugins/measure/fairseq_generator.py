@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
+from torch import Tensor
 
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Source
@@ -17,7 +19,7 @@ class FairseqGenerator:
 
     def __init__(self, model: Model, beam: int, device: torch.device, dtype: torch.dtype):
         """Raises ValueError if fairseq does not compute the model."""
-        checkpoint = checkpoint_of(model)
+        checkpoint = checkpoint_of(replace(model, spec=replace(model.spec, forced=())))
         logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it reports optional packages that are missing
         from fairseq.data import Dictionary
         from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
@@ -39,14 +41,14 @@ class FairseqGenerator:
         self.model.load_state_dict(checkpoint["model"], strict=True)
         self.model.make_generation_fast_()
         self.model.to(device=device, dtype=dtype).eval()
-        self.beam, self.device = beam, device
+        self.beam, self.device, self.forced = beam, device, model.spec.forced
         self.limits = self.model.max_decoder_positions()
 
     def decode(
         self, requests: Sequence[Request], rows: int, max_tokens: int | None, max_len_a: float, max_len_b: int, stats: DecodeStats
     ) -> Iterator[Hypothesis]:
         """Yield the best output of each request, in batches of ``rows`` and ``max_tokens`` source tokens (padding included) at
-        most.
+        most. The requests have the same least length and the same rule against repeats.
 
         The length limit is fairseq's, of the longest source of a batch.
         """
@@ -55,6 +57,8 @@ class FairseqGenerator:
         generator = SequenceGenerator(
             [self.model], self.dictionaries[1], beam_size=self.beam, max_len_a=max_len_a, max_len_b=max_len_b
         )
+        if requests[0].no_repeat:
+            generator.repeat_ngram_blocker = Blocker(requests[0].no_repeat)
         pad = Symbols().pad
         for batch in batches(requests, rows, max_tokens):
             stats.lap(None, self.device)
@@ -63,8 +67,10 @@ class FairseqGenerator:
             for row, request in enumerate(batch):
                 left[row, left.size(1) - len(request.tokens) :] = source.tokens[row, : len(request.tokens)]
             sample = {"net_input": {"src_tokens": left, "src_lengths": source.lengths}}
-            outputs = generator.generate([self.model], sample)
             limit = min(int(max_len_a * left.size(1) + max_len_b), self.limits - 1)
+            generator.min_len = min(requests[0].min_length, limit)
+            forced = torch.tensor([self.forced] * len(batch), device=self.device) if self.forced else None
+            outputs = generator.generate([self.model], sample, prefix_tokens=forced)
             stats.lap("verifying", self.device)
             stats.settle()
             for request, (best, *_) in zip(batch, outputs):
@@ -74,6 +80,21 @@ class FairseqGenerator:
                 stats.iterations += len(tokens) + 1
                 stats.own_tokens += len(tokens) + 1
                 yield found
+
+
+class Blocker:
+    """fairseq's rule against repeated n-grams, told only the tokens that are there.
+
+    Its own call hands it what pads them, too, with the last of which its code in Python compares, so that it forbids nothing.
+    """
+
+    def __init__(self, size: int):
+        from fairseq.ngram_repeat_block import NGramRepeatBlock
+
+        self.rule = NGramRepeatBlock(size, use_extension=False)
+
+    def __call__(self, tokens: Tensor, scores: Tensor, sentences: int, beam: int, step: int) -> Tensor:
+        return self.rule(tokens[:, : step + 1], scores, sentences, beam, step)
 
 
 def batches(requests: Sequence[Request], rows: int, max_tokens: int | None) -> Iterator[list[Request]]:

@@ -14,6 +14,8 @@ from specdec_plugins.text.moses import Moses
 
 TESTS = {"bs": "paired bootstrap", "ar": "approximate randomisation"}
 MAX_PAIRED = 20_000  # sentences; sacreBLEU's bootstrap holds all its samples at once: 1.4 GB of chrF's counts
+ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-Lsum"}
+SENTENCE_END = re.compile(r"(?<=[.!?]) +")
 UNKNOWN = re.compile(r"(?<!\S)<unk>(?!\S)")
 
 
@@ -102,6 +104,27 @@ def difference(metric: Any, ours: Sequence[str], theirs: Sequence[str], referenc
     found = np.sort(np.array(sampled[0]) - np.array(sampled[1]))
     low, high = found[count // 40], found[-count // 40 - 1]
     return {"difference": whole[0] - whole[1], "mean": float(found.mean()), "low": float(low), "high": float(high)}
+
+
+def rouge_lines(summary: str) -> str:
+    """A summary with a sentence a line, as ROUGE-Lsum takes it."""
+    return SENTENCE_END.sub("\n", summary)
+
+
+def add_rouge(systems: Sequence[Text], reference: Text, result: dict[str, Any]) -> None:
+    """Add to ``result`` the mean F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum over all texts, in per cent. Raises ImportError."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise ImportError(f"--rouge needs a package that is not here: pip install 'specdec[summarisation]' ({error})") from None
+    scorer = RougeScorer(list(ROUGE), use_stemmer=True)
+    for text, row in zip(systems, result["systems"]):
+        pairs = zip(map(rouge_lines, reference.lines), map(rouge_lines, text.lines))
+        found = [scorer.score(*pair) for pair in pairs]
+        for name, title in ROUGE.items():
+            row["scores"][title] = {"score": 100 * sum(each[name].fmeasure for each in found) / len(found)}
+    how = f"mean F1|stemmer:yes|sentences end:.!?|rouge-score:{version('rouge-score')}"
+    result["signatures"] |= dict.fromkeys(ROUGE.values(), how)
 
 
 def add_comet(model: str, source: Text, systems: Sequence[Text], reference: Text, result: dict[str, Any]) -> None:

@@ -1,8 +1,11 @@
 """The tokenisers that text can be prepared with, by the name that a data set and a model folder record."""
 
+from collections.abc import Collection
+from pathlib import Path
 from typing import Protocol
 
-TOKENIZERS = ("moses", "reversible")
+BYTE_LEVEL = "byte-level"
+TOKENIZERS = ("moses", "reversible", BYTE_LEVEL)
 
 
 class Tokenizer(Protocol):
@@ -13,8 +16,17 @@ class Tokenizer(Protocol):
     def detokenize(self, line: str) -> str: ...
 
 
-def load_tokenizer(name: str, lang: str) -> Tokenizer:
-    """Return the tokeniser of that name for a language, a two-letter code. Raises ValueError for an unknown name."""
+class Codes(Protocol):
+    """Splits the tokens of a line into subwords."""
+
+    def apply(self, line: str) -> str: ...
+
+
+def load_tokenizer(name: str, lang: str, codes: Path | None = None) -> Tokenizer:
+    """Return the tokeniser of that name for a language, a two-letter code. Raises ValueError for an unknown name.
+
+    Byte-level BPE needs its ``codes`` to detokenise; the others leave that to `remove_bpe`.
+    """
     if name == "moses":
         from specdec_plugins.text.moses import Moses
 
@@ -23,4 +35,22 @@ def load_tokenizer(name: str, lang: str) -> Tokenizer:
         from specdec_plugins.text.reversible import Reversible
 
         return Reversible()
+    if name == BYTE_LEVEL:
+        from specdec_plugins.text.byte_level import ByteLevel
+
+        return ByteLevel(codes)
     raise ValueError(f"no tokenizer named {name!r}. Available: {', '.join(TOKENIZERS)}")
+
+
+def load_codes(name: str, codes: Path, symbols: Collection[str] | None = None) -> Codes:
+    """What makes subwords of the tokens of the tokeniser ``name``. Raises ValueError for a file that holds no codes.
+
+    With ``symbols``, those of a model's dictionary, what the reversible tokeniser makes can be written in them.
+    """
+    if name == BYTE_LEVEL:
+        from specdec_plugins.text.byte_level import ByteLevel
+
+        return ByteLevel(codes)
+    from specdec_plugins.text.bpe import Bpe
+
+    return Bpe(codes, symbols if name == "reversible" else None)

@@ -11,7 +11,7 @@ class Vocabulary:
     """A fairseq dictionary: what each token number of a model stands for. Raises ValueError for a file that is none."""
 
     SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-    EOS, UNKNOWN = 2, 3
+    BEGIN, EOS, UNKNOWN = 0, 2, 3
 
     def __init__(self, path: Path):
         self.path = path

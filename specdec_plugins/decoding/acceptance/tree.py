@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.constraints import Bounds, restrict
+from specdec_plugins.decoding.constraints import Bounds, placed, repeated, restrict
 from specdec_plugins.decoding.noise import Purpose, uniform
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.roles import Scores
@@ -50,12 +50,17 @@ class Forest:
     def bounds_after(self, nodes: Sequence[tuple[int, int]]) -> Bounds:
         """The constraints after each of some (row, node)."""
         counts = [len(path_to(node, self.draft.parents[row])) for row, node in nodes]
-        constraints, room, minimum, forced = self.bounds
+        constraints, room, minimum, forced, repeats = self.bounds
         places = [(row, count) for (row, _), count in zip(nodes, counts)]
         return Bounds(
             constraints, [room[row] - count for row, count in places], [max(0, minimum[row] - count) for row, count in places],
             [forced[row][count:] for row, count in places],
+            repeats and [repeats[row]._replace(prefix=[*repeats[row].prefix, *self.path(row, node)]) for row, node in nodes],
         )  # fmt: skip
+
+    def path(self, row: int, node: int) -> list[int]:
+        """The tokens from the root to a node."""
+        return [self.draft.tokens[row][each] for each in path_to(node, self.draft.parents[row])]
 
     def draws_after(self, nodes: Sequence[tuple[int, int]]) -> list[Draws | None] | None:
         """What draws the token after each of some (row, node)."""
@@ -63,9 +68,8 @@ class Forest:
             return None
         found: list[Draws | None] = []
         for row, node in nodes:
-            draw, tokens = self.draws[row], self.draft.tokens[row]
-            path = path_to(node, self.draft.parents[row])
-            found.append(draw and draw._replace(prefix=[*draw.prefix, *(tokens[each] for each in path)]))
+            draw = self.draws[row]
+            found.append(draw and draw._replace(prefix=[*draw.prefix, *self.path(row, node)]))
         return found
 
 
@@ -168,7 +172,12 @@ def allowed_weights(logits: Tensor, forest: Forest, nodes: Sequence[tuple[int, i
     forced = None
     if any(bounds.forced):
         forced = send([[row[0] if row else -1] for row in bounds.forced], device)
-    allowed, _ = restrict(logits[:, None], bounds.constraints, send(bounds.minimum, device)[:, None], None, forced)
+    repeats = None
+    if bounds.repeats:
+        rows, most = placed(bounds.repeats, logits.size(-1), len(nodes))
+        table = send(rows, device)
+        repeats = repeated(table, table[:, :0], logits.size(-1), most)
+    allowed, _ = restrict(logits[:, None], bounds.constraints, send(bounds.minimum, device)[:, None], None, forced, repeats)
     return warp(allowed, Table.of(draws, len(nodes), logits.size(-1), device))[:, 0]
 
 

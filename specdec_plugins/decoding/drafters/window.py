@@ -5,7 +5,7 @@ takes the whole batch, and reads the weights, but of the cache only as many posi
 first (sinks) and the last ones; of the source those chosen after each verification, by its attention after the last accepted
 token:
 
-* ``mass``: the pages of the largest attention, summed over heads and layers, each position counted as the largest of its neighbours;
+* ``mass``: the pages of the largest attention, summed over heads and layers, a position's being the largest of its neighbours';
 * ``recent``: the first ones, and a window around the position of the largest attention;
 * ``sinks``: the first and the last ones, whatever is attended to (StreamingLLM).
 

@@ -5,7 +5,10 @@ A preset has
     about                   one line for a person
     languages               source and target; absent where the preset's name has them (``small.SRC-TGT``)
     corpus                  the script data/CORPUS.sh, or ``prepare`` for the text in the folder of ``--local``
-    prepare                 options of ``specdec-prepare``, of text from ``--local``
+    prepare                 options of the script, or of ``specdec-prepare`` of text from ``--local``
+    pretrained              the checkpoint that the verifier starts from, in the data's folder; absent where there is none
+    decoding                options of ``specdec-translate`` for how long outputs are; absent for those of translations
+    rouge                   true where outputs are scored by ROUGE, not BLEU
     model                   options of fairseq-train for both models: their shape
     tokens, device_tokens   target tokens an update, and at most in a batch on one device
     save_every, keep        updates from checkpoint to checkpoint, and how many are kept and averaged
@@ -29,6 +32,7 @@ from typing import Any
 HERE = Path(__file__).parent
 RECIPES = tuple(sorted(path.stem for path in (HERE / "recipes").glob("*.json")))
 DEFAULT_RECIPE = "block_causal"
+TRANSLATIONS = {"max-len-a": 1.2, "max-len-b": 10}  # how long they are
 PATTERN = re.compile(r"small\.([a-z]{2})-([a-z]{2})")  # the preset whose name has the languages
 
 
@@ -72,6 +76,9 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
         "corpus": preset["corpus"],
         "tokenizer": prepare.get("tokenizer", "moses"),
         "prepare_options": command_line(prepare),
+        "pretrained": preset.get("pretrained", ""),
+        "decoding_options": command_line(preset.get("decoding", TRANSLATIONS)),
+        "rouge": "yes" if preset.get("rouge") else "",
         "recipe": recipe,
         "tokens": preset["tokens"],
         "device_tokens": preset["device_tokens"],

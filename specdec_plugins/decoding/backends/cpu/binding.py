@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-VERSION = 11  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 12  # of the library's functions and their parameters: `specdec_version` in api.cpp
 VARIANTS = ("avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -31,7 +31,7 @@ Pair = tuple[Tensor, Tensor]  # a norm's weight and bias
 POINTER, NUMBER = c_void_p, c_int64
 CACHES = [POINTER, NUMBER, NUMBER] * 2  # cache and memory: address, numbers from layer to layer, from slot to slot
 PASS = [POINTER, POINTER, NUMBER, NUMBER, POINTER]  # engine, stack, batch, width, numbers
-JUDGED = [NUMBER, NUMBER, NUMBER, *[POINTER] * 5]  # pad, eos, suppressed, tau; judged, scores; sampling
+JUDGED = [NUMBER, NUMBER, NUMBER, *[POINTER] * 6]  # pad, eos, suppressed, tau; judged, scores; sampling, repeats
 TABLES = [POINTER, POINTER, NUMBER, *[POINTER] * 3]  # successor network's tokens and outs, candidates; to; sampling, confidence
 MADE = {
     "engine": [c_int],
@@ -89,7 +89,8 @@ class Decoding(ctypes.Structure):
         ("names", POINTER), *((name, NUMBER) for name in ("drafter_positions", "pad", "eos", "mask", "suppressed_count")),
         ("suppressed", POINTER), *((name, NUMBER) for name in ("batch", "longest", "steps")),
         *((name, POINTER) for name in ("numbers", "tau", "last_scores")), ("verifier_gate", c_double), ("drafter_gate", c_double),
-        *((name, POINTER) for name in ("sampling", "read", "heads", "embeddings")), ("scale", c_double), ("heads_length", NUMBER),
+        *((name, POINTER) for name in ("sampling", "repeats", "read", "heads", "embeddings")),
+        ("scale", c_double), ("heads_length", NUMBER),
         *((name, POINTER) for name in ("states", "features", "vectors", "record", "scores", "seconds")),
         ("taken", NUMBER),
     ]  # fmt: skip

@@ -290,6 +290,7 @@ class Judging:
     def arguments(self, bounds: Bounds) -> tuple:
         symbols = bounds.constraints.symbols
         self.suppressed = suppressed = integers(bounds.constraints.suppressed)
+        self.repeats = repeat_numbers(bounds)
         return (
             symbols.pad,
             symbols.eos,
@@ -299,6 +300,7 @@ class Judging:
             start(self.judged),
             start(self.scores),
             self.sampling and self.sampling.pointer,
+            self.repeats and start(self.repeats),
         )
 
     def verdict(self) -> Verdict:
@@ -313,6 +315,14 @@ def judging_options(bounds: Bounds, tolerances: Sequence[Tolerance]) -> tuple:
     """The options by row that the native rule reads, in its order."""
     betas = [tolerance.beta for tolerance in tolerances]
     return betas, bounds.room, bounds.minimum, starts(bounds.forced), *bounds.forced
+
+
+def repeat_numbers(bounds: Bounds) -> array | None:
+    """The rules against repeats as `take` in judge.h reads them; None where no row has one."""
+    if bounds.repeats is None:
+        return None
+    sizes, prefixes = zip(*bounds.repeats)
+    return integers(sizes, starts(prefixes), *prefixes)
 
 
 def successor_tables(model: "CpuModel") -> tuple[int | None, int | None, int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec_plugins.decoding.acceptance import coupled, rejection
 from specdec_plugins.decoding.backends.torch.graphs import Runner
-from specdec_plugins.decoding.constraints import Bounds, Constraints, restrict
+from specdec_plugins.decoding.constraints import Bounds, Constraints, placed, repeated, restrict
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.sampling import Table, warp
 from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, pad_rows, rejecting, send
@@ -44,13 +44,16 @@ def judge(
     lines += [(0,) * len(lines[0])] * (len(logits) - len(lines))
     inputs = [logits[:, : width + 1], send(lines, logits.device), *guesses]
     limited, tolerant = min(bounds.room) <= width, any(tolerance.beta > 1 for tolerance in tolerances)
+    repeats, most = placed(bounds.repeats, logits.size(2), len(logits), runner.round) if bounds.repeats else ([], 0)
+    if most:
+        inputs.append(send(repeats, logits.device))
     sampled: list[Tensor] = []
     rejects = draws is not None and rejecting(draws)
     if draws is not None:
         sampled += Table.of(draws, len(logits), logits.size(2), logits.device, runner.round)
         if rejects and draft.distribution is not None:
             sampled += (pad_rows(each[:, :width], len(logits)) for each in draft.distribution)
-    settings = bounds.constraints, limited, tolerant, forced, len(guesses) > 0, len(sampled), rejects
+    settings = bounds.constraints, limited, tolerant, forced, len(guesses) > 0, most, len(sampled), rejects
     inputs += sampled
     judged = runner.run(_judge, inputs, settings=settings)[0][: len(tolerances)].tolist()
     if device_draft is not None:
@@ -66,21 +69,22 @@ def bits(number: float) -> int:
 
 
 def _judge(
-    constraints: Constraints, limited: bool, tolerant: bool, has_forced: bool, has_guesses: bool, sampled: int, rejects: bool,
-    logits: Tensor, table: Tensor, *more: Tensor,
+    constraints: Constraints, limited: bool, tolerant: bool, has_forced: bool, has_guesses: bool, most: int, sampled: int,
+    rejects: bool, logits: Tensor, table: Tensor, *more: Tensor,
 ) -> list[Tensor]:  # fmt: skip
     """One tensor (R, 3 + K + 1 + K), so that all of it goes to the host at once: each transfer waits for the GPU.
 
     A row has how many tokens are accepted, the own token, whether the limit forced it, K + 1 scores and the drafted tokens, in
     float64, which holds token numbers exactly. ``table`` (R, `COLUMNS` + K [+ K + 1]) has the drafted tokens, unless they are the
-    guesses (R, K) of a `DeviceDraft`, and then the forced ones. ``more`` are the guesses, if there are any, and ``sampled``
-    tensors: a `Table`, and perhaps a `Distribution`.
+    guesses (R, K) of a `DeviceDraft`, and then the forced ones. ``more`` are the guesses, if there are any, the prefixes that
+    are not to be repeated, if there is a ``most`` (`placed`), and ``sampled`` tensors: a `Table`, and perhaps a `Distribution`.
     """
     width = logits.size(1) - 1
     offered, minimum, room, beta, tau, rest = table.tensor_split((1, 2, 3, 4, 5), 1)  # (R, 1) five times, (R, ..)
     tokens = more[0] if has_guesses else rest[:, :width]  # (R, K)
     forced = rest[:, rest.size(1) - width - 1 :] if has_forced else None  # (R, K+1)
-    allowed, cut = restrict(logits, constraints, minimum, room if limited else None, forced)
+    repeats = repeated(more[has_guesses], tokens, logits.size(-1), most) if most else None
+    allowed, cut = restrict(logits, constraints, minimum, room if limited else None, forced, repeats)
     best = allowed.argmax(-1)  # (R, K+1)
     passes = tokens == best[:, :width]  # (R, K)
     if tolerant:
@@ -89,7 +93,7 @@ def _judge(
         drawing = Table(*more[-sampled:][: len(Table._fields)])
         distribution = Distribution(*more[-2:]) if sampled > len(Table._fields) else None
         if limited:
-            allowed = restrict(logits, constraints, minimum, None, forced)[0]
+            allowed = restrict(logits, constraints, minimum, None, forced, repeats)[0]
         drawn = _draw(allowed, drawing, tokens, offered, rejects, distribution, constraints.symbols.eos, room)
         mine = drawing.temperature > 0
         passes, best, cut = (torch.where(mine, one, other) for one, other in zip(drawn, (passes, best, cut)))

@@ -50,7 +50,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 11; }
+int specdec_version() { return 12; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -218,11 +218,13 @@ int specdec_read_tree(Engine* engine, const Stack* stack, int64_t batch, int64_t
 int specdec_verify(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
                    int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
                    float* output, int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed,
-                   const double* tau, int64_t* judged, float* scores, const Sampling* sampling) {
+                   const double* tau, int64_t* judged, float* scores, const Sampling* sampling,
+                   const int64_t* repeats) {
     return status_of([&] {
         Numbers parts(numbers);
         Judging judging{output, batch, width, 1, parts.take(batch + 1), tau, judged, scores,
-                        take(sampling, batch, engine->draws), origins_of(sampling)};
+                        take(sampling, batch, engine->draws), origins_of(sampling),
+                        take(repeats, batch, engine->repeats)};
         const int64_t *places = parts.take(batch), *slots = parts.take(batch), *source_slots = parts.take(batch);
         const int64_t* source_lengths = parts.take(batch);
         judging.take(parts);
@@ -247,14 +249,17 @@ int specdec_verify(Engine* engine, const Stack* stack, int64_t batch, int64_t wi
 // `scores` (B, width): log-probabilities (nats) by the logits as they are, of each token that passes and of the row's own.
 // Of rows that sample (`sampling`, NULL if none does) the token is drawn that the best one is otherwise, and under the rejection
 // rule a drafted token passes by chance; forced tokens and the limit come first here, too.
+// Of rows with a rule against repeats (`repeats`, NULL if none has one: see `take` in judge.h) no token but eos is chosen that would
+// complete an n-gram a second time, at position k of the prefix and the first k drafted tokens; but for forced tokens.
 // numbers: starts (B + 1), beta (B), room (B), minimum (B), forced_starts (B + 1), the forced tokens, the drafts.
 int specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* numbers,
                   int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed, const double* tau,
-                  int64_t* judged, float* scores, const Sampling* sampling) {
+                  int64_t* judged, float* scores, const Sampling* sampling, const int64_t* repeats) {
     return status_of([&] {
         Numbers parts(numbers);
         Judging judging{logits, batch, width, 0, parts.take(batch + 1), tau, judged, scores,
-                        take(sampling, batch, engine->draws), origins_of(sampling)};
+                        take(sampling, batch, engine->draws), origins_of(sampling),
+                        take(repeats, batch, engine->repeats)};
         judging.take(parts);
         judging.reserve(*engine, vocabulary, pad, eos, suppressed_count, suppressed);
         engine->team.run([&](int member) { judging.run(*engine, member); });

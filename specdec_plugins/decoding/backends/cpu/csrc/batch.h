@@ -25,6 +25,8 @@ struct Engine {
     std::vector<double> totals;                  // of the candidates, where rows sample
     std::vector<float> weights;                  // (threads, V) in whole blocks, where rows sample
     std::vector<Draws> draws;                    // (B)
+    std::vector<Repeats> repeats;                // (B)
+    std::vector<std::vector<Forbidden>> repeated;  // (threads) tokens that would repeat an n-gram
     Input joined;                                // of heads: hidden states, and embeddings where they read these
 };
 
@@ -200,6 +202,7 @@ struct Judging {
     float* scores;          // (B, width)
     const Draws* draws;     // (B); NULL if nobody samples
     Origins origins;        // of the drafted tokens; none if each was certain
+    const Repeats* repeats;  // (B); NULL if no row has the rule
     const int64_t *beta{}, *room{}, *minimum{}, *forced_starts{}, *forced{}, *tokens{};
 
     // Takes the options by row from `numbers`, and the tokens, which follow them.
@@ -220,6 +223,7 @@ struct Judging {
         if (engine.chosen.size() < size_t(batch * width)) engine.chosen.resize(batch * width);
         const size_t weights = draws ? engine.team.size * weights_of(vocabulary) : 0;
         if (engine.weights.size() < weights) engine.weights.resize(weights);
+        engine.repeated.resize(engine.team.size);
     }
 
     // Members take the positions of a row in turn: first to choose at each, which they end where they refuse a token themselves,
@@ -232,11 +236,12 @@ struct Judging {
         for (int64_t b = 0; b < batch; ++b) {
             const Draft draft{tokens + starts[b] + skip, offered(b), beta[b], tau[b], room[b], minimum[b],
                               forced + forced_starts[b], forced_starts[b + 1] - forced_starts[b],
-                              draws && draws[b].some() ? draws + b : nullptr, origin(b)};
+                              draws && draws[b].some() ? draws + b : nullptr, origin(b),
+                              repeats && repeats[b].size ? repeats + b : nullptr};
             bool passes = true;
             for (int64_t k = (b + member) % size; passes && k <= offered(b); k += size) {
                 const int64_t place = b * width + k;
-                engine.chosen[place] = judge(draft, k, logits + place * judge.vocabulary, kept, weights);
+                engine.chosen[place] = judge(draft, k, logits + place * judge.vocabulary, kept, engine.repeated[member], weights);
                 passes = engine.chosen[place].passes;
             }
         }

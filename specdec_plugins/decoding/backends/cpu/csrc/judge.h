@@ -25,6 +25,41 @@ inline float log_sum_exp(const float* values, int64_t count, float most) {
     return most + std::log(rest);
 }
 
+// The rule that no output has the same n-gram twice, as a row has it: what of it is committed. The twin of `repeated` in
+// constraints.py.
+struct Repeats {
+    int64_t size;  // n; 0 if the row may repeat what it likes
+    const int64_t *prefix, *prefix_end;
+
+    // Calls `forbid` with each token that would complete an n-gram of the prefix and the first k drafted tokens once more.
+    template <class Forbid>
+    void each(const int64_t* drafted, int64_t k, Forbid&& forbid) const {
+        const int64_t committed = prefix_end - prefix, length = committed + k;
+        const auto at = [&](int64_t i) { return i < committed ? prefix[i] : drafted[i - committed]; };
+        for (int64_t end = size - 1; end < length; ++end) {
+            int64_t same = 1;
+            while (same < size && at(end - same) == at(length - same)) ++same;
+            if (same == size) forbid(at(end));
+        }
+    }
+};
+
+// Of each row, as the caller gives it: sizes (B), prefix starts (B + 1), the prefixes. Returns where they are; NULL in place of
+// `numbers`, and as the result: no row has the rule.
+inline const Repeats* take(const int64_t* numbers, int64_t batch, std::vector<Repeats>& to) {
+    if (!numbers) return nullptr;
+    to.clear();
+    const int64_t *starts = numbers + batch, *prefixes = starts + batch + 1;
+    for (int64_t b = 0; b < batch; ++b) to.push_back({numbers[b], prefixes + starts[b], prefixes + starts[b + 1]});
+    return to.data();
+}
+
+// A token that is forbidden at a position, and its logit.
+struct Forbidden {
+    int64_t token;
+    float logit;
+};
+
 // A row's draft, and how it is judged.
 struct Draft {
     const int64_t* tokens;
@@ -37,6 +72,7 @@ struct Draft {
     int64_t forced_count;
     const Draws* draws;  // how the row's tokens are drawn; NULL if the best are taken
     Origin origin;       // of the first drafted token; of the others it follows. Without tokens each was certain.
+    const Repeats* repeats;  // NULL if the row has no such rule
 
     Origin origin_of(int64_t k) const {
         static constexpr float CERTAIN = 1;
@@ -59,8 +95,9 @@ struct Judge {
     int64_t vocabulary;
 
     // Judges position k of a draft by its logits (V). Restores what it changes in them. Scratch memory: `kept` for as many numbers
-    // as there are forbidden tokens, and if the row samples `weights` for as many as `weights_of` says.
-    Chosen operator()(const Draft& draft, int64_t k, float* values, float* kept, float* weights) const {
+    // as there are forbidden tokens, `repeated`, and if the row samples `weights` for as many as `weights_of` says.
+    Chosen operator()(const Draft& draft, int64_t k, float* values, float* kept, std::vector<Forbidden>& repeated,
+                      float* weights) const {
         const int64_t eos = forbidden.back();
         const size_t count = forbidden.size() - (k >= draft.minimum);
         float most = -INFINITY;
@@ -69,6 +106,14 @@ struct Judge {
             most = std::max(most, kept[i]);
             values[forbidden[i]] = -INFINITY;
         }
+        repeated.clear();
+        if (draft.repeats)
+            draft.repeats->each(draft.tokens, k, [&](int64_t token) {
+                if (token == eos || values[token] == -INFINITY) return;  // an output may always end; others are forbidden already
+                repeated.push_back({token, values[token]});
+                most = std::max(most, values[token]);
+                values[token] = -INFINITY;
+            });
         int64_t best = best_of(values, vocabulary);
         most = std::max(most, values[best]);
         const bool limit = k >= draft.room, forced = k < draft.forced_count;
@@ -83,6 +128,7 @@ struct Judge {
         if (k < draft.offered && !rejects)
             passes = draft.tokens[k] == best ||
                      (!draft.draws && !limit && !forced && tolerates(draft, values, best, draft.tokens[k]));
+        for (const Forbidden& each : repeated) values[each.token] = each.logit;
         for (size_t i = count; i-- > 0;) values[forbidden[i]] = kept[i];  // backwards, as a token may be there twice
         return {passes ? draft.tokens[k] : best, passes, cut, most};
     }

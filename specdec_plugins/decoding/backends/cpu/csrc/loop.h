@@ -42,6 +42,7 @@ struct Decoding {
     double verifier_gate;           // nats: a row drafts nothing after a token with a lower score
     double drafter_gate;            // a draft ends before its confidences' product falls below this; 0: open
     const Sampling* sampling;       // NULL if nobody samples; origins and names are the loop's own
+    const int64_t* repeats;         // NULL if no row has a rule against repeats: see `take` in judge.h
     int64_t* read;                  // (B) target positions that a block drafter has read; changed
     const Linear* heads;            // NULL if the drafter is none of heads, and so ..
     const float* embeddings;        // .. (V, D) that they read; NULL if they do not, ..
@@ -88,6 +89,8 @@ class Sentences {
             origin_tokens.resize(told ? batch * all.longest * all.candidates : 0);
             probabilities.resize(origin_tokens.size());
         }
+        if (take(all.repeats, batch, repeats))
+            for (const Repeats& row : repeats) said.emplace_back(row.prefix, row.prefix_end);
         drafts.resize(batch), lengths.resize(batch);
         last_scores.assign(all.last_scores, all.last_scores + batch);
         confidence.resize(all.drafter_gate > 0 ? batch * all.longest : 0);
@@ -137,7 +140,7 @@ class Sentences {
         Forward forward(*all.verifier, pass, engine.team, engine.scratch);
         judged.resize(3 * batch), scores.resize(batch * width), this->width = width;
         const Judging judging{all.logits, batch, int64_t(width), 1, starts.data(), all.tau, judged.data(), scores.data(),
-                              drawing(), origins(), beta, room.data(), minimum.data(), forced_starts.data(), forced_flat.data(),
+                              drawing(), origins(), repeating(), beta, room.data(), minimum.data(), forced_starts.data(), forced_flat.data(),
                               tokens.data()};
         judging.reserve(engine, all.verifier->projection->outputs, all.pad, all.eos, all.suppressed_count, all.suppressed);
         engine.team.run([&](int member) {
@@ -171,6 +174,10 @@ class Sentences {
             if (all.sampling && draws[b].penalty != 1) {
                 prefixes[b].insert(prefixes[b].end(), draft.begin(), draft.begin() + accepted);
                 prefixes[b].push_back(last[b]);
+            }
+            if (all.repeats && repeats[b].size) {
+                said[b].insert(said[b].end(), draft.begin(), draft.begin() + accepted);
+                said[b].push_back(last[b]);
             }
             places[b] += count, room[b] -= count, minimum[b] = std::max<int64_t>(0, minimum[b] - count);
             forced[b].erase(forced[b].begin(), forced[b].begin() + std::min<int64_t>(count, forced[b].size()));
@@ -260,6 +267,11 @@ class Sentences {
         }
         return draws.data();
     }
+    const Repeats* repeating() {
+        for (size_t b = 0; b < said.size(); ++b)
+            repeats[b].prefix = said[b].data(), repeats[b].prefix_end = repeats[b].prefix + said[b].size();
+        return said.empty() ? nullptr : repeats.data();
+    }
     Origins origins() {
         if (origin_tokens.empty()) return {};
         return {origin_tokens.data(), probabilities.data(), all.longest, all.candidates};
@@ -286,6 +298,8 @@ class Sentences {
     std::vector<int64_t> places, last, room, minimum;
     std::vector<std::vector<int64_t>> unread, forced, drafts, prefixes;
     std::vector<Draws> draws;
+    std::vector<std::vector<int64_t>> said;  // (B) each row's committed tokens, where rows have a rule against repeats
+    std::vector<Repeats> repeats;
     std::vector<int64_t> origin_tokens;  // (B, K, candidates) what the present step's drafts were drawn from
     std::vector<float> probabilities;    // the same
     std::vector<float> confidence;       // (B, K) the drafter's; empty if the gate does not ask for it
