@@ -196,12 +196,14 @@ class Step(NamedTuple):
     """One iteration of one sentence: the draft, how many of its tokens were accepted, the verifier's own token after them.
 
     The accepted ones come first: of a drafted tree the accepted path, then all other nodes, in their order.
-    ``own`` is None where nothing follows: an accepted token ended the sentence, or there was no verifier.
+    ``own`` is None where nothing follows: an accepted token ended the sentence, or there was no verifier. ``path`` are the nodes
+    of a tree that were accepted.
     """
 
     drafted: list[int]
     accepted: int
     own: int | None
+    path: Sequence[int] = ()
 
 
 class Iteration(NamedTuple):
@@ -217,9 +219,10 @@ class Iteration(NamedTuple):
         steps, offered = [], draft.tokens
         if verdict.paths is not None:
             offered = [path_first(tokens, path) for tokens, path in zip(offered, verdict.paths)]
-        for drafted, accepted, own in zip(offered, verdict.accepted, verdict.own or repeat(None)):
+        paths = verdict.paths or repeat(())
+        for drafted, accepted, own, path in zip(offered, verdict.accepted, verdict.own or repeat(None), paths):
             ended = accepted and drafted[accepted - 1] == eos
-            steps.append(Step(drafted, accepted, None if ended else own))
+            steps.append(Step(drafted, accepted, None if ended else own, path))
         return cls(steps, verdict.scores, verdict.cut)
 
 
