@@ -75,9 +75,9 @@ def parser() -> argparse.ArgumentParser:
                      help="of the source. mass: those that the last verification attended to most; recent: those around the one "
                      f"it attended to most; sinks: the first and the last (default: {USUAL_BUDGET.choice})")  # fmt: skip
     how.add_argument("--block-size", type=block_size, metavar="K",
-                     help="drafted tokens an iteration; auto: as many as pay, down to none, and with --tree as a chain or a tree; "
-                     "model: as trained (default: auto with the exact rule, else, and with --trace, model; what is drafted can "
-                     "change a tolerant output)")  # fmt: skip
+                     help="drafted tokens an iteration; auto: as many as pay, down to none, and with --tree as a chain or a "
+                     "tree; model: as trained (default: auto with the exact rule, else, and with --trace, model; what is drafted "
+                     "can change a tolerant output)")  # fmt: skip
     how.add_argument("--tree", type=int, metavar="N",
                      help="draft trees of N tokens at most, the likeliest paths of at most --block-size tokens; with auto, "
                      "where they pay")  # fmt: skip

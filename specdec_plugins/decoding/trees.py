@@ -23,7 +23,7 @@ class TreeDraft(Draft):
 
     def __init__(self, tokens: list[list[int]], parents: list[list[int]]):
         super().__init__(tokens)
-        self.parents = parents
+        self.parents: list[list[int]] = parents
 
     def clip(self, room: Sequence[int], eos: int) -> "TreeDraft":
         """At most ``room[b]`` tokens on each path, and none after eos."""

@@ -113,6 +113,7 @@ class Draft:
     """
 
     guesses: Tensor | None = None  # where they are not on the host: see `DeviceDraft`
+    parents: Sequence[Sequence[int]] = ()  # of a tree's nodes: see `TreeDraft`
 
     def __init__(
         self, tokens: list[list[int]], distribution: Distribution | None = None, confidence: list[list[float]] | None = None
@@ -197,13 +198,14 @@ class Step(NamedTuple):
 
     The accepted ones come first: of a drafted tree the accepted path, then all other nodes, in their order.
     ``own`` is None where nothing follows: an accepted token ended the sentence, or there was no verifier. ``path`` are the nodes
-    of a tree that were accepted.
+    of a tree that were accepted, ``firsts`` those that a chain in its place would have had: the first one after each of them.
     """
 
     drafted: list[int]
     accepted: int
     own: int | None
     path: Sequence[int] = ()
+    firsts: Sequence[int] = ()
 
 
 class Iteration(NamedTuple):
@@ -219,10 +221,12 @@ class Iteration(NamedTuple):
         steps, offered = [], draft.tokens
         if verdict.paths is not None:
             offered = [path_first(tokens, path) for tokens, path in zip(offered, verdict.paths)]
-        paths = verdict.paths or repeat(())
-        for drafted, accepted, own, path in zip(offered, verdict.accepted, verdict.own or repeat(None), paths):
+        for drafted, accepted, own in zip(offered, verdict.accepted, verdict.own or repeat(None)):
             ended = accepted and drafted[accepted - 1] == eos
-            steps.append(Step(drafted, accepted, None if ended else own, path))
+            steps.append(Step(drafted, accepted, None if ended else own))
+        if verdict.paths is not None:
+            steps = [step._replace(path=path, firsts=first_nodes(parents))
+                     for step, path, parents in zip(steps, verdict.paths, draft.parents)]  # fmt: skip
         return cls(steps, verdict.scores, verdict.cut)
 
 
@@ -230,6 +234,16 @@ def path_first(tokens: Sequence[int], path: Sequence[int]) -> list[int]:
     """A tree's tokens: those on a path, then the others."""
     others = set(range(len(tokens))).difference(path)
     return [tokens[node] for node in (*path, *sorted(others))]
+
+
+def first_nodes(parents: Sequence[int]) -> list[int]:
+    """The first node of a tree, the first one after that, and so on."""
+    nodes, last = [], -1
+    for node, parent in enumerate(parents):
+        if parent == last:
+            nodes.append(node)
+            last = node
+    return nodes
 
 
 class Outcome(NamedTuple):

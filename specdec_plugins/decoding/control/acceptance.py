@@ -5,7 +5,7 @@ these it passed, too. Assumed: rows and sentences are alike, so one estimate ser
 little is known passes as often as the one before it does.
 
 Trees have an estimate for each size. The first nodes of a tree are the smaller tree that would have been drafted in its place
-(`trees.grow`), so that each tree tells of all smaller ones, too.
+(`trees.grow`), and the first one after each node is the chain, so that each tree tells of smaller ones and of chains, too.
 """
 
 import math
@@ -73,12 +73,12 @@ class AcceptanceEstimate:
 
 
 class TreeEstimates:
-    """For trees of the given ``sizes``, whose paths have up to ``longest`` tokens; little is known at first, and they are expected
-    to resemble ``chains``, as long as the paths.
+    """For trees of the given ``sizes``, whose paths have up to ``longest`` tokens. They are expected to resemble ``chains``, the
+    estimate of which learns of trees, too.
     """
 
     def __init__(self, sizes: Sequence[int], longest: int, chains: AcceptanceEstimate, decay: float = DECAY):
-        self.longest = longest
+        self.longest, self.chains = longest, chains
         self.by_size = {size: AcceptanceEstimate(self.depth(size), chains, decay) for size in sizes}
 
     def depth(self, size: int) -> int:
@@ -88,9 +88,10 @@ class TreeEstimates:
     def learn(self, outcome: Outcome) -> None:
         """Observe the outcome of a plan with a tree."""
         assert outcome.plan.tree is not None
+        self.chains.observe([chain_of(step) for step in outcome.steps], [len(step.firsts) for step in outcome.steps])
         for size, estimate in self.by_size.items():
             if size <= outcome.plan.tree.nodes:
-                steps = [first_nodes(step, size) for step in outcome.steps]
+                steps = [smaller(step, size) for step in outcome.steps]
                 estimate.observe(steps, [min(length, size) for length in outcome.plan.lengths] * outcome.times)
 
     def expected_tokens(self) -> list[float]:
@@ -98,9 +99,15 @@ class TreeEstimates:
         return [estimate.expected_tokens()[-1] for estimate in self.by_size.values()]
 
 
-def first_nodes(step: Step, count: int) -> Step:
+def smaller(step: Step, nodes: int) -> Step:
     """What would have been accepted of a tree's first nodes. A part of the path does not end the sentence."""
-    accepted = sum(node < count for node in step.path)
+    accepted = sum(node < nodes for node in step.path)
+    return step if accepted == step.accepted else Step([], accepted, 0)
+
+
+def chain_of(step: Step) -> Step:
+    """What would have been accepted of the chain in a tree's place."""
+    accepted = sum(first == node for first, node in zip(step.firsts, step.path))
     return step if accepted == step.accepted else Step([], accepted, 0)
 
 

@@ -1,11 +1,11 @@
 """What a bandit may do, and what it knows of that: arms, and estimates of the tokens and the seconds of an iteration of each.
 
-An arm is a draft length of a kind: a chain with a gate, or a tree of a size, whose paths are that long at most. The goodput of an arm is a ratio of expectations: tokens that an iteration commits / seconds
-that it takes. Arms are not learned one by one. A draft of 16 tokens shows, too, what one of 4 would have committed, and how many
-tokens pass does not depend on the rows: one acceptance estimate serves all lengths of a kind, in batches of every size. Seconds
-are measured by class of batches and kind, with a line through the lengths (`costs`). What was not measured yet is expected to be
-as in the most similar class, in relation to a plain pass; behind a gate as without it; and for a tree as for a chain of as many
-tokens, or of the longest that is known.
+An arm is a draft length of a kind: a chain with a gate, or a tree of a size, whose paths are that long at most. The goodput of an
+arm is a ratio of expectations: tokens that an iteration commits / seconds that it takes. Arms are not learned one by one. A draft
+of 16 tokens shows, too, what one of 4 would have committed, and how many tokens pass does not depend on the rows: one acceptance
+estimate serves all lengths of a kind, in batches of every size. Seconds are measured by class of batches and kind, with a line
+through the lengths (`costs`). What was not measured yet is expected to be as in the most similar class, in relation to a plain
+pass; behind a gate as without it; and for a tree as for a chain of as many tokens, or of the longest that is known.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ GUESS = 0.1  # pulls that an expectation from other lengths or classes is worth
 
 
 class Arm(NamedTuple):
-    """What an iteration does: draft ``length`` tokens a row, behind the gate of that number; or a tree of so many ``nodes``, which
-    is a kind after all gates.
+    """What an iteration does: draft ``length`` tokens a row, behind the gate of that number; or a tree of so many ``nodes``,
+    which is a kind after all gates.
     """
 
     length: int

@@ -34,8 +34,8 @@ CATCH_UP = 16  # plain passes at most that a drafter's catching up is taken to c
 
 class Bandit(ABC):
     """For a drafter that was trained on blocks of ``block_size`` tokens. All drafts pass the ``gate``; with further ``gates``
-    there are arms for each of them, too, and with ``nodes`` for trees of up to so many tokens. What was ``learned`` before is where
-    it starts from.
+    there are arms for each of them, too, and with ``nodes`` for trees of up to so many tokens. What was ``learned`` before is
+    where it starts from.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class BatchClass:
         return min(DRAFTED_SPACING, 1 + self.passes // SPACING_STEP) if self.choice else PLAIN_SPACING
 
     def varied(self, longest: int) -> int:
-        """The choice, a fourth less, the choice, a fourth more, and so on from one measured pass to the next; trees as they are."""
+        """The choice, a fourth less, the choice, a fourth more, and so on from one measured pass to the next; or a tree."""
         if self.choice > longest:
             return self.choice
         change = (0, -1, 0, 1)[self.passes // self.spacing % 4] * (self.choice // VARIATION)

@@ -13,7 +13,10 @@ BUDGET = 0.01  # share of all time that trials may take where they are rationed
 LARGE_CREDIT = 10  # plain passes that trials in large batches may take at the start: drafts that pay are not missed for long
 MIN_TRIAL = 5  # plain passes that a trial takes at least; what the last one took is known better
 SMALL_TRIAL, LARGE_TRIAL = 3, 2  # passes of a trial: the first after plain passes is no measurement, as the drafter catches up
-TREE_TRIAL = 16  # passes of a trial of a tree in small batches: no other drafts tell what passes of trees
+CHOSEN_TURN, PLAIN_TURN = 2, 4  # of so many trials one is of a tree, where drafts are chosen, and where none are
+TREE_TRIAL = (
+    8  # passes of a trial of a tree in small batches, and of chains where trees are chosen: neither tells all of the other
+)
 WARM_START = 16  # passes in a new class of batches before the first trial, where similar classes tell what to do until then
 FIRST_INTERVAL, LAST_INTERVAL = 32, 512  # passes between trials: doubled after each
 RATIONED_INTERVAL = 256  # passes: from this interval on, small batches that do not draft pay from the budget, too
@@ -48,7 +51,7 @@ class Trials:
     """Schedule of one class of batches, in passes of that class.
 
     ``small`` batches are likely to gain from drafts: they try long and short ones and none, twice. Large ones are likely to be
-    slowed down by drafts: they try a short one. If there are ``trees`` to choose, from small to large, they take turns with lengths.
+    slowed down by drafts: they try a short one. ``trees`` that may be chosen, from small to large, take turns.
     """
 
     def __init__(self, block_size: int, small: bool, first: int, trees: Sequence[int] = ()):
@@ -57,7 +60,7 @@ class Trials:
         self.drafts = (block_size, third) if small else (third, max(1, third // 2))  # lengths to try where nothing is drafted
         self.series = [*self.drafts, 0] * 2 if small else [third]  # lengths still to try before the first decision
         if trees and small:
-            self.series += [trees[-1], trees[0]]
+            self.series += [trees[-1], trees[0]] * 2
         self.trees, self.turn = trees, 0
         self.due = first  # the pass from which the next trial may be made
         self.interval = FIRST_INTERVAL
@@ -87,10 +90,12 @@ class Trials:
         self.seconds = 0.0
         lengths = (0, self.block_size) if chosen else self.drafts
         if self.trees and (affordable or self.small):
-            others = [tree for tree in self.trees if tree != chosen]
-            turn, self.turn = self.turn, self.turn + 1
-            of_kind = others if others and turn % 2 == 0 else lengths
-            return of_kind[turn // 2 % len(of_kind)]
+            every, others = CHOSEN_TURN if chosen else PLAIN_TURN, [tree for tree in self.trees if tree != chosen]
+            of_trees, place = divmod(self.turn, every)  # turns of trees so far
+            self.turn += 1
+            if place == every - 1 and others:
+                return others[of_trees % len(others)]
+            return lengths[(self.turn - 1 - of_trees) % len(lengths)]
         # Doubling makes the two alternate; at the last interval it is the first of them.
         return lengths[self.interval.bit_length() % 2]
 

@@ -32,7 +32,7 @@ HOLD = 8  # plain passes that follow when rows get fewer: the batch may be endin
 def best_length(tokens: Sequence[float], seconds: Sequence[float], present: int | None) -> int:
     """The choice of most tokens a second, if it is clearly better than the present one; else that one.
 
-    ``tokens`` and ``seconds`` are those of an iteration with a draft of 0, 1, .. tokens, as far as they are known, and with trees.
+    ``tokens`` and ``seconds`` are those of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees.
     """
     rates = [committed / cost for committed, cost in zip(tokens, seconds)]
     best = max(range(len(rates)), key=rates.__getitem__)
@@ -98,8 +98,11 @@ class Throughput:
         batch.measured_at = batch.passes
         if self._trial:
             self._trial -= 1
-            self.budget.spend(seconds)
-            batch.trials.seconds += seconds
+            if (
+                self._trial < batch.trials.passes
+            ):  # a longer trial is charged as the others: small batches, where it is, are not rationed
+                self.budget.spend(seconds)
+                batch.trials.seconds += seconds
         if self._comparable and costs.observe(size, self.pace.normalised(seconds, size, costs)):
             batch.decide_at = 0
 
