@@ -15,9 +15,7 @@ from specdec_plugins.decoding import assembly, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.control.fixed import FixedLength
-from specdec_plugins.decoding.control.thompson import Thompson
 from specdec_plugins.decoding.control.throughput import Throughput
-from specdec_plugins.decoding.control.ucb import Ucb
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Gate, Sampling, Tree
@@ -117,15 +115,15 @@ def test_trees_of_heads(name, dtype, sampling):
         assert stats.drafted > 5 * stats.iterations and stats.accepted > 5
 
 
-@pytest.mark.parametrize("sampling", [None, Sampling(0.7)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("dtype", BACKENDS)
 @pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
-def test_trees_where_they_pay(name, dtype, sampling):
+def test_trees_where_they_pay(name, dtype):
     """Controllers go from none to chains to trees and back, within sentences, and no output changes."""
     drafter, verifier = make_pair(name, dtype)
-    requests = [Request(i, source, 20, sampling=sampling, seed=i) for i, source in enumerate(sentences(24, seed=3))]
+    how = Sampling(0.7), None
+    requests = [Request(i, source, 20, sampling=how[i % 2], seed=i) for i, source in enumerate(sentences(20, seed=3))]
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
-    for rows, controller in ((1, Throughput(4, nodes=9)), (1, Thompson(4, nodes=9)), (3, Ucb(4, nodes=9)), (4, Mixed(5, 9, 1))):
+    for rows, controller in ((1, Throughput(4, nodes=9)), (4, Mixed(5, 9, 1))):
         stats, noted = DecodeStats(), Noted(controller)
         found = list(speculative_decode(drafter, verifier, TopBetaTau(), noted, requests, rows, stats))
         assert [each.tokens for each in sorted(found, key=lambda each: each.index)] == expected
