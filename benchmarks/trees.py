@@ -6,10 +6,9 @@
 Of a model folder whose drafter branches: `ar`, chains, trees whose paths have at most the model's block size, and `auto` without
 trees and with the largest. They take turns; every output must be `ar`'s. Times are milliseconds a pass of the whole batch.
 
-*predicted* is what `ar`'s passes, the drafter's passes and the arithmetic of more positions explain: a pass takes what `ar`'s takes,
-and what so many positions take more (the verifier's pass alone, timed for some numbers of positions, read between them), and a
-draft what that of a chain of the same depth takes. It is as many times `ar` as the tokens a pass would then be worth. What a tree is
-below it is the Python of its iterations: growing, the tree's pass, judging its paths.
+*predicted* are the times `ar` if each verification took what `ar`'s does and what further positions cost (of the verifier's pass
+alone, timed for some numbers of positions), and each draft what a chain of the same depth does. What a tree is below it is the
+Python of its iterations: growing, the tree's pass, judging its paths.
 """
 
 import argparse
