@@ -204,8 +204,8 @@ class Step(NamedTuple):
     drafted: list[int]
     accepted: int
     own: int | None
-    path: Sequence[int] = ()
-    firsts: Sequence[int] = ()
+    path: tuple[int, ...] = ()
+    firsts: tuple[int, ...] = ()
 
 
 class Iteration(NamedTuple):
@@ -225,7 +225,7 @@ class Iteration(NamedTuple):
             ended = accepted and drafted[accepted - 1] == eos
             steps.append(Step(drafted, accepted, None if ended else own))
         if verdict.paths is not None:
-            steps = [step._replace(path=path, firsts=first_nodes(parents))
+            steps = [step._replace(path=tuple(path), firsts=first_nodes(parents))
                      for step, path, parents in zip(steps, verdict.paths, draft.parents)]  # fmt: skip
         return cls(steps, verdict.scores, verdict.cut)
 
@@ -236,14 +236,14 @@ def path_first(tokens: Sequence[int], path: Sequence[int]) -> list[int]:
     return [tokens[node] for node in (*path, *sorted(others))]
 
 
-def first_nodes(parents: Sequence[int]) -> list[int]:
+def first_nodes(parents: Sequence[int]) -> tuple[int, ...]:
     """The first node of a tree, the first one after that, and so on."""
     nodes, last = [], -1
     for node, parent in enumerate(parents):
         if parent == last:
             nodes.append(node)
             last = node
-    return nodes
+    return tuple(nodes)
 
 
 class Outcome(NamedTuple):
