@@ -155,7 +155,7 @@ def draw_tree(pair: Pair, length: int, nodes: int, uniform: Callable[[], float])
                     path.append(node)
                     break
         else:
-            return Step([7] * len(tokens), len(path) - 1, 0, path[1:], first_nodes(parents))
+            return Step([7] * len(tokens), len(path) - 1, 0, tuple(path[1:]), first_nodes(parents))
 
 
 def draw(pair: Pair, length: int, gate: Gate, uniform: Callable[[], float]) -> tuple[int, int]:

@@ -211,9 +211,7 @@ def test_an_output_does_not_depend_on_the_batch(dtype):
     for rows in (1, 5, 12):
         role = CausalBlockDrafter(Tilted(drafting, tilt))
         hypotheses, stats = decode(tilted_verifier(model, tilt), role, requests, 4, rows, TopBetaTau(3, 2.0), tree=Tree(10))
-        found.append(
-            [(each.tokens, [step[:3] for step in each.steps]) for each in hypotheses]
-        )  # which of two like nodes: rounding
+        found.append([(each.tokens, each.steps) for each in hypotheses])
         assert stats.mean_accepted_length > 1.5
     assert found[0] == found[1] == found[2]
 
