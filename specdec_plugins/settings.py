@@ -40,9 +40,11 @@ class Settings:
 
     strategy: str = "specdec"
     # Drafted tokens an iteration; "auto": as many as pay, down to none; "model": as many as the model was trained for. None: auto
-    # where that cannot change the output (specdec with beta 1) and drafts are chains, else the model's.
+    # where that cannot change the output (specdec with beta 1), else the model's.
     block_size: int | str | None = None
-    tree: int | None = None  # drafts are trees of so many tokens at most; block_size is then the length of the longest path
+    # Drafts are trees of so many tokens at most; block_size is then the length of the longest path, and "auto" takes chains, too,
+    # or none.
+    tree: int | None = None
     # A drafter without weights, by its name, or several, with the model's or without, such as "block_causal+ngram"; None: the
     # model's.
     draft_with: str | None = None
@@ -149,8 +151,6 @@ class Settings:
             yield from ((name, "has a use only with drafter window") for name in BUDGET if self._given(name))
         if self.mbr is not None and self.samples > 1:
             yield "samples", f"{self.samples} does not go with mbr, which says how many samples it takes"
-        if self.tree is not None and self.block_size == "auto":
-            yield "tree", "does not go with block size auto, which drafts chains"
         if "window" in self.members and len(self.members) > 1:
             yield "draft_with", "window does not go with others: it is the verifier, which takes as long as a pass"
         if len(set(self.members)) < len(self.members):
@@ -179,8 +179,8 @@ class Settings:
 
     @property
     def adaptive(self) -> bool:
-        """Whether drafts are as long as pays: by default where that cannot change an output, unless they are trees."""
-        usual = self.block_size is None and self.strategy == "specdec" and self.tree is None
+        """Whether drafts are as large as pays: by default where that cannot change an output."""
+        usual = self.block_size is None and self.strategy == "specdec"
         return self.block_size == "auto" or (usual and self.indifferent)
 
     @property

@@ -188,10 +188,10 @@ class Translator:
         how = self.settings
         learned = read_tuning(Path(self.pair.name), place(how.dtype, how.threads, how.device)) if tuned else None
         if how.controller == "throughput":
-            return Throughput(self.trained_block_size, how.gate, learned)
+            return Throughput(self.trained_block_size, how.gate, learned, how.tree or 0)
         gates = GATES if how.gate == OPEN and how.indifferent else ()
         bandit = {"thompson": Thompson, "ucb": Ucb}[how.controller]
-        return bandit(self.trained_block_size, how.gate, gates, learned)
+        return bandit(self.trained_block_size, how.gate, gates, learned, how.tree or 0)
 
     def translate(
         self,

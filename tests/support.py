@@ -14,11 +14,11 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.loop import speculative_decode
-from specdec_plugins.decoding.options import OPEN
+from specdec_plugins.decoding.options import OPEN, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import depths, within_rows
-from specdec_plugins.decoding.values import Draft, Iteration, Plan, Request, Source
+from specdec_plugins.decoding.values import Draft, Iteration, Plan, Request, Source, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.spec import Symbols
@@ -203,6 +203,35 @@ class Lengths:
         self.drafted += sum(len(step.drafted) for step in outcome.steps)
         self.accepted += sum(step.accepted for step in outcome.steps)
         assert outcome.seconds >= 0 and len(outcome.plan.lengths) == len(outcome.steps)
+
+
+class Noted:
+    """A controller, and which kinds of plans it made: none, chain, tree."""
+
+    def __init__(self, controller):
+        self.controller, self.update, self.kinds = controller, controller.update, set()
+
+    def plan(self, prefix):
+        plan = self.controller.plan(prefix)
+        self.kinds.add("tree" if plan.tree else "chain" if any(plan.lengths) else "none")
+        return plan
+
+
+class Mixed:
+    """Chains, trees and none at random, each for some passes."""
+
+    def __init__(self, longest, nodes, seed):
+        self.longest, self.nodes, self.random = longest, nodes, random.Random(seed)
+
+    def plan(self, prefix):
+        length, tree = (
+            self.random.randrange(self.longest + 1),
+            self.random.choice([None, Tree(self.random.randint(1, self.nodes))]),
+        )
+        return uniform(len(prefix), length, self.random.choice([1, 1, 4]), OPEN, tree if length else None)
+
+    def update(self, outcome):
+        assert outcome.seconds >= 0
 
 
 # ---- decoding

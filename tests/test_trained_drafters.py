@@ -8,13 +8,14 @@ from operator import mul
 import pytest
 import torch
 from conftest import make_batch, make_verifier
-from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, check_balance, commit, sentences
+from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Mixed, Noted, check_balance, check_sums, commit, sentences
 from test_native_loop import both, controllers, requests_of
 
 from specdec_plugins.decoding import assembly, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import Gate, Sampling, Tree
@@ -112,6 +113,22 @@ def test_trees_of_heads(name, dtype, sampling):
         found = list(speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats))
         assert [each.tokens for each in sorted(found, key=lambda each: each.index)] == expected
         assert stats.drafted > 5 * stats.iterations and stats.accepted > 5
+
+
+@pytest.mark.parametrize("dtype", BACKENDS)
+@pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
+def test_trees_where_they_pay(name, dtype):
+    """Controllers go from none to chains to trees and back, within sentences, and no output changes."""
+    drafter, verifier = make_pair(name, dtype)
+    how = Sampling(0.7), None
+    requests = [Request(i, source, 20, sampling=how[i % 2], seed=i) for i, source in enumerate(sentences(20, seed=3))]
+    expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
+    for rows, controller in ((1, Throughput(4, nodes=9)), (4, Mixed(5, 9, 1))):
+        stats, noted = DecodeStats(), Noted(controller)
+        found = list(speculative_decode(drafter, verifier, TopBetaTau(), noted, requests, rows, stats))
+        assert [each.tokens for each in sorted(found, key=lambda each: each.index)] == expected
+        assert noted.kinds == {"none", "chain", "tree"} and stats.accepted > 5
+        check_sums(stats, found)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -15,6 +15,8 @@ from support import (
     WORDS,
     Knowing,
     Lengths,
+    Mixed,
+    Noted,
     Tilted,
     check_sums,
     load,
@@ -32,17 +34,19 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.control.fixed import ALWAYS
+from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.lookahead import Lookahead
 from specdec_plugins.decoding.drafters.ngram import NGram
 from specdec_plugins.decoding.drafters.none import NoDrafter
-from specdec_plugins.decoding.drafters.recycling import Branches, Recycling
+from specdec_plugins.decoding.drafters.recycling import Branches, Recycling, Successors
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import TreeDraft, depths, grow, path_to
 from specdec_plugins.decoding.values import Plan, Request, Source
+from specdec_plugins.decoding.verifier import ModelVerifier
 
 KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
 BACKENDS = ["float64", *(pytest.param(dtype, marks=KERNELS) for dtype in binding.DTYPES)]
@@ -220,7 +224,8 @@ def markov(rng, width):
 
     def children(key):
         depth, token = key
-        return [] if depth == 4 else [(score, number, (depth + 1, number)) for number, score in enumerate(table[token])]
+        ranked = sorted(enumerate(table[token]), key=lambda each: -each[1])
+        return [] if depth == 4 else [(score, number, (depth + 1, number)) for number, score in ranked]
 
     def everything(key=(0, -1), path=(), above=0.0):
         for score, token, own in children(key):
@@ -360,7 +365,7 @@ def test_recycled_trees():
     """They have the likeliest successors that the verifier had."""
     branches = Branches()
     logits = torch.randn(2, 3, WORDS, generator=torch.Generator().manual_seed(1))
-    branches.learn([5, 6], TreeDraft([[7, 8], [5]], [[-1, 0], [-1]]), logits)  # the later 5 counts
+    branches.learn([5, 6], TreeDraft([[7, 8], [5]], [[-1, 0], [-1]]), logits, Successors())  # the later 5 counts
     for token, (row, place) in {5: (1, 1), 6: (1, 0), 7: (0, 1), 8: (0, 2)}.items():
         expected = sorted(range(WORDS), key=lambda number: -logits[row, place, number])[:8]
         assert [follower for _, follower in branches.after[token]] == expected
@@ -368,21 +373,58 @@ def test_recycled_trees():
         assert [score for score, _ in branches.after[token]] == pytest.approx(scores, abs=1e-6)
 
     def paths(token, length, nodes, gate=OPEN):
-        return paths_of(*branches.tree(token, length, Plan([length], gate=gate, tree=Tree(nodes))))
+        return paths_of(*branches.tree(token, length, Plan([length], gate=gate, tree=Tree(nodes)), Successors()))
 
     assert paths(4, 3, 5) == [] and len(paths(6, 1, 50)) == 8
     assert max(map(len, paths(6, 3, 500))) == 3
     assert len(paths(6, 3, 500, Gate(drafter=0.05))) < len(paths(6, 3, 500)) / 2
 
 
+@pytest.mark.parametrize("kind", ["block", "block_causal", "recycling", "lookahead"])
+@pytest.mark.parametrize("dtype", BACKENDS)
+def test_outputs_where_chains_and_trees_take_turns(dtype, kind):
+    """With none between, in the native loop and out of it: as decided by a controller, and at random."""
+    verifier, trained = wide_verifier(), kind.startswith("block")
+    verifier[0].decoder.output_projection.weight.data[EOS] *= 0.5
+    drafter = wide_drafter(arch=kind, **({"successor_width": 32} if kind == "block_causal" else {})) if trained else None
+    model, drafting = load(verifier, drafter) if dtype == "float64" else on_kernels(verifier, drafter, dtype)
+    requests = [Request(index, source, 24, seed=index, sampling=DRAWN["drawn"] if index % 2 else None)
+                for index, source in enumerate(sentences(20, seed=9))]  # fmt: skip
+    alone, _ = decode(ModelVerifier(model), NoDrafter(), requests, 0, 4)
+    for rows, controller in ((1, Throughput(4, nodes=12)), (5, Mixed(5, 12, kind))):
+        role = ROLES[kind](drafting) if trained else Recycling() if kind == "recycling" else Lookahead(range(WORDS + 4))
+        stats, noted = DecodeStats(), Noted(controller)
+        found = speculative_decode(role, ModelVerifier(model), TopBetaTau(), noted, requests, rows, stats)
+        hypotheses = sorted(found, key=lambda hypothesis: hypothesis.index)
+        assert said(hypotheses, dtype) == said(alone, dtype)
+        assert noted.kinds == {"none", "chain", "tree"} and stats.accepted
+        check_sums(stats, hypotheses)
+
+
+def test_recycling_branches_from_what_chains_taught():
+    """Where no pass of a tree has read a token, its only successor is what followed it in a chain; and trees teach chains."""
+    drafter, prefix = Recycling(), Prefix()
+    state = drafter.start(1, None)
+    drafter.admit(state, Source([[5, EOS]], SYMBOLS))
+    prefix.admit([Request(0, [5, EOS], 20)])
+    drafter.successors.after |= {SYMBOLS.start: 7, 7: 9, 9: 4}
+    drafter.branches.after[9] = [(-0.1, 6), (-3.0, 8)]
+    draft = drafter.propose(state, prefix, Plan([3], tree=Tree(9)))
+    assert sorted(paths_of(draft.tokens[0], draft.parents[0])) == [(7,), (7, 9), (7, 9, 6), (7, 9, 8)]
+    logits = torch.randn(1, 5, WORDS, generator=torch.Generator().manual_seed(0))
+    drafter.branches.learn([3], TreeDraft([[7, 9, 6, 8]], [[-1, 0, 1, 1]]), logits, drafter.successors)
+    assert [drafter.successors.after[token] for token in (3, 7, 9, 6, 8)] == logits[0].argmax(-1).tolist()
+
+
 def test_a_drafter_that_does_not_branch_is_refused():
     folder = str(ROOT / "data" / "demo.en-de")
     with pytest.raises(ValueError, match="drafter 'NGram' drafts no trees"):
         Translator.from_pretrained(folder, drafter=NGram([]), tree=4)
+    assert Translator.from_pretrained(folder, tree=4).roles.controller.sizes == [1, 2, 3, 4]
     translator = Translator.from_pretrained(folder, tree=4, block_size=3)
     assert translator.roles.controller.plan([0, 0]) == Plan((3, 3), ALWAYS, tree=Tree(4))
     texts = [Translator.from_pretrained(folder, **how).translate(["A dog runs.", "Two men are cooking in a kitchen."])
-             for how in ({"strategy": "ar"}, {"tree": 4})]  # fmt: skip
+             for how in ({"strategy": "ar"}, {"tree": 4, "block_size": "model"})]  # fmt: skip
     assert [result.text for result in texts[0]] == [result.text for result in texts[1]]
     assert any(step.accepted > 1 and len(step.drafted) == 4 for result in texts[1] for step in result.steps)
 

@@ -85,11 +85,12 @@ def parser() -> argparse.ArgumentParser:
                      help="of the source. mass: those that the last verification attended to most; recent: those around the one "
                      f"it attended to most; sinks: the first and the last (default: {USUAL_BUDGET.choice})")  # fmt: skip
     how.add_argument("--block-size", type=number_or_word, metavar="K",
-                     help="drafted tokens an iteration; auto: as many as pay, down to none; model: as trained (default: auto "
-                     "with the exact rule, else, and with --trace, model; the length can change a tolerant output)")  # fmt: skip
+                     help="drafted tokens an iteration; auto: as many as pay, down to none, and with --tree as a chain or a "
+                     "tree; model: as trained (default: auto with the exact rule, else, and with --trace, model; what is drafted "
+                     "can change a tolerant output)")  # fmt: skip
     how.add_argument("--tree", type=int, metavar="N",
-                     help="draft trees of N tokens at most, the likeliest paths of at most --block-size tokens (default: the "
-                     "model's)")  # fmt: skip
+                     help="draft trees of N tokens at most, the likeliest paths of at most --block-size tokens; with auto, "
+                     "where they pay")  # fmt: skip
     how.add_argument("--controller", choices=CONTROLLERS, default=Settings.controller,
                      help="what chooses for auto. throughput: the length of most tokens a second, as measured; thompson, ucb: "
                      "bandits, which choose thresholds of the gates, too (default: throughput)")  # fmt: skip

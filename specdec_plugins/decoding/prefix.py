@@ -150,7 +150,7 @@ class Prefix:
         """Append each row's accepted tokens and the verifier's own. Returns the rows that are finished."""
         eos, finished = self.symbols.eos, []
         for row, (step, scores, cut) in enumerate(zip(*iteration)):
-            drafted, accepted, own = step
+            drafted, accepted, own = step[:3]
             output = self.outputs[row]
             if accepted:
                 output += drafted[:accepted]

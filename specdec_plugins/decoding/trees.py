@@ -5,8 +5,7 @@ A row's nodes are numbered from 0, parents before their children. The root, the 
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from specdec_plugins.decoding.options import Gate, Tree
@@ -23,7 +22,7 @@ class TreeDraft(Draft):
 
     def __init__(self, tokens: list[list[int]], parents: list[list[int]]):
         super().__init__(tokens)
-        self.parents = parents
+        self.parents: list[list[int]] = parents
 
     def clip(self, room: Sequence[int], eos: int) -> "TreeDraft":
         """At most ``room[b]`` tokens on each path, and none after eos."""
@@ -81,8 +80,8 @@ def least(gate: Gate) -> float:
 def grow(
     children: Callable[[Key], Iterable[tuple[float, int, Key]]], root: Key, tree: Tree, least: float = -math.inf
 ) -> tuple[list[int], list[int]]:
-    """Tokens and parents of a row's tree. ``children(key)`` are a node's candidates: each one's log-probability after it, its
-    token and its own key; none where a path ends.
+    """Tokens and parents of a row's tree. ``children(key)`` are a node's candidates, the likeliest first: each one's
+    log-probability after it, its token and its own key; none where a path ends.
 
     Without a shape it has the nodes of the likeliest paths (EAGLE-2, Li et al. 2024, arXiv 2406.16858), none below ``least``
     (nats); with one those (Medusa, Cai et al. 2024, arXiv 2401.10774) of which there are candidates.
@@ -93,23 +92,24 @@ def grow(
 def _likeliest(
     children: Callable[[Key], Iterable[tuple[float, int, Key]]], root: Key, tree: Tree, least: float
 ) -> tuple[list[int], list[int]]:  # fmt: skip
-    """Best first: a path is never likelier than a part of it, so that the best open node is the best of all that are left."""
+    """Best first: a path is never likelier than a part of it, so that the best open node is the best of all that are left. Of
+    siblings only the next one is open."""
     tokens: list[int] = []
     parents: list[int] = []
-    order = count()  # of equally likely nodes the first is taken
-    opened: list[tuple[float, int, int, int, Key]] = []
+    opened: list[tuple[float, int, int, int, Key, float, Iterator[tuple[float, int, Key]]]] = []  # of equals the first is taken
 
-    def extend(above: float, parent: int, key: Key) -> None:
-        for score, token, own in children(key):
-            if above + score > -math.inf and above + score >= least:
-                heapq.heappush(opened, (-above - score, next(order), parent, token, own))
+    def open_next(above: float, parent: int, rank: int, siblings: Iterator[tuple[float, int, Key]]) -> None:
+        found = next(siblings, None)
+        if found is not None and above + found[0] > -math.inf and above + found[0] >= least:
+            heapq.heappush(opened, (-above - found[0], parent, rank, found[1], found[2], above, siblings))
 
-    extend(0.0, -1, root)
+    open_next(0.0, -1, 0, iter(children(root)))
     while opened and len(tokens) < tree.nodes:
-        negative, _, parent, token, key = heapq.heappop(opened)
+        negative, parent, rank, token, key, above, siblings = heapq.heappop(opened)
         tokens.append(token)
         parents.append(parent)
-        extend(-negative, len(tokens) - 1, key)
+        open_next(above, parent, rank + 1, siblings)
+        open_next(-negative, len(tokens) - 1, 0, iter(children(key)))
     return tokens, parents
 
 

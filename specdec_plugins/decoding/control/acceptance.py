@@ -3,6 +3,9 @@
 Measured: at each position of the block, in how many drafts it was verified (all positions before it passed), and in how many of
 these it passed, too. Assumed: rows and sentences are alike, so one estimate serves batches of any size; and a position of which
 little is known passes as often as the one before it does.
+
+Trees have an estimate for each size. The first nodes of a tree are the smaller tree that would have been drafted in its place
+(`trees.grow`), and the first one after each node is the chain, so that each tree tells of smaller ones and of chains, too.
 """
 
 import math
@@ -67,6 +70,45 @@ class AcceptanceEstimate:
     def expected_tokens(self) -> list[float]:
         """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens."""
         return committed(self.rates())
+
+
+class TreeEstimates:
+    """For trees of the given ``sizes``, whose paths have up to ``longest`` tokens. They are expected to resemble ``chains``, the
+    estimate of which learns of trees, too.
+    """
+
+    def __init__(self, sizes: Sequence[int], longest: int, chains: AcceptanceEstimate, decay: float = DECAY):
+        self.longest, self.chains = longest, chains
+        self.by_size = {size: AcceptanceEstimate(self.depth(size), chains, decay) for size in sizes}
+
+    def depth(self, size: int) -> int:
+        """Tokens that the longest path of a tree may have."""
+        return min(size, self.longest)
+
+    def learn(self, outcome: Outcome) -> None:
+        """Observe the outcome of a plan with a tree."""
+        assert outcome.plan.tree is not None
+        self.chains.observe([chain_of(step) for step in outcome.steps], [len(step.firsts) for step in outcome.steps])
+        for size, estimate in self.by_size.items():
+            if size <= outcome.plan.tree.nodes:
+                steps = [smaller(step, size) for step in outcome.steps]
+                estimate.observe(steps, [min(length, size) for length in outcome.plan.lengths] * outcome.times)
+
+    def expected_tokens(self) -> list[float]:
+        """Tokens that an iteration commits with a tree of each size."""
+        return [estimate.expected_tokens()[-1] for estimate in self.by_size.values()]
+
+
+def smaller(step: Step, nodes: int) -> Step:
+    """What would have been accepted of a tree's first nodes. A part of the path does not end the sentence."""
+    accepted = sum(node < nodes for node in step.path)
+    return step if accepted == step.accepted else Step([], accepted, 0)
+
+
+def chain_of(step: Step) -> Step:
+    """What would have been accepted of the chain in a tree's place."""
+    accepted = sum(first == node for first, node in zip(step.firsts, step.path))
+    return step if accepted == step.accepted else Step([], accepted, 0)
 
 
 def committed(rates: Iterable[float]) -> list[float]:

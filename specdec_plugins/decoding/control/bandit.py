@@ -9,13 +9,13 @@ against the present choice. So a wide prior costs no more than the budget, in ba
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 
-from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, committed
-from specdec_plugins.decoding.control.arms import NONE, Arm, Estimates, Known, lengths_for
+from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, TreeEstimates, committed
+from specdec_plugins.decoding.control.arms import NONE, Arm, Estimates, Known, lengths_for, sizes_for
 from specdec_plugins.decoding.control.batches import class_of, is_small
 from specdec_plugins.decoding.control.costs import Pace
 from specdec_plugins.decoding.control.exploration import LARGE_CREDIT, MIN_TRIAL, WARM_START, Budget
 from specdec_plugins.decoding.control.learned import Learned
-from specdec_plugins.decoding.options import OPEN, Gate
+from specdec_plugins.decoding.options import OPEN, Gate, Tree
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 PULL, LARGE_PULL = 8, 3  # iterations that a pull measures in small and in large batches
@@ -34,16 +34,23 @@ CATCH_UP = 16  # plain passes at most that a drafter's catching up is taken to c
 
 class Bandit(ABC):
     """For a drafter that was trained on blocks of ``block_size`` tokens. All drafts pass the ``gate``; with further ``gates``
-    there are arms for each of them, too. What was ``learned`` before is where it starts from.
+    there are arms for each of them, too, and with ``nodes`` for trees of up to so many tokens. What was ``learned`` before is
+    where it starts from.
     """
 
-    def __init__(self, block_size: int, gate: Gate = OPEN, gates: Sequence[Gate] = (), learned: Learned | None = None):
+    def __init__(
+        self, block_size: int, gate: Gate = OPEN, gates: Sequence[Gate] = (), learned: Learned | None = None, nodes: int = 0
+    ):  # fmt: skip
         lengths = lengths_for(block_size)
         self.gates = (gate, *gates)
         self.arms = [NONE, *(Arm(length, number) for number in range(len(self.gates)) for length in lengths)]
         self.first = {True: block_size, False: max(1, block_size // 3)}  # the draft tried first, by whether batches are small
         basis = AcceptanceEstimate(lengths[-1], decay=DECAY)
-        self.acceptance = [basis, *(AcceptanceEstimate(lengths[-1], basis, DECAY) for _ in gates)]
+        self.trees = TreeEstimates(sizes_for(nodes), block_size, basis, DECAY)
+        self.acceptance = [
+            basis, *(AcceptanceEstimate(lengths[-1], basis, DECAY) for _ in gates), *self.trees.by_size.values()
+        ]  # fmt: skip
+        self.arms += [Arm(self.trees.depth(size), kind, size) for kind, size in enumerate(sizes_for(nodes), len(self.gates))]
         self.pace, self.budget = Pace(), Budget(share=SHARE)
         self.classes: dict[int, Known] = {}
         self._key, self._rows = -1, 0
@@ -68,8 +75,8 @@ class Bandit(ABC):
         for gate, estimate in zip(self.gates, self.acceptance):
             learned.start(estimate, gate)
         for key in learned.keys(self.gates):
-            known = Known(len(self.gates))
-            known.costs = [learned.costs(key, gate) for gate in self.gates]
+            known = Known(len(self.acceptance))
+            known.costs[: len(self.gates)] = [learned.costs(key, gate) for gate in self.gates]
             if known.plain < float("inf") and known.tried:
                 expected = self._goodput(self._estimates(known))
                 known.chosen, known.decided = self.arms[max(range(len(expected)), key=expected.__getitem__)], True
@@ -80,7 +87,8 @@ class Bandit(ABC):
         if rows != self._rows or not self._left:
             self._advance(rows)
         times = (min(self._left, CALL) if self._comparable else 1) if self._measured else self._left
-        return uniform(rows, self._arm.length, times, self.gates[self._arm.gate])
+        length, kind, nodes = self._arm
+        return uniform(rows, length, times, self.gates[0 if nodes else kind], Tree(nodes) if nodes else None)
 
     def update(self, outcome: Outcome) -> None:
         times = outcome.times
@@ -91,7 +99,11 @@ class Bandit(ABC):
         if self._measured:
             self._measure(outcome)
         elif self._arm.length and is_small(self._key):
-            self.acceptance[self._arm.gate].learn(outcome)
+            self._learn(outcome)
+
+    def _learn(self, outcome: Outcome) -> None:
+        """How many tokens passed."""
+        (self.trees if outcome.plan.tree else self.acceptance[self._arm.kind]).learn(outcome)
 
     def _advance(self, rows: int) -> None:
         """Go to the next phase, as the last one ended or the rows changed."""
@@ -116,7 +128,7 @@ class Bandit(ABC):
         arm, known = self._arm, self.classes[self._key]
         known.passes += outcome.times
         if arm.length:
-            self.acceptance[arm.gate].learn(outcome)
+            self._learn(outcome)
         if not self._comparable:
             self._comparable = True
             if self._exploring and arm.length:
@@ -129,7 +141,7 @@ class Bandit(ABC):
 
     def _settle(self, known: Known) -> None:
         """A pull has ended."""
-        arm, costs = self._arm, known.costs[self._arm.gate]
+        arm, costs = self._arm, known.costs[self._arm.kind]
         iterations = sum(times for _, times in self._calls)
         if costs.observe(arm.length, self.pace.normalised(typical(self._calls), arm.length, costs)):
             known.stable = 0
@@ -137,13 +149,13 @@ class Bandit(ABC):
         if not arm.length:
             self.budget.begin(small, (CREDIT if small else LARGE_CREDIT) * known.plain)
         if self._exploring:
-            took, tokens = costs.measured[arm.length].seconds, self.acceptance[arm.gate].expected_tokens()[arm.length]
+            took, tokens = costs.measured[arm.length].seconds, self.acceptance[arm.kind].expected_tokens()[arm.length]
             self.budget.spend(iterations * max(0.0, took - tokens / self._present) if self._present else 0.0)
 
     def _pull(self, rows: int) -> None:
         """Decide which arm is played next."""
         if self._key not in self.classes:
-            self.classes[self._key] = Known(len(self.gates))
+            self.classes[self._key] = Known(len(self.acceptance))
         known, small = self.classes[self._key], is_small(self._key)
         again = self._exploring and known.stable > SETTLED
         for estimate in self.acceptance:
@@ -211,6 +223,6 @@ def typical(calls: Sequence[tuple[float, int]]) -> float:
 
 
 def goodput(estimates: Estimates, rates: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Tokens a second of each arm, if tokens pass at such rates (by gate and position) and iterations take such seconds."""
+    """Tokens a second of each arm, if tokens pass at such rates (by kind and position) and iterations take such seconds."""
     tokens = [committed(each) for each in rates]
-    return [tokens[arm.gate][arm.length] / cost for arm, cost in zip(estimates.arms, seconds)]
+    return [tokens[arm.kind][arm.length] / cost for arm, cost in zip(estimates.arms, seconds)]

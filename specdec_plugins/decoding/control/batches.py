@@ -32,7 +32,8 @@ class BatchClass:
     key: int  # `class_of` the rows
     trials: Trials
     costs: CostModel = field(default_factory=CostModel)
-    choice: int = 0  # draft length; before the first decision, that of a similar class
+    tree_costs: CostModel = field(default_factory=CostModel)  # by the nodes of trees
+    choice: int = 0  # what is drafted: see `Throughput`; before the first decision, the choice of a similar class
     passes: int = 0
     decide_at: int = 0  # the pass from which the choice is reconsidered
     measured_at: int = 0  # the last pass that was measured
@@ -44,6 +45,8 @@ class BatchClass:
         return min(DRAFTED_SPACING, 1 + self.passes // SPACING_STEP) if self.choice else PLAIN_SPACING
 
     def varied(self, longest: int) -> int:
-        """The choice, a fourth less, the choice, a fourth more, and so on from one measured pass to the next."""
+        """The choice, a fourth less, the choice, a fourth more, and so on from one measured pass to the next; or a tree."""
+        if self.choice > longest:
+            return self.choice
         change = (0, -1, 0, 1)[self.passes // self.spacing % 4] * (self.choice // VARIATION)
         return min(self.choice + change, longest)

@@ -6,12 +6,17 @@ a draft can take as long as many plain passes, and with few rows there may be no
 from a budget, a share of all time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 BUDGET = 0.01  # share of all time that trials may take where they are rationed
 LARGE_CREDIT = 10  # plain passes that trials in large batches may take at the start: drafts that pay are not missed for long
 MIN_TRIAL = 5  # plain passes that a trial takes at least; what the last one took is known better
 SMALL_TRIAL, LARGE_TRIAL = 3, 2  # passes of a trial: the first after plain passes is no measurement, as the drafter catches up
+CHOSEN_TURN, PLAIN_TURN = 2, 4  # of so many trials one is of a tree, where drafts are chosen, and where none are
+TREE_TRIAL = (
+    8  # passes of a trial of a tree in small batches, and of chains where trees are chosen: neither tells all of the other
+)
 WARM_START = 16  # passes in a new class of batches before the first trial, where similar classes tell what to do until then
 FIRST_INTERVAL, LAST_INTERVAL = 32, 512  # passes between trials: doubled after each
 RATIONED_INTERVAL = 256  # passes: from this interval on, small batches that do not draft pay from the budget, too
@@ -46,14 +51,17 @@ class Trials:
     """Schedule of one class of batches, in passes of that class.
 
     ``small`` batches are likely to gain from drafts: they try long and short ones and none, twice. Large ones are likely to be
-    slowed down by drafts: they try a short one.
+    slowed down by drafts: they try a short one. ``trees`` that may be chosen, from small to large, take turns.
     """
 
-    def __init__(self, block_size: int, small: bool, first: int):
+    def __init__(self, block_size: int, small: bool, first: int, trees: Sequence[int] = ()):
         third = max(1, block_size // 3)
         self.block_size, self.small, self.passes = block_size, small, SMALL_TRIAL if small else LARGE_TRIAL
         self.drafts = (block_size, third) if small else (third, max(1, third // 2))  # lengths to try where nothing is drafted
         self.series = [*self.drafts, 0] * 2 if small else [third]  # lengths still to try before the first decision
+        if trees and small:
+            self.series += [trees[-1], trees[0]] * 2
+        self.trees, self.turn = trees, 0
         self.due = first  # the pass from which the next trial may be made
         self.interval = FIRST_INTERVAL
         self.seconds = 0.0  # that the last trial took
@@ -80,8 +88,21 @@ class Trials:
         self.interval = min(2 * self.interval, LAST_INTERVAL)
         self.due = now + self.interval
         self.seconds = 0.0
+        lengths = (0, self.block_size) if chosen else self.drafts
+        if self.trees and (affordable or self.small):
+            every, others = CHOSEN_TURN if chosen else PLAIN_TURN, [tree for tree in self.trees if tree != chosen]
+            of_trees, place = divmod(self.turn, every)  # turns of trees so far
+            self.turn += 1
+            if place == every - 1 and others:
+                return others[of_trees % len(others)]
+            return lengths[(self.turn - 1 - of_trees) % len(lengths)]
         # Doubling makes the two alternate; at the last interval it is the first of them.
-        return ((0, self.block_size) if chosen else self.drafts)[self.interval.bit_length() % 2]
+        return lengths[self.interval.bit_length() % 2]
+
+    def passes_of(self, trial: int, chosen: int) -> int:
+        """How many passes a trial has."""
+        alone = trial in self.trees or (trial and chosen in self.trees)
+        return TREE_TRIAL if alone and self.small else self.passes
 
     def restart(self) -> None:
         """Try more often again, as the decision changed."""

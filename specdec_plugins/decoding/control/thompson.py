@@ -21,9 +21,10 @@ class Thompson(Bandit):
     """A `Bandit` with random numbers of its own, by ``seed``."""
 
     def __init__(
-        self, block_size: int, gate: Gate = OPEN, gates: Sequence[Gate] = (), learned: Learned | None = None, seed: int = 0
-    ):
-        super().__init__(block_size, gate, gates, learned)
+        self, block_size: int, gate: Gate = OPEN, gates: Sequence[Gate] = (), learned: Learned | None = None, nodes: int = 0,
+        seed: int = 0,
+    ):  # fmt: skip
+        super().__init__(block_size, gate, gates, learned, nodes)
         self._gauss = random.Random(seed).gauss
 
     def judge(self, estimates: Estimates) -> list[float]:

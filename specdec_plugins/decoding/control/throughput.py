@@ -5,18 +5,22 @@ measured while decoding. Costs differ with the number of rows, so there is a cos
 choice changes only if the gain is clear (hysteresis), since estimates are noisy; lengths that are not chosen are tried at times
 (`exploration`).
 
+A choice is a number: up to the longest, the length of a chain; beyond it, a tree, from the smallest one on.
+
 Most steps repeat the class's choice, and are not measured. A plain step can take less than 100 microseconds; repeating its plan
 takes 0.16, and deciding anew some 50, so that is done at one plain step in 32. What passes of drafts is learned from all steps.
 """
 
+import math
 from collections.abc import Sequence, Sized
 
-from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
+from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, TreeEstimates
+from specdec_plugins.decoding.control.arms import sizes_for
 from specdec_plugins.decoding.control.batches import BatchClass, class_of, is_small
-from specdec_plugins.decoding.control.costs import Pace
+from specdec_plugins.decoding.control.costs import CostModel, Pace
 from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, WARM_START, Budget, Trials
 from specdec_plugins.decoding.control.learned import Learned
-from specdec_plugins.decoding.options import OPEN, Gate
+from specdec_plugins.decoding.options import OPEN, Gate, Tree
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 LONGEST = 2  # block sizes: the longest draft
@@ -26,9 +30,9 @@ HOLD = 8  # plain passes that follow when rows get fewer: the batch may be endin
 
 
 def best_length(tokens: Sequence[float], seconds: Sequence[float], present: int | None) -> int:
-    """The length of most tokens a second, if it is clearly better than the present choice; else that one.
+    """The choice of most tokens a second, if it is clearly better than the present one; else that one.
 
-    ``tokens`` and ``seconds`` are those of an iteration with a draft of 0, 1, .. tokens, as far as they are known.
+    ``tokens`` and ``seconds`` are those of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees.
     """
     rates = [committed / cost for committed, cost in zip(tokens, seconds)]
     best = max(range(len(rates)), key=rates.__getitem__)
@@ -38,14 +42,16 @@ def best_length(tokens: Sequence[float], seconds: Sequence[float], present: int 
 
 
 class Throughput:
-    """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``. What was ``learned``
-    before is where it starts from.
+    """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``, and may be trees of up to
+    ``nodes`` tokens. What was ``learned`` before is where it starts from.
     """
 
-    def __init__(self, block_size: int, gate: Gate = OPEN, learned: Learned | None = None):
+    def __init__(self, block_size: int, gate: Gate = OPEN, learned: Learned | None = None, nodes: int = 0):
         self.gate = gate
         self.block_size, self.longest = block_size, LONGEST * block_size
         self.acceptance = AcceptanceEstimate(self.longest)
+        self.sizes = sizes_for(nodes)  # of trees
+        self.trees = TreeEstimates(self.sizes, block_size, self.acceptance)
         self.pace, self.budget = Pace(), Budget()
         self.classes: dict[int, BatchClass] = {}
         self.decided: list[BatchClass] = []  # classes with a choice of their own, in the order of their first decisions
@@ -72,24 +78,47 @@ class Throughput:
             times = self._repeat_until - batch.passes
             batch.passes += 1
             self._measured = False
-            return uniform(rows, self._repeated, times, self.gate)
+            return self._planned(rows, self._repeated, times)
         return self._plan(rows)
+
+    def _planned(self, rows: int, choice: int, times: int) -> Plan:
+        if choice <= self.longest:
+            return uniform(rows, choice, times, self.gate)
+        size = self.sizes[choice - self.longest - 1]
+        return uniform(rows, self.trees.depth(size), times, self.gate, Tree(size))
 
     def update(self, outcome: Outcome) -> None:
         self._batch.passes += outcome.times - 1
         if any(outcome.plan.lengths):
-            self.acceptance.learn(outcome)
+            (self.trees if outcome.plan.tree else self.acceptance).learn(outcome)
         if not self._measured:
             return
-        batch, length, seconds = self._batch, self._length, outcome.seconds
+        batch, (costs, size), seconds = self._batch, self._costs(self._batch, self._length), outcome.seconds
         self.budget.earn(seconds * (batch.passes - batch.measured_at))  # for the repetitions before it, too
         batch.measured_at = batch.passes
         if self._trial:
             self._trial -= 1
-            self.budget.spend(seconds)
-            batch.trials.seconds += seconds
-        if self._comparable and batch.costs.observe(length, self.pace.normalised(seconds, length, batch.costs)):
+            if (
+                self._trial < batch.trials.passes
+            ):  # a longer trial is charged as the others: small batches, where it is, are not rationed
+                self.budget.spend(seconds)
+                batch.trials.seconds += seconds
+        if self._comparable and costs.observe(size, self.pace.normalised(seconds, size, costs)):
             batch.decide_at = 0
+
+    def _costs(self, batch: BatchClass, choice: int) -> tuple[CostModel, int]:
+        """The costs that a choice belongs to, and its length or its nodes there."""
+        if choice <= self.longest:
+            return batch.costs, choice
+        return batch.tree_costs, self.sizes[choice - self.longest - 1]
+
+    def _tree_seconds(self, batch: BatchClass) -> list[float]:
+        """Seconds of an iteration with a tree of each size; infinity where nothing is known."""
+        costs = batch.tree_costs
+        if 0 in batch.costs.measured:  # no tree costs less than a plain pass
+            costs.measured[0] = batch.costs.measured[0]
+        expected = costs.expected(min(costs.longest, self.sizes[-1]))
+        return [expected[size] if size < len(expected) else math.inf for size in self.sizes]
 
     def _plan(self, rows: int) -> Plan:
         """Choose a length, and what is repeated after it."""
@@ -112,10 +141,11 @@ class Throughput:
                 batch.repeat_until = batch.passes + batch.spacing - 1
             self._repeat_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
             self._repeated = 0 if ending else batch.choice
-        return uniform(rows, self._length, 1, self.gate)
+        return self._planned(rows, self._length, 1)
 
     def _new_class(self, key: int) -> BatchClass:
-        return BatchClass(key, Trials(self.block_size, is_small(key), WARM_START if self.decided else 0))
+        trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))
+        return BatchClass(key, Trials(self.block_size, is_small(key), WARM_START if self.decided else 0, trees))
 
     def _choose(self, batch: BatchClass) -> int:
         """The length of a step that is measured."""
@@ -133,7 +163,7 @@ class Throughput:
             trial = batch.trials.periodic(batch.passes, batch.choice, affordable)
             if trial is None:
                 return batch.varied(self.longest)
-        self._trial = batch.trials.passes
+        self._trial = batch.trials.passes_of(trial, batch.choice)
         return trial
 
     def _similar(self, batch: BatchClass) -> int:
@@ -147,7 +177,11 @@ class Throughput:
         present = batch.choice if batch in self.decided else None
         if present is None:
             self.decided.append(batch)
-        choice = best_length(self.acceptance.expected_tokens(), batch.costs.expected(batch.costs.longest), present)
+        tokens, seconds = self.acceptance.expected_tokens(), batch.costs.expected(batch.costs.longest)
+        if self.sizes:
+            tokens += self.trees.expected_tokens()
+            seconds = [*seconds[: self.longest + 1], *[math.inf] * (self.longest + 1 - len(seconds)), *self._tree_seconds(batch)]
+        choice = best_length(tokens, seconds, present)
         if choice != batch.choice:
             batch.choice = choice
             batch.trials.restart()

@@ -26,7 +26,7 @@ class Ucb(Bandit):
         expected = goodput(estimates, estimates.rates, estimates.seconds)
         bounds = []
         for arm, value, doubt in zip(estimates.arms, expected, estimates.doubts):
-            spread = relative_deviation(estimates.rates[arm.gate], estimates.deviations[arm.gate], arm.length)
+            spread = relative_deviation(estimates.rates[arm.kind], estimates.deviations[arm.kind], arm.length)
             bounds.append(value * math.exp(WIDTH * math.hypot(spread, doubt)))
         return bounds
 

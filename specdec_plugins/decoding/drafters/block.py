@@ -50,7 +50,8 @@ def drafted(done: Pass, prefix: Prefix, plan: Plan) -> Draft:
             depth, number = above
             if depth < length and not (depth and row[depth - 1][number] == prefix.symbols.eos):
                 after = scores[depth][min(number, len(scores[depth]) - 1)]
-                yield from ((score, token, (depth + 1, rank)) for rank, (score, token) in enumerate(zip(after, row[depth])))
+                for rank in sorted(range(len(after)), key=after.__getitem__, reverse=True):  # few of them are taken
+                    yield after[rank], row[depth][rank], (depth + 1, rank)
 
         for whole, part in zip((tokens, parents), grow(children, (0, 0), plan.tree, least(plan.gate))):
             whole.append(part)

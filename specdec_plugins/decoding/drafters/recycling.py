@@ -1,9 +1,11 @@
 """Drafts each token's likeliest successors, as the verifier had them the last time that it read the token, in any sentence.
 
 Token Recycling (Luo et al. 2024, arXiv 2408.08696): a pass has the verifier's choice after every drafted token, also after those
-that it refuses. A chain takes one successor of each token, a tree several, with their probabilities.
+that it refuses. A chain takes one successor of each token, a tree several, with their probabilities. Passes of chains teach
+chains alone: log-probabilities of all tokens would take twice as long; a tree takes from them what it has no branches for.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from specdec_plugins.decoding.trees import TreeDraft, grow, least
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
 
 KEPT = 8  # successors of each token in trees, as in the paper
+TAUGHT = math.log(0.5)  # of a successor that a chain taught, in trees (nats)
 
 
 class Successors:
@@ -67,25 +70,32 @@ class Branches:
     def __init__(self) -> None:
         self.after: dict[int, list[tuple[float, int]]] = {}
 
-    def tree(self, token: int, length: int, plan: Plan) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the likeliest paths of up to ``length`` tokens after a token."""
+    def tree(self, token: int, length: int, plan: Plan, successors: Successors) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the likeliest paths of up to ``length`` tokens after a token; ``successors`` where there is no
+        other."""
         assert plan.tree is not None
 
         def children(key: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
             depth, before = key
-            known = self.after.get(before, []) if depth < length else []
+            if depth == length:
+                return []
+            known = self.after.get(before)
+            if known is None:
+                known = [(TAUGHT, successors.after[before])] if before in successors.after else []
             return [(score, follower, (depth + 1, follower)) for score, follower in known]
 
         return grow(children, (0, token), plan.tree, least(plan.gate))
 
-    def learn(self, rows: Sequence[int], draft: Draft, logits: torch.Tensor) -> None:
-        """The verifier's likeliest tokens after the token of each of ``rows``, and after each node, by logits (R, W, V)."""
+    def learn(self, rows: Sequence[int], draft: Draft, logits: torch.Tensor, successors: Successors) -> None:
+        """The verifier's likeliest tokens after the token of each of ``rows``, and after each node, by logits (R, W, V); the
+        best is a successor, too."""
         read = [(token, row, place) for row, first in enumerate(rows) for place, token in enumerate([first, *draft.tokens[row]])]
         tokens, numbers, places = zip(*read)
         following = logits[send(numbers, logits.device), send(places, logits.device)].float().log_softmax(-1)  # (N, V)
         best = following.topk(min(KEPT, logits.size(-1)))
         for token, scores, followers in zip(tokens, best.values.tolist(), best.indices.tolist()):
             self.after[token] = list(zip(scores, followers))
+            successors.after[token] = followers[0]
 
 
 class Recycling:
@@ -105,13 +115,13 @@ class Recycling:
     def propose(self, state: Rows[int], prefix: Prefix, plan: Plan) -> Draft:
         state.rows = prefix.last
         if plan.tree is not None:
-            trees = [self.branches.tree(token, length, plan) for token, length in zip(state.rows, plan.lengths)]
+            trees = [self.branches.tree(token, length, plan, self.successors) for token, length in zip(state.rows, plan.lengths)]
             return TreeDraft([tokens for tokens, _ in trees], [parents for _, parents in trees])
         return Draft([self.successors.chain(token, (), length) for token, length in zip(state.rows, plan.lengths)])
 
     def observe(self, state: Rows[int], scores: Any, draft: Draft, verdict: Verdict) -> None:
         if isinstance(draft, TreeDraft):
-            return self.branches.learn(state.rows, draft, scores.logits())
+            return self.branches.learn(state.rows, draft, scores.logits(), self.successors)
         for token, tokens, following in zip(state.rows, draft.tokens, choices(scores, draft, verdict)):
             self.successors.learn(token, tokens, following)
 
