@@ -163,9 +163,9 @@ def without(hypothesis: Hypothesis, count: int) -> Hypothesis:
     if not count:
         return hypothesis
     steps, left = [], count
-    for drafted, accepted, own in hypothesis.steps:
-        first = min(left, accepted)
-        chosen = own if first == left else None
-        steps.append(Step(drafted[left:], accepted - first, chosen))
-        left -= first + (own is not None and chosen is None)
+    for step in hypothesis.steps:
+        first = min(left, step.accepted)
+        own = step.own if first == left else None
+        steps.append(Step(step.drafted[left:], step.accepted - first, own))
+        left -= first + (step.own is not None and own is None)
     return replace(hypothesis, tokens=hypothesis.tokens[count:], token_scores=hypothesis.token_scores[count:], steps=steps)
