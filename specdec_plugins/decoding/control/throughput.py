@@ -98,9 +98,7 @@ class Throughput:
         batch.measured_at = batch.passes
         if self._trial:
             self._trial -= 1
-            if (
-                self._trial < batch.trials.passes
-            ):  # a longer trial is charged as the others: small batches, where it is, are not rationed
+            if self._trial < batch.trials.passes:  # longer trials are those of small batches, which are not rationed
                 self.budget.spend(seconds)
                 batch.trials.seconds += seconds
         if self._comparable and costs.observe(size, self.pace.normalised(seconds, size, costs)):
