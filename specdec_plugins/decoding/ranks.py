@@ -6,6 +6,7 @@ Knows nothing about models. The processes are started by ``torchrun``, or in any
 """
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -118,7 +119,7 @@ def _meeting(function: Callable, *arguments, **options) -> Any:
     try:
         return function(*arguments, **options)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
+        reason = re.sub(r"^\[[^\]]*\] ", "", str(error)).split(". ")[0].splitlines()[0]  # without gloo's own file and advice
         raise RankLost(f"another rank has ended, or has not answered in {TIMEOUT} s: {reason}") from None
 
 

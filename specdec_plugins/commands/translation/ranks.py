@@ -30,6 +30,8 @@ def parallel_faults(options: argparse.Namespace) -> list[Fault]:
 @contextmanager
 def joined() -> Iterator["Ranks"]:
     """All ranks, of which one alone says why a run ends early; the others end without a word. The group ends with the block."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings that a connection is gone, of which one line tells
+
     from torch.distributed import destroy_process_group
 
     from specdec_plugins.decoding.ranks import all_ranks
