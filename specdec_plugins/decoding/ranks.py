@@ -120,7 +120,7 @@ def _meeting(function: Callable, *arguments, **options) -> Any:
         return function(*arguments, **options)
     except RuntimeError as error:
         reason = re.sub(r"^\[[^\]]*\] ", "", str(error)).split(". ")[0].splitlines()[0]  # without gloo's own file and advice
-        raise RankLost(f"another rank has ended, or has not answered in {TIMEOUT} s: {reason}") from None
+        raise RankLost(f"another rank has ended, or does not answer: {reason}") from None
 
 
 def started() -> bool:
