@@ -37,6 +37,7 @@ from specdec_plugins.measure.random_pair import Shape, random_pair
 
 ROOT = Path(__file__).resolve().parent.parent
 DEATH = 10.0  # seconds in which a run ends when a rank dies, of which less than one is not due to a busy machine
+TORCHRUN = 40.0  # and those in which torchrun then ends: it gives the ranks 30
 NEAR = 1e-5  # a near-tie: nats between two tokens, in float64, of which float32 may take either
 COMMAND = "--model", "data/demo.en-de", "--bpe", "--quiet"
 
@@ -317,7 +318,7 @@ def endless(tmp_path, size=2):
     (tmp_path / "in").write_text((ROOT / "data/demo.bpe").read_text() * 500)
     options = "--tensor-parallel", "--input", tmp_path / "in", "--buffer-size", "4"
     with started(size, command, tmp_path / "run", *map(str, options)) as (ranks, pipes):
-        until(lambda: (tmp_path / "run.out0").exists() and (tmp_path / "run.out0").stat().st_size, 60)
+        until(lambda: (tmp_path / "run.out0").exists() and (tmp_path / "run.out0").stat().st_size, 240)
         yield ranks, pipes
 
 
@@ -358,7 +359,7 @@ def hang(seconds):
 
 def test_a_rank_that_hangs_ends_the_run_in_time():
     with started(2, hang, 2.0) as (_, pipes):
-        assert pipes[0].poll(60)
+        assert pipes[0].poll(240)
         seconds, said = pipes[0].recv()
         assert 1.5 < seconds < 2 + DEATH and said.startswith(
             "another rank has ended, or does not answer: Timed out waiting 2000ms"
@@ -390,13 +391,13 @@ def test_a_rank_that_dies_ends_torchrun(dead, tmp_path):
     with open(tmp_path / "err", "w") as said:
         running = subprocess.Popen(torchrun(4, *options), cwd=ROOT, env=environment, stderr=said)
     try:
-        until(lambda: (tmp_path / "out").exists() and (tmp_path / "out").stat().st_size, 120)
+        until(lambda: (tmp_path / "out").exists() and (tmp_path / "out").stat().st_size, 240)
         os.kill(rank_of(running.pid, dead), signal.SIGKILL)
-        assert running.wait(DEATH + 5) != 0  # torchrun takes some time of its own
+        assert running.wait(DEATH + TORCHRUN) != 0
     finally:
         running.kill()
     (line,) = of_the_command(tmp_path / "err")
-    assert "another rank has ended" in line or "stopped" in line  # as torchrun's signal or the closed connection comes first
+    assert "another rank has ended" in line
 
 
 def rank_of(parent, rank):

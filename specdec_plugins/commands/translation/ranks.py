@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -41,13 +42,13 @@ def joined() -> Iterator["Ranks"]:
         logging.disable(logging.WARNING)
     try:
         yield ranks
-    except (KeyboardInterrupt, Terminated):  # all ranks were told
-        if ranks.rank:
-            raise SystemExit(1) from None
-        raise
-    except (ValueError, OSError, ImportError):
+    except (KeyboardInterrupt, Terminated, ValueError, OSError, ImportError) as end:
+        for number in (signal.SIGTERM, signal.SIGINT):  # this rank is ending, and says why first
+            signal.signal(number, signal.SIG_IGN)
         if not ranks.speaks():
             raise SystemExit(1) from None
+        if isinstance(end, Terminated):
+            raise ValueError("stopped by SIGTERM, which torchrun sends when another rank has ended") from None
         raise
     destroy_process_group()
 
