@@ -55,8 +55,8 @@ def serve(rank, size, port, connection, function, arguments):
 @contextmanager
 def started(size, function, *arguments):
     """The processes of so many ranks that call a function, and the pipes that their results come by."""
-    context = multiprocessing.get_context("forkserver")  # which imports once
-    context.set_forkserver_preload(["test_parallel"])
+    context = multiprocessing.get_context("forkserver")  # which imports these once
+    context.set_forkserver_preload(["pytest", "specdec_plugins.translator", "specdec_plugins.measure.random_pair"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -305,7 +305,7 @@ PARALLEL = "--tensor-parallel", "--dtype", "float64", "--input", "data/demo.bpe"
 
 
 def test_the_command_writes_on_rank_0_what_one_process_writes(tmp_path, capfd):
-    options = "--sampling", "--seed", "3"
+    options = "--sampling", "--seed", "3", "--max-len-b", "8"
     assert results_of(2, command, tmp_path / "two", *PARALLEL, "--drafter-ranks", "2", *options) == [0, 0]
     assert translate.main([*COMMAND, "--dtype", "float64", "--input", "data/demo.bpe", *options]) == 0
     assert (tmp_path / "two.out0").read_text() == capfd.readouterr().out != ""
