@@ -1,5 +1,6 @@
 """How to decode. Imports neither torch nor fairseq, so that a command can check its options at once."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -78,6 +79,8 @@ class Settings:
     device: str = "cpu"
     dtype: str = "float32"  # "auto": the fastest, as `assemble` says
     threads: int | None = None  # of the whole process; None: `usual_threads`
+    tensor_parallel: bool = False  # this process is a rank that torchrun started, and all ranks decode together
+    drafter_ranks: int = 1  # so many of them, the first ones, share the drafter
 
     def __post_init__(self):
         if faults := [*self._values(), *self._combinations()]:
@@ -99,7 +102,7 @@ class Settings:
             yield "context", f"{self.context} is negative"
         yield from sampling_faults(self)
         counts = ("block_size", "tree", "beta", "beam", "threads", "samples", "kv_budget", "windows", "max_positions", "min_len")
-        for name in counts:
+        for name in (*counts, "drafter_ranks"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 yield name, f"{value} is less than 1"
@@ -165,8 +168,24 @@ class Settings:
             yield "controller", "has a use only with block size auto"
         if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
             yield "dtype", f"{self.dtype} is not available with strategy fairseq"
+        if self.tensor_parallel:
+            yield from self._parallel()
+        elif self._given("drafter_ranks"):
+            yield "drafter_ranks", "has a use only with tensor_parallel"
         if self.beta == 1 and not self.sampling and self.tau != float("inf") and self.strategy == "specdec":
             yield "tau", "has a use only with beta over 1"
+
+    def _parallel(self) -> Iterable[Fault]:
+        """Values that do not go with tensor parallel decoding."""
+        if self.strategy in ("fairseq", "drafter"):
+            yield "tensor_parallel", f"splits the verifier, which strategy {self.strategy} does not run here"
+        if self.dtype == "int8":
+            yield "dtype", "int8 needs the CPU kernels, which tensor_parallel does not use"
+        if re.fullmatch(r"cuda:\d+", self.device):
+            yield "device", f"{self.device} is one GPU: with tensor_parallel say cuda, of which each rank takes one"
+        untrained = self.strategy == "ar" or (self.members and all(name in UNTRAINED for name in self.members))
+        if self._given("drafter_ranks") and untrained:
+            yield "drafter_ranks", "has a use only with a drafter that has weights: others run on every rank"
 
     def _given(self, name: str) -> bool:
         """Whether a field has another value than it has by itself."""

@@ -22,7 +22,7 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.admission import BoundedAdmission
-from specdec_plugins.decoding.assembly import THREADS, assemble
+from specdec_plugins.decoding.assembly import THREADS, assemble, assemble_part
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.arms import GATES
@@ -34,7 +34,8 @@ from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import OPEN, Tree
 from specdec_plugins.decoding.portfolio import Portfolio
-from specdec_plugins.decoding.roles import Controller, Drafter, Roles
+from specdec_plugins.decoding.ranks import LedAdmission, LedController, all_ranks, local
+from specdec_plugins.decoding.roles import Admission, Controller, Drafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Step
 from specdec_plugins.decoding.verifier import Unverified
@@ -122,6 +123,9 @@ class Translator:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs{choice}")
         if settings.max_positions:
             pair = beyond_training(pair, settings.max_positions, settings.strategy != "ar")
+        self.ranks = all_ranks() if settings.tensor_parallel else None
+        if self.ranks is not None:
+            settings = settings.share(local("RANK"), local("WORLD_SIZE"))
         self.pair, self.settings = pair, settings
         self.drafter_name: str | None = None
         if settings.strategy in ("specdec", "drafter"):
@@ -160,7 +164,10 @@ class Translator:
     def _assign(self, verifier, drafter, device, own: Drafter | None) -> Roles:
         """The loop's roles under the strategy; the drafter is ``own``, if there is one, else what the settings name."""
         how = self.settings
-        drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
+        if self.ranks is not None:
+            drafting, verifying = assemble_part(self.ranks, how.drafter_ranks, verifier, drafter, device, how.dtype, how.threads)
+        else:
+            drafting, verifying = assemble(verifier, drafter, device, how.dtype, how.threads)
         if own is not None:
             drafting = own
         elif how.members:
@@ -175,8 +182,12 @@ class Translator:
             fixed = self.block_size != "auto"
             tree = Tree(how.tree) if how.tree else None
             controller = (
-                FixedLength(int(self.block_size), how.gate, tree) if fixed else self._controller(own is None and not how.members)
+                FixedLength(int(self.block_size), how.gate, tree)
+                if fixed
+                else self._controller(own is None and not how.members and self.ranks is None)
             )
+            if self.ranks is not None and not fixed:
+                controller = LedController(controller, self.ranks)
         if how.strategy == "drafter":
             if getattr(drafting, "needs_verifier", False):
                 raise ValueError(f"{self.pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
@@ -334,7 +345,9 @@ class Translator:
         def bytes_for(request: Request) -> int:
             return sum(role.bytes_for(request) for role in (roles.drafter, roles.verifier) if hasattr(role, "bytes_for"))
 
-        admission = BoundedAdmission(rows, max_tokens, max_bytes, bytes_for)
+        admission: Admission = BoundedAdmission(rows, max_tokens, max_bytes, bytes_for)
+        if self.ranks is not None:
+            admission = LedAdmission(admission, self.ranks)
         constraints = Constraints.of(self.pair.verifier.spec)
         return Session(*roles, admission, rows, constraints, self.stats, self.settings.device)
 

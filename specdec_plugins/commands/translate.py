@@ -16,6 +16,7 @@ from specdec_plugins.commands.translation.answers import Answerer, Answers, sett
 from specdec_plugins.commands.translation.buffers import Buffer, read_buffers
 from specdec_plugins.commands.translation.formats import FORMATS
 from specdec_plugins.commands.translation.output import Output, Trace, Written, summary
+from specdec_plugins.commands.translation.ranks import follow, joined, lead, parallel_faults
 from specdec_plugins.decoding.options import CHOICES, RULES, USUAL_BUDGET
 from specdec_plugins.settings import CONTROLLERS, DTYPES, STRATEGIES, UNTRAINED, Fault, OptionError, Settings
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
@@ -117,6 +118,11 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: as many as there are CPUs to use)")
     how.add_argument("--workers", type=int, default=1, metavar="N",
                      help="processes that share the threads; with --device cuda, each has a GPU of its own")  # fmt: skip
+    how.add_argument("--tensor-parallel", action="store_true",
+                     help="split each layer of the verifier among all ranks: torchrun --nproc-per-node N -m "
+                     "specdec_plugins.commands.translate --tensor-parallel ...; on a CPU by PyTorch")  # fmt: skip
+    how.add_argument("--drafter-ranks", type=int, default=Settings.drafter_ranks, metavar="N",
+                     help="so many ranks share a drafter that has weights (default: 1, which has all of it)")  # fmt: skip
 
     add_sampling(p.add_argument_group("sampling"))
 
@@ -200,12 +206,19 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("output", f"{options.output} is also an input"))
     if options.workers > 1 and re.fullmatch(r"cuda:\d+", options.device):
         faults.append(("device", f"{options.device} is one GPU: with --workers say --device cuda, for the first ones"))
-    return faults + less_than_one(options, "batch_size", "max_tokens", "buffer_size", "workers")
+    faults += less_than_one(options, "batch_size", "max_tokens", "buffer_size", "workers")
+    faults += parallel_faults(options) if options.tensor_parallel else []
+    if faults and options.tensor_parallel and os.environ.get("RANK", "0") != "0":
+        sys.exit(2)  # rank 0 says it
+    return faults
 
 
 def run(options: argparse.Namespace, written: Written) -> None:
     """Translate, a buffer of lines at a time. Raises ValueError or OSError with one line that names what is wrong."""
     with ExitStack() as stack:
+        ranks = stack.enter_context(joined()) if options.tensor_parallel else None
+        if ranks is not None and ranks.rank:
+            return follow(ranks, Answerer(options))
         source = stack.enter_context(LineReader(options.input, None if options.windows is None else MAX_DOCUMENT_BYTES))
         terminal = not options.input and sys.stdin.isatty()
         references, hints = (
@@ -214,6 +227,8 @@ def run(options: argparse.Namespace, written: Written) -> None:
         work: Callable[[Iterable[Buffer]], Iterator[Answers]]  # loads the model before an output that may exist is touched
         if options.workers > 1 and not terminal:
             work = stack.enter_context(Workers(options.workers, partial(Answerer, options))).map
+        elif ranks is not None:
+            work = partial(lead, ranks, Answerer(options))
         else:
             work = partial(map, Answerer(options))
         output = stack.enter_context(Output(options))

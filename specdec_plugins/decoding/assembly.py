@@ -8,7 +8,9 @@ from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, Runner, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
+from specdec_plugins.decoding.backends.torch.parallel import load_parts
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.ranks import LedDrafter, Ranks
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -29,6 +31,29 @@ def assemble(
     loaded, drafting = load(verifier, drafter, device, dtype, threads)
     code = drafters.with_weights(drafter.code if drafter else "none")
     return code.build(drafter, drafting, loaded), ModelVerifier(loaded)
+
+
+def assemble_part(
+    ranks: Ranks, drafter_ranks: int, verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu",
+    dtype: str = "float32", threads: int | None = None,
+) -> tuple[Drafter, ModelVerifier]:  # fmt: skip
+    """The same on one of several ranks, by PyTorch: the verifier is split among all, the drafter among the first ones.
+
+    A pass is not recorded: ranks would have to record at the same time, and each would have to know that the others do.
+    """
+    where, drafter = torch.device(device), drafter and drafters.as_transformer(drafter, verifier)
+    if dtype == "auto":
+        dtype = fastest(where.type) if where.type != "cpu" else "float32"
+    torch.set_num_threads(threads or THREADS)
+    drafting = ranks.first(drafter_ranks) if drafter else None
+    first, second = load_parts(verifier, drafter, ranks, drafting, where, getattr(torch, dtype))
+    ranks.wait()  # one may read its files later
+    verifying = TorchModel(first)
+    code = drafters.with_weights(drafter.code if drafter else "none")
+    if drafter is None:
+        return code.build(None, None, verifying), ModelVerifier(verifying)
+    own = code.build(drafter, TorchModel(second) if second else None, verifying) if drafting else None
+    return LedDrafter(own, verifying.encode, ranks), ModelVerifier(verifying)
 
 
 def fastest(kind: str) -> str:

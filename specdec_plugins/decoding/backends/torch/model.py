@@ -94,7 +94,7 @@ class TorchModel:
     def start(self, rows: int) -> DenseState:
         """A state without rows."""
         decoder = self.transformer.decoder
-        width, like = 2 * decoder.width, decoder.embedding.tokens
+        width, like = decoder.entry, decoder.embedding.tokens
         layers = len(decoder.layers) + (decoder.copy is not None)  # the source copy's entries are a last layer
         cache, sources = self.idle.pop() if self.idle else (KVCache(layers, width, like), KVCache(layers, width, like))
         state = DenseState(cache, sources, self._remember)
@@ -104,7 +104,7 @@ class TorchModel:
 
     def bytes_for(self, source: int, target: int) -> int:
         decoder = self.transformer.decoder
-        return (source + target) * len(decoder.layers) * 2 * decoder.width * decoder.embedding.tokens.element_size()
+        return (source + target) * len(decoder.layers) * decoder.entry * decoder.embedding.tokens.element_size()
 
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, rows: Sequence[int]) -> None:
         """Write what belongs to some sentences of a source: cross-attention entries, and keys and values of the source copy."""
@@ -242,7 +242,7 @@ class TorchModel:
             x = layer(x, attend, cross_attend, kept)
         if keep is not None:
             masses[:-1] = [mass[keep] for mass in masses[:-1]]
-        return [*self._results(x), *([torch.stack(masses).sum(0)] if masses else [])]
+        return [*self._results(x), *([decoder.attended(masses)] if masses else [])]
 
     def _results(self, x: Tensor) -> list[Tensor]:
         """Logits, features and gates for the last layer's output (..., D)."""

@@ -7,7 +7,7 @@ B rows, S source positions, Q positions computed, T positions seen, D width, V v
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -149,8 +149,8 @@ class Layer:
         keep: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """(B, T, D) -> (B, T, D); or -> (B, Q, D), only for the rows and positions ``keep``, which still attend to all."""
-        width = x.size(-1)
-        qkv = self.qkv(self.norm(x) if self.prenorm else x)  # (B, T, 3 D)
+        qkv = self.qkv(self.norm(x) if self.prenorm else x)  # (B, T, 3 D), or of some heads alone: `parallel.py`
+        width = qkv.size(-1) // 3
         queries, entries = qkv[..., :width], qkv[..., width:]
         if keep is not None:
             x, queries = x[keep], queries[keep]
@@ -232,6 +232,11 @@ class Decoder:
     def width(self) -> int:
         return self.embedding.tokens.size(1)
 
+    @property
+    def entry(self) -> int:
+        """How many numbers a position's keys and values have in a layer: 2 D, or less in a part of a decoder."""
+        return 2 * (self.layers[0].out.weight.size(1) if self.layers else self.width)
+
     def features(self, x: Tensor) -> Tensor:
         """(..., D) hidden states that the logits are computed from, for the last layer's output (..., D)."""
         return x if self.norm is None else self.norm(x)
@@ -239,6 +244,10 @@ class Decoder:
     def project(self, features: Tensor) -> Tensor:
         """(..., V) logits."""
         return F.linear(features, self.projection, self.bias)
+
+    def attended(self, masses: Sequence[Tensor]) -> Tensor:
+        """(..., S) attention to the source over all heads and layers, by that of each layer."""
+        return torch.stack(list(masses)).sum(0)
 
 
 # A drafter's weights may name the tokens that it drafts, as few of a vocabulary make up most of what is said (FR-Spec, Zhao et

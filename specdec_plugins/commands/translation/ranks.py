@@ -1,0 +1,67 @@
+"""``specdec-translate`` on several ranks: rank 0 alone reads, writes and speaks, the others translate what it hands them."""
+
+import argparse
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from specdec_plugins.commands.runner import Terminated
+from specdec_plugins.commands.translation.answers import Answers
+from specdec_plugins.commands.translation.buffers import Buffer
+from specdec_plugins.settings import Fault
+
+if TYPE_CHECKING:  # options are checked before torch is loaded
+    from specdec_plugins.decoding.ranks import Ranks
+
+
+def parallel_faults(options: argparse.Namespace) -> list[Fault]:
+    """What of the options does not go with --tensor-parallel, and whether torchrun is there."""
+    faults: list[Fault] = []
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        start = "torchrun --nproc-per-node N -m specdec_plugins.commands.translate"
+        faults.append(("tensor_parallel", f"needs torchrun, which starts the ranks: {start}"))
+    if options.workers > 1:
+        faults.append(("workers", "does not go with --tensor-parallel, in which all ranks share each batch"))
+    return faults
+
+
+@contextmanager
+def joined() -> Iterator["Ranks"]:
+    """All ranks, of which one alone says why a run ends early; the others end without a word. The group ends with the block."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings that a connection is gone, of which one line tells
+
+    from torch.distributed import destroy_process_group
+
+    from specdec_plugins.decoding.ranks import all_ranks
+
+    ranks = all_ranks()
+    if ranks.rank:
+        logging.disable(logging.WARNING)
+    try:
+        yield ranks
+    except (KeyboardInterrupt, Terminated, ValueError, OSError, ImportError) as end:
+        for number in (signal.SIGTERM, signal.SIGINT):  # this rank is ending, and says why first
+            signal.signal(number, signal.SIG_IGN)
+        if not ranks.speaks():
+            raise SystemExit(1) from None
+        if isinstance(end, Terminated):
+            raise ValueError("stopped by SIGTERM, which torchrun sends when another rank has ended") from None
+        raise
+    destroy_process_group()
+
+
+def lead(ranks: "Ranks", answer: Callable[[Buffer], Answers], buffers: Iterable[Buffer]) -> Iterator[Answers]:
+    """The answers to some buffers, on rank 0."""
+    for buffer in buffers:
+        ranks.hand(buffer)
+        yield answer(buffer)
+    ranks.hand()
+
+
+def follow(ranks: "Ranks", answer: Callable[[Buffer], Answers]) -> None:
+    """The other ranks' part of `lead`."""
+    while (buffer := ranks.hand()) is not None:
+        answer(buffer)

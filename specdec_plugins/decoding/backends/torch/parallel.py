@@ -1,0 +1,189 @@
+"""Tensor parallel: each rank computes a part of every layer (Shoeybi et al. 2019, arXiv 1909.08053).
+
+Of attention a rank has some heads, with their rows of the query, key and value projections and their columns of the output
+projection, and its cache holds the keys and values of these heads alone; of the feed-forward part some hidden units; of the
+output projection the logits of some tokens. Parts need not be of one size. Sums of partial products are added up after
+attention and after the feed-forward part, and logits are put together, so that every rank goes on with the same numbers.
+
+Embeddings are whole on every rank: a pass reads a row of them for each token, so that a split would cost it an exchange more and
+save no time. So are norms, and what a drafter has beside its Transformer.
+
+D width, H heads, F hidden units, V vocabulary, I and O inputs and outputs of a linear layer.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec_plugins.decoding.backends.torch.transformer import (
+    Decoder,
+    Embedding,
+    Encoder,
+    Layer,
+    Linear,
+    Norm,
+    Successor,
+    Transformer,
+    UnsupportedModel,
+    load_pair,
+)
+from specdec_plugins.decoding.ranks import Ranks
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+
+Part = TypeVar("Part")
+
+
+def load_parts(
+    verifier: Model, drafter: DrafterModel | None, ranks: Ranks, drafting: Ranks | None, device: torch.device, dtype: torch.dtype
+) -> tuple[Transformer, Transformer | None]:
+    """This rank's parts of both models, on ``device``: of the verifier as one of ``ranks``, of the drafter as one of
+    ``drafting``, None where it is none of these, or the drafter no Transformer. Whole models are in the CPU's memory alone.
+
+    Raises UnsupportedModel as `load_pair`, and with everything that cannot be split.
+    """
+    model, other = load_pair(verifier, drafter if drafting else None, "cpu", dtype)
+    split = Split(device)
+    first = split.transformer(model, ranks, "the verifier")
+    return first, split.transformer(other, drafting, "the drafter") if other and drafting else None
+
+
+@dataclass(frozen=True)
+class SummedLinear(Linear):
+    """A rank's columns of a linear layer: ``weight`` (O, part of I), whose products are partial sums; the bias is added once."""
+
+    ranks: Ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ranks.sum(F.linear(x, self.weight)) + self.bias
+
+
+class PartOfDecoder(Decoder):
+    """A decoder of which this rank has a part."""
+
+    def __init__(self, parts: dict[str, Any], ranks: Ranks, vocabulary: int):
+        vars(self).update(parts)
+        self._ranks, self._vocabulary = ranks, vocabulary
+
+    def project(self, features: Tensor) -> Tensor:
+        return self._ranks.join(super().project(features), self._vocabulary)
+
+    def attended(self, masses: Sequence[Tensor]) -> Tensor:
+        return self._ranks.sum(super().attended(masses))
+
+
+class Split:
+    """Makes parts of models. What models have in common, such as tied tables, their parts have in common, too."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._made: dict[int, tuple[Any, Any]] = {}  # by the identity of a whole: that, to keep it alive, and its part
+
+    def transformer(self, whole: Transformer, ranks: Ranks, name: str) -> Transformer:
+        """A part of a model, which errors call ``name``."""
+        if faults := obstacles(whole, ranks.size):
+            raise UnsupportedModel("; ".join(f"{name} {fault}" for fault in faults))
+        encoder = self._once(whole.encoder, lambda each: self._encoder(each, ranks, whole.spec))
+        return replace(whole, encoder=encoder, decoder=self._decoder(whole.decoder, ranks, whole.spec))
+
+    def _encoder(self, whole: Encoder, ranks: Ranks, spec: ModelSpec) -> Encoder:
+        part = copy(whole)
+        part.embedding, part.norm = self._embedding(whole.embedding), self._norm(whole.norm)
+        part.layers = [self._layer(layer, ranks, whole.heads) for layer in whole.layers]
+        part.heads = extent(ranks.share(whole.heads))
+        return part
+
+    def _decoder(self, whole: Decoder, ranks: Ranks, spec: ModelSpec) -> Decoder:
+        embedding, heads = self._embedding(whole.embedding), ranks.share(whole.heads)
+        memory, tokens = whole.memory, ranks.share(len(whole.projection))
+        tied = whole.projection is whole.embedding.tokens  # then a view of it takes no memory of its own
+        parts = {
+            "embedding": embedding, "heads": extent(heads), "norm": self._norm(whole.norm),
+            "layers": [self._layer(layer, ranks, whole.heads) for layer in whole.layers],
+            "memory": memory and self._rows(memory, heads, whole.heads, 2 * len(whole.layers)),
+            "projection": embedding.tokens[slice(*tokens)] if tied else self._taken(whole.projection[slice(*tokens)]),
+            "bias": None if whole.bias is None else self._taken(whole.bias[slice(*tokens)]),
+            "vocabulary": self._moved(whole.vocabulary), "copy": self._moved(whole.copy),
+            "successor": self._successor(whole.successor),
+        }  # fmt: skip
+        return PartOfDecoder(parts, ranks, len(whole.projection))
+
+    def _layer(self, whole: Layer, ranks: Ranks, count: int) -> Layer:
+        part, heads, units = copy(whole), ranks.share(count), ranks.share(len(whole.fc1.bias))
+        hidden = len(whole.fc1.bias)
+        part.qkv, part.out = self._rows(whole.qkv, heads, count, 3), self._columns(whole.out, heads, count, ranks)
+        part.fc1, part.fc2 = self._rows(whole.fc1, units, hidden), self._columns(whole.fc2, units, hidden, ranks)
+        part.norm, part.final_norm = self._norm(whole.norm), self._norm(whole.final_norm)
+        if hasattr(whole, "cross_query"):
+            part.cross_query = self._rows(whole.cross_query, heads, count)
+            part.cross_out = self._columns(whole.cross_out, heads, count, ranks)
+            part.cross_norm = self._norm(whole.cross_norm)
+        return part
+
+    def _rows(self, whole: Linear, share: tuple[int, int], count: int, projections: int = 1) -> Linear:
+        """The outputs that belong to a ``share`` of ``count`` heads or units, in each of so many projections side by side."""
+
+        def rows(tensor: Tensor) -> Tensor:
+            return self._taken(tensor.unflatten(0, (projections, count, -1))[:, slice(*share)].flatten(0, 2))
+
+        return Linear(rows(whole.weight), rows(whole.bias))
+
+    def _columns(self, whole: Linear, share: tuple[int, int], count: int, ranks: Ranks) -> Linear:
+        """The inputs that belong to a ``share`` of ``count`` heads or units."""
+        weight = whole.weight.unflatten(1, (count, -1))[:, slice(*share)].flatten(1, 2)
+        return SummedLinear(self._taken(weight), self._taken(whole.bias), ranks)
+
+    def _embedding(self, whole: Embedding) -> Embedding:
+        part = copy(whole)
+        part.tokens, part.positions = self._moved(whole.tokens), self._moved(whole.positions)
+        part.norm = self._norm(whole.norm)
+        return part
+
+    def _norm(self, whole: Norm | None) -> Any:
+        return whole and Norm(self._moved(whole.weight), self._moved(whole.bias))
+
+    def _successor(self, whole: Successor | None) -> Successor | None:
+        if whole is None:
+            return None
+        part, gate = copy(whole), whole.gate
+        part.gate = Linear(self._moved(gate.weight), self._moved(gate.bias))
+        part.tokens, part.out = self._moved(whole.tokens), self._moved(whole.out)
+        return part
+
+    def _taken(self, tensor: Tensor) -> Tensor:
+        """A part of a tensor, in memory of its own, so that the whole can go."""
+        return tensor.to(self.device, copy=True).contiguous()
+
+    def _moved(self, tensor: Any) -> Any:
+        return tensor if tensor is None else self._once(tensor, lambda each: each.to(self.device))
+
+    def _once(self, whole: Part, make: Callable[[Part], Part]) -> Part:
+        if id(whole) not in self._made:
+            self._made[id(whole)] = whole, make(whole)
+        return self._made[id(whole)][1]
+
+
+def extent(share: tuple[int, int]) -> int:
+    return share[1] - share[0]
+
+
+def obstacles(whole: Transformer, ranks: int) -> list[str]:
+    """Why a model cannot be split among so many ranks; none: it can."""
+    spec, decoder = whole.spec, whole.decoder
+    counts = [
+        (f"{side} attention heads", each.heads, each.layers)
+        for side, each in (("encoder", spec.encoder), ("decoder", spec.decoder))
+    ]
+    counts += [
+        (f"{side} feed-forward units", each.inner_width, each.layers)
+        for side, each in (("encoder", spec.encoder), ("decoder", spec.decoder))
+    ]
+    counts.append(("tokens", len(decoder.projection), 1))
+    faults = [f"has {count:,} {what}, too few for {ranks:,} ranks" for what, count, layers in counts if layers and count < ranks]
+    if decoder.copy is not None and ranks > 1:
+        faults.append("has a source copy, which is not split: one rank can have it (drafter_ranks 1)")
+    return faults
