@@ -123,7 +123,7 @@ class Settings:
         """Values that do not go together."""
         if self.max_len_a >= 0 and self.max_len_b >= 0 and self.max_len_a + self.max_len_b < 1:
             yield "max_len_b", f"{self.max_len_b} leaves no room for an output, with {self.max_len_a} tokens per source token"
-        if self.max_len_a == 0 and self.min_len > self.max_len_b:
+        elif self.max_len_a == 0 and self.min_len > self.max_len_b:
             yield "min_len", f"{self.min_len} is over max_len_b, {self.max_len_b}"
         users = {
             "block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",),
