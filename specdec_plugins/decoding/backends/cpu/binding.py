@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-VERSION = 11  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 12  # of the library's functions and their parameters: `specdec_version` in api.cpp
 VARIANTS = ("avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -43,7 +43,7 @@ CALLED = {
     "encode": [*PASS, POINTER],
     "remember": [*PASS, POINTER, NUMBER, POINTER, NUMBER, NUMBER],
     "read": [*PASS, *CACHES, *[POINTER] * 6, NUMBER],
-    "read_tree": [*PASS, *CACHES, POINTER, POINTER, POINTER],
+    "read_tree": [*PASS, *CACHES, *[POINTER] * 4, NUMBER],
     "verify": [*PASS, *CACHES, POINTER, *JUDGED],
     "judge": [POINTER, POINTER, NUMBER, NUMBER, NUMBER, POINTER, *JUDGED],
     "choose": [POINTER, POINTER, *[NUMBER] * 5, POINTER, POINTER, NUMBER, *TABLES],
