@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Self-speculation (drafter `window`) on long sources and large batches, beside `ar`; and how fast the kernels read a long cache.
+"""Drafts on a budget of the cache, for long sources and large batches, beside `ar`; and how fast the kernels read a long cache.
 
     benchmarks/long.py grid --model DIR --input FILE [--batch-sizes 1 8 32 64] [--lengths 500 1000 2000 4000]
-        [--budgets 64 128 256 512] [--gammas 1 2 3 4 5] [--choices mass] [--random 6,512,2048,8 --acceptance 0.8] [--output FILE]
+        [--budgets 64 128 256 512] [--gammas 1 2 3 4 5] [--choices mass] [--drafter window]
+        [--random 6,512,2048,8 --acceptance 0.8] [--output FILE]
     benchmarks/long.py attention [--widths 256 512] [--lengths 500 4000]
 
 grid: sources are consecutive lines of the input, cut to a length in tokens. Those of a batch are encoded once; then all systems
 decode as many tokens of every row, in turns, from the same encoded sources. No output ends before, so that the batch stays whole.
 `times ar` is the median of the rounds. Bytes are computed: what a verification reads of weights and cache, and a draft pass of
-the cache, at half of the output. With --random a verifier of that shape (layers, width, inner width, heads) has random weights,
-which say nothing of acceptance: --acceptance draws it. Else outputs must be those of `ar`. gamma `auto`: drafts as long as pay.
+the drafter's cache, at half of the output. With --drafter block_causal or small that is its own, and the folder has the weights.
+With --random a verifier of that shape (layers, width, inner width, heads), and a block_causal, have random weights, which say
+nothing of acceptance: --acceptance draws it. Else outputs must be those of `ar`. gamma `auto`: drafts as long as pay.
 
 attention: seconds that the kernels take for some queries over the entries of a sentence, together and one by one.
 """
@@ -32,22 +34,25 @@ import torch  # noqa: E402
 from shapes import Replayed  # noqa: E402
 
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
+from specdec_plugins.decoding import budget as budgets  # noqa: E402
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
 from specdec_plugins.decoding.admission import BoundedAdmission  # noqa: E402
-from specdec_plugins.decoding.assembly import assemble  # noqa: E402
+from specdec_plugins.decoding.assembly import load  # noqa: E402
 from specdec_plugins.decoding.backends.cpu import binding  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.model import CpuModel  # noqa: E402
 from specdec_plugins.decoding.constraints import Constraints  # noqa: E402
 from specdec_plugins.decoding.control.fixed import FixedLength  # noqa: E402
 from specdec_plugins.decoding.control.throughput import Throughput  # noqa: E402
+from specdec_plugins.decoding.drafters.none import NoDrafter  # noqa: E402
 from specdec_plugins.decoding.drafters.window import WindowDrafter  # noqa: E402
 from specdec_plugins.decoding.loop import TOGETHER, Session  # noqa: E402
-from specdec_plugins.decoding.options import CHOICES, USUAL_BUDGET, Budget  # noqa: E402
+from specdec_plugins.decoding.options import BUDGETED, CHOICES, USUAL_BUDGET, Budget  # noqa: E402
 from specdec_plugins.decoding.roles import Controller, Drafter  # noqa: E402
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
 from specdec_plugins.decoding.values import Request, Source  # noqa: E402
+from specdec_plugins.decoding.verifier import ModelVerifier  # noqa: E402
 from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
-from specdec_plugins.formats.spec import Model  # noqa: E402
+from specdec_plugins.formats.spec import DrafterModel, Model  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.measure.random_pair import Shape, random_pair  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
@@ -78,10 +83,13 @@ class Run(NamedTuple):
 class Cell:
     """Sources of one length, encoded once, and the systems that decode them."""
 
-    def __init__(self, options: argparse.Namespace, verifier: Model, documents: Sequence[list[int]]):
+    def __init__(
+        self, options: argparse.Namespace, verifier: Model, weights: DrafterModel | None, documents: Sequence[list[int]]
+    ):  # fmt: skip
         self.options, self.spec, self.documents = options, verifier.spec, documents
-        self.plain, self.verifier = assemble(verifier, None, options.device, options.dtype, options.threads)
-        self.model = self.verifier.model
+        self.weights, self.plain = weights, NoDrafter()
+        self.model, self.drafting = load(verifier, weights, options.device, options.dtype, options.threads)
+        self.verifier = ModelVerifier(self.model)
         self.state = self.verifier.start(len(documents))
         began = time.perf_counter()
         self.verifier.admit(self.state, self._source())
@@ -95,7 +103,7 @@ class Cell:
         numbers = sum(
             tensor.numel() for name, tensor in verifier.tensors.items() if name.startswith(read) and not name.endswith(sources)
         )
-        self.products, self.weights = numbers, numbers * WEIGHT_BYTES[options.dtype]
+        self.products, self.read_bytes = numbers, numbers * WEIGHT_BYTES[options.dtype]
 
     def _source(self) -> Source:
         return Source(self.documents, self.spec.symbols, self.options.device)
@@ -103,8 +111,8 @@ class Cell:
     def run(self, system: System) -> Run:
         """Decode from the beginning until every row has its tokens."""
         options, stats = self.options, DecodeStats()
-        drafter: Drafter = WindowDrafter(self.model, system.budget) if system.gamma else self.plain
-        self.model.masses_wanted = bool(system.gamma) and system.budget.choice != "sinks"
+        self.model.masses_wanted = False  # drafters ask for them
+        drafter: Drafter = self.drafter(system.budget) if system.gamma else self.plain
         controller: Controller = Throughput(USUAL_BLOCK_SIZE) if system.gamma == "auto" else FixedLength(int(system.gamma))
         rule = Replayed(TopBetaTau(), [options.acceptance]) if options.acceptance is not None and system.gamma else TopBetaTau()
         session = Session(
@@ -119,6 +127,11 @@ class Cell:
         if options.device != "cpu":
             torch.cuda.synchronize()
         return Run(sum(map(len, outputs)), time.perf_counter() - began, stats, outputs)
+
+    def drafter(self, budget: Budget) -> Drafter:
+        if self.weights is None:
+            return WindowDrafter(self.model, budget)
+        return budgets.build(self.weights, self.drafting, self.model, budget)
 
     def measure(self, systems: Sequence[System]) -> Iterator[dict[str, Any]]:
         """A row a system. Raises SystemExit where outputs differ on the kernels."""
@@ -145,8 +158,9 @@ class Cell:
             "drafting_ms": round(1e3 * stats.seconds["drafting"] / stats.passes, 2),
             "verifying_ms": round(1e3 * stats.seconds["verifying"] / stats.passes, 2),
             "products": self.products,
-            "weights_mb": round(self.weights / 1e6, 2), "cache_mb": round(batch * self.model.bytes_for(length, half) / 1e6, 2),
-            "draft_cache_mb": round(batch * self.model.bytes_for(*reads) / 1e6, 2), "prefill_s": round(self.prefill, 2),
+            "weights_mb": round(self.read_bytes / 1e6, 2), "cache_mb": round(batch * self.model.bytes_for(length, half) / 1e6, 2),
+            "draft_cache_mb": round(batch * (self.drafting or self.model).bytes_for(*reads) / 1e6, 2),
+            "prefill_s": round(self.prefill, 2),
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         }  # fmt: skip
 
@@ -161,25 +175,36 @@ def documents(sentences: Sequence[list[int]], batch: int, length: int) -> list[l
     return found
 
 
-def verifier_of(pair: Pair, options: argparse.Namespace) -> Model:
-    """The folder's, or one with random weights over its dictionary."""
+def models_of(pair: Pair, options: argparse.Namespace) -> tuple[Model, DrafterModel | None]:
+    """The folder's, or some with random weights over its dictionary; no weights for drafter window."""
+    own = options.drafter != "window"
     if not options.random:
-        return pair.verifier
+        if own and (pair.drafter is None or pair.drafter.code != options.drafter):
+            raise SystemExit(f"--drafter {options.drafter}: {options.model} has {pair.drafter.code if pair.drafter else 'none'}")
+        return pair.verifier, pair.drafter if own else None
+    if options.drafter == "small":
+        raise SystemExit("--drafter small: --random has weights of block_causal only")
     layers, width, inner, heads = options.random
     positions = 2 * max(*options.lengths, options.tokens)
-    return random_pair(Shape(layers, 1, width, inner, heads, len(pair.source.symbols), positions=positions))[0]
+    verifier, drafter = random_pair(Shape(layers, 1, width, inner, heads, len(pair.source.symbols), positions=positions))
+    return verifier, drafter if own else None
 
 
 def grid(options: argparse.Namespace) -> None:
     pair = load_folder(options.model)
-    verifier = verifier_of(pair, options)
+    verifier, weights = models_of(pair, options)
     most = verifier.spec.encoder.max_positions
     if max(options.lengths) > most:
         raise SystemExit(f"--lengths {max(options.lengths)}: {options.model} has {most} positions")
     sentences = Translator(pair, Settings(strategy="ar", threads=1)).encode(list(read_lines(options.input)))
     sentences = [sentence for sentence in sentences if len(sentence) > 1]
     known = [json.loads(line) for line in options.output.read_text().splitlines()] if options.output.exists() else []
-    done = {(row["batch"], row["length"]) for row in known if row["model"] == options.model and row["dtype"] == options.dtype}
+    mine = options.model, options.dtype, options.drafter
+    done = {
+        (row["batch"], row["length"])
+        for row in known
+        if (row["model"], row["dtype"], row.get("drafter", "window")) == mine  # older rows do not name it
+    }
     budgets = [Budget(*each) for each in product(options.budgets, [options.sinks], options.choices)]
     systems = [AR, *(System(gamma, budget) for budget in budgets for gamma in options.gammas)]
     signature = {**machine(options.device), "threads": options.threads, "random": options.random}
@@ -190,7 +215,7 @@ def grid(options: argparse.Namespace) -> None:
     for batch, length in product(options.batch_sizes, options.lengths):
         if (batch, length) in done:
             continue
-        rows = list(Cell(options, verifier, documents(sentences, batch, length)).measure(systems))
+        rows = list(Cell(options, verifier, weights, documents(sentences, batch, length)).measure(systems))
         for row in rows:
             print(
                 f"| {batch} | {length} | {row['gamma']} | {row['positions']} | {row['choice']} | {row['tokens_per_second']} | "
@@ -199,7 +224,13 @@ def grid(options: argparse.Namespace) -> None:
             )  # fmt: skip
         with options.output.open("a", encoding="utf-8") as file:  # a batch and length at a time: what is not there is done again
             for row in rows:
-                more = {"model": options.model, "dtype": options.dtype, "acceptance": options.acceptance, "signature": signature}
+                more = {
+                    "model": options.model,
+                    "dtype": options.dtype,
+                    "drafter": options.drafter,
+                    "acceptance": options.acceptance,
+                    "signature": signature,
+                }
                 file.write(json.dumps({"benchmark": "long", **row, **more}) + "\n")
 
 
@@ -241,6 +272,7 @@ def main() -> None:
     g.add_argument("--lengths", type=int, nargs="+", default=[500, 1000, 2000, 4000])
     g.add_argument("--budgets", type=int, nargs="+", default=[64, 128, 256, 512])
     g.add_argument("--sinks", type=int, default=USUAL_BUDGET.sinks)
+    g.add_argument("--drafter", choices=("window", *BUDGETED), default="window")
     g.add_argument("--choices", nargs="+", choices=CHOICES, default=["mass"])
     g.add_argument("--gammas", type=number_or_auto, nargs="+", default=[1, 2, 3, 4, 5])
     g.add_argument("--tokens", type=int, default=64, help="of each row")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specdec_plugins.cpus import usual_threads
-from specdec_plugins.decoding.options import CHOICES, USUAL_BUDGET, Budget, Gate, Sampling, sampling_faults
+from specdec_plugins.decoding.options import BUDGETED, CHOICES, USUAL_BUDGET, Budget, Gate, Sampling, sampling_faults
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 # Drafters without weights that are built in, ..
@@ -15,7 +15,7 @@ CONTROLLERS = ("throughput", "thompson", "ucb")
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
 WHOLE = "sentence"  # windows of a sentence each
-BUDGET = ("kv_budget", "sinks", "kv_choice")  # how much of the cache drafter window reads
+BUDGET = ("kv_budget", "sinks", "kv_choice")  # how much of a cache drafts read
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "samples", "mbr")  # how to draw tokens
 
 Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to be read after the name
@@ -50,7 +50,8 @@ class Settings:
     # model's.
     draft_with: str | None = None
     datastore: str | None = None  # a file, for drafter retrieval
-    kv_budget: int = USUAL_BUDGET.positions  # of drafter window, as the next two: see `Budget`
+    # Of drafter window, and of the model's with a kv_budget: see `Budget`. None: of window the usual one, of the model's none.
+    kv_budget: int | None = None
     sinks: int = USUAL_BUDGET.sinks
     kv_choice: str = USUAL_BUDGET.choice
     beta: int = 1
@@ -108,8 +109,8 @@ class Settings:
                 yield name, f"{value} is less than 1"
         if self.mbr is not None and self.mbr < 2:
             yield "mbr", f"{self.mbr} is less than 2"
-        if not 0 <= self.sinks < max(1, self.kv_budget):
-            yield "sinks", f"{self.sinks} is negative, or leaves nothing of a budget of {self.kv_budget}"
+        if not 0 <= self.sinks < max(1, self.usual_budget.positions):
+            yield "sinks", f"{self.sinks} is negative, or leaves nothing of a budget of {self.usual_budget.positions}"
         if self.no_repeat_ngram_size < 0:
             yield "no_repeat_ngram_size", f"{self.no_repeat_ngram_size} is negative"
         for name in ("verifier_gate", "drafter_gate"):
@@ -131,6 +132,7 @@ class Settings:
             "min_len": ("specdec", "ar", "fairseq"), "no_repeat_ngram_size": ("specdec", "ar", "fairseq"),
             "verifier_gate": ("specdec",), "drafter_gate": ("specdec",), "draft_with": ("specdec",), "tree": ("specdec",),
             "windows": ("specdec", "ar", "drafter"), "context": ("specdec", "ar"), "max_positions": ("specdec", "ar", "drafter"),
+            "kv_budget": ("specdec",),
         }  # fmt: skip
         for name, strategies in users.items():
             if self._given(name) and self.strategy in STRATEGIES and self.strategy not in strategies:
@@ -150,8 +152,12 @@ class Settings:
             yield "datastore", "is missing, which drafter retrieval needs"
         if "retrieval" not in self.members and self.datastore:
             yield "datastore", "has a use only with drafter retrieval"
-        if self.draft_with != "window":
-            yield from ((name, "has a use only with drafter window") for name in BUDGET if self._given(name))
+        if self.members and not {"window", *BUDGETED} & set(self.members):
+            yield from (
+                (name, f"has a use only with drafters window, {', '.join(BUDGETED)}") for name in BUDGET if self._given(name)
+            )
+        elif self.budget is None:
+            yield from ((name, "has a use only with kv_budget, or drafter window") for name in BUDGET if self._given(name))
         if self.mbr is not None and self.samples > 1:
             yield "samples", f"{self.samples} does not go with mbr, which says how many samples it takes"
         if "window" in self.members and len(self.members) > 1:
@@ -181,6 +187,8 @@ class Settings:
             yield "tensor_parallel", f"splits the verifier, which strategy {self.strategy} does not run here"
         if self.dtype == "int8":
             yield "dtype", "int8 needs the CPU kernels, which tensor_parallel does not use"
+        if self.budget is not None and "window" not in self.members:
+            yield "kv_budget", "is for drafter window alone with tensor_parallel"
         if re.fullmatch(r"cuda:\d+", self.device):
             yield "device", f"{self.device} is one GPU: with tensor_parallel say cuda, of which each rank takes one"
         untrained = self.strategy == "ar" or (self.members and all(name in UNTRAINED for name in self.members))
@@ -213,9 +221,15 @@ class Settings:
         return Gate(self.verifier_gate, self.drafter_gate)
 
     @property
-    def budget(self) -> Budget:
-        """How much of the cache drafter window reads."""
-        return Budget(self.kv_budget, self.sinks, self.kv_choice)
+    def budget(self) -> Budget | None:
+        """How much of a cache the drafter reads; None: all of it."""
+        return self.usual_budget if self.kv_budget is not None or "window" in self.members else None
+
+    @property
+    def usual_budget(self) -> Budget:
+        """The budget, or of as many positions as drafter window reads by itself."""
+        positions = USUAL_BUDGET.positions if self.kv_budget is None else self.kv_budget
+        return Budget(positions, self.sinks, self.kv_choice)
 
     @property
     def drawing(self) -> Sampling | None:

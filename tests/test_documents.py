@@ -452,7 +452,7 @@ def test_the_command_writes_a_line_for_each_document(source, tmp_path, capfd):
 def test_documents_in_bpe(source, tmp_path, capfd):
     translator = demo(strategy="ar")
     path = tmp_path / "bpe"
-    path.write_text("".join(f"{translator._to_subwords(line)}\n" for line in source.read_text().splitlines()))
+    path.write_text("".join(f"{translator.to_subwords(line)}\n" for line in source.read_text().splitlines()))
     options = ("--model", DEMO, "--strategy", "ar", "--windows", "sentence", "--quiet")
     records = [json.loads(line) for line in run(capfd, *options, "--input", source, "--format", "json")[0].splitlines()]
     found = run(capfd, *options, "--input", path, "--bpe")[0].splitlines()

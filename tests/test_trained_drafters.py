@@ -67,12 +67,12 @@ def make_network(name, model, seed=0, shake=0.1, dtype=torch.float64):
     return network, verifier
 
 
-def make_pair(name, dtype, seed=0, shape="pre-norm"):
+def make_pair(name, dtype, seed=0, shape="pre-norm", budget=None):
     """Drafter and verifier as roles."""
     model = make_model(seed, shape)
     network, _ = make_network(name, model, seed)
     tensors = {key: tensor.float() for key, tensor in network.state_dict().items()}
-    return assembly.assemble(model, DrafterModel(name, tensors, None, OPTIONS[name], 4), dtype=dtype, threads=1)
+    return assembly.assemble(model, DrafterModel(name, tensors, None, OPTIONS[name], 4), dtype=dtype, threads=1, budget=budget)
 
 
 def run(verifier, drafter, requests, lengths, rows, gate=None):

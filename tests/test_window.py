@@ -1,5 +1,7 @@
 """Drafter window: drafts of the verifier itself, on a budget of its cache; and passes that read a selection of it."""
 
+import itertools
+
 import pytest
 import torch
 from conftest import ROOT, make_verifier
@@ -13,9 +15,10 @@ from specdec_plugins import Translator
 from specdec_plugins.decoding.backends.cache import Selection
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
+from specdec_plugins.decoding.budget import around, likeliest
 from specdec_plugins.decoding.drafters import PairFacts, without_weights
 from specdec_plugins.decoding.drafters.none import NoDrafter
-from specdec_plugins.decoding.drafters.window import WindowDrafter, around, likeliest
+from specdec_plugins.decoding.drafters.window import WindowDrafter
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling
 from specdec_plugins.decoding.values import Draft, Request, Source, Verdict
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -183,7 +186,8 @@ def test_positions_are_chosen_by_the_attention_after_the_last_accepted_token(cho
     state = drafter.start(2, None)
 
     def chosen():
-        return [[place for place in row if place < size] for row, size in zip(state.chosen.tolist(), state.lengths.tolist())]
+        rows = zip(state.chosen.positions.tolist(), state.chosen.lengths.tolist())
+        return [[place for place in row if place < size] for row, size in rows]
 
     drafter.admit(state, Source([[5, 5, 5, 5, 5, 5, 2], [6, 2]], SYMBOLS))
     assert chosen() == [begins, [0, 1]]
@@ -197,12 +201,22 @@ def test_positions_are_chosen_by_the_attention_after_the_last_accepted_token(cho
 
 @pytest.mark.parametrize("budget, page", [(7, 1), (8, 2), (16, 4), (70, 16), (128, 16)])
 def test_pages_of_the_largest_attention_are_chosen_whole(budget, page):
-    masses = torch.rand(3, 203, generator=torch.Generator().manual_seed(budget))
-    for row, chosen in zip(masses, likeliest(masses, budget).tolist()):
+    masses, lengths = torch.rand(3, 203, generator=torch.Generator().manual_seed(budget)), torch.full((3,), 203)
+    for row, chosen in zip(masses, likeliest(masses, lengths, budget).tolist()):
         pages = sorted(range(0, 203, page), key=lambda first: -row[first : first + page].sum())[: budget // page]
         whole = [place for first in sorted(pages) for place in range(first, first + page) if place < 203]
         assert chosen == whole + [203] * (budget - len(whole))
-    assert likeliest(masses[:, :budget], budget).tolist() == [list(range(budget))] * 3
+    assert likeliest(masses[:, :budget], lengths.clamp(max=budget), budget).tolist() == [list(range(budget))] * 3
+
+
+def test_what_is_chosen_does_not_depend_on_longer_sources_beside_it():
+    """Also where many positions have one mass, and where a source ends within a page."""
+    for budget, length, size in itertools.product((1, 6, 9, 16, 70), (1, 5, 9, 17, 90), (90, 203)):
+        masses = torch.zeros(1, size)
+        masses[:, :length] = torch.randint(1, 4, (1, length), generator=torch.Generator().manual_seed(length))
+        lengths = torch.tensor([length])
+        alone, beside = (likeliest(each, lengths, budget)[0].tolist() for each in (masses[:, :length], masses))
+        assert [place for place in alone if place < length] == [place for place in beside if place < length]
 
 
 def test_it_is_told_its_verifier_and_budget():

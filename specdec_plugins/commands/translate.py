@@ -77,9 +77,10 @@ def parser() -> argparse.ArgumentParser:
                      "promising draft")  # fmt: skip
     how.add_argument("--hint", metavar="FILE", help="earlier translations, one for each input line, for --draft-with previous")
     how.add_argument("--datastore", metavar="FILE", help="what specdec-datastore made, for --draft-with retrieval")
-    how.add_argument("--kv-budget", type=int, default=USUAL_BUDGET.positions, metavar="N",
-                     help="positions of the source, and of the output, that a pass of --draft-with window reads (default: "
-                     f"{USUAL_BUDGET.positions})")  # fmt: skip
+    how.add_argument("--kv-budget", type=int, metavar="N",
+                     help="positions of the source, and of the output, that a drafting pass reads: of --draft-with window, or of "
+                     f"the model's drafter block_causal or small (default: {USUAL_BUDGET.positions} of window, all of the "
+                     "others)")  # fmt: skip
     how.add_argument("--sinks", type=int, default=USUAL_BUDGET.sinks, metavar="N",
                      help=f"so many of them are the first ones (default: {USUAL_BUDGET.sinks})")  # fmt: skip
     how.add_argument("--kv-choice", choices=CHOICES, default=USUAL_BUDGET.choice,

@@ -3,6 +3,7 @@
 import torch
 
 from specdec_plugins.cpus import usual_threads
+from specdec_plugins.decoding import budget as budgets
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
@@ -10,6 +11,7 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, Runn
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.parallel import load_parts
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
+from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.ranks import LedDrafter, Ranks
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -21,14 +23,17 @@ THREADS = usual_threads()  # found out before anything here changes torch's choi
 
 def assemble(
     verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
-    threads: int | None = None,
+    threads: int | None = None, budget: Budget | None = None,
 ) -> tuple[Drafter, ModelVerifier]:  # fmt: skip
-    """The drafter (``none`` without weights) and the verifier.
+    """The drafter (``none`` without weights) and the verifier. With a ``budget`` the drafter's passes read no more of its cache.
 
     The kernels compute on CPUs in ``cpu.DTYPES``, everything else PyTorch. Data type ``auto`` is the fastest: int8 on the
-    kernels, float16 on a GPU, else float32. Raises ValueError if nothing computes in that data type.
+    kernels, float16 on a GPU, else float32. Raises ValueError if nothing computes in that data type, or if the
+    drafter reads no budget.
     """
     loaded, drafting = load(verifier, drafter, device, dtype, threads)
+    if budget is not None and drafter is not None:
+        return budgets.build(drafter, drafting, loaded, budget), ModelVerifier(loaded)
     code = drafters.with_weights(drafter.code if drafter else "none")
     return code.build(drafter, drafting, loaded), ModelVerifier(loaded)
 

@@ -56,9 +56,12 @@ class Tree(NamedTuple):
 CHOICES = ("mass", "recent", "sinks")
 
 
+BUDGETED = ("block_causal", "small")  # drafters with weights that may read a budget of their cache
+
+
 class Budget(NamedTuple):
-    """What a pass of drafter ``window`` reads of the cache: ``positions`` of the source, chosen by ``choice``
-    (``drafters/window.py``), and as many of the target. ``sinks`` of them are the first ones: by itself four, on which models
+    """What a drafter's pass reads of the cache: ``positions`` of the source, chosen by ``choice`` (``budget.py``), and as many of
+    the target. ``sinks`` of them are the first ones: by itself four, on which models
     put what attention they do not need (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453)."""
 
     positions: int = 128

@@ -43,7 +43,7 @@ CALLED = {
     "encode": [*PASS, POINTER],
     "remember": [*PASS, POINTER, NUMBER, POINTER, NUMBER, NUMBER],
     "read": [*PASS, *CACHES, *[POINTER] * 6, NUMBER],
-    "read_tree": [*PASS, *CACHES, POINTER, POINTER, POINTER],
+    "read_tree": [*PASS, *CACHES, *[POINTER] * 4, NUMBER],
     "verify": [*PASS, *CACHES, POINTER, *JUDGED],
     "judge": [POINTER, POINTER, NUMBER, NUMBER, NUMBER, POINTER, *JUDGED],
     "choose": [POINTER, POINTER, *[NUMBER] * 5, POINTER, POINTER, NUMBER, *TABLES],

@@ -143,6 +143,16 @@ class CausalPass(CpuPass):
             self._features, features = model.features.view(*shape, model.width)
         return logits, gates, features
 
+    def _mass_room(self) -> tuple[int | None, int]:
+        """Make the masses' tensor, if they are wanted; returns where they go, and how many a result has."""
+        if not self.model.masses_wanted or self.selection is not None:
+            return None, 0
+        longest = max(self.state.lengths)
+        size = -(-longest // BLOCK) * BLOCK
+        held, masses = self.model.masses.view(self.rows, self.width, size)
+        self._masses = held[..., :longest]
+        return masses, size
+
     def run(self) -> None:
         state = self.state
         numbers = integers(
@@ -150,15 +160,9 @@ class CausalPass(CpuPass):
             *self.tokens,
         )  # fmt: skip
         stack = self.model.stack
-        masses, size = None, 0
-        if self.model.masses_wanted and self.selection is None:
-            longest = max(state.lengths)
-            size = -(-longest // BLOCK) * BLOCK
-            held, masses = self.model.masses.view(self.rows, self.width, size)
-            self._masses = held[..., :longest]
         stack.library.specdec_read(
             stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(),
-            address(self.embeddings), self.selection, *self._results(), masses, size,
+            address(self.embeddings), self.selection, *self._results(), *self._mass_room(),
         )  # fmt: skip
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
@@ -216,8 +220,9 @@ class TreePass(CausalPass):
             *self.tokens, *self.parents,
         )  # fmt: skip
         stack.library.specdec_read_tree(
-            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), *self._results()
-        )
+            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), *self._results(),
+            *self._mass_room(),
+        )  # fmt: skip
 
     choose, judge = CpuPass.choose, CpuPass.judge  # not in one call with the pass
 

@@ -195,7 +195,7 @@ int specdec_read(Engine* engine, const Stack* stack, int64_t batch, int64_t widt
 // numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens, parents.
 int specdec_read_tree(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
                       int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
-                      float* output, float* gates, float* features) {
+                      float* output, float* gates, float* features, float* masses, int64_t mass_width) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
@@ -205,7 +205,7 @@ int specdec_read_tree(Engine* engine, const Stack* stack, int64_t batch, int64_t
                                               source_lengths, parts.take(starts[batch]));
         branch_rows(scratch.rows, scratch.paths, batch, starts, places, parts.take(starts[batch]));
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
-                        gates, features};
+                        gates, features, nullptr, masses, mass_width};
         Forward forward(*stack, pass, engine->team, scratch);
         engine->team.run([&](int member) { forward.run(member); });
     });

@@ -1,0 +1,135 @@
+"""From a pair and settings to the roles of a session: drafter, verifier, acceptance rule and controller. Knows no text."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.acceptance.unverified import accept_all
+from specdec_plugins.decoding.assembly import assemble, assemble_part
+from specdec_plugins.decoding.backends import LoadedModel
+from specdec_plugins.decoding.control.arms import GATES
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.control.thompson import Thompson
+from specdec_plugins.decoding.control.throughput import Throughput
+from specdec_plugins.decoding.control.ucb import Ucb
+from specdec_plugins.decoding.options import BUDGETED, OPEN, USUAL_BUDGET, Tree
+from specdec_plugins.decoding.portfolio import Portfolio
+from specdec_plugins.decoding.ranks import LedController, Ranks
+from specdec_plugins.decoding.roles import Controller, Drafter, Roles
+from specdec_plugins.decoding.verifier import Unverified
+from specdec_plugins.formats.folder import Pair
+from specdec_plugins.formats.spec import extended
+from specdec_plugins.measure.machine import place
+from specdec_plugins.measure.tuned import read_tuning
+from specdec_plugins.settings import OptionError, Settings
+
+DRAFTING = ("specdec", "drafter")  # strategies that draft
+USUAL_BLOCK_SIZE = 8  # of a drafter that no model folder speaks of
+
+
+def assign(
+    pair: Pair, settings: Settings, device: torch.device, trained: int, own: Drafter | None, ranks: Ranks | None = None
+) -> Roles:
+    """The loop's roles under the strategy; the drafter is ``own``, if there is one, else what the settings name.
+
+    ``trained`` is the block size that the drafter was trained for. ``ranks`` share the work, where there are several. Raises
+    ValueError if the drafter cannot do what is asked.
+    """
+    weights = pair.drafter if settings.strategy in DRAFTING else None
+    budget = settings.budget
+    how = device, settings.dtype, settings.threads
+    if ranks is not None:
+        drafting, verifying = assemble_part(ranks, settings.drafter_ranks, pair.verifier, weights, *how)
+    else:
+        drafting, verifying = assemble(pair.verifier, weights, *how, budget)
+    if own is not None:
+        drafting = own
+    elif settings.members:
+        facts = facts_of(pair, settings, verifying.model)
+        others = [drafters.without_weights(name, facts) for name in settings.members if not weights or name != weights.code]
+        joined = len(settings.members) > 1
+        drafting = Portfolio(others, drafting if weights else None) if joined else others[0]
+    if budget is not None and not weights and "window" not in settings.members:
+        raise ValueError(f"kv_budget has a use only with drafters window, {', '.join(BUDGETED)}")
+    if settings.tree and not getattr(drafting, "trees", False):
+        raise ValueError(f"drafter '{drafter_name(pair, settings, own)}' drafts no trees")
+    if settings.strategy == "drafter":
+        if getattr(drafting, "needs_verifier", False):
+            raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
+        return Roles(drafting, Unverified(), accept_all, controller_of(pair, settings, trained, own, ranks))
+    rule = TopBetaTau(settings.beta, settings.tau)
+    return Roles(drafting, verifying, rule, controller_of(pair, settings, trained, own, ranks))
+
+
+def drafter_name(pair: Pair, settings: Settings, own: Drafter | None) -> str | None:
+    """What the drafter is called; None where none drafts."""
+    if settings.strategy not in DRAFTING:
+        return None
+    return settings.draft_with or (pair.drafter.code if pair.drafter else type(own).__name__)
+
+
+def block_size(settings: Settings, trained: int) -> int | str:
+    """Tokens drafted at a time, or auto."""
+    if settings.adaptive:
+        return "auto"
+    return settings.block_size if isinstance(settings.block_size, int) else trained
+
+
+def controller_of(pair: Pair, settings: Settings, trained: int, own: Drafter | None, ranks: Ranks | None) -> Controller:
+    """What says how much to draft, on the first of some ``ranks`` for all. It starts from what `specdec-tune` learned of the pair
+    here, in one process, if its drafter drafts without a budget.
+    """
+    if settings.strategy == "ar":
+        return FixedLength(0)
+    size = block_size(settings, trained)
+    if size != "auto":
+        return FixedLength(int(size), settings.gate, Tree(settings.tree) if settings.tree else None)
+    tuned = own is None and not settings.members and settings.budget is None and ranks is None
+    where, nodes = place(settings.dtype, settings.threads, settings.device), settings.tree or 0
+    learned = read_tuning(Path(pair.name), where) if tuned else None
+    controller: Controller
+    if settings.controller == "throughput":
+        controller = Throughput(trained, settings.gate, learned, nodes)
+    else:
+        gates = GATES if settings.gate == OPEN and settings.indifferent else ()
+        bandit = {"thompson": Thompson, "ucb": Ucb}[settings.controller]
+        controller = bandit(trained, settings.gate, gates, learned, nodes)
+    return controller if ranks is None else LedController(controller, ranks)
+
+
+def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.PairFacts:
+    """What a drafter without weights may know of a pair, and of how to decode with it."""
+    copies = [pair.target.numbers.get(symbol, -1) for symbol in pair.source.symbols]
+    symbols = pair.target.symbols
+    return drafters.PairFacts(
+        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), settings.datastore, subwords=symbols,
+        source_dictionary=pair.source.fingerprint(), verifier=verifier, budget=settings.budget or USUAL_BUDGET,
+    )  # fmt: skip
+
+
+def beyond_training(pair: Pair, positions: int, drafting: bool = True) -> Pair:
+    """The pair, whose verifier, and drafter if it is ``drafting``, take so many tokens. Raises OptionError if they cannot."""
+    models: dict[str, Any] = {"verifier": pair.verifier} | ({"drafter": pair.drafter} if pair.drafter and drafting else {})
+    faults = []
+    for role, model in models.items():
+        try:
+            models[role] = extended(model, positions)
+        except ValueError as error:
+            faults.append(f"{role}: {error}")
+    if faults:
+        what = f"{positions}: only sinusoidal positions go on beyond those of the training ({'; '.join(faults)})"
+        raise OptionError([("max_positions", what)])
+    return replace(pair, **models)
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name. Raises ValueError if there is none."""
+    try:
+        torch.zeros(1, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name}: {str(error).splitlines()[0]}") from None

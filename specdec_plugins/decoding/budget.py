@@ -1,0 +1,194 @@
+"""Which positions of a cache drafting passes read, on a budget; and drafters of any model of their own that reads no more.
+
+Of the target that is the first positions (sinks) and the last ones; of the source those chosen after each verification, by the
+verifier's attention after the last accepted token:
+
+* ``mass``: the pages of the largest attention, summed over heads and layers, each position counted as its largest neighbour;
+* ``recent``: the first ones, and a window around the position of the largest attention;
+* ``sinks``: the first and the last ones, whatever is attended to (StreamingLLM).
+
+Knows no drafter: drafter `window` reads the verifier's cache so, and `Budgeted` lets a drafter with a cache of its own do so.
+
+B rows, S source positions, N of them that are chosen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
+from specdec_plugins.decoding.backends.cache import Selection
+from specdec_plugins.decoding.drafters import with_weights
+from specdec_plugins.decoding.options import BUDGETED, Budget
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, send
+from specdec_plugins.formats.spec import DrafterModel
+
+# Positions on either side that share a position's attention, as the next tokens attend to what is beside it (SnapKV, Li et al.
+# 2024, arXiv 2404.14469, pools likewise). With 1 the pairs that ship accept 2 to 19 % more of drafts of 4 tokens than with 0, on
+# sources of 120 and 200 tokens from consecutive lines of their validation sets, budgets 32 and 64; 2 beats 1 in one of the four.
+NEIGHBOURS = 1
+# Most positions in a page, which are chosen together: the kernels compute as many side by side, and read them as one piece of
+# memory. A page is at most a quarter of the budget.
+PAGE = 16
+
+
+class Chosen:
+    """Of each row, the length of its source and the positions chosen, as in `Selection`."""
+
+    def __init__(self, budget: Budget, device: torch.device):
+        self.budget = budget
+        self.lengths = torch.zeros(0, dtype=torch.int64, device=device)  # (B,)
+        self.positions = self.lengths.view(0, budget.positions)  # (B, N)
+
+    def admit(self, lengths: Tensor) -> None:
+        """Append rows, which begin with the first positions: nothing is known of their attention yet."""
+        begins = torch.zeros_like(lengths) if self.budget.choice != "sinks" else lengths
+        self.lengths = torch.cat([self.lengths, lengths])
+        self.positions = torch.cat([self.positions, around(begins, lengths, self.budget)])
+
+    def select(self, order: list[int]) -> None:
+        rows = send(order, self.lengths.device)
+        self.lengths, self.positions = self.lengths[rows], self.positions[rows]
+
+    @property
+    def selection(self) -> Selection:
+        """What a pass reads."""
+        return Selection(self.budget.sinks, self.budget.positions - self.budget.sinks, self.positions)
+
+    @torch.inference_mode()
+    def observe(self, scores: Pass, verdict: Verdict) -> None:
+        """Choose again, after a verification."""
+        if self.budget.choice == "sinks":
+            return
+        rows, device = len(self.lengths), self.lengths.device
+        last = send([verdict.places(row)[-1] for row in range(rows)], device)
+        masses = scores.masses()[torch.arange(rows, device=device), last]  # (B, S)
+        beyond = torch.arange(masses.size(1), device=device) >= self.lengths[:, None]
+        masses = masses.masked_fill(beyond, 0)  # of which nothing is known
+        if self.budget.choice == "recent":
+            self.positions = around(masses.argmax(1), self.lengths, self.budget)
+            return
+        masses = F.max_pool1d(masses[:, None], 2 * NEIGHBOURS + 1, 1, NEIGHBOURS)[:, 0].masked_fill(beyond, 0)
+        self.positions = likeliest(masses, self.lengths, self.budget.positions)
+
+
+def likeliest(masses: Tensor, lengths: Tensor, budget: int) -> Tensor:
+    """(B, N) the positions of the pages with the largest sums of ``masses`` (B, S), ascending; numbers from ``lengths`` (B,) on
+    stand for none. Of equal sums the first: what a row reads does not depend on the length of its neighbours' sources."""
+    size, device = masses.size(1), masses.device
+    page = next(page for page in (PAGE, 8, 4, 2, 1) if 4 * page <= max(4, budget))
+    pages = F.pad(masses, (0, -size % page)).unflatten(1, (-1, page)).sum(2)  # (B, pages)
+    beyond = torch.arange(0, size, page, device=device) >= lengths[:, None]
+    order = pages.masked_fill(beyond, -1).sort(dim=1, descending=True, stable=True).indices
+    best = order[:, : budget // page].sort().values
+    positions = (best[:, :, None] * page + torch.arange(page, device=device)).flatten(1)
+    positions = F.pad(positions, (0, budget - positions.size(1)), value=size).clamp(max=size)
+    return torch.where((lengths <= budget)[:, None], torch.arange(budget, device=device), positions)
+
+
+def around(centres: Tensor, lengths: Tensor, budget: Budget) -> Tensor:
+    """(B, N) the first positions, and a window of those around ``centres`` (B,), which lies behind them and ends with the source
+    at the latest."""
+    size = budget.positions - budget.sinks
+    begins = torch.minimum(centres - size // 2, lengths - size).clamp(min=budget.sinks)
+    window = begins[:, None] + torch.arange(size, device=lengths.device)
+    return torch.cat([torch.arange(budget.sinks, device=lengths.device).expand(len(lengths), -1), window], 1)
+
+
+def attentive(verifier: LoadedModel, budget: Budget) -> None:
+    """Let the verifier keep the attention that positions are chosen by, if they are."""
+    verifier.masses_wanted |= budget.choice != "sinks"
+
+
+# ---- drafters with a cache of their own
+
+
+@dataclass
+class BudgetedRows:
+    """What a drafter's model keeps of the rows, and what its passes read of it: a `RowState`."""
+
+    rows: RowState
+    chosen: Chosen
+
+    def admit(self, source: Source) -> None:
+        self.rows.admit(source)
+        self.chosen.admit(source.lengths)
+
+    def share(self, rows: list[int]) -> None:
+        self.rows.share(rows)
+        self.chosen.admit(self.chosen.lengths[rows])
+
+    def encode(self) -> None:
+        self.rows.encode()
+
+    def select(self, order: list[int]) -> None:
+        self.rows.select(order)
+        self.chosen.select(order)
+
+    def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        self.rows.keep(roots, paths)
+
+
+class BudgetedModel:
+    """A drafter's model, of which passes over tokens read a budget of the cache: what `block_causal` and `small` need of a
+    `LoadedModel`."""
+
+    def __init__(self, model: LoadedModel, budget: Budget):
+        self.model, self.budget = model, budget
+        self.spec, self.target_embeddings = model.spec, model.target_embeddings
+
+    def start(self, rows: int) -> BudgetedRows:
+        return BudgetedRows(self.model.start(rows), Chosen(self.budget, self.target_embeddings.device))
+
+    def read(
+        self, state: BudgetedRows, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None
+    ) -> Pass:  # fmt: skip
+        return self.model.read(state.rows, tokens, positions, firsts, selection=state.chosen.selection)
+
+    def bytes_for(self, source: int, target: int) -> int:
+        return self.model.bytes_for(source, target) + bytes_of(self.budget)
+
+
+class Budgeted:
+    """A drafter over a `BudgetedModel`; its states have `BudgetedRows` as ``rows``, in which each verification chooses again."""
+
+    def __init__(self, drafter: Drafter, model: BudgetedModel, verifier: LoadedModel):
+        self.drafter, self.model = drafter, model
+        self.trees = getattr(drafter, "trees", False)
+        attentive(verifier, model.budget)
+
+    def start(self, rows: int, shared: object) -> Any:
+        return self.drafter.start(rows, shared)
+
+    def admit(self, state: Any, source: Source) -> None:
+        self.drafter.admit(state, source)
+
+    def propose(self, state: Any, prefix: Prefix, plan: Plan) -> Draft:
+        return self.drafter.propose(state, prefix, plan)
+
+    def observe(self, state: Any, scores: Pass, draft: Draft, verdict: Verdict) -> None:
+        state.rows.chosen.observe(scores, verdict)
+
+    def bytes_for(self, request: Request) -> int:
+        return self.model.bytes_for(len(request.tokens), request.limit + 1)
+
+
+def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel, budget: Budget) -> Budgeted:
+    """The drafter of these weights, as its code builds it, on a budget. Raises ValueError if it is none of `BUDGETED`."""
+    if weights.code not in BUDGETED:
+        raise ValueError(f"drafter '{weights.code}' reads no budget of a cache, which {' and '.join(BUDGETED)} can")
+    assert model is not None
+    reading = BudgetedModel(model, budget)
+    drafter = with_weights(weights.code).build(weights, cast(LoadedModel, reading), verifier)
+    return Budgeted(drafter, reading, verifier)
+
+
+def bytes_of(budget: Budget) -> int:
+    """The memory that the positions chosen of a row take."""
+    return budget.positions * 8  # int64

@@ -1,0 +1,76 @@
+"""What translating a sentence gives, and what becomes of one that is too long. Knows neither models nor the engine's roles."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdec_plugins.decoding.values import Step
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One sentence's result. ``source_tokens`` and ``tokens`` are subwords; ``token_scores`` (nats) include the closing eos."""
+
+    text: str
+    source_tokens: list[str] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    token_scores: list[float] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    cut: bool = False  # the length limit ended the output
+    sample: int = 0  # its number among the samples of a sentence
+    shortened: bool = False  # the source was too long for the models: cut, or, if there are no source_tokens, skipped
+    drafter: str | None = None  # the drafter's name; None where none drafts
+
+    @property
+    def score(self) -> float:
+        """Mean log-probability of the tokens under the verifier, in nats (fairseq's score with --lenpen 1)."""
+        return sum(self.token_scores) / max(1, len(self.token_scores))
+
+    @property
+    def iterations(self) -> int:
+        """Verifier passes that the output took."""
+        return len(self.steps)
+
+    @property
+    def drafted(self) -> int:
+        """Tokens offered for verification, in all iterations."""
+        return sum(len(step.drafted) for step in self.steps)
+
+    @property
+    def accepted(self) -> int:
+        """Of these, the accepted ones."""
+        return sum(step.accepted for step in self.steps)
+
+    @property
+    def accepted_lengths(self) -> list[int]:
+        """Tokens that each iteration committed, the verifier's own included."""
+        return [step.accepted + (step.own is not None) for step in self.steps]
+
+
+class SourceTooLong(ValueError):
+    """A source longer than the models' positions; ``index`` is its number among the sentences given, from 0."""
+
+    def __init__(self, index: int, length: str, limit: int):
+        super().__init__(f"{length} tokens, and the models read at most {limit:,}")
+        self.index = index
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A source as token numbers with eos; without any if it is to be skipped for its length."""
+
+    tokens: list[int]
+    shortened: bool
+
+
+def joined(parts: Sequence[Translation], sample: int, drafter: str | None) -> Translation:
+    """A document's translation, of its windows'."""
+    return Translation(
+        " ".join(part.text for part in parts if part.text),
+        [token for part in parts for token in part.source_tokens],
+        [token for part in parts for token in part.tokens],
+        [score for part in parts for score in part.token_scores],
+        [step for part in parts for step in part.steps],
+        any(part.cut for part in parts),
+        sample,
+        drafter=drafter,
+    )
