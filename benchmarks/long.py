@@ -2,7 +2,8 @@
 """Drafts on a budget of the cache, for long sources and large batches, beside `ar`; and how fast the kernels read a long cache.
 
     benchmarks/long.py grid --model DIR --input FILE [--batch-sizes 1 8 32 64] [--lengths 500 1000 2000 4000]
-        [--budgets 64 128 256 512] [--gammas 1 2 3 4 5] [--choices mass] [--drafter window] [--random 6,512,2048,8 --acceptance 0.8] [--output FILE]
+        [--budgets 64 128 256 512] [--gammas 1 2 3 4 5] [--choices mass] [--drafter window]
+        [--random 6,512,2048,8 --acceptance 0.8] [--output FILE]
     benchmarks/long.py attention [--widths 256 512] [--lengths 500 4000]
 
 grid: sources are consecutive lines of the input, cut to a length in tokens. Those of a batch are encoded once; then all systems
@@ -33,9 +34,9 @@ import torch  # noqa: E402
 from shapes import Replayed  # noqa: E402
 
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
+from specdec_plugins.decoding import budget as budgets  # noqa: E402
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
 from specdec_plugins.decoding.admission import BoundedAdmission  # noqa: E402
-from specdec_plugins.decoding import budget as budgets  # noqa: E402
 from specdec_plugins.decoding.assembly import load  # noqa: E402
 from specdec_plugins.decoding.backends.cpu import binding  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.model import CpuModel  # noqa: E402
@@ -86,12 +87,13 @@ class Cell:
         self, options: argparse.Namespace, verifier: Model, weights: DrafterModel | None, documents: Sequence[list[int]]
     ):  # fmt: skip
         self.options, self.spec, self.documents = options, verifier.spec, documents
-        self.weights, self.plain = weights, NoDrafter()
+        self.packed, self.plain = weights, NoDrafter()
         self.model, self.drafting = load(verifier, weights, options.device, options.dtype, options.threads)
         self.verifier = ModelVerifier(self.model)
         self.state = self.verifier.start(len(documents))
         began = time.perf_counter()
-        self.verifier.admit(self.state, self._source())
+        self.source = Source(documents, verifier.spec.symbols, options.device)  # encoded once for all
+        self.verifier.admit(self.state, self.source)
         self.prefill = time.perf_counter() - began
         limit = options.tokens + max([USUAL_BLOCK_SIZE, *(gamma for gamma in options.gammas if isinstance(gamma, int))]) + 1
         limit = min(2 * limit, verifier.spec.decoder.max_positions - 1)
@@ -104,9 +106,6 @@ class Cell:
         )
         self.products, self.weights = numbers, numbers * WEIGHT_BYTES[options.dtype]
 
-    def _source(self) -> Source:
-        return Source(self.documents, self.spec.symbols, self.options.device)
-
     def run(self, system: System) -> Run:
         """Decode from the beginning until every row has its tokens."""
         options, stats = self.options, DecodeStats()
@@ -118,7 +117,9 @@ class Cell:
             drafter, self.verifier, rule, controller, BoundedAdmission(0), 0, Constraints.of(self.spec), stats, options.device
         )  # fmt: skip
         session.verifying, session.drafting = self.state, drafter.start(len(self.documents), self.state)
-        drafter.admit(session.drafting, self._source())
+        drafter.admit(session.drafting, self.source)
+        if session.drafting is not None:
+            session.drafting.rows.encode()
         session.prefix.admit(self.requests)
         began, outputs = time.perf_counter(), session.prefix.outputs
         while (missing := options.tokens - min(map(len, outputs))) > 0:
@@ -128,9 +129,9 @@ class Cell:
         return Run(sum(map(len, outputs)), time.perf_counter() - began, stats, outputs)
 
     def drafter(self, budget: Budget) -> Drafter:
-        if self.weights is None:
+        if self.packed is None:
             return WindowDrafter(self.model, budget)
-        return budgets.build(self.weights, self.drafting, self.model, budget)
+        return budgets.build(self.packed, self.drafting, self.model, budget)
 
     def measure(self, systems: Sequence[System]) -> Iterator[dict[str, Any]]:
         """A row a system. Raises SystemExit where outputs differ on the kernels."""
@@ -158,7 +159,8 @@ class Cell:
             "verifying_ms": round(1e3 * stats.seconds["verifying"] / stats.passes, 2),
             "products": self.products,
             "weights_mb": round(self.weights / 1e6, 2), "cache_mb": round(batch * self.model.bytes_for(length, half) / 1e6, 2),
-            "draft_cache_mb": round(batch * (self.drafting or self.model).bytes_for(*reads) / 1e6, 2), "prefill_s": round(self.prefill, 2),
+            "draft_cache_mb": round(batch * (self.drafting or self.model).bytes_for(*reads) / 1e6, 2),
+            "prefill_s": round(self.prefill, 2),
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         }  # fmt: skip
 
