@@ -87,12 +87,13 @@ class Cell:
         self, options: argparse.Namespace, verifier: Model, weights: DrafterModel | None, documents: Sequence[list[int]]
     ):  # fmt: skip
         self.options, self.spec, self.documents = options, verifier.spec, documents
-        self.weights, self.plain = weights, NoDrafter()
+        self.packed, self.plain = weights, NoDrafter()
         self.model, self.drafting = load(verifier, weights, options.device, options.dtype, options.threads)
         self.verifier = ModelVerifier(self.model)
         self.state = self.verifier.start(len(documents))
         began = time.perf_counter()
-        self.verifier.admit(self.state, self._source())
+        self.source = Source(documents, verifier.spec.symbols, options.device)  # encoded once for all
+        self.verifier.admit(self.state, self.source)
         self.prefill = time.perf_counter() - began
         limit = options.tokens + max([USUAL_BLOCK_SIZE, *(gamma for gamma in options.gammas if isinstance(gamma, int))]) + 1
         limit = min(2 * limit, verifier.spec.decoder.max_positions - 1)
@@ -105,9 +106,6 @@ class Cell:
         )
         self.products, self.read_bytes = numbers, numbers * WEIGHT_BYTES[options.dtype]
 
-    def _source(self) -> Source:
-        return Source(self.documents, self.spec.symbols, self.options.device)
-
     def run(self, system: System) -> Run:
         """Decode from the beginning until every row has its tokens."""
         options, stats = self.options, DecodeStats()
@@ -119,7 +117,9 @@ class Cell:
             drafter, self.verifier, rule, controller, BoundedAdmission(0), 0, Constraints.of(self.spec), stats, options.device
         )  # fmt: skip
         session.verifying, session.drafting = self.state, drafter.start(len(self.documents), self.state)
-        drafter.admit(session.drafting, self._source())
+        drafter.admit(session.drafting, self.source)
+        if session.drafting is not None:
+            session.drafting.rows.encode()
         session.prefix.admit(self.requests)
         began, outputs = time.perf_counter(), session.prefix.outputs
         while (missing := options.tokens - min(map(len, outputs))) > 0:
@@ -129,9 +129,9 @@ class Cell:
         return Run(sum(map(len, outputs)), time.perf_counter() - began, stats, outputs)
 
     def drafter(self, budget: Budget) -> Drafter:
-        if self.weights is None:
+        if self.packed is None:
             return WindowDrafter(self.model, budget)
-        return budgets.build(self.weights, self.drafting, self.model, budget)
+        return budgets.build(self.packed, self.drafting, self.model, budget)
 
     def measure(self, systems: Sequence[System]) -> Iterator[dict[str, Any]]:
         """A row a system. Raises SystemExit where outputs differ on the kernels."""

@@ -637,11 +637,6 @@ def test_commands(capfd, tmp_path):
             "--kv-budget has a use only with drafters window, block_causal, small",
         ),
         (["--draft-with", "ngram+other", "--kv-budget", "8"], 2, "--kv-budget has a use only with drafters window, "),
-        (
-            ["--draft-with", "ngram+small", "--kv-budget", "8"],
-            1,
-            "kv_budget has a use only with drafters window, block_causal, small",
-        ),
         (["--strategy", "drafter", "--kv-budget", "8"], 2, "--kv-budget is not used by strategy drafter"),
         (["--sinks", "2"], 2, "--sinks has a use only with kv_budget, or drafter window"),
         (["--kv-budget", "0"], 2, "--kv-budget 0 is less than 1"),
