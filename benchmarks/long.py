@@ -95,8 +95,9 @@ class Cell:
         self.source = Source(documents, verifier.spec.symbols, options.device)  # encoded once for all
         self.verifier.admit(self.state, self.source)
         self.prefill = time.perf_counter() - began
-        limit = options.tokens + max([USUAL_BLOCK_SIZE, *(gamma for gamma in options.gammas if isinstance(gamma, int))]) + 1
-        limit = min(2 * limit, verifier.spec.decoder.max_positions - 1)
+        # Nothing ends before the slowest row has its tokens: until then a row may get all that is drafted, in every pass.
+        longest = max([2 * USUAL_BLOCK_SIZE, *(gamma for gamma in options.gammas if isinstance(gamma, int))])
+        limit = min((options.tokens + 1) * (longest + 1), verifier.spec.decoder.max_positions - 1)
         self.requests = [Request(index, tokens, limit, min_length=limit) for index, tokens in enumerate(documents)]
         # What a pass reads: layers and output projection, but not the projections of the source, which the cache has.
         read = ("decoder.layers.", "decoder.output_projection.")
@@ -123,7 +124,10 @@ class Cell:
         session.prefix.admit(self.requests)
         began, outputs = time.perf_counter(), session.prefix.outputs
         while (missing := options.tokens - min(map(len, outputs))) > 0:
-            session.step(min(missing, TOGETHER))
+            if session.step(min(missing, TOGETHER)):
+                raise SystemExit(
+                    f"a row reached the limit of {self.requests[0].limit:,} tokens before others had {options.tokens:,}"
+                )
         if options.device != "cpu":
             torch.cuda.synchronize()
         return Run(sum(map(len, outputs)), time.perf_counter() - began, stats, outputs)
