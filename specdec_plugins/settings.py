@@ -141,7 +141,7 @@ class Settings:
             yield "context", "has a use only with windows"
         if isinstance(self.windows, int) and self.max_len_a * self.windows + self.max_len_b < self.windows:
             most = int(self.max_len_a * self.windows + self.max_len_b)
-            yield "windows", f"of {self.windows} tokens would be cut to {most} tokens of output; raise max_len_a or max_len_b"
+            yield "windows", f"of {self.windows} tokens would be cut to {most} tokens of output by the length limit"
         if self.windows is not None and "previous" in self.members:
             yield "windows", "does not go with drafter previous, whose hints are of whole lines"
         if self.sampling:

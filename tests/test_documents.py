@@ -404,7 +404,7 @@ MISUSE = {
     "--windows 0": "--windows 0 is less than 1",
     "--windows words": "--windows 'words' is neither a number nor sentence",
     "--windows 100": "--windows of 100 tokens: the models read at most 99",
-    "--windows 90 --max-len-b 50": "--windows of 90 tokens would be cut to 50 tokens of output; raise max_len_a or max_len_b",
+    "--windows 90 --max-len-b 50": "--windows of 90 tokens would be cut to 50 tokens of output by the length limit",
     "--context 1": "--context has a use only with windows",
     "--windows 9 --context -1": "--context -1 is negative",
     "--windows 9 --strategy fairseq": "--windows is not used by strategy fairseq",
