@@ -5,11 +5,9 @@ prices. Its summary has two short sentences: who did what where, and how the art
 the seed, and no article occurs twice.
 """
 
-import argparse
-from collections.abc import Iterator
-from itertools import islice
-from pathlib import Path
 from random import Random
+
+import generated
 
 LANGS = ("source", "target")
 NAMES = ("Anna Brandt", "Luis Ortega", "Mei Tanaka", "Noah Okafor", "Zoë Lindqvist", "Ivan Petrov", "Salma Haddad", "Tom Reilly")
@@ -54,30 +52,6 @@ class Articles:
         sentences.insert(self.random.randrange(1, len(sentences) + 1), f"{end}, as {town}'s newspaper reports.")
         return " ".join(sentences), f"{name} {deed} in {town}. {end}."
 
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield pairs without end, never the same article twice."""
-        seen = set()
-        while True:
-            article, summary = self.pair()
-            if article not in seen:
-                seen.add(article)
-                yield article, summary
-
-
-def write_corpus(folder: Path, seed: int = 1, train: int = 4000, val: int = 100, test: int = 100) -> None:
-    """Write ``train``, ``val`` and ``test``, articles and summaries, with so many pairs each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pairs = Articles(seed).pairs()
-    for split, count in (("val", val), ("test", test), ("train", train)):  # train last, so that its size changes no other
-        for lang, lines in zip(LANGS, zip(*islice(pairs, count))):
-            (folder / f"{split}.{lang}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=1)
-    for split, count in (("train", 4000), ("val", 100), ("test", 100)):
-        parser.add_argument(f"--{split}", type=int, default=count, metavar="N", help="pairs (default %(default)s)")
-    options = parser.parse_args()
-    write_corpus(options.output, options.seed, options.train, options.val, options.test)
+    generated.main(__doc__, lambda seed: Articles(seed).pair, LANGS, {"val": 100, "test": 100, "train": 4000})

@@ -71,22 +71,16 @@ def main(argv: list[str] | None = None) -> int:
         f"{BART}/model.pt and {BART}/dict.txt or {BART}.tar.gz, and vocab.bpe, from there")  # fmt: skip
     options, more = parser.parse_known_args(argv)
     downloads, bart = corpora.DATA / "downloads" / "cnndm", options.output / BART
-    try:
+
+    def make() -> list[str]:
         prefixes = corpora.gather(corpus(), options.local, downloads, options.output / "text")
-        if options.bart:
-            gather_bart(options.local, downloads, bart)
-    except (ValueError, OSError) as error:
-        print(f"data/cnndm.py: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("data/cnndm.py: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    command = ["--source-lang", SOURCE, "--target-lang", TARGET, "--output", str(options.output), *OPTIONS]
-    if options.bart:
-        command += ["--codes", str(bart / "vocab.bpe"), "--dict", str(bart / "dict.txt")]
-    for split, prefix in prefixes.items():
-        command += [f"--{split}", prefix]
-    return prepare.main(command + more)
+        if not options.bart:
+            return [*OPTIONS, *corpora.split_options(prefixes), *more]
+        gather_bart(options.local, downloads, bart)
+        own = ["--codes", str(bart / "vocab.bpe"), "--dict", str(bart / "dict.txt")]
+        return [*OPTIONS, *own, *corpora.split_options(prefixes), *more]
+
+    return corpora.prepare_made(parser.prog, (SOURCE, TARGET), options.output, make)
 
 
 if __name__ == "__main__":

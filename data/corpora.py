@@ -313,18 +313,34 @@ def main(argv: list[str] | None = None) -> int:
     if name not in CORPORA:
         parser.error(f"--mask-predict: there is no such {options.name}")
     corpus, output = CORPORA[name](), options.output or DATA / "prepared" / name
-    try:
+
+    def make() -> list[str]:
         prefixes = gather(corpus, options.local, DATA / "downloads" / name, output / "source")
+        return [*corpus.options, *split_options(prefixes), *more]
+
+    return prepare_made(parser.prog, corpus.langs, output, make)
+
+
+def prepare_made(script: str, langs: tuple[str, ...], output: Path, make: Callable[[], list[str]]) -> int:
+    """Prepare what ``make`` has made, which returns further options of specdec-prepare; return the exit status.
+
+    An error or an interruption of it is one line on stderr, in the name of the script.
+    """
+    try:
+        options = make()
     except (ValueError, OSError) as error:
-        print(f"data/corpora.py: {error}", file=sys.stderr)
+        print(f"{script}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("data/corpora.py: interrupted; the same command goes on from here", file=sys.stderr)
+        print(f"{script}: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
-    command = ["--source-lang", corpus.langs[0], "--target-lang", corpus.langs[1], "--output", str(output), *corpus.options]
-    for split, prefix in prefixes.items():
-        command += [f"--{split}", prefix]
-    return prepare.main(command + more)
+    source, target = langs
+    return prepare.main(["--source-lang", source, "--target-lang", target, "--output", str(output), *options])
+
+
+def split_options(prefixes: dict[str, str]) -> list[str]:
+    """Options of specdec-prepare that name the prefix of every split."""
+    return [word for split, prefix in prefixes.items() for word in (f"--{split}", prefix)]
 
 
 if __name__ == "__main__":

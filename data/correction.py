@@ -167,23 +167,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the errors and passages (default %(default)s)")
     options, more = parser.parse_known_args(argv)
     source, pairs = options.output / "source", options.output / "pairs"
-    try:
+
+    def make() -> list[str]:
         captions = corpora.Corpus((TARGET,), corpora.multi30k().texts, ())
         prefixes = corpora.gather(captions, options.local, corpora.DATA / "downloads" / "multi30k", source)
         texts = {split: list(read_lines(prepare.find_text(prefix, TARGET))) for split, prefix in prefixes.items()}
         counts = write_corpus(texts, pairs, options.rate, options.seed)
         prepare.write_json(options.output / "errors.json", {"rate": options.rate, "seed": options.seed, "counts": counts})
-    except (ValueError, OSError) as error:
-        print(f"data/correction.py: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("data/correction.py: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    print("\n".join(table(counts)), flush=True)
-    command = ["--source-lang", SOURCE, "--target-lang", TARGET, "--output", str(options.output), *OPTIONS]
-    for split in texts:
-        command += [f"--{split}", str(pairs / split)]
-    return prepare.main(command + more)
+        print("\n".join(table(counts)), flush=True)
+        return [*OPTIONS, *corpora.split_options({split: str(pairs / split) for split in texts}), *more]
+
+    return corpora.prepare_made(parser.prog, (SOURCE, TARGET), options.output, make)
 
 
 if __name__ == "__main__":

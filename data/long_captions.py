@@ -10,7 +10,6 @@ The pair's codes and dictionary are the data set's, and its verifier is written 
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -107,27 +106,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of which captions come together (default %(default)s)")
     options, more = parser.parse_known_args(argv)
     source, pairs = options.output / "source", options.output / "pairs"
-    try:
+
+    def make() -> list[str]:
         prefixes = corpora.gather(corpora.multi30k(), options.local, corpora.DATA / "downloads" / "multi30k", source)
         sides = {
             split: [list(read_lines(prepare.find_text(prefix, lang))) for lang in LANGS] for split, prefix in prefixes.items()
         }
-        pairs.mkdir(parents=True, exist_ok=True)
         sides["train"][1] = translated(sides["train"][0], options.output / "translated.de")
         texts = {split: list(zip(*both, strict=True)) for split, both in sides.items()}
         arguments = write_corpus(texts, pairs, options.seed)
         verifier = checkpoint_of(load_folder(PAIR).verifier)
         checkpoint.save({**checkpoint.untrained(), **verifier}, options.output / "start.pt")
-    except (ValueError, OSError) as error:
-        print(f"data/long_captions.py: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("data/long_captions.py: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    command = ["--source-lang", LANGS[0], "--target-lang", LANGS[1], "--output", str(options.output), *OPTIONS]
-    return prepare.main([*command, *arguments, *more])
+        return [*OPTIONS, *arguments, *more]
+
+    return corpora.prepare_made(parser.prog, LANGS, options.output, make)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONWARNINGS", "ignore")
     sys.exit(main())

@@ -6,11 +6,10 @@ subordinate clause comes last; some nouns take several words; the particle of so
 Everything follows from the seed. Every source sentence has one right translation, and none occurs twice.
 """
 
-import argparse
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from random import Random
+
+import generated
 
 LANGS = ("xa", "xb")
 ENDINGS = (("o", "oi"), ("a", "ae"), ("u", "ur"))  # agreement: gender, then singular and plural
@@ -101,30 +100,14 @@ class Toy:
             if 4 <= len(source) <= 20:
                 return " ".join(source) + ".", " ".join(target).replace(" ,", ",") + "."
 
-    def sentences(self) -> Iterator[tuple[str, str]]:
-        """Yield sentence pairs without end, never the same source twice."""
-        seen = set()
-        while True:
-            source, target = self.sentence()
-            if source not in seen:
-                seen.add(source)
-                yield source, target
+
+SIZES = {"valid": 200, "test": 200, "train": 8000}
 
 
-def write_corpus(folder: Path, seed: int = 1, train: int = 8000, valid: int = 200, test: int = 200) -> None:
-    """Write ``train``, ``valid`` and ``test`` in both languages, with so many sentence pairs each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pairs = Toy(seed).sentences()
-    for split, count in (("valid", valid), ("test", test), ("train", train)):  # train last, so that its size changes no other
-        for lang, lines in zip(LANGS, zip(*islice(pairs, count))):
-            (folder / f"{split}.{lang}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+def write_corpus(folder: Path, seed: int = 1, **sizes: int) -> None:
+    """Write the splits in both languages, of `SIZES` pairs unless ``sizes`` says otherwise."""
+    generated.write_corpus(folder, Toy(seed).sentence, LANGS, {**SIZES, **sizes})
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=1)
-    for split, count in (("train", 8000), ("valid", 200), ("test", 200)):
-        parser.add_argument(f"--{split}", type=int, default=count, metavar="N", help="sentence pairs (default %(default)s)")
-    options = parser.parse_args()
-    write_corpus(options.output, options.seed, options.train, options.valid, options.test)
+    generated.main(__doc__, lambda seed: Toy(seed).sentence, LANGS, SIZES)

@@ -1,6 +1,5 @@
 """The corpus of corrections: which errors are put into captions, and the script from a folder of captions to a data set."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,15 +7,11 @@ import sys
 from collections import Counter
 from random import Random
 
+import correction
 import pytest
 from conftest import ROOT
 
 from specdec_plugins.training import presets
-
-sys.path.insert(0, str(ROOT / "data"))  # the scripts there import each other by name
-spec = importlib.util.spec_from_file_location("correction", ROOT / "data" / "correction.py")
-correction = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(correction)
 
 CAPTIONS = [
     "A man in an orange hat is staring at something.",

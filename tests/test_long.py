@@ -1,6 +1,5 @@
 """Long documents: the corpus made of captions, the loss's attention kernel, and the costs fitted to a measured grid."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -8,21 +7,12 @@ from collections import Counter
 from random import Random
 from types import SimpleNamespace
 
+import long_captions as captions
+import long_costs as costs
 import pytest
 import torch
 from conftest import ROOT
 
-sys.path[:0] = [str(ROOT / "data"), str(ROOT / "benchmarks")]  # the scripts there import each other by name
-
-
-def script(folder, name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-captions, costs = script("data", "long_captions"), script("benchmarks", "long_costs")
 PAIRS = [(f"en {number}", f"de {number}") for number in range(300)]
 
 

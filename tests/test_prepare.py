@@ -2,7 +2,6 @@
 
 import gzip
 import http.server
-import importlib.util
 import json
 import os
 import random
@@ -18,7 +17,11 @@ from itertools import islice
 from pathlib import Path
 
 import conftest
+import corpora
+import generated
 import pytest
+import toy
+from conftest import ROOT
 
 from specdec_plugins.commands import prepare
 from specdec_plugins.text.bpe import Bpe, remove_bpe
@@ -27,19 +30,6 @@ from specdec_plugins.text.moses import Moses
 from specdec_plugins.text.restyle import restyle
 from specdec_plugins.text.reversible import Reversible
 from specdec_plugins.text.tokenizers import load_tokenizer
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def load(name: str):
-    """Import a file of data/, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"data_{name}", ROOT / "data" / f"{name}.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-corpora, toy = load("corpora"), load("toy")
 
 
 def sentences(prefix: Path, source: list[str], target: list[str]) -> str:
@@ -352,7 +342,7 @@ def test_toy_grammar():
     drawn = [language.sentence() for _ in range(9000)]
     found = dict(drawn)
     assert len(found) == len(set(drawn)) < len(drawn)  # one translation each
-    assert len({source for source, _ in islice(language.sentences(), 2000)}) == 2000
+    assert len({source for source, _ in islice(generated.without_repeats(language.sentence), 2000)}) == 2000
     assert found["le big doglin sees un dog."] == "ilae hu nd grossae sehant sema hu nd fel."  # order, agreement, particle
     assert found["mi sees le dog now."] == "jetzt sehom ila hu nd fel."  # adverb first, pronoun dropped
     subordinate = next(target for source, target in found.items() if source.startswith("tu sees un dog ke nos sees "))
