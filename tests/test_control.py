@@ -5,6 +5,7 @@ import random
 import pytest
 
 from specdec_plugins.decoding.control.arms import GATES
+from specdec_plugins.decoding.control.batches import DRAFTED_SPACING, PLAIN_SPACING
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.thompson import Thompson
 from specdec_plugins.decoding.control.throughput import Throughput, best_length
@@ -144,7 +145,19 @@ def test_repeated_steps_are_planned_at_once():
         plans.append(controller.plan(range(4)))
         controller.update(Outcome(plans[-1], [Step([], 0, 5)] * 4, 1.0))
     assert [plan.lengths for plan in plans] == [(0, 0, 0, 0)] * 8
-    assert [plan.times for plan in plans] == list(range(plans[0].times, plans[0].times - 8, -1))
+    assert [plan.times for plan in plans] == [PLAIN_SPACING] * 8
+
+
+def test_a_call_of_several_iterations_is_measured_as_their_mean():
+    controller = Throughput(8)
+    for _ in range(200):
+        plan = controller.plan(range(1))
+        length = plan.lengths[0]
+        steps = [Step([7] * length, length, 5)] * plan.times
+        controller.update(Outcome(plan, steps, plan.times * (1 + length / 100), plan.times))
+    costs = controller.classes[0].costs
+    assert plan.times == DRAFTED_SPACING and {0, length} < set(costs.measured)
+    assert all(cost.seconds == pytest.approx(1 + length / 100) for length, cost in costs.measured.items())
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -45,8 +45,8 @@ class BatchClass:
         return min(DRAFTED_SPACING, 1 + self.passes // SPACING_STEP) if self.choice else PLAIN_SPACING
 
     def varied(self, longest: int) -> int:
-        """The choice, a fourth less, the choice, a fourth more, and so on from one measured pass to the next; or a tree."""
+        """The choice, at one measurement in four a fourth less or more; or a tree."""
         if self.choice > longest:
             return self.choice
-        change = (0, -1, 0, 1)[self.passes // self.spacing % 4] * (self.choice // VARIATION)
+        change = (0, 0, 0, -1, 0, 0, 0, 1)[self.passes // self.spacing % 8] * (self.choice // VARIATION)
         return min(self.choice + change, longest)

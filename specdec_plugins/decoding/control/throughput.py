@@ -7,8 +7,9 @@ choice changes only if the gain is clear (hysteresis), since estimates are noisy
 
 A choice is a number: up to the longest, the length of a chain; beyond it, a tree, from the smallest one on.
 
-Most steps repeat the class's choice, and are not measured. A plain step can take less than 100 microseconds; repeating its plan
-takes 0.16, and deciding anew some 50, so that is done at one plain step in 32. What passes of drafts is learned from all steps.
+A plan holds for several iterations, which the kernels make in one call. The first call of a plan is measured, as the mean of its
+iterations; where it ended early, the rest repeats the class's choice unmeasured. A plain iteration can take less than 100
+microseconds, and deciding anew takes some 50, so plain plans hold for 32. What passes of drafts is learned from all iterations.
 """
 
 import math
@@ -59,6 +60,7 @@ class Throughput:
         self._rows = self._length = 0  # rows of the last step; length of the last step that was no repetition
         self._trial = 0  # passes of the present trial that are still to come
         self._repeated = self._repeat_until = 0  # the length that follows the last step, and up to which pass of its class
+        self._times = 1  # iterations that its plans hold for: the last one may go on beyond that pass, as short calls are dear
         self._measured = self._comparable = False  # whether the present step is measured; whether its cost is like others'
         if learned is not None:
             self._start(learned)
@@ -75,10 +77,9 @@ class Throughput:
     def plan(self, prefix: Sized) -> Plan:
         rows, batch = len(prefix), self._batch
         if batch.passes < self._repeat_until and rows == self._rows:  # most steps end here
-            times = self._repeat_until - batch.passes
             batch.passes += 1
             self._measured = False
-            return self._planned(rows, self._repeated, times)
+            return self._planned(rows, self._repeated, self._times)
         return self._plan(rows)
 
     def _planned(self, rows: int, choice: int, times: int) -> Plan:
@@ -93,7 +94,8 @@ class Throughput:
             (self.trees if outcome.plan.tree else self.acceptance).learn(outcome)
         if not self._measured:
             return
-        batch, (costs, size), seconds = self._batch, self._costs(self._batch, self._length), outcome.seconds
+        batch, (costs, size) = self._batch, self._costs(self._batch, self._length)
+        seconds = outcome.seconds / outcome.times
         self.budget.earn(seconds * (batch.passes - batch.measured_at))  # for the repetitions before it, too
         batch.measured_at = batch.passes
         if self._trial:
@@ -134,12 +136,13 @@ class Throughput:
         # The first pass allocates, a drafter that paused has to catch up, and new sentences have to be encoded.
         self._comparable = batch.passes > 1 and not grown and not (was_plain and self._length)
         self._repeat_until = 0
-        if not self._trial:
-            if self._measured:
-                batch.repeat_until = batch.passes + batch.spacing - 1
-            self._repeat_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
-            self._repeated = 0 if ending else batch.choice
-        return self._planned(rows, self._length, 1)
+        if self._trial:
+            return self._planned(rows, self._length, 1)
+        if self._measured:
+            batch.repeat_until = batch.passes + batch.spacing - 1
+        self._repeat_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
+        self._repeated, self._times = (0, HOLD) if ending else (batch.choice, batch.spacing)
+        return self._planned(rows, self._length, self._times)
 
     def _new_class(self, key: int) -> BatchClass:
         trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))
