@@ -36,6 +36,7 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
+from specdec_plugins import files
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import run_command
 from specdec_plugins.cpus import usable_cpus
@@ -199,9 +200,8 @@ def move(new: Path, old: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, whole or not at all."""
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    with files.whole(path) as unfinished:
+        unfinished.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 class Preparation:

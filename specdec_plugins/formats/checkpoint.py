@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from specdec_plugins import files
+
 Checkpoint = dict[str, Any]
 
 
@@ -80,15 +82,9 @@ def task_settings(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
-    """Write a checkpoint so that ``path`` is either absent, the old file or the whole new one."""
-    temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
-    try:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    """Write a checkpoint, whole or not at all."""
+    with files.whole(path) as temporary:
         torch.save(checkpoint, temporary)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
 
 
 def untrained() -> Checkpoint:

@@ -6,12 +6,12 @@ names everything that it depends on (model, texts and engine by their hash), and
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec_plugins import files
 from specdec_plugins.measure.machine import PACKAGES, fingerprint, machine
 from specdec_plugins.measure.runs import Plan, Progress, Text, Workload, measure, summarise, workloads
 from specdec_plugins.measure.systems import KINDS, System
@@ -157,9 +157,8 @@ def recall(path: Path, key: dict[str, Any]) -> dict[str, Any]:
 
 def write(path: Path, content: str) -> None:
     """Write a file, whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(content, encoding="utf-8")
-    temporary.replace(path)
+    with files.whole(path) as temporary:
+        temporary.write_text(content, encoding="utf-8")
 
 
 def render(result: dict[str, Any]) -> str:

@@ -6,10 +6,10 @@ input.
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdec_plugins import files
 from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.formats.description import read_json
 from specdec_plugins.formats.strict import parse
@@ -47,12 +47,8 @@ def write_tuning(folder: Path, place: Place, learned: Learned, date: str) -> Pat
     path = folder / NAME
     kept = [table for table in _tables(path) if dataclasses.replace(table.place, build=place.build) != place]
     tuning = Tuning(FORMAT, (*kept, Table(place, date, learned)))
-    temporary = path.with_name(f"{NAME}.{os.getpid()}.tmp")
-    try:
+    with files.whole(path) as temporary:
         temporary.write_text(json.dumps(dataclasses.asdict(tuning), indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

@@ -1,9 +1,9 @@
 """What the bandits share: pulls, the present choice, and what exploration may cost. A bandit adds how arms are judged.
 
 A pull plays an arm for some iterations, and measures them together. The present choice of a class of batches is the arm of the
-highest expected goodput; it is repeated unmeasured for some time after each pull. At each decision the bandit's judgement may
-name another arm, for what could be learned of it: that pull is paid from a budget, by the time that it is expected to lose
-against the present choice. So a wide prior costs no more than the budget, in batches of any size.
+highest expected goodput; the longer nothing surprises, the longer its pulls. At each decision the bandit's judgement may name
+another arm, for what could be learned of it: that pull is paid from a budget, by the time that it is expected to lose against
+the present choice. So a wide prior costs no more than the budget, in batches of any size.
 """
 
 from abc import ABC, abstractmethod
@@ -18,10 +18,9 @@ from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.decoding.options import OPEN, Gate, Tree
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
-PULL, LARGE_PULL = 8, 3  # iterations that a pull measures in small and in large batches
-CALL = 4  # iterations of a pull in one call at most, so that an interruption shows
+PULL, LARGE_PULL = 8, 3  # iterations of a pull in small and in large batches
 SLOW = 1.5  # times the others' seconds an iteration: what the slowest call of a pull counts as at most
-REPEATS, PLAIN_REPEATS = 24, 120  # iterations at most that repeat the choice unmeasured; plain ones can be very short
+MORE, MORE_PLAIN = 24, 120  # iterations at most by which a pull of the present choice is longer; plain ones can be very short
 CREDIT = 48  # plain passes that exploration may lose at the start in small batches; in large ones as in `exploration`
 GAIN, GAIN_FROM_PLAIN = 1.02, 1.05  # goodput that another choice must promise, relative to the present one
 SHARE = 0.003  # of all time that exploration may lose
@@ -56,8 +55,8 @@ class Bandit(ABC):
         self._key, self._rows = -1, 0
         self._arm = NONE
         self._last = NONE  # the arm of the iteration before
-        # The present phase: iterations left of it, and whether they are measured. Afterwards the choice may be repeated.
-        self._left = self._then = 0
+        self._left = 0  # iterations of the present phase: a pull, or plain iterations that are not measured
+        self._call = HOLD  # iterations of a call at most: a pull has two calls or more, so that an interruption shows
         self._measured = self._exploring = False
         self._comparable = True  # not the first pass of a drafter that paused
         self._calls: list[tuple[float, int]] = []  # seconds and iterations of the present pull
@@ -86,8 +85,8 @@ class Bandit(ABC):
         rows = len(prefix)
         if rows != self._rows or not self._left:
             self._advance(rows)
-        times = (min(self._left, CALL) if self._comparable else 1) if self._measured else self._left
         length, kind, nodes = self._arm
+        times = min(self._left, self._call) if self._comparable else 1
         return uniform(rows, length, times, self.gates[0 if nodes else kind], Tree(nodes) if nodes else None)
 
     def update(self, outcome: Outcome) -> None:
@@ -98,28 +97,19 @@ class Bandit(ABC):
         self._last = self._arm
         if self._measured:
             self._measure(outcome)
-        elif self._arm.length and is_small(self._key):
-            self._learn(outcome)
-
-    def _learn(self, outcome: Outcome) -> None:
-        """How many tokens passed."""
-        (self.trees if outcome.plan.tree else self.acceptance[self._arm.kind]).learn(outcome)
 
     def _advance(self, rows: int) -> None:
         """Go to the next phase, as the last one ended or the rows changed."""
         fewer, grown, key = rows < self._rows, rows > self._rows, class_of(rows)
         moved, self._rows, self._key = key != self._key, rows, key
         if moved:
-            self._left = self._then = 0
-            self._exploring = False
+            self._left, self._exploring = 0, False
         if fewer and not self._last.length and not self._arm.length:
-            self._arm, self._measured, self._comparable, self._left, self._then = NONE, False, True, HOLD, 0
+            self._arm, self._measured, self._comparable, self._left, self._call = NONE, False, True, HOLD, HOLD
             return
-        if not self._left and self._then:
-            self._left, self._then, self._measured = self._then, 0, False
         if not self._left:
             self._pull(rows)
-        self._comparable = not self._measured or (not grown and (self._last.length > 0 or not self._arm.length))
+        self._comparable = not grown and (self._last.length > 0 or not self._arm.length)
         if not self._comparable:  # one iteration more
             self._left += 1
 
@@ -128,7 +118,7 @@ class Bandit(ABC):
         arm, known = self._arm, self.classes[self._key]
         known.passes += outcome.times
         if arm.length:
-            self._learn(outcome)
+            (self.trees if outcome.plan.tree else self.acceptance[arm.kind]).learn(outcome)
         if not self._comparable:
             self._comparable = True
             if self._exploring and arm.length:
@@ -163,10 +153,11 @@ class Bandit(ABC):
         self._since = 0
         arm = known.chosen if again else self._decide(known, small)
         self._exploring = arm != known.chosen
-        self._arm, self._measured, self._left = arm, True, PULL if small else LARGE_PULL
-        self._calls = []
-        most = REPEATS if arm.length else PLAIN_REPEATS
-        self._then = 0 if self._exploring or not known.decided else min(most, self._left * known.stable)
+        self._arm, self._measured, self._calls = arm, True, []
+        self._left = PULL if small else LARGE_PULL
+        if known.decided and not self._exploring:
+            self._left += min(MORE if arm.length else MORE_PLAIN, self._left * known.stable)
+        self._call = (self._left + 1) // 2
         known.stable += 1
 
     def _decide(self, known: Known, small: bool) -> Arm:

@@ -127,11 +127,10 @@ inline bool alike(const Query& one, const Query& other, int first, int end) {
     return true;
 }
 
-// How far ahead, in numbers, entries are fetched that a query comes to next: a block; 0 where all fit into a second-level cache.
-inline size_t further(const Query& query, size_t stride) {
-    const size_t fits = (512 << 10) / sizeof(float);
-    return query.count * W * stride > fits ? W * stride : 0;
-}
+constexpr size_t NEAR = (512 << 10) / sizeof(float);  // numbers that a second-level cache holds, beside others'
+
+// How far ahead, in numbers, entries are fetched that a query comes to next: a block; 0 where all of them are near.
+inline size_t further(const Query& query, size_t stride) { return query.count * W * stride > NEAR ? W * stride : 0; }
 
 // Calls todo(queries, N, first, end) for the blocks of every query in order, some positions at a time; N, a type with the number
 // as its value, queries side by side have the same of these blocks.
