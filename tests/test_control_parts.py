@@ -196,7 +196,7 @@ def test_a_trial_is_affordable_at_the_price_of_the_last():
 
 def test_small_batches_begin_with_a_series():
     trials = Trials(9, small=True, first=0)
-    assert [trials.initial(now, affordable=False) for now in range(6)] == [9, 3, 0, 9, 3, 0]
+    assert [trials.initial(now, affordable=False) for now in range(3)] == [9, 3, 0]
     assert not trials.series
 
 
@@ -235,5 +235,17 @@ def test_trials_are_rationed_where_nothing_is_drafted():
 def test_a_new_decision_is_tried_soon():
     trials = Trials(8, small=True, first=0)
     periodic(trials, 5, affordable=False)
-    trials.restart()
-    assert trials.interval == FIRST_INTERVAL
+    trials.restart(drafting=True)
+    assert trials.intervals[True] == FIRST_INTERVAL
+
+
+def test_drafts_that_were_soon_given_up_are_tried_as_seldom_as_before():
+    trials = Trials(8, small=True, first=0)
+    periodic(trials, 0, affordable=True)
+    trials.restart(drafting=True)
+    trials.restart(drafting=False)
+    assert trials.intervals[False] == LAST_INTERVAL
+    for now in range(5000, 8000):  # drafts paid for long
+        trials.periodic(now, 8, affordable=True)
+    trials.restart(drafting=False)
+    assert trials.intervals[False] == FIRST_INTERVAL

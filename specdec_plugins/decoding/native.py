@@ -67,9 +67,11 @@ class BlockHalf:
         self._read = array("q")
 
     def begin(self, call: Decoding, state: CausalState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
-        beginning, self._read = [prefix.symbols.start], integers(state.read)
+        self._read = integers(state.read)
         call.read, call.drafter_positions = start(self._read), self.positions
-        rows = zip(prefix.outputs, state.read)
+        if not longest:
+            return cast(SlottedState, state.rows), [[token] for token in prefix.last]
+        beginning, rows = [prefix.symbols.start], zip(prefix.outputs, state.read)
         return cast(SlottedState, state.rows), [output[n - 1 :] if n else beginning + output for output, n in rows]
 
     def end(self, state: CausalState) -> None:

@@ -148,6 +148,8 @@ class Bandit(ABC):
             self.classes[self._key] = Known(len(self.acceptance))
         known, small = self.classes[self._key], is_small(self._key)
         again = self._exploring and known.stable > SETTLED
+        if known.decided and known.stable and not known.chosen.length:  # nothing was learned of drafts meanwhile
+            again |= not self.budget.allows(MIN_TRIAL * known.plain)
         for estimate in self.acceptance:
             estimate.fade(FADING**self._since)
         self._since = 0

@@ -36,7 +36,6 @@ class BatchClass:
     choice: int = 0  # what is drafted: see `Throughput`; before the first decision, the choice of a similar class
     passes: int = 0
     decide_at: int = 0  # the pass from which the choice is reconsidered
-    measured_at: int = 0  # the last pass that was measured
     repeat_until: int = 0  # the pass up to which the choice is repeated unmeasured
 
     @property

@@ -9,6 +9,7 @@ One iteration says little: it may have been interrupted and taken many times as 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 # Smoothing of the measurements of one length
@@ -16,7 +17,7 @@ MEMORY = 32  # measurements that the mean spans at most: costs change with the l
 MAX_CHANGE = 1.25  # ratio to the mean that one measurement is believed to have at most, and its inverse at least
 FIRST_EXCESS = 1.5  # of what the line predicts: as much as the first measurement is believed to be at most
 RELIABLE = 4  # measurements; with fewer, the mean is a guess: it tells nothing of the pace, and an outlier may replace it
-OUTLIER = 0.5  # of the mean: an iteration this fast shows that the ones before it were interrupted
+OUTLIER = 0.8  # of the mean: an iteration this fast shows that the ones before it were interrupted
 
 # The line
 PRIOR_WEIGHT = 20.0  # measurements of a length that weigh as much as the line there; one token off the mean, as the slope's prior
@@ -69,6 +70,11 @@ class CostModel:
             new = Cost(old.seconds * believed(seconds / old.seconds) ** (1 / count), count)
         self.measured[length] = new
         return not (1 - TOLERANCE) * expected <= new.seconds <= (1 + TOLERANCE) * expected
+
+    def doubt(self, lengths: Sequence[int]) -> None:
+        """Keep, of drafts, what these lengths took, as one measurement each."""
+        kept = {length: Cost(cost.seconds, 1) for length, cost in self.measured.items() if length in lengths}
+        self.measured = {length: cost for length, cost in self.measured.items() if not length} | kept
 
     def expected(self, longest: int) -> list[float]:
         """Seconds of an iteration with a draft of 0, 1, .. ``longest`` tokens; infinity where nothing is known."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 BUDGET = 0.01  # share of all time that trials may take where they are rationed
 LARGE_CREDIT = 10  # plain passes that trials in large batches may take at the start: drafts that pay are not missed for long
 MIN_TRIAL = 5  # plain passes that a trial takes at least; what the last one took is known better
-SMALL_TRIAL, LARGE_TRIAL = 3, 2  # passes of a trial: the first after plain passes is no measurement, as the drafter catches up
+SMALL_TRIAL, LARGE_TRIAL = 5, 2  # passes of a trial: the first after plain passes is no measurement, as the drafter catches up,
+# and the others are one call, as other calls are: a pass takes longer where Python ran before it
 CHOSEN_TURN, PLAIN_TURN = 2, 4  # of so many trials one is of a tree, where drafts are chosen, and where none are
 TREE_TRIAL = (
     8  # passes of a trial of a tree in small batches, and of chains where trees are chosen: neither tells all of the other
@@ -50,7 +51,7 @@ class Budget:
 class Trials:
     """Schedule of one class of batches, in passes of that class.
 
-    ``small`` batches are likely to gain from drafts: they try long and short ones and none, twice. Large ones are likely to be
+    ``small`` batches are likely to gain from drafts: they try long and short ones and none. Large ones are likely to be
     slowed down by drafts: they try a short one. ``trees`` that may be chosen, from small to large, take turns.
     """
 
@@ -58,13 +59,18 @@ class Trials:
         third = max(1, block_size // 3)
         self.block_size, self.small, self.passes = block_size, small, SMALL_TRIAL if small else LARGE_TRIAL
         self.drafts = (block_size, third) if small else (third, max(1, third // 2))  # lengths to try where nothing is drafted
-        self.series = [*self.drafts, 0] * 2 if small else [third]  # lengths still to try before the first decision
+        self.series = [*self.drafts, 0] if small else [third]  # lengths still to try before the first decision
         if trees and small:
-            self.series += [trees[-1], trees[0]] * 2
+            self.series += [trees[-1], trees[0]]
         self.trees, self.turn = trees, 0
         self.due = first  # the pass from which the next trial may be made
-        self.interval = FIRST_INTERVAL
+        self.intervals = {False: FIRST_INTERVAL, True: FIRST_INTERVAL}  # by whether drafts are chosen
         self.seconds = 0.0  # that the last trial took
+
+    @property
+    def rationed(self) -> bool:
+        """Whether trials are paid from the budget, where nothing is drafted."""
+        return not self.small or self.intervals[False] >= RATIONED_INTERVAL
 
     def affordable(self, budget: Budget, plain: float) -> bool:
         """Whether the budget has enough for one more trial; ``plain`` seconds of a plain pass."""
@@ -82,11 +88,11 @@ class Trials:
 
     def periodic(self, now: int, chosen: int, affordable: bool) -> int | None:
         """A length other than ``chosen``, if it is time for a trial at pass ``now``."""
-        free = chosen or (self.small and self.interval < RATIONED_INTERVAL)
-        if now < self.due or not (affordable or free):
+        drafting = chosen > 0
+        if now < self.due or not (affordable or drafting or not self.rationed):
             return None
-        self.interval = min(2 * self.interval, LAST_INTERVAL)
-        self.due = now + self.interval
+        self.intervals[drafting] = interval = min(2 * self.intervals[drafting], LAST_INTERVAL)
+        self.due = now + interval
         self.seconds = 0.0
         lengths = (0, self.block_size) if chosen else self.drafts
         if self.trees and (affordable or self.small):
@@ -97,13 +103,14 @@ class Trials:
                 return others[of_trees % len(others)]
             return lengths[(self.turn - 1 - of_trees) % len(lengths)]
         # Doubling makes the two alternate; at the last interval it is the first of them.
-        return lengths[self.interval.bit_length() % 2]
+        return lengths[interval.bit_length() % 2]
 
     def passes_of(self, trial: int, chosen: int) -> int:
         """How many passes a trial has."""
         alone = trial in self.trees or (trial and chosen in self.trees)
         return TREE_TRIAL if alone and self.small else self.passes
 
-    def restart(self) -> None:
-        """Try more often again, as the decision changed."""
-        self.interval = FIRST_INTERVAL
+    def restart(self, drafting: bool) -> None:
+        """Try more often again, as the decision changed. Where drafts were soon given up, they are tried as seldom as before."""
+        if drafting or self.intervals[True] >= RATIONED_INTERVAL:
+            self.intervals[drafting] = FIRST_INTERVAL

@@ -90,19 +90,18 @@ class Throughput:
 
     def update(self, outcome: Outcome) -> None:
         self._batch.passes += outcome.times - 1
+        self.budget.earn(outcome.seconds)
         if any(outcome.plan.lengths):
             (self.trees if outcome.plan.tree else self.acceptance).learn(outcome)
         if not self._measured:
             return
         batch, (costs, size) = self._batch, self._costs(self._batch, self._length)
         seconds = outcome.seconds / outcome.times
-        self.budget.earn(seconds * (batch.passes - batch.measured_at))  # for the repetitions before it, too
-        batch.measured_at = batch.passes
         if self._trial:
-            self._trial -= 1
-            if self._trial < batch.trials.passes:  # longer trials are those of small batches, which are not rationed
-                self.budget.spend(seconds)
-                batch.trials.seconds += seconds
+            self._trial = max(0, self._trial - outcome.times)
+            batch.trials.seconds += outcome.seconds
+            if batch.trials.rationed:
+                self.budget.spend(outcome.seconds)
         if self._comparable and costs.observe(size, self.pace.normalised(seconds, size, costs)):
             batch.decide_at = 0
 
@@ -134,10 +133,11 @@ class Throughput:
         self._length = self._choose(batch) if self._measured else 0 if ending else batch.choice
         batch.passes += 1
         # The first pass allocates, a drafter that paused has to catch up, and new sentences have to be encoded.
-        self._comparable = batch.passes > 1 and not grown and not (was_plain and self._length)
+        catches_up = was_plain and self._length > 0
+        self._comparable = batch.passes > 1 and not grown and not catches_up
         self._repeat_until = 0
         if self._trial:
-            return self._planned(rows, self._length, 1)
+            return self._planned(rows, self._length, 1 if catches_up else self._trial)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
         self._repeat_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
@@ -165,6 +165,9 @@ class Throughput:
             if trial is None:
                 return batch.varied(self.longest)
         self._trial = batch.trials.passes_of(trial, batch.choice)
+        if trial and not batch.choice:  # what is known of drafts is old: of harder sentences, or of a start with cold caches
+            self.acceptance.fade(0)
+            batch.costs.doubt(batch.trials.drafts)
         return trial
 
     def _similar(self, batch: BatchClass) -> int:
@@ -185,4 +188,4 @@ class Throughput:
         choice = best_length(tokens, seconds, present)
         if choice != batch.choice:
             batch.choice = choice
-            batch.trials.restart()
+            batch.trials.restart(choice > 0)
