@@ -36,10 +36,10 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins import files
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import run_command
 from specdec_plugins.cpus import usable_cpus
+from specdec_plugins.formats import files
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.restyle import restyle

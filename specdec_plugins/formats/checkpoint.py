@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from specdec_plugins import files
+from specdec_plugins.formats import files
 
 Checkpoint = dict[str, Any]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_plugins import files
+from specdec_plugins.formats import files
 from specdec_plugins.measure.machine import PACKAGES, fingerprint, machine
 from specdec_plugins.measure.runs import Plan, Progress, Text, Workload, measure, summarise, workloads
 from specdec_plugins.measure.systems import KINDS, System

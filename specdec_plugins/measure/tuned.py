@@ -9,8 +9,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec_plugins import files
 from specdec_plugins.decoding.control.learned import Learned
+from specdec_plugins.formats import files
 from specdec_plugins.formats.description import read_json
 from specdec_plugins.formats.strict import parse
 from specdec_plugins.measure.machine import Place
