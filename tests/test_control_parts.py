@@ -196,7 +196,7 @@ def test_a_trial_is_affordable_at_the_price_of_the_last():
 
 def test_small_batches_begin_with_a_series():
     trials = Trials(9, small=True, first=0)
-    assert [trials.initial(now, affordable=False) for now in range(3)] == [9, 3, 0]
+    assert [trials.initial(now, affordable=False) for now in range(6)] == [9, 3, 0, 9, 3, 0]
     assert not trials.series
 
 

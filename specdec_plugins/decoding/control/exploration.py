@@ -51,7 +51,7 @@ class Budget:
 class Trials:
     """Schedule of one class of batches, in passes of that class.
 
-    ``small`` batches are likely to gain from drafts: they try long and short ones and none. Large ones are likely to be
+    ``small`` batches are likely to gain from drafts: they try long and short ones and none, twice. Large ones are likely to be
     slowed down by drafts: they try a short one. ``trees`` that may be chosen, from small to large, take turns.
     """
 
@@ -59,9 +59,9 @@ class Trials:
         third = max(1, block_size // 3)
         self.block_size, self.small, self.passes = block_size, small, SMALL_TRIAL if small else LARGE_TRIAL
         self.drafts = (block_size, third) if small else (third, max(1, third // 2))  # lengths to try where nothing is drafted
-        self.series = [*self.drafts, 0] if small else [third]  # lengths still to try before the first decision
+        self.series = [*self.drafts, 0] * 2 if small else [third]  # lengths still to try before the first decision
         if trees and small:
-            self.series += [trees[-1], trees[0]]
+            self.series += [trees[-1], trees[0]] * 2
         self.trees, self.turn = trees, 0
         self.due = first  # the pass from which the next trial may be made
         self.intervals = {False: FIRST_INTERVAL, True: FIRST_INTERVAL}  # by whether drafts are chosen
