@@ -94,9 +94,9 @@ class Trials:
         self.intervals[drafting] = interval = min(2 * self.intervals[drafting], LAST_INTERVAL)
         self.due = now + interval
         self.seconds = 0.0
-        lengths = (0, self.block_size) if chosen else self.drafts
+        lengths = (0, self.block_size) if drafting else self.drafts
         if self.trees and (affordable or self.small):
-            every, others = CHOSEN_TURN if chosen else PLAIN_TURN, [tree for tree in self.trees if tree != chosen]
+            every, others = CHOSEN_TURN if drafting else PLAIN_TURN, [tree for tree in self.trees if tree != chosen]
             of_trees, place = divmod(self.turn, every)  # turns of trees so far
             self.turn += 1
             if place == every - 1 and others:
