@@ -9,10 +9,9 @@ HERE = Path(__file__).parent
 
 # The CPU kernels, compiled once per instruction set; at run time the best one that the CPU supports is used. Where they do not
 # compile, PyTorch computes alone.
-X86 = {
-    "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"],
-    "avx2": ["-mavx2", "-mfma"],
-}
+AVX2 = ["-mavx2", "-mfma"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
+X86 = {"amx": [*AVX512, "-mamx-tile", "-mamx-int8"], "avx512": AVX512, "avx2": AVX2}
 INSTRUCTION_SETS = {**(X86 if platform.machine() in ("x86_64", "AMD64") else {}), "generic": []}
 KERNELS_SOURCE = Path("specdec_plugins/decoding/backends/cpu/csrc")
 KERNELS = [

@@ -54,6 +54,9 @@ int specdec_version() { return 12; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
+#if defined(__AMX_INT8__)
+    if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-int8") || !matrix_unit_is_allowed()) return 0;
+#endif
 #if defined(__AVX512VNNI__)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");

@@ -17,6 +17,8 @@
 #endif
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "team.h"
@@ -184,6 +186,73 @@ inline void product(const uint8_t* x, int inputs, const int8_t* w, float* to) {
 }
 #endif
 
+#if defined(__AMX_INT8__)
+// The matrix unit multiplies tiles, registers of 16 rows of 64 bytes: inputs of 16 rows, or, as a panel holds them already, the
+// weights of 16 outputs for 64 inputs. Its sums are the same integers as the vector unit's.
+class MatrixUnit {
+  public:
+    static constexpr int ROWS = 32, INPUTS = 64;  // most rows of a product; inputs are a multiple of INPUTS
+    ~MatrixUnit() {
+        if (rows) _tile_release();  // so that the system need not save 8 KB of registers when it switches threads
+    }
+    // `rows` rows times one panel -> to (rows, TILE), integers still.
+    void product(int rows, const uint8_t* x, int inputs, const int8_t* w, float* to) {
+        if (rows != this->rows) configure(rows);
+        written(x);
+        const bool both = rows > HALF;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int i = 0; i < inputs; i += INPUTS, w += INPUTS * TILE) {
+            for (int line = 0; line < INPUTS * TILE; line += 64) __builtin_prefetch(w + PREFETCH + line);
+            _tile_loadd(6, w, 4 * TILE);
+            _tile_loadd(7, w + 64, 4 * TILE);
+            _tile_loadd(4, x + i, inputs);
+            _tile_dpbusd(0, 4, 6);
+            _tile_dpbusd(1, 4, 7);
+            if (both) {
+                _tile_loadd(5, x + size_t(HALF) * inputs + i, inputs);
+                _tile_dpbusd(2, 5, 6);
+                _tile_dpbusd(3, 5, 7);
+            }
+        }
+        _tile_stored(0, to, 4 * TILE);
+        _tile_stored(1, to + 16, 4 * TILE);
+        if (both) {
+            _tile_stored(2, to + HALF * TILE, 4 * TILE);
+            _tile_stored(3, to + HALF * TILE + 16, 4 * TILE);
+        }
+    }
+
+  private:
+    static constexpr int HALF = ROWS / 2;
+
+    // GCC does not know that the intrinsics read memory: without this it may write there only afterwards.
+    static void written(const void* there) { __asm__ volatile("" ::"r"(there) : "memory"); }
+
+    // Tiles 0 to 3: sums of the first and second half of the rows, each by both halves of the panel; 4, 5: the rows; 6, 7: weights.
+    void configure(int rows) {
+        const uint8_t first = std::min(rows, HALF), second = std::max(rows - HALF, 1);
+        const struct alignas(64) {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16];
+        } shape{.rows = {first, first, second, second, first, second, 16, 16}};
+        written(&shape);
+        _tile_loadconfig(&shape);
+        this->rows = rows;
+    }
+    int rows = 0;  // that the registers are configured for
+};
+
+// Whether the system lets this process use the matrix unit, for which it must be asked once.
+inline bool matrix_unit_is_allowed() {
+    constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+#endif
+
 // `product` for a number of rows that is known at run time only, at most R.
 template <int R, class X, class Weight>
 void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
@@ -196,8 +265,17 @@ void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
 // write(to, vector of results). Results of a padded last panel are only stored, as many as there are.
 template <class Place, class Write>
 void multiply(const Linear& linear, const Input& input, Range rows, Range panels, Place&& place, Write&& write) {
+    const int total = rows.to - rows.from;
+#if defined(__AMX_INT8__)
+    MatrixUnit unit;
+    const bool matrix = linear.kind == INT8 && linear.inputs % MatrixUnit::INPUTS == 0 && total > MAX_ROWS;
+    const int most = matrix ? MatrixUnit::ROWS : MAX_ROWS;
+    alignas(64) float to[MatrixUnit::ROWS * TILE];
+#else
+    constexpr int most = MAX_ROWS;
     alignas(64) float to[MAX_ROWS * TILE];
-    const int total = rows.to - rows.from, blocks = (total + MAX_ROWS - 1) / MAX_ROWS;
+#endif
+    const int blocks = (total + most - 1) / most;
     for (int panel = panels.from; panel < panels.to; ++panel) {
         const Trailer& trailer = linear.trailer(panel);
         const int column = panel * TILE, padding = std::max(0, column + TILE - linear.outputs);
@@ -214,7 +292,12 @@ void multiply(const Linear& linear, const Input& input, Range rows, Range panels
 #if defined(__AVX512VNNI__)
                 const uint8_t* x = input.bytes.data() + size_t(part.from) * linear.inputs;
 #endif
-                product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<int8_t>(panel), to);
+#if defined(__AMX_INT8__)
+                if (matrix)
+                    unit.product(count, x, linear.inputs, linear.weights<int8_t>(panel), to);
+                else
+#endif
+                    product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<int8_t>(panel), to);
             }
             for (int r = 0; r < count; ++r) {
                 Floats values[C];
