@@ -175,7 +175,7 @@ def test_a_step_in_the_costs_is_found(seed):
 def test_a_machine_that_changes_its_pace():
     """Others use it, too, by turns for longer than a measurement is remembered."""
     shares = []
-    for seed in range(8):
+    for seed in range(24):
         machine, pace = Machine(1.0, 1.0, 0.12, 0.84, noise=1.0, seed=seed), random.Random(seed)
         controller = Throughput(8)
         best, chosen = max(machine.rate(length, 1) for length in range(17)), []
@@ -183,7 +183,7 @@ def test_a_machine_that_changes_its_pace():
             machine.pace = pace.uniform(1, 2)
             chosen += machine.run(controller, 1, 100)
         shares.append(sum(machine.rate(length, 1) for length in chosen[400:]) / len(chosen[400:]) / best)
-    assert min(shares) > 0.955 and sum(shares) / len(shares) > 0.98
+    assert min(shares) > 0.9 and sum(shares) / len(shares) > 0.965
 
 
 @pytest.mark.parametrize("make", [Throughput, Thompson])
@@ -227,6 +227,15 @@ def test_a_new_class_of_batches_starts_from_a_similar_one():
     assert learned > 4
     assert machine.run(controller, 8, 10) == [learned] * 10
     assert machine.run(controller, 1, 10)[-1] == 0
+
+
+def test_more_rows_soon_stop_drafts_that_cost_them_much():
+    """64 rows begin with what pays for eight, and see at once that it does not pay for them."""
+    controller = Throughput(8)
+    learned = Machine(1.0, 0.3, 0.01, 0.9)
+    learned.run(controller, 8, 4000)
+    assert controller.classes[12].choice > 4
+    assert sum(map(bool, Machine(1.0, 5.0, 1.0, 0.9).run(controller, 64, 400))) <= 16
 
 
 @pytest.mark.parametrize(("present", "gain", "length"), [(1, 1.02, 1), (1, 1.04, 2), (0, 1.08, 0), (0, 1.12, 2), (None, 1.01, 2)])

@@ -187,7 +187,7 @@ def test_the_budget_is_a_share_of_all_time():
 
 
 def test_a_trial_is_affordable_at_the_price_of_the_last():
-    trials, budget = Trials(8, small=False, first=0), Budget(seconds=10.0)
+    trials, budget = Trials(8, small=False), Budget(seconds=10.0)
     assert not trials.affordable(budget, math.inf)  # nothing is known
     assert trials.affordable(budget, 9.9 / MIN_TRIAL) and not trials.affordable(budget, 10.1 / MIN_TRIAL)
     trials.seconds = 10.1
@@ -195,17 +195,31 @@ def test_a_trial_is_affordable_at_the_price_of_the_last():
 
 
 def test_small_batches_begin_with_a_series():
-    trials = Trials(9, small=True, first=0)
+    trials = Trials(9, small=True)
     assert [trials.initial(now, affordable=False) for now in range(6)] == [9, 3, 0, 9, 3, 0]
     assert not trials.series
 
 
 def test_large_batches_begin_with_a_short_draft_when_they_can_afford_it():
-    trials = Trials(9, small=False, first=WARM_START)
+    trials = Trials(9, small=False)
+    trials.follow(0, fewer=True)
     assert trials.initial(WARM_START - 1, affordable=True) is None
     assert trials.initial(WARM_START, affordable=False) is None
     assert trials.initial(WARM_START, affordable=True) == 3
     assert not trials.series
+
+
+def test_drafts_that_paid_with_fewer_rows_are_compared_with_none_at_once():
+    trials = Trials(9, small=False)
+    trials.follow(4, fewer=True)
+    assert not trials.rationed and [trials.initial(now, affordable=False) for now in range(2)] == [4, 0]
+    assert trials.due == FIRST_INTERVAL
+    trials.periodic(FIRST_INTERVAL, 0, affordable=True)
+    assert trials.rationed
+    for small, fewer in ((True, True), (False, False)):
+        trials = Trials(9, small)
+        trials.follow(4, fewer)
+        assert trials.initial(WARM_START - 1, affordable=True) is None
 
 
 def periodic(trials, chosen, affordable, passes=3000):
@@ -217,30 +231,30 @@ def periodic(trials, chosen, affordable, passes=3000):
 
 
 def test_trials_become_rare_up_to_a_limit():
-    passes, lengths = zip(*periodic(Trials(8, small=True, first=0), 5, affordable=False))
+    passes, lengths = zip(*periodic(Trials(8, small=True), 5, affordable=False))
     intervals = [later - now for now, later in itertools.pairwise(passes)]
     assert passes[0] == FIRST_INTERVAL
     assert intervals == [64, 128, 256, *[LAST_INTERVAL] * (len(intervals) - 3)]
-    assert lengths[:4] == (8, 0, 8, 0)  # a full block and none, by turns
+    assert lengths[:4] == (8, 0, 2, 8)  # a full block, none and a short draft, by turns
 
 
 def test_trials_are_rationed_where_nothing_is_drafted():
-    small = periodic(Trials(8, small=True, first=0), 0, affordable=False)
+    small = periodic(Trials(8, small=True), 0, affordable=False)
     assert [length for _, length in small] == [2, 8, 2]
     assert small[-1][0] < RATIONED_INTERVAL
-    assert periodic(Trials(8, small=False, first=0), 0, affordable=False) == []
-    assert [length for _, length in periodic(Trials(8, small=False, first=0), 0, affordable=True)][:4] == [1, 2, 1, 2]
+    assert periodic(Trials(8, small=False), 0, affordable=False) == []
+    assert [length for _, length in periodic(Trials(8, small=False), 0, affordable=True)][:4] == [1, 2, 1, 2]
 
 
 def test_a_new_decision_is_tried_soon():
-    trials = Trials(8, small=True, first=0)
+    trials = Trials(8, small=True)
     periodic(trials, 5, affordable=False)
     trials.restart(drafting=True)
     assert trials.intervals[True] == FIRST_INTERVAL
 
 
 def test_drafts_that_were_soon_given_up_are_tried_as_seldom_as_before():
-    trials = Trials(8, small=True, first=0)
+    trials = Trials(8, small=True)
     periodic(trials, 0, affordable=True)
     trials.restart(drafting=True)
     trials.restart(drafting=False)

@@ -55,7 +55,7 @@ class Trials:
     slowed down by drafts: they try a short one. ``trees`` that may be chosen, from small to large, take turns.
     """
 
-    def __init__(self, block_size: int, small: bool, first: int, trees: Sequence[int] = ()):
+    def __init__(self, block_size: int, small: bool, trees: Sequence[int] = ()):
         third = max(1, block_size // 3)
         self.block_size, self.small, self.passes = block_size, small, SMALL_TRIAL if small else LARGE_TRIAL
         self.drafts = (block_size, third) if small else (third, max(1, third // 2))  # lengths to try where nothing is drafted
@@ -63,14 +63,25 @@ class Trials:
         if trees and small:
             self.series += [trees[-1], trees[0]] * 2
         self.trees, self.turn = trees, 0
-        self.due = first  # the pass from which the next trial may be made
+        self.due = 0  # the pass from which the next trial may be made
+        self.checking = False  # whether what it tries first is the choice that it follows
         self.intervals = {False: FIRST_INTERVAL, True: FIRST_INTERVAL}  # by whether drafts are chosen
         self.seconds = 0.0  # that the last trial took
+
+    def follow(self, choice: int, fewer: bool) -> None:
+        """Begin with the choice of a similar class, of ``fewer`` rows or of more, and try nothing for a while. But drafts that
+        pay with fewer rows may not pay here: large batches compare them with plain passes at once.
+        """
+        self.checking = choice > 0 and fewer and not self.small
+        if self.checking:
+            self.series = [choice, 0]
+        else:
+            self.due = WARM_START
 
     @property
     def rationed(self) -> bool:
         """Whether trials are paid from the budget, where nothing is drafted."""
-        return not self.small or self.intervals[False] >= RATIONED_INTERVAL
+        return not (self.small or self.checking) or self.intervals[False] >= RATIONED_INTERVAL
 
     def affordable(self, budget: Budget, plain: float) -> bool:
         """Whether the budget has enough for one more trial; ``plain`` seconds of a plain pass."""
@@ -78,7 +89,7 @@ class Trials:
 
     def initial(self, now: int, affordable: bool) -> int | None:
         """The next length of the series, if it is time for one at pass ``now``."""
-        if now < self.due or not (affordable or self.small):
+        if now < self.due or not (affordable or self.small or self.checking):
             return None
         length = self.series.pop(0)
         if not self.series:
@@ -91,19 +102,20 @@ class Trials:
         drafting = chosen > 0
         if now < self.due or not (affordable or drafting or not self.rationed):
             return None
+        self.checking = False
         self.intervals[drafting] = interval = min(2 * self.intervals[drafting], LAST_INTERVAL)
         self.due = now + interval
         self.seconds = 0.0
-        lengths = (0, self.block_size) if drafting else self.drafts
+        turn, self.turn = self.turn, self.turn + 1
         if self.trees and (affordable or self.small):
             every, others = CHOSEN_TURN if drafting else PLAIN_TURN, [tree for tree in self.trees if tree != chosen]
-            of_trees, place = divmod(self.turn, every)  # turns of trees so far
-            self.turn += 1
+            of_trees, place = divmod(turn, every)  # turns of trees so far
             if place == every - 1 and others:
                 return others[of_trees % len(others)]
-            return lengths[(self.turn - 1 - of_trees) % len(lengths)]
-        # Doubling makes the two alternate; at the last interval it is the first of them.
-        return lengths[interval.bit_length() % 2]
+            turn -= of_trees
+        long, short = self.drafts
+        lengths = [length for length in ((self.block_size, 0, short) if drafting else (short, long)) if length != chosen]
+        return lengths[turn % len(lengths)]
 
     def passes_of(self, trial: int, chosen: int) -> int:
         """How many passes a trial has."""

@@ -19,7 +19,7 @@ from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, Tree
 from specdec_plugins.decoding.control.arms import sizes_for
 from specdec_plugins.decoding.control.batches import BatchClass, class_of, is_small
 from specdec_plugins.decoding.control.costs import CostModel, Pace
-from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, WARM_START, Budget, Trials
+from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, Budget, Trials
 from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.decoding.options import OPEN, Gate, Tree
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
@@ -146,7 +146,12 @@ class Throughput:
 
     def _new_class(self, key: int) -> BatchClass:
         trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))
-        return BatchClass(key, Trials(self.block_size, is_small(key), WARM_START if self.decided else 0, trees))
+        batch = BatchClass(key, Trials(self.block_size, is_small(key), trees))
+        if self.decided:
+            similar = self._similar(batch)
+            batch.choice = similar.choice
+            batch.trials.follow(similar.choice, fewer=similar.key < key)
+        return batch
 
     def _choose(self, batch: BatchClass) -> int:
         """The length of a step that is measured."""
@@ -156,7 +161,7 @@ class Throughput:
         if batch.trials.series:
             trial = batch.trials.initial(batch.passes, affordable)
             if trial is None:
-                batch.choice = self._similar(batch)
+                batch.choice = self._similar(batch).choice
                 return batch.choice
         else:
             if batch.passes >= batch.decide_at:
@@ -170,10 +175,10 @@ class Throughput:
             batch.costs.doubt(batch.trials.drafts)
         return trial
 
-    def _similar(self, batch: BatchClass) -> int:
-        """The choice of the nearest class that is small or large alike; none without one."""
+    def _similar(self, batch: BatchClass) -> BatchClass:
+        """The nearest class with a choice of its own that is small or large alike; without one the class itself."""
         alike = [other for other in self.decided if other.trials.small == batch.trials.small]
-        return min(alike, key=lambda other: abs(other.key - batch.key)).choice if alike else 0
+        return min(alike, key=lambda other: abs(other.key - batch.key), default=batch)
 
     def _decide(self, batch: BatchClass) -> None:
         """Reconsider the choice of a class."""
