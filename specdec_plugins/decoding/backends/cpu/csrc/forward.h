@@ -136,15 +136,24 @@ class Forward {
     }
 
     void run(int member) {
-        Part part{member, apart ? Range{bounds[member], bounds[member + 1]} : share(count, member, team.size), {}};
-        each_row(part, [&](int row) { embed(row, part); });
-        for (size_t index = 0; index < stack.layers.size(); ++index) layer(int(index), part);
-        finish(part);
+        if (!apart) return through(Part{member, share(count, member, team.size), {}});
+        const Range mine{bounds[member], bounds[member + 1]};
+        const int total = mine.to - mine.from, most = stack.layers.front().qkv->kind == INT8 ? ROWS_AT_A_TIME : count;
+        const int parts = (total + most - 1) / most;
+        for (int part = 0, from = mine.from; part < parts; ++part) {
+            int to = std::max(from, mine.from + share(total, part, parts).to);
+            while (to < mine.to && rows[to].slot == rows[to - 1].slot) ++to;
+            through(Part{member, {from, to}, {}});
+            from = to;
+        }
     }
 
   private:
     // Minimum rows per thread for splitting a pass by sentence.
     static constexpr int MIN_ROWS_APART = 8;
+    // Rows that a member working on its own takes through the pass at a time in int8: so few that its second-level cache holds what
+    // it computes of them. Larger weights would take longer to read again than that saves.
+    static constexpr int ROWS_AT_A_TIME = 32;
     // Rows of a sentence whose attention is computed together: as many as are verified at a time. Each takes scratch memory of
     // some 130 KB for 4,000 positions and 8 heads.
     static constexpr int MOST_QUERIES = 16;
@@ -158,12 +167,19 @@ class Forward {
         Query together[MOST_QUERIES] = {};  // those whose attention is computed at present
     };
 
+    // Takes a part's rows through the whole pass.
+    void through(Part part) {
+        each_row(part, [&](int row) { embed(row, part); });
+        for (size_t index = 0; index < stack.layers.size(); ++index) layer(int(index), part);
+        finish(part);
+    }
+
     float* x(int row) { return &values[size_t(row) * stack.width]; }
 
     // Whether the rows can be split evenly by sentence, as the rows of a sentence see each other; sets `bounds`.
     bool splits() {
         const int fair = count / team.size;
-        if (team.size == 1 || fair < MIN_ROWS_APART) return false;
+        if (team.size > 1 && fair < MIN_ROWS_APART) return false;
         bounds.assign(team.size + 1, count);
         for (int member = 0; member < team.size; ++member) {
             int& row = bounds[member] = share(count, member, team.size).from;
