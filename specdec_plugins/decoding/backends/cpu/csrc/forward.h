@@ -133,13 +133,14 @@ class Forward {
         for (auto& own : attention)
             if (own.size() < room) own.resize(2 * room);
         apart = splits();
+        divided = quantised;
     }
 
     void run(int member) {
         if (!apart) return through(Part{member, share(count, member, team.size), {}});
         const Range mine{bounds[member], bounds[member + 1]};
-        const int total = mine.to - mine.from, most = stack.layers.front().qkv->kind == INT8 ? ROWS_AT_A_TIME : count;
-        const int parts = (total + most - 1) / most;
+        const int total = mine.to - mine.from;
+        const int parts = divided ? (total + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME : 1;
         for (int part = 0, from = mine.from; part < parts; ++part) {
             int to = std::max(from, mine.from + share(total, part, parts).to);
             while (to < mine.to && rows[to].slot == rows[to - 1].slot) ++to;
@@ -151,8 +152,8 @@ class Forward {
   private:
     // Minimum rows per thread for splitting a pass by sentence.
     static constexpr int MIN_ROWS_APART = 8;
-    // Rows that a member working on its own takes through the pass at a time in int8: so few that its second-level cache holds what
-    // it computes of them. Larger weights would take longer to read again than that saves.
+    // Rows that a member working on its own takes through the pass at a time, where products are of bytes. Others take too long for
+    // the caches to matter, and larger weights take longer to read again.
     static constexpr int ROWS_AT_A_TIME = 32;
     // Rows of a sentence whose attention is computed together: as many as are verified at a time. Each takes scratch memory of
     // some 130 KB for 4,000 positions and 8 heads.
@@ -386,6 +387,7 @@ class Forward {
     std::vector<std::vector<float>>& attention;
     int count;   // rows that the pass still computes
     bool apart;  // members work on their own, and do not meet before the end
+    bool divided;  // .. and take so few rows at a time that their caches hold what they compute
 };
 
 }  // namespace
