@@ -150,13 +150,29 @@ def test_positions_past_a_refusal_or_the_draft_say_nothing():
 
 
 def test_a_draft_shorter_than_planned_counts_as_a_refusal():
-    """Also one that is empty, because a gate closed or there was nothing to offer; but not the end of the output."""
+    """Also one that is empty, because a gate closed or there was nothing to offer."""
     estimate = AcceptanceEstimate(5)
-    estimate.observe([Step([1, 2], 2, 9), Step([1, 2], 2, None)], [5, 5])
-    assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, 1.0, 0.0, 0.0])
+    estimate.observe([Step([1, 2], 2, 9), Step([1, 2, 3], 2, 9)], [5, 5])
+    assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, DECAY + 1, 0.0, 0.0])
     assert estimate.passed == pytest.approx([DECAY + 1, DECAY + 1, 0.0, 0.0, 0.0])
     estimate.observe([Step([], 0, 9)], [5])
     assert estimate.reached[0] == pytest.approx(DECAY**2 + DECAY + 1) and estimate.passed[0] == pytest.approx(DECAY**2 + DECAY)
+
+
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_expected_tokens_are_the_mean_of_what_is_committed(length):
+    """Of short outputs, too, whose ends come within drafts: a long draft commits no more there."""
+    estimate, dice, committed, iterations = AcceptanceEstimate(8, decay=1.0), random.Random(2), 0, 0
+    for _ in range(3000):
+        left = 6  # tokens with eos
+        while left:
+            passing = next((position for position in range(length) if dice.random() >= 0.9), length)
+            accepted = min(passing, left)
+            estimate.observe([Step([0] * length, accepted, None if accepted == left else 5)], [length])
+            left -= min(accepted + 1, left)
+            iterations += 1
+        committed += 6
+    assert estimate.expected_tokens()[length] == pytest.approx(committed / iterations, rel=0.01)
 
 
 def test_an_unknown_position_passes_as_the_one_before():

@@ -36,14 +36,14 @@ class AcceptanceEstimate:
     def observe(self, steps: Sequence[Step], lengths: Sequence[int]) -> None:
         """One step for each row, and how many tokens were planned for it. Tokens past the first that is refused say nothing.
 
-        Where a draft ended sooner, because a gate closed or the drafter had no more to offer, its next token counts as refused,
-        unless the output ended there: what is expected of a length is what comes of planning it.
+        What is expected of a length is what comes of planning it. So where a draft ended sooner, because a gate closed or the
+        drafter had no more to offer, its next token counts as refused. And the token that ends an output is the iteration's own.
         """
         for step, length in zip(steps, lengths):
-            refused = step.own is not None and step.accepted < length
-            for position in range(step.accepted + refused):
+            accepted = step.accepted - (step.own is None)
+            for position in range(accepted + (accepted < length)):
                 self.reached[position] = self.decay * self.reached[position] + 1
-                self.passed[position] = self.decay * self.passed[position] + (step.accepted > position)
+                self.passed[position] = self.decay * self.passed[position] + (accepted > position)
 
     def rates(self) -> list[float]:
         """Probability that a token passes at each position, where all tokens before it did."""
