@@ -19,7 +19,7 @@ from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, Tree
 from specdec_plugins.decoding.control.arms import sizes_for
 from specdec_plugins.decoding.control.batches import BatchClass, class_of, is_small
 from specdec_plugins.decoding.control.costs import CostModel, Pace
-from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, Budget, Trials
+from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, LARGE_CREDIT, Budget, Trials
 from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.decoding.options import OPEN, Gate, Tree
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
@@ -157,6 +157,8 @@ class Throughput:
         """The length of a step that is measured."""
         if self._trial:
             return self._length
+        if not batch.trials.small and batch.costs.plain < math.inf:
+            self.budget.begin(batch.trials.small, LARGE_CREDIT * batch.costs.plain)
         affordable = batch.trials.affordable(self.budget, batch.costs.plain)
         if batch.trials.series:
             trial = batch.trials.initial(batch.passes, affordable)
