@@ -1,10 +1,12 @@
 """Make a corpus of long documents out of Multi30k's captions: a line a document, of up to 4,000 tokens.
 
 A document is a run of captions, joined by spaces. Training documents have 2, 4, .. or 32 captions, so many on average and half
-to one and a half times that; every caption is once in a document of each of these sizes, each time beside other captions. Their
-German side is what the pair that ships, data/demo.en-de, makes of each caption, greedily: a verifier that goes on from that one
-has to learn where in the document it is, and not to translate. Validation and test documents keep the order of the corpus and its
-own German side: `valid` has documents of 64 captions, `test` single captions, and `test1` to `test4` 32, 64, 128 and 256.
+to one and a half times that. Each of these sizes has as many captions as Multi30k has for training: every one of these once,
+each time beside other captions; or, with ``--mono``, some of these and of further captions, so that few are met often enough
+to be learned by heart. Their German side is what the pair that ships, data/demo.en-de, makes of each caption, greedily: a
+verifier that goes on from that one has to learn where in the document it is, and not to translate. Validation and test
+documents keep the order of the corpus and its own German side: `valid` has documents of 64 captions, `test` single captions,
+and `test1` to `test4` 32, 64, 128 and 256.
 
 The pair's codes and dictionary are the data set's, and its verifier is written as a checkpoint to go on from: ``start.pt``.
 """
@@ -54,11 +56,11 @@ def runs(captions: Sequence[T], size: int, random: Random) -> Iterator[Sequence[
         at += length
 
 
-def training(pairs: Sequence[tuple[str, str]], seed: int) -> Iterator[tuple[str, str]]:
-    """Yield the training documents of captions and their translations."""
+def training(pairs: Sequence[tuple[str, str]], count: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Yield the training documents of captions and their translations, ``count`` captions for each size."""
     for size in SIZES:
         random = Random(f"{seed} {size}")
-        yield from map(joined, runs(random.sample(pairs, len(pairs)), size, random))
+        yield from map(joined, runs(random.sample(pairs, count), size, random))
 
 
 def in_order(pairs: Sequence[tuple[str, str]], size: int) -> Iterator[tuple[str, str]]:
@@ -82,9 +84,9 @@ def translated(captions: Sequence[str], path: Path) -> list[str]:
     return lines
 
 
-def write_corpus(texts: dict[str, list[tuple[str, str]]], folder: Path, seed: int) -> list[str]:
+def write_corpus(texts: dict[str, list[tuple[str, str]]], count: int, folder: Path, seed: int) -> list[str]:
     """Write the documents of every split to ``folder``; return the options of specdec-prepare that name them."""
-    splits = {"train": training(texts["train"], seed), "valid": in_order(texts["valid"], VALID)}
+    splits = {"train": training(texts["train"], count, seed), "valid": in_order(texts["valid"], VALID)}
     splits |= {f"test{number or ''}": in_order(texts["test"], size) for number, size in enumerate(TESTS)}
     for split, documents in splits.items():
         prepare.write_pairs([folder / f"{split}.{lang}" for lang in LANGS], documents)
@@ -101,6 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         "data/long_captions.py", description="Prepare the corpus. Further options go to specdec-prepare."
     )
     parser.add_argument("--local", type=Path, metavar="DIR", help="take Multi30k's files from this folder")
+    parser.add_argument("--mono", type=Path, metavar="FILE", help="more English captions, a line each, .gz allowed, to train on")
     parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "long",
         help="the data set (default data/prepared/long)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="of which captions come together (default %(default)s)")
@@ -112,9 +115,12 @@ def main(argv: list[str] | None = None) -> int:
         sides = {
             split: [list(read_lines(prepare.find_text(prefix, lang))) for lang in LANGS] for split, prefix in prefixes.items()
         }
-        sides["train"][1] = translated(sides["train"][0], options.output / "translated.de")
+        train, count = sides["train"], len(sides["train"][0])
+        if options.mono:
+            train[0] += read_lines(options.mono)
+        train[1] = translated(train[0], options.output / "translated.de")
         texts = {split: list(zip(*both, strict=True)) for split, both in sides.items()}
-        arguments = write_corpus(texts, pairs, options.seed)
+        arguments = write_corpus(texts, count, pairs, options.seed)
         verifier = checkpoint_of(load_folder(PAIR).verifier)
         checkpoint.save({**checkpoint.untrained(), **verifier}, options.output / "start.pt")
         return [*OPTIONS, *arguments, *more]

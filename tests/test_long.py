@@ -20,8 +20,8 @@ PAIRS = [(f"en {number}", f"de {number}") for number in range(300)]
 
 
 def test_every_training_caption_is_once_in_a_document_of_each_size_beside_its_translation():
-    documents = list(captions.training(PAIRS, seed=1))
-    assert documents == list(captions.training(PAIRS, seed=1)) != list(captions.training(PAIRS, seed=2))
+    documents = list(captions.training(PAIRS, 300, seed=1))
+    assert documents == list(captions.training(PAIRS, 300, seed=1)) != list(captions.training(PAIRS, 300, seed=2))
     found = Counter()
     for source, target in documents:
         numbers = source.split()[1::2]
@@ -29,6 +29,11 @@ def test_every_training_caption_is_once_in_a_document_of_each_size_beside_its_tr
         assert len(numbers) <= 1.5 * max(captions.SIZES)
         found.update(numbers)
     assert found == Counter({str(number): len(captions.SIZES) for number in range(300)})
+
+
+def test_of_more_captions_each_size_has_some():
+    found = Counter(number for source, _ in captions.training(PAIRS, 60, seed=1) for number in source.split()[1::2])
+    assert sum(found.values()) == 60 * len(captions.SIZES) and len(found) > 170  # of 300
 
 
 @pytest.mark.parametrize("size", [2, 8, 32])
@@ -51,11 +56,14 @@ def test_a_folder_of_captions_becomes_a_data_set_with_a_model_to_go_on_from(tmp_
     for split, lines in (("train", 40), ("val", 70), ("test_2016_flickr", 260)):
         for lang, text in (("en", "A dog runs."), ("de", "Ein Hund rennt.")):
             (local / f"{split}.{lang}").write_text(f"{text}\n" * lines)
-    command = ["sh", str(ROOT / "data" / "long.sh"), "--local", str(local), "--output", str(output)]
+    (tmp_path / "mono.en").write_text("A cat sleeps.\n" * 400)
+    command = ["sh", str(ROOT / "data" / "long.sh"), "--local", str(local), "--mono", str(tmp_path / "mono.en")]
+    command += ["--output", str(output)]
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     assert subprocess.run(command, env=environment, capture_output=True, text=True, check=False).returncode == 0
     assert len((output / "raw" / "train.en").read_text().split()) == 40 * 3 * len(captions.SIZES)
-    assert (output / "raw" / "train.de").read_text().startswith("Ein Hund rennt. Ein Hund")
+    text = (output / "raw" / "train.en").read_text()
+    assert "A dog runs. A cat sleeps." in text and text.count("cat") > text.count("dog") > 0
     assert len((output / "raw" / "valid.de").read_text().splitlines()) == 1
     assert len((output / "raw" / "test4.de").read_text().splitlines()) == 1
     start = torch.load(output / "start.pt", weights_only=False)
