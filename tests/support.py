@@ -10,6 +10,7 @@ from conftest import make_drafter, make_verifier, model_settings
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.acceptance.unverified import accept_all
+from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
@@ -48,6 +49,13 @@ DRAFTERS = {
     "some tokens": {"draft_vocabulary": [*range(8), 9, 13, 21], "src_embedding_copy": False},
     "some tokens, successor": {"draft_vocabulary": [*range(4), *range(9, 24)], "arch": "block_causal", "successor_width": 7},
 }
+
+
+def compiled_for(name, monkeypatch):
+    """The kernels for a set of instructions, which others are made with from now on; None if this CPU does not have it."""
+    binding.library.cache_clear()
+    monkeypatch.setattr(binding, "VARIANTS", (name,))
+    return binding.library()
 
 
 def long_but(cases, *quick):

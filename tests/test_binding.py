@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from conftest import run_python
 from naive import repeating
-from support import QUANTISING
+from support import QUANTISING, compiled_for
 
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Stack, integers, start, starts
@@ -35,9 +35,7 @@ ACTIVATIONS = {
 def variant(request, monkeypatch):
     """The kernels as compiled for each instruction set that this CPU supports."""
     request.addfinalizer(binding.library.cache_clear)
-    binding.library.cache_clear()
-    monkeypatch.setattr(binding, "VARIANTS", (request.param,))
-    if not binding.library():
+    if not compiled_for(request.param, monkeypatch):
         pytest.skip(f"not compiled for {request.param}, or not for this CPU")
     return request.param
 

@@ -16,6 +16,7 @@ from support import (
     WORDS,
     Knowing,
     commit,
+    compiled_for,
     decode,
     engine_model,
     load,
@@ -66,13 +67,6 @@ def by_speed():
     """The sets of instructions that kernels are compiled for; of those that this CPU has, all but the best take long."""
     best = getattr(binding.library(), "_name", None)
     return [pytest.param(each, marks=[pytest.mark.long] if best and each not in best else []) for each in binding.VARIANTS]
-
-
-def compiled_for(name, monkeypatch):
-    """The kernels for a set of instructions, which others are made with from now on; None if this CPU does not have it."""
-    binding.library.cache_clear()
-    monkeypatch.setattr(binding, "VARIANTS", (name,))
-    return binding.library()
 
 
 @pytest.fixture(params=by_speed())

@@ -158,7 +158,7 @@ class Throughput:
         if self._trial:
             return self._length
         if not batch.trials.small and batch.costs.plain < math.inf:
-            self.budget.begin(batch.trials.small, LARGE_CREDIT * batch.costs.plain)
+            self.budget.begin(small=False, seconds=LARGE_CREDIT * batch.costs.plain)
         affordable = batch.trials.affordable(self.budget, batch.costs.plain)
         if batch.trials.series:
             trial = batch.trials.initial(batch.passes, affordable)
