@@ -12,6 +12,7 @@ from specdec_plugins.decoding.control.exploration import Trials
 
 CLASSES = 4  # for each doubling of the rows
 SMALL = 4  # rows that a small batch has at most: reading weights takes most of a pass, so that drafts are likely to pay
+TRYING_SPACING = 4  # passes, before the first decision: outputs may be as short as a few long plans
 PLAIN_SPACING = 32  # of so many plain passes one is measured: they can be so short that it would show
 DRAFTED_SPACING, SPACING_STEP = 8, 48  # with drafts: each of the first 48 passes, of the next 48 every second, .. every eighth
 VARIATION = 4  # a measured draft differs from the choice by up to a fourth, so that the slope of the costs is known
@@ -41,6 +42,8 @@ class BatchClass:
     @property
     def spacing(self) -> int:
         """Of so many passes one is measured."""
+        if self.trials.series:
+            return TRYING_SPACING
         return min(DRAFTED_SPACING, 1 + self.passes // SPACING_STEP) if self.choice else PLAIN_SPACING
 
     def varied(self, longest: int) -> int:

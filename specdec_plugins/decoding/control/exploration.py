@@ -51,17 +51,18 @@ class Budget:
 class Trials:
     """Schedule of one class of batches, in passes of that class.
 
-    ``small`` batches are likely to gain from drafts: they try long and short ones and none, twice. Large ones are likely to be
-    slowed down by drafts: they try a short one. ``trees`` that may be chosen, from small to large, take turns.
+    ``small`` batches are likely to gain from drafts: they try long and short ones and none, and once more unless drafts lose
+    clearly. Large ones are likely to be slowed down by drafts: they try a short one. ``trees`` that may be chosen, from small to
+    large, take turns.
     """
 
     def __init__(self, block_size: int, small: bool, trees: Sequence[int] = ()):
         third = max(1, block_size // 3)
         self.block_size, self.small, self.passes = block_size, small, SMALL_TRIAL if small else LARGE_TRIAL
         self.drafts = (block_size, third) if small else (third, max(1, third // 2))  # lengths to try where nothing is drafted
-        self.series = [*self.drafts, 0] * 2 if small else [third]  # lengths still to try before the first decision
-        if trees and small:
-            self.series += [trees[-1], trees[0]] * 2
+        once = [*self.drafts, 0, *trees[-1:], *trees[:1]]
+        self.series = once * 2 if small else [third]  # lengths still to try before the first decision
+        self.repetition = once if small else None  # the part of the series that is left out where drafts lose clearly
         self.trees, self.turn = trees, 0
         self.due = 0  # the pass from which the next trial may be made
         self.checking = False  # whether what it tries first is the choice that it follows
@@ -86,6 +87,13 @@ class Trials:
     def affordable(self, budget: Budget, plain: float) -> bool:
         """Whether the budget has enough for one more trial; ``plain`` seconds of a plain pass."""
         return budget.allows(max(self.seconds, MIN_TRIAL * plain))
+
+    def once_more(self) -> bool:
+        """Whether everything was tried once, and the series begins again."""
+        return self.series == self.repetition
+
+    def end_series(self, now: int) -> None:
+        self.series, self.due = [], now + FIRST_INTERVAL
 
     def initial(self, now: int, affordable: bool) -> int | None:
         """The next length of the series, if it is time for one at pass ``now``."""

@@ -26,16 +26,13 @@ from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 LONGEST = 2  # block sizes: the longest draft
 GAIN, GAIN_FROM_PLAIN = 1.03, 1.1  # tokens a second that another choice must promise, relative to the present one (hysteresis)
+LOST = 0.7  # of the tokens a second of plain passes: drafts that promise less after one trial are not tried once more
 DECISION = 8  # passes after which the choice is reconsidered; at once if a cost is not as expected
 HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
 
 
-def best_length(tokens: Sequence[float], seconds: Sequence[float], present: int | None) -> int:
-    """The choice of most tokens a second, if it is clearly better than the present one; else that one.
-
-    ``tokens`` and ``seconds`` are those of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees.
-    """
-    rates = [committed / cost for committed, cost in zip(tokens, seconds)]
+def best_length(rates: Sequence[float], present: int | None) -> int:
+    """The choice of most tokens a second, ``rates``, if it is clearly better than the present one; else that one."""
     best = max(range(len(rates)), key=rates.__getitem__)
     if present is None or present >= len(rates) or rates[best] > (GAIN if present else GAIN_FROM_PLAIN) * rates[present]:
         return best
@@ -160,6 +157,8 @@ class Throughput:
         if not batch.trials.small and batch.costs.plain < math.inf:
             self.budget.begin(small=False, seconds=LARGE_CREDIT * batch.costs.plain)
         affordable = batch.trials.affordable(self.budget, batch.costs.plain)
+        if batch.trials.once_more() and self._drafts_lose(batch):
+            batch.trials.end_series(batch.passes)
         if batch.trials.series:
             trial = batch.trials.initial(batch.passes, affordable)
             if trial is None:
@@ -182,17 +181,26 @@ class Throughput:
         alike = [other for other in self.decided if other.trials.small == batch.trials.small]
         return min(alike, key=lambda other: abs(other.key - batch.key), default=batch)
 
+    def _rates(self, batch: BatchClass) -> list[float]:
+        """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees."""
+        tokens, seconds = self.acceptance.expected_tokens(), batch.costs.expected(batch.costs.longest)
+        if self.sizes:
+            tokens += self.trees.expected_tokens()
+            seconds = [*seconds[: self.longest + 1], *[math.inf] * (self.longest + 1 - len(seconds)), *self._tree_seconds(batch)]
+        return [committed / cost for committed, cost in zip(tokens, seconds)]
+
+    def _drafts_lose(self, batch: BatchClass) -> bool:
+        """Whether drafts are so slow that trying them once more could not show that they pay."""
+        plain, *drafts = self._rates(batch)
+        return max(drafts, default=math.inf) < LOST * plain
+
     def _decide(self, batch: BatchClass) -> None:
         """Reconsider the choice of a class."""
         batch.decide_at = batch.passes + DECISION
         present = batch.choice if batch in self.decided else None
         if present is None:
             self.decided.append(batch)
-        tokens, seconds = self.acceptance.expected_tokens(), batch.costs.expected(batch.costs.longest)
-        if self.sizes:
-            tokens += self.trees.expected_tokens()
-            seconds = [*seconds[: self.longest + 1], *[math.inf] * (self.longest + 1 - len(seconds)), *self._tree_seconds(batch)]
-        choice = best_length(tokens, seconds, present)
+        choice = best_length(self._rates(batch), present)
         if choice != batch.choice:
             batch.choice = choice
             batch.trials.restart(choice > 0)
