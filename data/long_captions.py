@@ -12,8 +12,9 @@ The pair's codes and dictionary are the data set's, and its verifier is written 
 """
 
 import argparse
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -35,6 +36,7 @@ PAIR = corpora.DATA / "demo.en-de"
 SIZES = (2, 4, 8, 16, 32)  # captions in a training document; 32 have some 450 subwords a side
 VALID, TESTS = 64, (1, 32, 64, 128, 256)
 LONGEST = 1000  # subwords
+CIRCLE = re.compile(r"(.{2,}?)\1\1")  # three times the same
 OPTIONS = (
     "--max-length",
     str(LONGEST),
@@ -84,6 +86,11 @@ def translated(captions: Sequence[str], path: Path) -> list[str]:
     return lines
 
 
+def sound(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The captions whose translations do not run in circles."""
+    return [(caption, translation) for caption, translation in pairs if not CIRCLE.search(translation)]
+
+
 def write_corpus(texts: dict[str, list[tuple[str, str]]], count: int, folder: Path, seed: int) -> list[str]:
     """Write the documents of every split to ``folder``; return the options of specdec-prepare that name them."""
     splits = {"train": training(texts["train"], count, seed), "valid": in_order(texts["valid"], VALID)}
@@ -120,7 +127,8 @@ def main(argv: list[str] | None = None) -> int:
             train[0] += read_lines(options.mono)
         train[1] = translated(train[0], options.output / "translated.de")
         texts = {split: list(zip(*both, strict=True)) for split, both in sides.items()}
-        arguments = write_corpus(texts, count, pairs, options.seed)
+        texts["train"] = sound(texts["train"])
+        arguments = write_corpus(texts, min(count, len(texts["train"])), pairs, options.seed)
         verifier = checkpoint_of(load_folder(PAIR).verifier)
         checkpoint.save({**checkpoint.untrained(), **verifier}, options.output / "start.pt")
         return [*OPTIONS, *arguments, *more]

@@ -36,6 +36,12 @@ def test_of_more_captions_each_size_has_some():
     assert sum(found.values()) == 60 * len(captions.SIZES) and len(found) > 170  # of 300
 
 
+def test_captions_translated_in_circles_are_left_out():
+    good = [("a", "Ein blaues Fahrrad mit der Aufschrift der Stadt."), ("b", "blau-blauer"), ("c", "Hallooo")]
+    bad = [("d", "ein Wasser Wasser Wasser"), ("e", "Gumumumume"), ("f", "Er ist auf dem Weg auf dem Weg auf dem Weg.")]
+    assert captions.sound([*bad, *good]) == good
+
+
 @pytest.mark.parametrize("size", [2, 8, 32])
 def test_documents_have_half_to_one_and_a_half_times_their_size(size):
     lengths = list(map(len, captions.runs(range(20_000), size, Random(1))))
