@@ -93,8 +93,7 @@ def likeliest(masses: Tensor, lengths: Tensor, budget: int) -> Tensor:
 
 
 def around(centres: Tensor, lengths: Tensor, budget: Budget) -> Tensor:
-    """(B, N) the first positions, and a window of those around ``centres`` (B,), which lies behind them and ends with the source
-    at the latest."""
+    """(B, N) the first positions, and a window around ``centres`` (B,) that begins after them and ends within the source."""
     size = budget.positions - budget.sinks
     begins = torch.minimum(centres - size // 2, lengths - size).clamp(min=budget.sinks)
     window = begins[:, None] + torch.arange(size, device=lengths.device)

@@ -4,8 +4,8 @@ An arm is a draft length of a kind: a chain with a gate, or a tree of a size, wh
 arm is a ratio of expectations: tokens that an iteration commits / seconds that it takes. Arms are not learned one by one. A draft
 of 16 tokens shows, too, what one of 4 would have committed, and how many tokens pass does not depend on the rows: one acceptance
 estimate serves all lengths of a kind, in batches of every size. Seconds are measured by class of batches and kind, with a line
-through the lengths (`costs`). What was not measured yet is expected to be as in the most similar class, in relation to a plain
-pass; behind a gate as without it; and for a tree as for a chain of as many tokens, or of the longest that is known.
+through the lengths (`costs`). What was not measured yet is taken from the most similar class, in proportion to a
+plain pass; for a gate from drafts without one; for a tree from a chain of as many tokens, or from the longest that is known.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ GUESS = 0.1  # pulls that an expectation from other lengths or classes is worth
 
 
 class Arm(NamedTuple):
-    """What an iteration does: draft ``length`` tokens a row, behind the gate of that number; or a tree of so many ``nodes``,
-    which is a kind after all gates.
+    """What an iteration does: it drafts ``length`` tokens a row behind the gate of number ``kind``, or a tree of ``nodes``
+    tokens, whose kinds follow those of the gates.
     """
 
     length: int

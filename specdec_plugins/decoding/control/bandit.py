@@ -11,7 +11,7 @@ from collections.abc import Sequence, Sized
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, TreeEstimates, committed
 from specdec_plugins.decoding.control.arms import NONE, Arm, Estimates, Known, lengths_for, sizes_for
-from specdec_plugins.decoding.control.batches import class_of, is_small
+from specdec_plugins.decoding.control.batches import HOLD, class_of, is_small, nearest
 from specdec_plugins.decoding.control.costs import Pace
 from specdec_plugins.decoding.control.exploration import LARGE_CREDIT, MIN_TRIAL, WARM_START, Budget
 from specdec_plugins.decoding.control.learned import Learned
@@ -25,7 +25,6 @@ CREDIT = 48  # plain passes that exploration may lose at the start in small batc
 GAIN, GAIN_FROM_PLAIN = 1.02, 1.05  # goodput that another choice must promise, relative to the present one
 SHARE = 0.003  # of all time that exploration may lose
 SETTLED = 24  # pulls without a surprise: from then on the present choice follows each trial, as a decision takes time, too
-HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
 DECAY = 0.995  # weight of a draft relative to the next one: similar arms are told apart by 200 drafts rather than by 100
 FADING = 0.999  # of what is known about acceptance, by iteration: it is doubted after some thousand
 CATCH_UP = 16  # plain passes at most that a drafter's catching up is taken to cost
@@ -191,10 +190,9 @@ class Bandit(ABC):
         return self.arms[wanted] if self.budget.allows(lost) else known.chosen
 
     def _similar(self) -> Known | None:
-        """The nearest class that is small or large alike, and has a choice of its own."""
-        small = is_small(self._key)
-        alike = [key for key, known in self.classes.items() if known.decided and is_small(key) == small and key != self._key]
-        return self.classes[min(alike, key=lambda key: abs(key - self._key))] if alike else None
+        """The nearest other class with a choice of its own."""
+        key = nearest((key for key, known in self.classes.items() if known.decided and key != self._key), self._key)
+        return None if key is None else self.classes[key]
 
     def _estimates(self, known: Known) -> Estimates:
         rates = [estimate.rates() for estimate in self.acceptance]

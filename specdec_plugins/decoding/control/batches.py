@@ -5,6 +5,7 @@ threads their shares. A class holds numbers of rows within about a fifth of each
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.control.costs import CostModel
@@ -15,6 +16,7 @@ SMALL = 4  # rows that a small batch has at most: reading weights takes most of 
 TRYING_SPACING = 4  # passes, before the first decision: outputs may be as short as a few long plans
 PLAIN_SPACING = 32  # of so many plain passes one is measured: they can be so short that it would show
 DRAFTED_SPACING, SPACING_STEP = 8, 48  # with drafts: each of the first 48 passes, of the next 48 every second, .. every eighth
+HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
 VARIATION = 4  # a measured draft differs from the choice by up to a fourth, so that the slope of the costs is known
 
 
@@ -24,6 +26,12 @@ def class_of(rows: int) -> int:
 
 def is_small(key: int) -> bool:
     return key <= class_of(SMALL)
+
+
+def nearest(keys: Iterable[int], key: int) -> int | None:
+    """Of some classes the most similar one that is small or large alike."""
+    alike = [other for other in keys if is_small(other) == is_small(key)]
+    return min(alike, key=lambda other: abs(other - key), default=None)
 
 
 @dataclass(eq=False)

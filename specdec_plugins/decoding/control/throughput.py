@@ -17,7 +17,7 @@ from collections.abc import Sequence, Sized
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, TreeEstimates
 from specdec_plugins.decoding.control.arms import sizes_for
-from specdec_plugins.decoding.control.batches import BatchClass, class_of, is_small
+from specdec_plugins.decoding.control.batches import HOLD, BatchClass, class_of, is_small, nearest
 from specdec_plugins.decoding.control.costs import CostModel, Pace
 from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, LARGE_CREDIT, Budget, Trials
 from specdec_plugins.decoding.control.learned import Learned
@@ -28,7 +28,6 @@ LONGEST = 2  # block sizes: the longest draft
 GAIN, GAIN_FROM_PLAIN = 1.03, 1.1  # tokens a second that another choice must promise, relative to the present one (hysteresis)
 LOST = 0.7  # of the tokens a second of plain passes: drafts that promise less after one trial are not tried once more
 DECISION = 8  # passes after which the choice is reconsidered; at once if a cost is not as expected
-HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
 
 
 def best_length(rates: Sequence[float], present: int | None) -> int:
@@ -177,9 +176,9 @@ class Throughput:
         return trial
 
     def _similar(self, batch: BatchClass) -> BatchClass:
-        """The nearest class with a choice of its own that is small or large alike; without one the class itself."""
-        alike = [other for other in self.decided if other.trials.small == batch.trials.small]
-        return min(alike, key=lambda other: abs(other.key - batch.key), default=batch)
+        """The nearest class with a choice of its own; without one the class itself."""
+        key = nearest((other.key for other in self.decided), batch.key)
+        return batch if key is None else self.classes[key]
 
     def _rates(self, batch: BatchClass) -> list[float]:
         """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees."""
