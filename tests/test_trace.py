@@ -128,6 +128,12 @@ def test_block_size_of_a_trace(options, expected):
     assert settings_of(translate.parser().parse_args(["--model", "x", *options])).block_size == expected
 
 
+def test_a_summary_counts_windows_where_documents_are_cut():
+    stats = DecodeStats(sentences=4, own_tokens=9)
+    assert summary(Settings(), stats, 2.0)[0] == "4 sentences, 9 tokens in 2.0 s: 2.0 sentences/s, 4 tokens/s"
+    assert summary(Settings(windows=50), stats, 2.0)[0] == "4 windows, 9 tokens in 2.0 s: 2.0 windows/s, 4 tokens/s"
+
+
 def test_a_summary_says_why_nothing_was_drafted():
     stats = DecodeStats(sentences=2, passes=5, iterations=9, own_tokens=9)
     stats.lengths[0] = 5

@@ -94,9 +94,10 @@ class Trace:
 
 def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[str]:
     """The lines that tell a person what a run came to."""
+    units = "sentences" if settings.windows is None else "windows"
     lines = [
-        f"{stats.sentences:,} sentences, {stats.committed:,} tokens in {seconds:.1f} s: "
-        f"{stats.sentences / seconds:,.1f} sentences/s, {stats.committed / seconds:,.0f} tokens/s"
+        f"{stats.sentences:,} {units}, {stats.committed:,} tokens in {seconds:.1f} s: "
+        f"{stats.sentences / seconds:,.1f} {units}/s, {stats.committed / seconds:,.0f} tokens/s"
     ]
     if settings.strategy == "specdec" and stats.passes:
         rule = "exact" if settings.beta == 1 else f"beta {settings.beta}, tau {settings.tau}"
