@@ -9,6 +9,9 @@ trees and with the largest. They take turns; every output must be `ar`'s. Times 
 *predicted* are the times `ar` if each verification took what `ar`'s does and what further positions cost (of the verifier's pass
 alone, timed for some numbers of positions), and each draft what a chain of the same depth does. What a tree is below it is the
 Python of its iterations: growing, the tree's pass, judging its paths.
+
+With --shapes the same is predicted of larger pairs (layers, width, inner width, heads) whose drafts pass as the folder's do:
+passes and drafts are timed with random weights. Encoding is left out.
 """
 
 import argparse
@@ -16,23 +19,26 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from decoding import interleaved
+from decoding import interleaved, timed
 
+from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.measure.machine import machine
+from specdec_plugins.measure.random_pair import Shape, random_pair
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.translator import Translator
 
 BEFORE = 8  # tokens that are committed before a pass that is timed
 TIMED = 15  # passes, of which the median counts
+SHORT, ROUNDS = 8, 3  # tokens of the outputs that drafts of other shapes are timed in, and how often
 HEADER = ("dtype", "batch", "system", "times `ar`", "predicted", "tokens", "positions", "drafting", "verifying", "rest")
 
 
@@ -79,10 +85,12 @@ class Passes:
             self.positions.append(count * len(sources))
             self.times.append(statistics.median(found))
 
-    def more(self, positions: float, than: float) -> float:
-        """What a pass of so many positions takes more than one of others; beyond the largest that was timed, as that one."""
-        taken, base = np.interp([positions, than], self.positions, self.times)
-        return float(taken - base)
+    def __str__(self) -> str:
+        return ", ".join(f"{positions}: {taken:.3f}" for positions, taken in zip(self.positions, self.times))
+
+    def of(self, positions: float) -> float:
+        """What a pass of so many positions takes; beyond the largest that was timed, as that one."""
+        return float(np.interp(positions, self.positions, self.times))
 
 
 def figures(found: Sequence[tuple[DecodeStats, float]]) -> dict:
@@ -105,10 +113,34 @@ def predicted(system: System, row: dict, plain: dict, drafting: dict[int, float]
         return None
 
     def total(of: dict, draft: float) -> float:
-        verifying = plain["verifying"] + passes.more(of["positions"], plain["positions"])
-        return of["passes"] * (draft + verifying + plain["rest"]) + plain["passes"] * plain["encoding"]
+        further = passes.of(of["positions"]) - passes.of(plain["positions"])
+        return of["passes"] * (draft + plain["verifying"] + further + plain["rest"]) + plain["passes"] * plain["encoding"]
 
     return total(plain, 0.0) / total(row, drafting[system.depth])
+
+
+def at_shape(
+    pair: Pair, shape: Sequence[int], dtype: str, threads: int, plan: Sequence[System], lines: list[str]
+) -> tuple[Passes, dict[int, float]]:  # fmt: skip
+    """A pair of another shape with random weights: its verifier's passes for the lines, and milliseconds of drafts by depth."""
+    assert pair.drafter and pair.drafter.spec
+    layers, width, inner, heads = shape
+    size, drafted = len(pair.source.symbols), pair.drafter.tensors.get(DRAFT_VOCABULARY)
+    share = 1.0 if drafted is None else len(drafted) / size
+    verifier, drafter = random_pair(Shape(layers, pair.drafter.spec.decoder.layers, width, inner, heads, size, share))
+    drafting, batch = {0: 0.0}, len(lines)
+    for depth in (system.depth for system in plan if system.depth and not system.tree):
+        how = Settings(dtype=dtype, threads=threads, block_size=depth, max_len_a=0.0, max_len_b=SHORT)
+        translator = Translator(replace(pair, verifier=verifier, drafter=drafter), how)
+        drafting[depth] = min(figures([timed(translator, lines, batch)])["drafting"] for _ in range(ROUNDS))
+    return passes_of(translator, lines, plan), drafting
+
+
+def passes_of(translator: Translator, lines: list[str], plan: Sequence[System]) -> Passes:
+    verifier = translator.roles.verifier
+    assert isinstance(verifier, ModelVerifier)
+    most = max(max(system.depth or 0, system.tree or 0) for system in plan)
+    return Passes(verifier, translator.encode(lines), most + 1)
 
 
 def cell(options: argparse.Namespace, pair: Pair, lines: list[str], dtype: str, batch: int) -> list[dict]:
@@ -121,9 +153,7 @@ def cell(options: argparse.Namespace, pair: Pair, lines: list[str], dtype: str, 
         if [each.tokens for each in translator.translate_tokens(sources, batch)] != expected:
             raise SystemExit(f"{system.name}, {dtype}, batch size {batch}: other outputs than ar's")
     found = interleaved(translators, lines, options.rounds, batch)
-    verifier = translators[0].roles.verifier
-    assert isinstance(verifier, ModelVerifier)
-    passes = Passes(verifier, sources[:batch], max(*options.chains, *options.trees, pair.block_size) + 1)
+    passes = passes_of(translators[0], lines[:batch], plan)
     rows = [figures(each) for each in found]
     drafting = {system.depth or 0: row["drafting"] for system, row in zip(plan, rows) if not system.tree and system.depth}
     drafting[0] = 0.0
@@ -131,19 +161,30 @@ def cell(options: argparse.Namespace, pair: Pair, lines: list[str], dtype: str, 
         ratios = [ar / own for (_, ar), (_, own) in zip(found[0], rounds)]
         row |= {"dtype": dtype, "batch": batch, "system": system.name, "times_ar": statistics.median(ratios),
                 "range": [min(ratios), max(ratios)], "predicted": predicted(system, row, rows[0], drafting, passes)}  # fmt: skip
-    cost = ", ".join(f"{positions}: {taken:.3f}" for positions, taken in zip(passes.positions, passes.times))
-    print(f"{dtype}, batch size {batch}: milliseconds of a pass by positions {cost}\n", flush=True)
+    print(f"{dtype}, batch size {batch}: milliseconds of a pass by positions {passes}\n", flush=True)
+    for shape in options.shapes:
+        larger, drafts = at_shape(pair, shape, dtype, options.threads, plan, lines[:batch])
+        plain = rows[0] | {"verifying": larger.of(rows[0]["positions"]), "encoding": 0.0}
+        for system, row in zip(plan, rows):
+            row[name_of(shape)] = predicted(system, row, plain, drafts, larger)
+        print(
+            f"{name_of(shape)}: passes {larger}; drafts {', '.join(f'{n}: {ms:.3f}' for n, ms in drafts.items())}\n", flush=True
+        )
     return rows
 
 
-def line(row: dict) -> str:
+def name_of(shape: Sequence[int]) -> str:
+    return "+".join(map(str, [shape[0]] * 2)) + f" x {shape[1]}"
+
+
+def line(row: dict, columns: Sequence[str]) -> str:
     low, high = row["range"]
-    expected = "" if row["predicted"] is None else f"{row['predicted']:.2f}"
+    expected, *elsewhere = ("" if row[name] is None else f"{row[name]:.2f}" for name in ("predicted", *columns))
     figures = " | ".join(f"{row[name]:.3f}" for name in ("drafting", "verifying", "rest"))
     return (
         f"| {row['dtype']} | {row['batch']} | {row['system']} | {row['times_ar']:.2f} ({low:.2f}-{high:.2f}) | {expected} | "
-        f"{row['tokens']:.2f} | {row['positions']:.1f} | {figures} |"
-    )
+        f"{row['tokens']:.2f} | {row['positions']:.1f} | {figures} | {''.join(f'{each} | ' for each in elsewhere)}"
+    ).rstrip()
 
 
 def main() -> None:
@@ -157,6 +198,8 @@ def main() -> None:
     p.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8], metavar="N")
     p.add_argument("--rounds", type=int, default=5, metavar="N")
     p.add_argument("--threads", type=int, default=1, metavar="N")
+    p.add_argument("--shapes", type=lambda text: list(map(int, text.split(","))), nargs="+", default=[],
+                   metavar="LAYERS,WIDTH,INNER,HEADS")  # fmt: skip
     p.add_argument("--output", type=Path, metavar="FILE", help="append a JSON line for each data type and batch size")
     options = p.parse_args()
     pair = load_folder(options.model)
@@ -166,8 +209,9 @@ def main() -> None:
     for dtype in options.dtypes:
         for batch in options.batch_sizes:
             rows = cell(options, pair, lines, dtype, batch)
-            print("| " + " | ".join(HEADER) + " |\n" + "| --- " * len(HEADER) + "|")
-            print("\n".join(map(line, rows)) + "\n", flush=True)
+            columns = [name_of(shape) for shape in options.shapes]
+            print("| " + " | ".join([*HEADER, *columns]) + " |\n" + "| --- " * len([*HEADER, *columns]) + "|")
+            print("\n".join(line(row, columns) for row in rows) + "\n", flush=True)
             if options.output:
                 with options.output.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"signature": signature, "rows": rows}) + "\n")
