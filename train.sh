@@ -26,8 +26,8 @@ stages, in this order (all of them by default); each skips what is done and resu
   --output DIR     where everything goes (default: runs/PRESET)
   --device D       cpu or cuda (default: cuda if there is one)
   --precision P    float32, bf16 (bfloat16 matrix products) or fp16 (cuda only); default: the fastest of the device
-  --recipe R       how the drafter is built and trained: block_causal (default), published (Xia et al. 2023), or on the frozen
-                   verifier's encoder or hidden states small, medusa, hydra, block_state, eagle (docs/drafters.md)
+  --recipe R       which drafter, and how it is trained: block_causal (default), published (Xia et al. 2023), or one of the small
+                   ones on the frozen verifier: small, medusa, hydra, block_state, eagle (docs/drafters.md)
   --beam N         beam size of distill (default: 1, greedy: that is what will be verified)
   --mono FILE      more source text (raw, a sentence a line, .gz allowed) to distil
   --updates N      train both models for N updates instead of the preset's
@@ -205,6 +205,11 @@ stage_verifier() {
 stage_distill() {
     need verifier "$out/verifier.pt"
     mkdir -p "$distilled/text"
+    local how=$distilled/made-with
+    if [ -e "$how" ] && [ "$(cat "$how")" != "$beam $mono" ]; then  # other text, or other translations of it
+        rm -f "$distilled"/text/*."$tgt" "$distilled"/text/*."$tgt".part
+    fi
+    echo "$beam $mono" >"$how"
     for split in train valid; do
         cp "$data/bpe/$split.$src" "$distilled/text/$split.$src"
     done

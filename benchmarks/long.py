@@ -46,6 +46,7 @@ from specdec_plugins.decoding.control.throughput import Throughput  # noqa: E402
 from specdec_plugins.decoding.drafters.none import NoDrafter  # noqa: E402
 from specdec_plugins.decoding.drafters.window import WindowDrafter  # noqa: E402
 from specdec_plugins.decoding.loop import TOGETHER, Session  # noqa: E402
+from specdec_plugins.decoding.native import native_loop  # noqa: E402
 from specdec_plugins.decoding.options import BUDGETED, CHOICES, USUAL_BUDGET, Budget  # noqa: E402
 from specdec_plugins.decoding.roles import Controller, Drafter  # noqa: E402
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
@@ -117,6 +118,8 @@ class Cell:
         session = Session(
             drafter, self.verifier, rule, controller, BoundedAdmission(0), 0, Constraints.of(self.spec), stats, options.device
         )  # fmt: skip
+        # Plain passes are native, as under a rule that is not drawn.
+        session.native = native_loop(drafter, self.verifier, TopBetaTau(), Constraints.of(self.spec))
         session.verifying, session.drafting = self.state, drafter.start(len(self.documents), self.state)
         drafter.admit(session.drafting, self.source)
         if session.drafting is not None:

@@ -9,7 +9,7 @@ from specdec_plugins.decoding.control.batches import DRAFTED_SPACING, PLAIN_SPAC
 from specdec_plugins.decoding.control.exploration import SMALL_TRIAL
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.thompson import Thompson
-from specdec_plugins.decoding.control.throughput import Throughput, best_length
+from specdec_plugins.decoding.control.throughput import Throughput, best_choice
 from specdec_plugins.decoding.control.ucb import Ucb
 from specdec_plugins.decoding.options import OPEN
 from specdec_plugins.decoding.values import Outcome, Step
@@ -251,11 +251,11 @@ def test_more_rows_soon_stop_drafts_that_cost_them_much():
 @pytest.mark.parametrize(("present", "gain", "length"), [(1, 1.02, 1), (1, 1.04, 2), (0, 1.08, 0), (0, 1.12, 2), (None, 1.01, 2)])
 def test_another_length_must_be_clearly_better(present, gain, length):
     """By 3 %, and drafts by 10 % if there were none."""
-    assert best_length([1.0, 1.0, gain], present) == length
+    assert best_choice([1.0, 1.0, gain], present) == length
 
 
 def test_a_choice_that_costs_cannot_be_told_of_is_given_up():
-    assert best_length([1.0, 1.25], 3) == 1
+    assert best_choice([1.0, 1.25], 3) == 1
 
 
 def test_a_fixed_length_stays():

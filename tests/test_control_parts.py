@@ -15,7 +15,7 @@ from specdec_plugins.decoding.control.exploration import (
     MIN_TRIAL,
     RATIONED_INTERVAL,
     WARM_START,
-    Budget,
+    TrialBudget,
     Trials,
 )
 from specdec_plugins.decoding.values import Step
@@ -194,7 +194,7 @@ def test_old_drafts_count_less():
 
 
 def test_the_budget_is_a_share_of_all_time():
-    budget = Budget()
+    budget = TrialBudget()
     assert not budget.allows(0.0)
     budget.earn(300.0)
     assert budget.allows(0.99 * 300 * BUDGET) and not budget.allows(1.01 * 300 * BUDGET)
@@ -203,7 +203,7 @@ def test_the_budget_is_a_share_of_all_time():
 
 
 def test_a_trial_is_affordable_at_the_price_of_the_last():
-    trials, budget = Trials(8, small=False), Budget(seconds=10.0)
+    trials, budget = Trials(8, small=False), TrialBudget(seconds=10.0)
     assert not trials.affordable(budget, math.inf)  # nothing is known
     assert trials.affordable(budget, 9.9 / MIN_TRIAL) and not trials.affordable(budget, 10.1 / MIN_TRIAL)
     trials.seconds = 10.1
@@ -229,8 +229,8 @@ def test_drafts_that_paid_with_fewer_rows_are_compared_with_none_at_once():
     trials = Trials(9, small=False)
     trials.follow(4, fewer=True)
     assert not trials.rationed and [trials.initial(now, affordable=False) for now in range(2)] == [4, 0]
-    assert trials.due == FIRST_INTERVAL
-    trials.periodic(FIRST_INTERVAL, 0, affordable=True)
+    assert trials.due == 1 + FIRST_INTERVAL
+    trials.periodic(trials.due, 0, affordable=True)
     assert trials.rationed
     for small, fewer in ((True, True), (False, False)):
         trials = Trials(9, small)
@@ -241,7 +241,7 @@ def test_drafts_that_paid_with_fewer_rows_are_compared_with_none_at_once():
 def periodic(trials, chosen, affordable, passes=3000):
     """The passes at which something is tried, and what."""
     while trials.series:
-        trials.initial(10**9, affordable=True)
+        trials.initial(0, affordable=True)
     tried = ((now, trials.periodic(now, chosen, affordable)) for now in range(passes))
     return [(now, length) for now, length in tried if length is not None]
 

@@ -109,13 +109,13 @@ def test_long_batches_take_the_flash_kernel_and_short_ones_do_not(monkeypatch):
 
 
 def test_rates_are_found_again_and_are_never_negative():
-    rates = costs.Rates(0.1, 5.0, 0.06, 20.0)
+    rates = costs.Rates(weights=0.1, linear=5.0, cache=0.04, far=0.02, alone=0.03, attention=20.0)
     rows = [
         {
             "batch": batch, "gamma": gamma, "products": products, "weights_mb": products / 1e6,
             "cache_mb": 0.008 * batch * length, "draft_cache_mb": 0.008 * batch * 128,
         }
-        for batch in (1, 64) for length in (500, 4000) for gamma in (0, 1, 5) for products in (6_000_000, 40_000_000)
+        for batch in (1, 8, 64) for length in (500, 4000) for gamma in (0, 1, 5) for products in (6_000_000, 40_000_000)
     ]  # fmt: skip
     for row in rows:
         row |= {"verifying_ms": rates.verifying(row), "drafting_ms": rates.drafting(row)}

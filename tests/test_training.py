@@ -256,6 +256,11 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     assert written == {name: (tmp_path / name).stat().st_mtime_ns for name in kept}
     assert result.stdout[result.stdout.index("verifier, greedy") :] == again.stdout[again.stdout.index("verifier, greedy") :]
 
+    # other text is translated anew
+    run_train_sh("toy", "distill", "--output", tmp_path)
+    text = [(tmp_path / "distilled/text" / f"train.{lang}").read_text().splitlines() for lang in ("xa", "xb")]
+    assert text[0] == prepared and len(text[1]) == len(prepared)
+
     # a folder keeps to its recipe, also one that an earlier version left; the other recipe takes another folder
     (tmp_path / "recipe").unlink()
     refused = run_train_sh("toy", "drafter", "--output", tmp_path, "--recipe", "published", check=False)

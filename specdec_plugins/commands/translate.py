@@ -82,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
                      f"the model's drafter block_causal or small (default: {USUAL_BUDGET.positions} of window, all of the "
                      "others)")  # fmt: skip
     how.add_argument("--sinks", type=int, default=USUAL_BUDGET.sinks, metavar="N",
-                     help=f"so many of them are the first ones (default: {USUAL_BUDGET.sinks})")  # fmt: skip
+                     help="so many of them are the first ones; with mass, of the output alone "
+                     f"(default: {USUAL_BUDGET.sinks})")  # fmt: skip
     how.add_argument("--kv-choice", choices=CHOICES, default=USUAL_BUDGET.choice,
                      help="of the source. mass: those that the last verification attended to most; recent: those around the one "
                      f"it attended to most; sinks: the first and the last (default: {USUAL_BUDGET.choice})")  # fmt: skip

@@ -48,7 +48,7 @@ class Chosen:
 
     def admit(self, lengths: Tensor) -> None:
         """Append rows, which begin with the first positions: nothing is known of their attention yet."""
-        begins = torch.zeros_like(lengths) if self.budget.choice != "sinks" else lengths
+        begins = torch.zeros_like(lengths) if self.budget.attends else lengths
         self.lengths = torch.cat([self.lengths, lengths])
         self.positions = torch.cat([self.positions, around(begins, lengths, self.budget)])
 
@@ -64,7 +64,7 @@ class Chosen:
     @torch.inference_mode()
     def observe(self, scores: Pass, verdict: Verdict) -> None:
         """Choose again, after a verification."""
-        if self.budget.choice == "sinks":
+        if not self.budget.attends:
             return
         rows, device = len(self.lengths), self.lengths.device
         last = send([verdict.places(row)[-1] for row in range(rows)], device)
@@ -102,7 +102,7 @@ def around(centres: Tensor, lengths: Tensor, budget: Budget) -> Tensor:
 
 def attentive(verifier: LoadedModel, budget: Budget) -> None:
     """Let the verifier keep the attention that positions are chosen by, if they are."""
-    verifier.masses_wanted |= budget.choice != "sinks"
+    verifier.masses_wanted |= budget.attends
 
 
 # ---- drafters with a cache of their own
@@ -123,15 +123,9 @@ class BudgetedRows:
         self.rows.share(rows)
         self.chosen.admit(self.chosen.lengths[rows])
 
-    def encode(self) -> None:
-        self.rows.encode()
-
     def select(self, order: list[int]) -> None:
         self.rows.select(order)
         self.chosen.select(order)
-
-    def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        self.rows.keep(roots, paths)
 
 
 class BudgetedModel:

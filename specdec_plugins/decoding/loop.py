@@ -32,6 +32,7 @@ class Session:
         self.admission, self.device = admission, torch.device(device)
         self.waiting: deque[Request] = deque()
         self.prefix = Prefix(constraints, device)
+        # The states of the two models, a row a sentence.
         self.verifying = verifier.start(rows)
         self.drafting = drafter.start(rows, self.verifying)
         self.stats = DecodeStats() if stats is None else stats
@@ -101,8 +102,8 @@ class Session:
         return done
 
     def _given(self) -> Draft | None:
-        """Tokens that requests begin with, to be read many at a time. None where there are none, or where an output depends on
-        how it is drafted: the other rows go without a draft meanwhile."""
+        """The next of the tokens that outputs are forced to begin with, as a draft, so that one pass reads many of them; other
+        rows draft nothing meanwhile. None where no row has some left, or where a draft could change an output."""
         usual = getattr(self.acceptance, "tolerance", None)
         if not self.prefix.asking or usual is None:
             return None
@@ -116,7 +117,7 @@ class Session:
         """One iteration, with ``given`` in place of a draft. The prefix is not changed yet."""
         prefix, stats, device = self.prefix, self.stats, self.device
 
-        # 1. Draft in one pass. A plain autoregressive iteration has no draft, and costs no pass.
+        # 1. Draft, in one pass or in one a token (turns.py). A plain autoregressive iteration drafts nothing, at no cost.
         began = time.perf_counter()
         plan = prefix.gated(plan)
         draft = given or Draft([[] for _ in prefix.requests])

@@ -61,12 +61,17 @@ BUDGETED = ("block_causal", "small")  # drafters with weights that may read a bu
 
 class Budget(NamedTuple):
     """What a drafter's pass reads of the cache: ``positions`` of the source, chosen by ``choice`` (``budget.py``), and as many of
-    the target. ``sinks`` of them are the first ones: by itself four, on which models
-    put what attention they do not need (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453)."""
+    the target. ``sinks`` of them are the first ones, unless attention alone chooses (mass): four, on which models put what
+    attention they do not need (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453)."""
 
     positions: int = 128
     sinks: int = 4
     choice: str = "mass"
+
+    @property
+    def attends(self) -> bool:
+        """Whether positions are chosen by the verifier's attention."""
+        return self.choice != "sinks"
 
 
 USUAL_BUDGET = Budget()

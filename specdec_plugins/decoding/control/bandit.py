@@ -13,7 +13,7 @@ from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, Tree
 from specdec_plugins.decoding.control.arms import NONE, Arm, Estimates, Known, lengths_for, sizes_for
 from specdec_plugins.decoding.control.batches import HOLD, class_of, is_small, nearest
 from specdec_plugins.decoding.control.costs import Pace
-from specdec_plugins.decoding.control.exploration import LARGE_CREDIT, MIN_TRIAL, WARM_START, Budget
+from specdec_plugins.decoding.control.exploration import LARGE_CREDIT, MIN_TRIAL, WARM_START, TrialBudget
 from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.decoding.options import OPEN, Gate, Tree
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
@@ -49,7 +49,7 @@ class Bandit(ABC):
             basis, *(AcceptanceEstimate(lengths[-1], basis, DECAY) for _ in gates), *self.trees.by_size.values()
         ]  # fmt: skip
         self.arms += [Arm(self.trees.depth(size), kind, size) for kind, size in enumerate(sizes_for(nodes), len(self.gates))]
-        self.pace, self.budget = Pace(), Budget(share=SHARE)
+        self.pace, self.budget = Pace(), TrialBudget(share=SHARE)
         self.classes: dict[int, Known] = {}
         self._key, self._rows = -1, 0
         self._arm = NONE
@@ -76,7 +76,8 @@ class Bandit(ABC):
             known = Known(len(self.acceptance))
             known.costs[: len(self.gates)] = [learned.costs(key, gate) for gate in self.gates]
             if known.plain < float("inf") and known.tried:
-                expected = self._goodput(self._estimates(known))
+                estimates = self._estimates(known)
+                expected = goodput(estimates, estimates.rates, estimates.seconds)
                 known.chosen, known.decided = self.arms[max(range(len(expected)), key=expected.__getitem__)], True
                 self.classes[key] = known
 
@@ -107,7 +108,7 @@ class Bandit(ABC):
             self._arm, self._measured, self._comparable, self._left, self._call = NONE, False, True, HOLD, HOLD
             return
         if not self._left:
-            self._pull(rows)
+            self._pull()
         self._comparable = not grown and (self._last.length > 0 or not self._arm.length)
         if not self._comparable:  # one iteration more
             self._left += 1
@@ -141,7 +142,7 @@ class Bandit(ABC):
             took, tokens = costs.measured[arm.length].seconds, self.acceptance[arm.kind].expected_tokens()[arm.length]
             self.budget.spend(iterations * max(0.0, took - tokens / self._present) if self._present else 0.0)
 
-    def _pull(self, rows: int) -> None:
+    def _pull(self) -> None:
         """Decide which arm is played next."""
         if self._key not in self.classes:
             self.classes[self._key] = Known(len(self.acceptance))
@@ -172,19 +173,19 @@ class Bandit(ABC):
         if not known.tried and similar is None:
             return first if self.budget.allows(MIN_TRIAL * plain) else NONE
         estimates = self._estimates(known)
-        goodput = self._goodput(estimates)
-        present, best = self.arms.index(known.chosen), max(range(len(goodput)), key=goodput.__getitem__)
+        expected = goodput(estimates, estimates.rates, estimates.seconds)
+        present, best = self.arms.index(known.chosen), max(range(len(expected)), key=expected.__getitem__)
         margin = GAIN if known.chosen.length else GAIN_FROM_PLAIN
-        if not known.decided or goodput[best] > margin * goodput[present]:
+        if not known.decided or expected[best] > margin * expected[present]:
             if self.arms[best] != known.chosen:
                 known.stable = 0
             known.chosen, known.decided, present = self.arms[best], True, best
-        self._present = goodput[present]
+        self._present = expected[present]
         scores = self.judge(estimates)
         wanted = max(range(len(scores)), key=scores.__getitem__)
         if wanted == present:
             return known.chosen
-        lost = max(0.0, 1 - goodput[wanted] / goodput[present]) * (PULL if small else LARGE_PULL) * estimates.seconds[wanted]
+        lost = max(0.0, 1 - expected[wanted] / expected[present]) * (PULL if small else LARGE_PULL) * estimates.seconds[wanted]
         if self.arms[wanted].length and not known.chosen.length:
             lost += MIN_TRIAL * plain
         return self.arms[wanted] if self.budget.allows(lost) else known.chosen
@@ -198,10 +199,6 @@ class Bandit(ABC):
         rates = [estimate.rates() for estimate in self.acceptance]
         deviations = [estimate.deviations(each) for estimate, each in zip(self.acceptance, rates)]
         return Estimates(self.arms, rates, deviations, *known.seconds(self.arms, self._similar()))
-
-    def _goodput(self, estimates: Estimates) -> list[float]:
-        """Tokens a second that are expected of each arm."""
-        return goodput(estimates, estimates.rates, estimates.seconds)
 
 
 def typical(calls: Sequence[tuple[float, int]]) -> float:

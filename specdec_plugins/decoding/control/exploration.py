@@ -24,7 +24,7 @@ RATIONED_INTERVAL = 256  # passes: from this interval on, small batches that do 
 
 
 @dataclass
-class Budget:
+class TrialBudget:
     """Seconds that trials may still take."""
 
     seconds: float = 0.0
@@ -84,7 +84,7 @@ class Trials:
         """Whether trials are paid from the budget, where nothing is drafted."""
         return not (self.small or self.checking) or self.intervals[False] >= RATIONED_INTERVAL
 
-    def affordable(self, budget: Budget, plain: float) -> bool:
+    def affordable(self, budget: TrialBudget, plain: float) -> bool:
         """Whether the budget has enough for one more trial; ``plain`` seconds of a plain pass."""
         return budget.allows(max(self.seconds, MIN_TRIAL * plain))
 
@@ -101,7 +101,7 @@ class Trials:
             return None
         length = self.series.pop(0)
         if not self.series:
-            self.due = FIRST_INTERVAL
+            self.due = now + FIRST_INTERVAL
         self.seconds = 0.0
         return length
 

@@ -1,4 +1,4 @@
-"""The policy that always drafts as many tokens."""
+"""The policy that always drafts the same number of tokens."""
 
 import sys
 from collections.abc import Sized

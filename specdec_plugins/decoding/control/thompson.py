@@ -1,4 +1,4 @@
-"""Thompson sampling (Thompson 1933): an arm is played as often as it is probable that it is the best.
+"""Thompson sampling (Thompson 1933): each arm is played with the probability that it is the best.
 
 For each judgement the rates at which tokens pass are drawn from what is believed of them (beta distributions, by normal ones of
 the same mean and variance), and so are the seconds. All lengths of a gate share the draws of its positions: the goodputs of

@@ -19,7 +19,7 @@ from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, Tree
 from specdec_plugins.decoding.control.arms import sizes_for
 from specdec_plugins.decoding.control.batches import HOLD, BatchClass, class_of, is_small, nearest
 from specdec_plugins.decoding.control.costs import CostModel, Pace
-from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, LARGE_CREDIT, Budget, Trials
+from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, LARGE_CREDIT, TrialBudget, Trials
 from specdec_plugins.decoding.control.learned import Learned
 from specdec_plugins.decoding.options import OPEN, Gate, Tree
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
@@ -30,7 +30,7 @@ LOST = 0.7  # of the tokens a second of plain passes: drafts that promise less a
 DECISION = 8  # passes after which the choice is reconsidered; at once if a cost is not as expected
 
 
-def best_length(rates: Sequence[float], present: int | None) -> int:
+def best_choice(rates: Sequence[float], present: int | None) -> int:
     """The choice of most tokens a second, ``rates``, if it is clearly better than the present one; else that one."""
     best = max(range(len(rates)), key=rates.__getitem__)
     if present is None or present >= len(rates) or rates[best] > (GAIN if present else GAIN_FROM_PLAIN) * rates[present]:
@@ -49,13 +49,13 @@ class Throughput:
         self.acceptance = AcceptanceEstimate(self.longest)
         self.sizes = sizes_for(nodes)  # of trees
         self.trees = TreeEstimates(self.sizes, block_size, self.acceptance)
-        self.pace, self.budget = Pace(), Budget()
+        self.pace, self.budget = Pace(), TrialBudget()
         self.classes: dict[int, BatchClass] = {}
         self.decided: list[BatchClass] = []  # classes with a choice of their own, in the order of their first decisions
         self._batch = self._new_class(0)  # class of the last step; a placeholder before the first
-        self._rows = self._length = 0  # rows of the last step; length of the last step that was no repetition
+        self._rows = self._choice = 0  # rows of the last step; choice of the last step that was no repetition
         self._trial = 0  # passes of the present trial that are still to come
-        self._repeated = self._repeat_until = 0  # the length that follows the last step, and up to which pass of its class
+        self._repeated = self._repeat_until = 0  # the choice that follows the last step, and up to which pass of its class
         self._times = 1  # iterations that its plans hold for: the last one may go on beyond that pass, as short calls are dear
         self._measured = self._comparable = False  # whether the present step is measured; whether its cost is like others'
         if learned is not None:
@@ -91,7 +91,7 @@ class Throughput:
             (self.trees if outcome.plan.tree else self.acceptance).learn(outcome)
         if not self._measured:
             return
-        batch, (costs, size) = self._batch, self._costs(self._batch, self._length)
+        batch, (costs, size) = self._batch, self._costs(self._batch, self._choice)
         seconds = outcome.seconds / outcome.times
         if self._trial:
             self._trial = max(0, self._trial - outcome.times)
@@ -123,22 +123,22 @@ class Throughput:
         batch = self.classes[key]
         if batch is not self._batch:
             self._batch, self._trial = batch, 0
-        was_plain, grown = self._length == 0, rows > self._rows
+        was_plain, grown = self._choice == 0, rows > self._rows
         ending, self._rows = was_plain and rows < self._rows, rows
         self._measured = batch.passes >= batch.repeat_until and not ending
-        self._length = self._choose(batch) if self._measured else 0 if ending else batch.choice
+        self._choice = self._choose(batch) if self._measured else 0 if ending else batch.choice
         batch.passes += 1
         # The first pass allocates, a drafter that paused has to catch up, and new sentences have to be encoded.
-        catches_up = was_plain and self._length > 0
+        catches_up = was_plain and self._choice > 0
         self._comparable = batch.passes > 1 and not grown and not catches_up
         self._repeat_until = 0
         if self._trial:
-            return self._planned(rows, self._length, 1 if catches_up else self._trial)
+            return self._planned(rows, self._choice, 1 if catches_up else self._trial)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
         self._repeat_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
         self._repeated, self._times = (0, HOLD) if ending else (batch.choice, batch.spacing)
-        return self._planned(rows, self._length, self._times)
+        return self._planned(rows, self._choice, self._times)
 
     def _new_class(self, key: int) -> BatchClass:
         trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))
@@ -150,9 +150,9 @@ class Throughput:
         return batch
 
     def _choose(self, batch: BatchClass) -> int:
-        """The length of a step that is measured."""
+        """The choice for a step that is measured."""
         if self._trial:
-            return self._length
+            return self._choice
         if not batch.trials.small and batch.costs.plain < math.inf:
             self.budget.begin(small=False, seconds=LARGE_CREDIT * batch.costs.plain)
         affordable = batch.trials.affordable(self.budget, batch.costs.plain)
@@ -199,7 +199,7 @@ class Throughput:
         present = batch.choice if batch in self.decided else None
         if present is None:
             self.decided.append(batch)
-        choice = best_length(self._rates(batch), present)
+        choice = best_choice(self._rates(batch), present)
         if choice != batch.choice:
             batch.choice = choice
             batch.trials.restart(choice > 0)
