@@ -372,6 +372,33 @@ def torchrun(size, *options):
     return [*runner, "-m", "specdec_plugins.commands.translate", *COMMAND, "--tensor-parallel", *map(str, options)]
 
 
+LEAVING = """import os
+from specdec_plugins.decoding.ranks import all_ranks
+ranks = all_ranks()
+ranks.hand(1), ranks.first(1)
+with_groups = len(os.listdir("/proc/self/task"))
+ranks.leave()
+assert len(os.listdir("/proc/self/task")) == 1 < with_groups
+"""
+
+
+def test_no_thread_is_left_when_ranks_part(tmp_path):
+    """One that wants Python while it shuts down would abort the process."""
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    runner = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(tmp_path / "leaving.py"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(runner, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.long
 def test_torchrun(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

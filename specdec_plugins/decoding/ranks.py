@@ -93,6 +93,13 @@ class Ranks:
             _meeting(dist.broadcast_object_list, values, src=0, group=group, device=torch.device("cpu"))
         return values[0]  # type: ignore[return-value]
 
+    def leave(self) -> None:
+        """End all groups, and forget them: else their threads may want Python while it shuts down, which aborts the process."""
+        Ranks.first.cache_clear()
+        all_ranks.cache_clear()
+        self._group = self._patient = None
+        dist.destroy_process_group()
+
     def speaks(self) -> bool:
         """Whether this rank is the one that tells why the run ends: rank 0, which knows how far it has come, else one of those
         that are left."""

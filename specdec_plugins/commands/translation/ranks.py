@@ -33,8 +33,6 @@ def joined() -> Iterator["Ranks"]:
     """All ranks, of which one alone says why a run ends early; the others end without a word. The group ends with the block."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings that a connection is gone, of which one line tells
 
-    from torch.distributed import destroy_process_group
-
     from specdec_plugins.decoding.ranks import all_ranks
 
     ranks = all_ranks()
@@ -50,7 +48,7 @@ def joined() -> Iterator["Ranks"]:
         if isinstance(end, Terminated):
             raise ValueError("stopped by SIGTERM, which torchrun sends when another rank has ended") from None
         raise
-    destroy_process_group()
+    ranks.leave()
 
 
 def lead(ranks: "Ranks", answer: Callable[[Buffer], Answers], buffers: Iterable[Buffer]) -> Iterator[Answers]:
