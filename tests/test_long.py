@@ -12,6 +12,10 @@ import long_costs as costs
 import pytest
 import torch
 from conftest import ROOT
+from fairseq.data import ListDataset
+from fairseq.data.iterators import EpochBatchIterator
+
+import specdec_plugins.tasks  # noqa: F401  (as --user-dir does)
 
 PAIRS = [(f"en {number}", f"de {number}") for number in range(300)]
 
@@ -42,7 +46,16 @@ def test_captions_translated_in_circles_are_left_out():
     assert captions.sound([*bad, *good]) == good
 
 
-@pytest.mark.parametrize("size", [2, 8, 32])
+def test_only_the_epochs_of_the_curriculum_go_from_short_to_long():
+    """fairseq by itself keeps the first epoch's order for all that follow."""
+    items = ListDataset(list(range(50)))
+    epochs = EpochBatchIterator(items, collate_fn=list, batch_sampler=[[number] for number in range(50)], reuse_dataloader=True)
+    orders = [[batch[0] for batch in epochs.next_epoch_itr(shuffle=epoch > 1)] for epoch in (1, 2, 3)]
+    assert orders[0] == list(range(50)) and all(sorted(order) == orders[0] for order in orders)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+@pytest.mark.parametrize("size", [2, 12, 75])
 def test_documents_have_half_to_one_and_a_half_times_their_size(size):
     lengths = list(map(len, captions.runs(range(20_000), size, Random(1))))
     assert sum(lengths) == 20_000 and min(lengths[:-1]) == size - size // 2 and max(lengths) == size + size // 2
