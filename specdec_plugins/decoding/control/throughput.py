@@ -55,8 +55,8 @@ class Throughput:
         self._batch = self._new_class(0)  # class of the last step; a placeholder before the first
         self._rows = self._choice = 0  # rows of the last step; choice of the last step that was no repetition
         self._trial = 0  # passes of the present trial that are still to come
-        self._repeated = self._repeat_until = 0  # the choice that follows the last step, and up to which pass of its class
-        self._times = 1  # iterations that its plans hold for: the last one may go on beyond that pass, as short calls are dear
+        self._again, self._again_until = uniform(0, 0), 0  # the plan after the last step, and before which pass of its class: the
+        # last one may go on beyond that pass, as short calls are dear
         self._measured = self._comparable = False  # whether the present step is measured; whether its cost is like others'
         if learned is not None:
             self._start(learned)
@@ -72,10 +72,10 @@ class Throughput:
 
     def plan(self, prefix: Sized) -> Plan:
         rows, batch = len(prefix), self._batch
-        if batch.passes < self._repeat_until and rows == self._rows:  # most steps end here
+        if batch.passes < self._again_until and rows == self._rows:  # most steps end here
             batch.passes += 1
             self._measured = False
-            return self._planned(rows, self._repeated, self._times)
+            return self._again
         return self._plan(rows)
 
     def _planned(self, rows: int, choice: int, times: int) -> Plan:
@@ -131,14 +131,15 @@ class Throughput:
         # The first pass allocates, a drafter that paused has to catch up, and new sentences have to be encoded.
         catches_up = was_plain and self._choice > 0
         self._comparable = batch.passes > 1 and not grown and not catches_up
-        self._repeat_until = 0
+        self._again_until = 0
         if self._trial:
             return self._planned(rows, self._choice, 1 if catches_up else self._trial)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
-        self._repeat_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
-        self._repeated, self._times = (0, HOLD) if ending else (batch.choice, batch.spacing)
-        return self._planned(rows, self._choice, self._times)
+        self._again_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
+        choice, times = (0, HOLD) if ending else (batch.choice, batch.spacing)
+        self._again = self._planned(rows, choice, times)
+        return self._planned(rows, self._choice, times)
 
     def _new_class(self, key: int) -> BatchClass:
         trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))
