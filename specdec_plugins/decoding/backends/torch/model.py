@@ -8,6 +8,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -77,6 +78,19 @@ class TorchPass:
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
         return judge(self.model.runner, self.results[0], draft, bounds, tolerances, draws)
+
+
+class Extent(NamedTuple):
+    """How far a pass reads, and what it need not hide: what a recording of it is bound to."""
+
+    seen: int  # T target positions
+    read: int  # S source positions
+    results: int  # W predictions a row
+    alone: bool  # whether each row's only query is at its last position
+    even: bool  # whether no source is padded
+    chosen: bool  # whether some rows' first tokens need no prediction
+    near: tuple[int, int] | None  # (sinks, window): the target positions that are read of those seen
+    weighed: bool  # whether attention masses are wanted
 
 
 class TorchModel:
@@ -172,23 +186,23 @@ class TorchModel:
         seen, read = runner.round(longest, 64), runner.round(state.longest, 32)
         cache.reserve(len(table), seen)
         sources.reserve(len(table), read)
-        # What need not be hidden: the only query is at the last position; no source is padded.
-        alone = len(table) * width == 1 and seen == longest and parents is None
-        even = all(length == read for length in state.lengths) and not padding
-        near = (min(selection.sinks, seen), min(selection.window, seen)) if selection else None
-        settings = seen, read, results, alone, even, max(firsts) > 0, near, self.masses_wanted and not selection
-        return TorchPass(self, runner.run(self._read, inputs, (cache, sources), settings))
+        extent = Extent(
+            seen, read, results,
+            alone=len(table) * width == 1 and seen == longest and parents is None,
+            even=all(length == read for length in state.lengths) and not padding,
+            chosen=max(firsts) > 0,
+            near=(min(selection.sinks, seen), min(selection.window, seen)) if selection else None,
+            weighed=self.masses_wanted and not selection,
+        )  # fmt: skip
+        return TorchPass(self, runner.run(self._read, inputs, (cache, sources), (extent,)))
 
-    def _read(
-        self, cache: KVCache, sources: KVCache, seen: int, read: int, results: int, alone: bool, even: bool, chosen: bool,
-        near: tuple[int, int] | None, weighed: bool, table: Tensor, more: Tensor | None = None,
-    ) -> list[Tensor]:  # fmt: skip
+    def _read(self, cache: KVCache, sources: KVCache, extent: Extent, table: Tensor, more: Tensor | None = None) -> list[Tensor]:
         """A pass's results. ``table`` (R, 3 + Q) has each row's position, first result, source length and tokens.
 
-        T = ``seen`` target and S = ``read`` source positions are attended to, W = ``results``. With ``near`` = (sinks, window)
-        these alone of the target, and of the source the positions ``more`` (R, N). Else ``more``, by its data type, are
+        Where ``extent`` has a window, ``more`` (R, N) are the source positions to read. Else ``more``, by its data type, are
         guesses (R, K) int64; vectors (N, D) that the tokens number; or of trees (R, Q, Q) bool: whether a token sees another one.
         """
+        seen, read, near = extent.seen, extent.read, extent.near
         listed = more if near is not None else None
         guesses = more if listed is None and more is not None and more.dtype == torch.int64 else None
         vectors = more if more is not None and more.is_floating_point() else None
@@ -210,14 +224,14 @@ class TorchModel:
             within = families.gather(2, after.clamp(0, width - 1)[:, None].expand(-1, width, -1))  # (R, Q, T)
             hidden = ((after < 0)[:, None] | within & (after < width)[:, None]).logical_not()
             mask = hide(hidden, cache.data.dtype)[:, None]  # (R, 1, Q, T)
-        elif not alone:
+        elif not extent.alone:
             mask = hide(torch.arange(seen, device=device) > positions[..., None], cache.data.dtype)[:, None]
         if listed is not None:
             padded, listed = hide(listed >= lengths, cache.data.dtype)[:, None, None], listed.clamp(max=read - 1)
-        elif not even:
+        elif not extent.even:
             padded = hide(torch.arange(read, device=device) >= lengths, cache.data.dtype)[:, None, None]  # (R, 1, 1, S)
-        if chosen:
-            wanted = (first + torch.arange(results, device=device)).clamp_(max=width - 1)  # (R, W)
+        if extent.chosen:
+            wanted = (first + torch.arange(extent.results, device=device)).clamp_(max=width - 1)  # (R, W)
             keep = slots, wanted
 
         x = decoder.embedding(tokens, positions, vectors)
@@ -233,7 +247,7 @@ class TorchModel:
 
             def cross_attend(queries: Tensor, index: int = index) -> Tensor:
                 known = sources.read(index, rows, read) if listed is None else sources.gather(index, slots, listed)
-                if not weighed:
+                if not extent.weighed:
                     return attention(queries, known, decoder.heads, padded)
                 mixed, mass = weighed_attention(queries, known, decoder.heads, padded)
                 masses.append(mass)
