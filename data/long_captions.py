@@ -1,4 +1,4 @@
-"""Make a corpus of long documents out of Multi30k's captions: a line a document, of up to 4,000 tokens.
+"""Make a corpus of long documents out of Multi30k's captions: a line a document, of up to 4,500 tokens.
 
 A document is a run of captions, joined by spaces. Training documents have 2, 5, .. or 190 captions, so many on average and half
 to one and a half times that. Each of these sizes has as many captions as Multi30k has for training: every one of these once,

@@ -366,10 +366,14 @@ def test_a_rank_that_hangs_ends_the_run_in_time():
         )
 
 
+def launch(size, *command):
+    """The command with which torchrun starts so many processes."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), *command]
+
+
 def torchrun(size, *options):
     """The command that a person types."""
-    runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-    return [*runner, "-m", "specdec_plugins.commands.translate", *COMMAND, "--tensor-parallel", *map(str, options)]
+    return launch(size, "-m", "specdec_plugins.commands.translate", *COMMAND, "--tensor-parallel", *map(str, options))
 
 
 LEAVING = """import os
@@ -385,17 +389,9 @@ assert len(os.listdir("/proc/self/task")) == 1 < with_groups
 def test_no_thread_is_left_when_ranks_part(tmp_path):
     """One that wants Python while it shuts down would abort the process."""
     (tmp_path / "leaving.py").write_text(LEAVING)
-    runner = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(tmp_path / "leaving.py"),
-    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(runner, env=environment, capture_output=True, text=True, timeout=120)
+    command = launch(2, str(tmp_path / "leaving.py"))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -43,7 +43,7 @@ class Ranks:
         """Of one rank there are no groups: nothing is communicated."""
         self.rank, self.size, self._group, self._patient, self._store = rank, size, group, patient, store
 
-    @cache  # noqa: B019 - a process group lasts as long as the process, and making one takes all ranks
+    @cache  # noqa: B019 - a process group lasts until `leave`, and making one takes all ranks
     def first(self, count: int) -> "Ranks | None":
         """The first ``count`` of these ranks; None where this is none of them. Called by all of them in the same order."""
         if not 0 < count <= self.size:

@@ -33,12 +33,12 @@ def shuffle_after_curriculum() -> None:
     """Shuffle the epochs after those of ``--curriculum``: fairseq's reused data loader keeps the first epoch's order for all."""
     batches_of = EpochBatchIterator._get_iterator_for_epoch
 
-    def batches_in_order(self, epoch, shuffle, *args, **kwargs):
+    def batches_as_asked(self, epoch, shuffle, *args, **kwargs):
         if self.dataloader is not None:
             self.epoch_batch_sampler.shuffle = shuffle
         return batches_of(self, epoch, shuffle, *args, **kwargs)
 
-    EpochBatchIterator._get_iterator_for_epoch = batches_in_order
+    EpochBatchIterator._get_iterator_for_epoch = batches_as_asked
 
 
 allow_fairseq_types()

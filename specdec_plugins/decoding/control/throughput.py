@@ -55,8 +55,8 @@ class Throughput:
         self._batch = self._new_class(0)  # class of the last step; a placeholder before the first
         self._rows = self._choice = 0  # rows of the last step; choice of the last step that was no repetition
         self._trial = 0  # passes of the present trial that are still to come
-        self._again, self._again_until = uniform(0, 0), 0  # the plan after the last step, and before which pass of its class: the
-        # last one may go on beyond that pass, as short calls are dear
+        self._again = uniform(0, 0)  # the plan after the last step
+        self._again_until = 0  # before which pass of its class it begins: it may go on beyond that, as short calls are dear
         self._measured = self._comparable = False  # whether the present step is measured; whether its cost is like others'
         if learned is not None:
             self._start(learned)
