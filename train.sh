@@ -8,7 +8,8 @@ usage() {
 usage: ./train.sh PRESET [STAGE ...] [--local DIR] [--output DIR] [--device cpu|cuda] [--precision P]
                   [--recipe R] [--beam N] [--mono FILE] [--updates N] [--seed N] [-- OPTION ...]
 
-presets (specdec_plugins/training/presets): toy (CPU, minutes), multi30k, wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en;
+presets (specdec_plugins/training/presets): toy (CPU, minutes), multi30k, multi30k.base (a transformer-base of it),
+         wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en;
          correction (captions with errors put in, to be restored); long (documents of captions);
          cnndm and bart_base (summaries of news: docs/summarise.md);
          docs.en-fr, and for a corpus of your own small.SRC-TGT, as large as multi30k: train, valid and test .SRC and .TGT
