@@ -102,15 +102,16 @@ case $device in
          # Processes of one thread each translate more than threads that share batches.
          translators=$("$python" -c 'from specdec_plugins.cpus import usual_threads; print(min(8, usual_threads()))')
          # glibc gives large tensors back to the kernel and faults them in again at every step; keeping them, in huge
-         # pages, made a training step 1.6 times as fast (benchmarks/README.md). Other C libraries ignore these.
-         export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
-         # oneDNN keeps 1,024 products of different shapes ready, scattered over that memory so that it cannot be used again.
-         export ONEDNN_PRIMITIVE_CACHE_CAPACITY=64
+         # pages, made a training step 1.6 times as fast (benchmarks/README.md). Other C libraries ignore these. oneDNN
+         # keeps 1,024 products of different shapes ready, scattered over that memory so that it cannot be used again.
+         # Training alone: a translating process, whose batches differ in size, kept 19 GB so in place of 6.
+         training_memory=(MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184
+                          GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ONEDNN_PRIMITIVE_CACHE_CAPACITY=64)
          if [ -z "$precision" ]; then
              grep -qE 'avx512_bf16|amx_bf16' /proc/cpuinfo 2>/dev/null && precision=bf16 || precision=float32
          fi ;;
     cuda) [ "$gpus" -gt 0 ] || die "--device cuda: torch sees no GPU"
-          workers=4 translators=$gpus device_options=() precision=${precision:-fp16} ;;
+          workers=4 translators=$gpus device_options=() training_memory=() precision=${precision:-fp16} ;;
     *) die "no device named '$device'. Available: cpu, cuda" ;;
 esac
 case $device-$precision in
@@ -148,8 +149,8 @@ train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from ch
     local update_freq=$((tokens / (device_tokens * processes)))
     # With fairseq's default multiple of 8, a last batch of another size is dropped (facebookresearch/fairseq#5036).
     # Checkpoints and validation by updates only: an epoch may be seconds or hours.
-    logged "$updates" "$python" -m fairseq_cli.train "$binarised" -s $src -t $tgt "${plugin[@]}" "${device_options[@]}" \
-        --save-dir "$folder" --seed "$seed" --max-update "$updates" \
+    logged "$updates" env "${training_memory[@]}" "$python" -m fairseq_cli.train "$binarised" -s $src -t $tgt \
+        "${plugin[@]}" "${device_options[@]}" --save-dir "$folder" --seed "$seed" --max-update "$updates" \
         --max-tokens $device_tokens --update-freq $((update_freq > 0 ? update_freq : 1)) \
         --log-format json --log-interval 50 --num-workers $workers --required-batch-size-multiple 1 \
         --save-interval-updates $save_every --validate-interval-updates $save_every --keep-interval-updates $keep \
