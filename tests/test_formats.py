@@ -20,7 +20,7 @@ from specdec_plugins.decoding.backends.cpu.binding import library
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import UnsupportedModel, load_pair
 from specdec_plugins.decoding.values import Source
-from specdec_plugins.formats import fairseq
+from specdec_plugins.formats import fairseq, spec
 from specdec_plugins.formats.checkpoint import CheckpointError
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.formats.spec import (
@@ -355,6 +355,16 @@ def test_half_precision_leaves_sinusoidal_tables_alone(pair, tmp_path):
     assert fingerprint(found.verifier) == fingerprint(pair.verifier) == found.drafter.verifier
 
 
+def test_the_fingerprint_does_not_depend_on_how_a_cpu_computes_sines(pair, monkeypatch):
+    name = "encoder.embed_positions.weight"
+    mark, exact = fingerprint(pair.verifier), spec.sinusoidal
+    monkeypatch.setattr(spec, "sinusoidal", lambda *size: exact(*size) * 1.001)
+    elsewhere = replace(pair.verifier, tensors={**pair.verifier.tensors, name: pair.verifier.tensors[name] * 1.001})
+    assert fingerprint(elsewhere) == mark
+    monkeypatch.undo()
+    assert fingerprint(elsewhere) != mark  # a table that is no computed one is a weight
+
+
 def test_a_drafter_for_another_verifier_is_warned_of(pair, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         save_folder(pair, tmp_path / "same")
@@ -455,3 +465,9 @@ def test_the_shipped_folder_of_format_1_becomes_one_of_format_2(tmp_path):
     changed(tmp_path / "damaged", lambda c: c["verifier"]["settings"].update(encoder_alien=1))
     with pytest.raises(ValueError, match="verifier: the engine does not support the unknown model option --encoder-alien 1"):
         load_folder(Path(tmp_path / "damaged"))
+
+
+@pytest.mark.parametrize("name", ["demo.en-de", "docs.en-fr"])
+def test_a_pair_that_ships_loads_without_a_warning(name, caplog):
+    load_folder(ROOT / "data" / name)
+    assert not caplog.messages

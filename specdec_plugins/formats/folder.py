@@ -35,10 +35,9 @@ from specdec_plugins.formats.description import (
 from specdec_plugins.formats.spec import (
     DrafterModel,
     Model,
-    ModelSpec,
     fingerprint,
     own_shapes,
-    sinusoidal_table,
+    sinusoidal_tables,
     tensor_faults,
     tensor_shapes,
 )
@@ -179,7 +178,7 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
     stored: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     shared, computed = [], []
-    tables = _tables(model.spec)
+    tables = sinusoidal_tables(model.spec)
     for key, tensor in model.tensors.items():
         twin, table = others.get(key), tables.get(key)
         original = first.setdefault((tensor.data_ptr(), tensor.shape), key)
@@ -196,14 +195,6 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
     file = f"{name}.safetensors"
     save_file({key: tensor.contiguous() for key, tensor in stored.items()}, folder / file)
     return {"weights": file, "aliases": aliases, "shared": tuple(shared), "sinusoidal": tuple(computed)}
-
-
-def _tables(spec: ModelSpec | None) -> dict[str, Tensor]:
-    """The sinusoidal position tables of a model, if it has sinusoidal ones."""
-    if spec is None:
-        return {}
-    tables = {f"{name}.embed_positions.weight": sinusoidal_table(getattr(spec, name)) for name in ("encoder", "decoder")}
-    return {name: table for name, table in tables.items() if table is not None}
 
 
 def _inside(folder: Path, name: str, most: int | None = None) -> Path:
@@ -233,7 +224,7 @@ def _load_tensors(
     """A model's tensors, checked against its spec before they are read; floating-point ones in float32."""
     path = _inside(folder, entry.weights)
     faults: list[str] = []
-    tables = _tables(entry.spec)
+    tables = sinusoidal_tables(entry.spec)
     shared = entry.shared if isinstance(entry, DrafterEntry) else ()
     given = _stored_shapes(path)
     for names, known, what in (

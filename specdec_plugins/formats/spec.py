@@ -145,6 +145,14 @@ def sinusoidal_table(side: SideSpec) -> Tensor | None:
     return sinusoidal(side.position_offset + side.max_positions, side.width, side.position_offset - 1)
 
 
+def sinusoidal_tables(spec: ModelSpec | None) -> dict[str, Tensor]:
+    """By canonical names, the sinusoidal position tables that a model may have."""
+    if spec is None:
+        return {}
+    tables = {f"{name}.embed_positions.weight": sinusoidal_table(getattr(spec, name)) for name in ("encoder", "decoder")}
+    return {name: table for name, table in tables.items() if table is not None}
+
+
 def extended(model: Reading, positions: int) -> Reading:
     """A model that reads ``positions`` tokens on both sides, or as many as before where these were more.
 
@@ -245,9 +253,15 @@ def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def fingerprint(model: Model) -> str:
-    """The sha256 of a model's tensors, rounded to float16 so that a folder in half precision has its checkpoint's."""
+    """The sha256 of a model's weights, rounded to float16 so that a folder in half precision has its checkpoint's.
+
+    Sinusoidal tables are left out: they are computed, and CPUs differ in the last bit.
+    """
     digest = hashlib.sha256()
+    tables = sinusoidal_tables(model.spec)
     for name, tensor in sorted(model.tensors.items()):
+        if name in tables and torch.equal(tensor, tables[name]):
+            continue
         values = tensor.detach().half() if tensor.is_floating_point() else tensor.detach()
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
         digest.update(values.contiguous().cpu().numpy().tobytes())
