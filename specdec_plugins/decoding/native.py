@@ -64,18 +64,19 @@ class BlockHalf:
     def __init__(self, drafter: CausalBlockDrafter):
         self.model = cast(CpuModel, drafter.model)
         self.positions = self.model.spec.decoder.max_positions
-        self._read = array("q")
+        self._read = array("q")  # while a call drafts
 
     def begin(self, call: Decoding, state: CausalState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
-        self._read = integers(state.read)
-        call.read, call.drafter_positions = start(self._read), self.positions
         if not longest:
             return cast(SlottedState, state.rows), [[token] for token in prefix.last]
+        self._read = integers(state.read)
+        call.read, call.drafter_positions = start(self._read), self.positions
         beginning, rows = [prefix.symbols.start], zip(prefix.outputs, state.read)
         return cast(SlottedState, state.rows), [output[n - 1 :] if n else beginning + output for output, n in rows]
 
     def end(self, state: CausalState) -> None:
-        state.read = self._read.tolist()
+        if self._read:
+            state.read, self._read = self._read.tolist(), array("q")
 
 
 class HeadsHalf:

@@ -9,7 +9,7 @@ A choice is a number: up to the longest, the length of a chain; beyond it, a tre
 
 A plan holds for several iterations, which the kernels make in one call. The first call of a plan is measured, as the mean of its
 iterations; where it ended early, the rest repeats the class's choice unmeasured. A plain iteration can take less than 100
-microseconds, and deciding anew takes some 50, so plain plans hold for 32. What passes of drafts is learned from all iterations.
+microseconds, and deciding anew takes some 50, so a plan holds for 32. What passes of drafts is learned from all iterations.
 """
 
 import math
@@ -139,7 +139,7 @@ class Throughput:
         self._again_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
         choice, times = (0, HOLD) if ending else (batch.choice, batch.spacing)
         self._again = self._planned(rows, choice, times)
-        return self._planned(rows, self._choice, times)
+        return self._again if self._choice == choice else self._planned(rows, self._choice, times)
 
     def _new_class(self, key: int) -> BatchClass:
         trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))

@@ -4,7 +4,6 @@ A row's target slot is its own. Its source slot may be shared: rows that were du
 """
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,7 +19,7 @@ class Slots:
     """Slot numbers with a count of their users, the lowest free one handed out first."""
 
     def __init__(self) -> None:
-        self.users: Counter[int] = Counter()
+        self.users: dict[int, int] = {}
         self._free: list[int] = []
         self._next = 0
 
@@ -92,7 +91,6 @@ class SlottedState:
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self.cache.keep(self.slots, roots, paths)
 
-    @torch.inference_mode()
     def select(self, order: list[int]) -> None:
         staying = set(order)
         for row in range(self.rows):
@@ -111,7 +109,9 @@ class SlottedState:
                 self.owners.share(self.source_slots[row])
                 slot = fresh
             slots.append(slot)
-        self.cache.copy(copies)
+        if copies:
+            with torch.inference_mode():
+                self.cache.copy(copies)
         self.slots = slots
         self.source_slots = [self.source_slots[row] for row in order]
         self.lengths = [self.lengths[row] for row in order]
