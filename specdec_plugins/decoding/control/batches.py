@@ -14,8 +14,9 @@ from specdec_plugins.decoding.control.exploration import Trials
 CLASSES = 4  # for each doubling of the rows
 SMALL = 4  # rows that a small batch has at most: reading weights takes most of a pass, so that drafts are likely to pay
 TRYING_SPACING = 4  # passes, before the first decision: outputs may be as short as a few long plans
-SPACING = 32  # of so many passes one is measured: passes can be so short that it would show
-SPACING_STEP = 48  # with drafts, each of the first 48 passes is measured, of the next 48 every second, and so on
+# Of so many passes one is measured, as passes can be so short that it would show: at first, plain ones and drafts, and at last
+PLAIN_SPACING, DRAFTED_SPACING, LAST_SPACING = 32, 1, 128
+SPACING_STEP = 48  # passes after which there is one pass more between measurements
 HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
 VARIATION = 4  # a measured draft differs from the choice by up to a fourth, so that the slope of the costs is known
 
@@ -52,7 +53,8 @@ class BatchClass:
         """Of so many passes one is measured."""
         if self.trials.series:
             return TRYING_SPACING
-        return min(SPACING, 1 + self.passes // SPACING_STEP) if self.choice else SPACING
+        first = DRAFTED_SPACING if self.choice else PLAIN_SPACING
+        return min(LAST_SPACING, first + self.passes // SPACING_STEP)
 
     def varied(self, longest: int) -> int:
         """The choice, at one measurement in four a fourth less or more; or a tree."""

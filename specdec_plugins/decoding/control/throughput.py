@@ -9,7 +9,7 @@ A choice is a number: up to the longest, the length of a chain; beyond it, a tre
 
 A plan holds for several iterations, which the kernels make in one call. The first call of a plan is measured, as the mean of its
 iterations; where it ended early, the rest repeats the class's choice unmeasured. A plain iteration can take less than 100
-microseconds, and deciding anew takes some 50, so a plan holds for 32. What passes of drafts is learned from all iterations.
+microseconds, and deciding anew takes some 50, so a plan holds ever longer. What passes of drafts is learned from all iterations.
 """
 
 import math
