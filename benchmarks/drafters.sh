@@ -19,7 +19,7 @@ measure() { # measure TASK SOURCE TARGET TRAINING_TEXT BLOCK_SIZES DRAFTER_WITHO
     echo "== $task"
     # shellcheck disable=SC2086
     "$python" "$root/benchmarks/drafters.py" --models "${models[@]}" --input "$source" --reference "$target" --datastore "$store" \
-        --sentences 50 --dtypes int8 float32 --batch-sizes 1 8 --block-sizes $sizes auto --without "$@" \
+        --sentences 200 --dtypes int8 float32 --batch-sizes 1 8 --block-sizes $sizes auto --without "$@" \
         --output "$output/$task.jsonl"
 }
 

@@ -6,9 +6,10 @@
 
 ``speed`` decodes the same sentences with every system in turn, in each data type, greedily and at temperature 0.8 (coupled rule),
 and prints tokens a second, the gain over exact `specdec` of the same block size without a gate (median of the rounds' ratios),
-tokens a pass, the share of drafted tokens that are accepted, and verified positions for each token committed. ``confidence``
-prints how often drafted tokens pass, by the product of the drafter's confidences and by the verifier's confidence in the token
-before the draft. The last line is JSON with the machine's signature. Nothing else should run beside ``speed``.
+tokens a pass, the share of drafted tokens that are accepted, and verified positions for each token committed; beside gates, also
+shorter drafts without one. ``confidence`` prints how often drafted tokens pass, by the product of the drafter's confidences and
+by the verifier's confidence in the token before the draft. The last line is JSON with the machine's signature. Nothing else
+should run beside ``speed``.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from specdec_plugins.text.lines import read_lines  # noqa: E402
 
 VERIFIER, DRAFTER = (0.3, 0.5, 0.7), (0.1, 0.2, 0.3, 0.5)  # thresholds
 BOTH = (0.5, 0.3)
+SHORTER = (3, 4, 6)  # tokens
 TEMPERATURE = 0.8
 NEVER_CLOSED = 1e-300  # a drafter's gate that only asks for the confidence
 EDGES = [0.0, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 11))]  # of classes of confidence
@@ -78,6 +80,7 @@ def speed(options: argparse.Namespace, dtype: str, sampled: bool, lines: list[st
         "specdec": speculative,
         "ar": {"strategy": "ar"},
         "drafter": {"strategy": "drafter", **speculative},
+        **{f"{length} tokens": {"block_size": length} for length in SHORTER if length < options.block_size},
         **{f"verifier {threshold}": {**speculative, "verifier_gate": threshold} for threshold in VERIFIER},
         **{f"drafter {threshold}": {**speculative, "drafter_gate": threshold} for threshold in DRAFTER},
         f"both {BOTH[0]}, {BOTH[1]}": {**speculative, "verifier_gate": BOTH[0], "drafter_gate": BOTH[1]},
