@@ -17,7 +17,8 @@ TRYING_SPACING = 4  # passes, before the first decision: outputs may be as short
 # Of so many passes one is measured, as passes can be so short that it would show: at first, plain ones and drafts, and at last
 PLAIN_SPACING, DRAFTED_SPACING, LAST_SPACING = 32, 1, 128
 SPACING_STEP = 48  # passes after which there is one pass more between measurements
-HOLD = 8  # plain passes that follow when rows get fewer: the batch may be ending, and the drafter would catch up in vain
+# Plain passes that follow when rows get fewer: the batch may be ending, and the drafter would have to read all of its outputs.
+HOLD, LONG_HOLD = 8, 64  # .. and where drafts gain too little to make up for that
 VARIATION = 4  # a measured draft differs from the choice by up to a fourth, so that the slope of the costs is known
 
 
@@ -44,6 +45,7 @@ class BatchClass:
     costs: CostModel = field(default_factory=CostModel)
     tree_costs: CostModel = field(default_factory=CostModel)  # by the nodes of trees
     choice: int = 0  # what is drafted: see `Throughput`; before the first decision, the choice of a similar class
+    promise: float = math.inf  # tokens a second of the choice, relative to plain passes, when it was made
     passes: int = 0
     decide_at: int = 0  # the pass from which the choice is reconsidered
     repeat_until: int = 0  # the pass up to which the choice is repeated unmeasured

@@ -17,7 +17,7 @@ from collections.abc import Sequence, Sized
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, TreeEstimates
 from specdec_plugins.decoding.control.arms import sizes_for
-from specdec_plugins.decoding.control.batches import HOLD, BatchClass, class_of, is_small, nearest
+from specdec_plugins.decoding.control.batches import HOLD, LONG_HOLD, BatchClass, class_of, is_small, nearest
 from specdec_plugins.decoding.control.costs import CostModel, Pace
 from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, LARGE_CREDIT, TrialBudget, Trials
 from specdec_plugins.decoding.control.learned import Learned
@@ -27,6 +27,7 @@ from specdec_plugins.decoding.values import Outcome, Plan, uniform
 LONGEST = 2  # block sizes: the longest draft
 GAIN, GAIN_FROM_PLAIN = 1.03, 1.1  # tokens a second that another choice must promise, relative to the present one (hysteresis)
 LOST = 0.7  # of the tokens a second of plain passes: drafts that promise less after one trial are not tried once more
+RESUMED = 1.3  # tokens a second, relative to plain passes: for less, the last rows of a plain batch do not soon begin to draft
 DECISION = 8  # passes after which the choice is reconsidered; at once if a cost is not as expected
 
 
@@ -136,8 +137,9 @@ class Throughput:
             return self._planned(rows, self._choice, 1 if catches_up else self._trial)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
-        self._again_until = batch.passes + HOLD - 1 if ending else batch.repeat_until
-        choice, times = (0, HOLD) if ending else (batch.choice, batch.spacing)
+        hold = HOLD if batch.promise > RESUMED else LONG_HOLD
+        self._again_until = batch.passes + hold - 1 if ending else batch.repeat_until
+        choice, times = (0, hold) if ending else (batch.choice, batch.spacing)
         self._again = self._planned(rows, choice, times)
         return self._again if self._choice == choice else self._planned(rows, self._choice, times)
 
@@ -200,7 +202,9 @@ class Throughput:
         present = batch.choice if batch in self.decided else None
         if present is None:
             self.decided.append(batch)
-        choice = best_choice(self._rates(batch), present)
+        rates = self._rates(batch)
+        choice = best_choice(rates, present)
+        batch.promise = rates[choice] / rates[0] if rates[0] else math.inf
         if choice != batch.choice:
             batch.choice = choice
             batch.trials.restart(choice > 0)

@@ -98,20 +98,21 @@ class SlottedState:
                 self.targets.release(self.slots[row])
                 if self.owners.release(self.source_slots[row]):
                     self._due.pop(self.source_slots[row], None)
-        slots, copies = [], {}
-        for row in order:
-            slot = self.slots[row]
-            if row in staying:
-                staying.remove(row)  # the first to be named keeps the slot
-            else:
-                fresh = self.targets.take()
-                copies[fresh] = slot
-                self.owners.share(self.source_slots[row])
-                slot = fresh
-            slots.append(slot)
-        if copies:
-            with torch.inference_mode():
-                self.cache.copy(copies)
+        slots = [self.slots[row] for row in order]
+        if len(staying) < len(order):
+            self._copy_repeated(order, slots)
         self.slots = slots
         self.source_slots = [self.source_slots[row] for row in order]
         self.lengths = [self.lengths[row] for row in order]
+
+    @torch.inference_mode()
+    def _copy_repeated(self, order: list[int], slots: list[int]) -> None:
+        """Give a row that the order names again a slot of its own, with a copy of what the first one holds."""
+        named, copies = set(), {}
+        for place, row in enumerate(order):
+            if row in named:
+                fresh = self.targets.take()
+                copies[fresh], slots[place] = slots[place], fresh
+                self.owners.share(self.source_slots[row])
+            named.add(row)
+        self.cache.copy(copies)
