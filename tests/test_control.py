@@ -207,6 +207,16 @@ def test_batches_of_other_sizes_have_costs_of_their_own():
     assert sum(alone) / 20 > 1 and sum(many) / 20 < 1
 
 
+@pytest.mark.parametrize(("token", "drafts"), [(0.3, 0), (0.05, 32)])
+def test_the_last_rows_of_a_plain_batch_draft_only_for_a_large_gain(token, drafts):
+    """Drafts are worth 1.25 and 2.4 times plain passes for one row, and never pay for 32."""
+    machine, controller = Machine(1.0, 0.4, token, 0.8), Throughput(8)
+    for rows in (1, 32, 1, 32):
+        learned = machine.run(controller, rows, 500)[-1]
+        assert bool(learned) == (rows == 1)
+    assert sum(map(bool, machine.run(controller, 1, 40))) == drafts
+
+
 @pytest.mark.parametrize("gate", [OPEN, GATES[1]])
 def test_drafts_that_are_mostly_empty(gate):
     """Of ten steps nine have nothing to offer, or their gate closed: the drafts that are left pass, and still do not pay."""
