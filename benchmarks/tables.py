@@ -10,7 +10,7 @@ sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.measure.tables import filled  # noqa: E402
 
-parser = argparse.ArgumentParser(description="Generate the marked tables of Markdown files from their JSON.")
+parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
 for path in parser.parse_args().files:
     try:

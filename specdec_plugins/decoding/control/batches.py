@@ -14,11 +14,13 @@ from specdec_plugins.decoding.control.exploration import Trials
 CLASSES = 4  # for each doubling of the rows
 SMALL = 4  # rows that a small batch has at most: reading weights takes most of a pass, so that drafts are likely to pay
 TRYING_SPACING = 4  # passes, before the first decision: outputs may be as short as a few long plans
-# Of so many passes one is measured, as passes can be so short that it would show: at first, plain ones and drafts, and at last
+# Of so many passes one is measured, as measuring would show where passes are short: of plain ones at first, of drafts at first,
+# and of both at last.
 PLAIN_SPACING, DRAFTED_SPACING, LAST_SPACING = 32, 1, 128
 SPACING_STEP = 48  # passes after which there is one pass more between measurements
-# Plain passes that follow when rows get fewer: the batch may be ending, and the drafter would have to read all of its outputs.
-HOLD, LONG_HOLD = 8, 64  # .. and where drafts gain too little to make up for that
+# Plain passes that follow when rows get fewer, as the batch may be ending, and the drafter would have to read all of its outputs:
+# where drafts promise a large gain, and where they do not.
+HOLD, LONG_HOLD = 8, 64
 VARIATION = 4  # a measured draft differs from the choice by up to a fourth, so that the slope of the costs is known
 
 

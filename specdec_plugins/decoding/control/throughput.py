@@ -137,11 +137,13 @@ class Throughput:
             return self._planned(rows, self._choice, 1 if catches_up else self._trial)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
-        hold = HOLD if batch.promise > RESUMED else LONG_HOLD
-        self._again_until = batch.passes + hold - 1 if ending else batch.repeat_until
-        choice, times = (0, hold) if ending else (batch.choice, batch.spacing)
+        if ending:
+            choice, times = 0, HOLD if batch.promise > RESUMED else LONG_HOLD
+            self._again_until = batch.passes + times - 1
+        else:
+            choice, times, self._again_until = batch.choice, batch.spacing, batch.repeat_until
         self._again = self._planned(rows, choice, times)
-        return self._again if self._choice == choice else self._planned(rows, self._choice, times)
+        return self._planned(rows, self._choice, times)
 
     def _new_class(self, key: int) -> BatchClass:
         trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))
