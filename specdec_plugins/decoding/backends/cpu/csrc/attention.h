@@ -129,8 +129,15 @@ inline bool alike(const Query& one, const Query& other, int first, int end) {
 
 constexpr size_t NEAR = (512 << 10) / sizeof(float);  // numbers that a second-level cache holds, beside others'
 
-// How far ahead, in numbers, entries are fetched that a query comes to next: a block; 0 where all of them are near.
-inline size_t further(const Query& query, size_t stride) { return query.count * W * stride > NEAR ? W * stride : 0; }
+// Whether a query's entries are more than a second-level cache holds.
+inline bool far(const Query& query, size_t stride) { return query.count * W * stride > NEAR; }
+
+// How many numbers after the entry that is read another one is fetched: of a far query in its next block; else, so that the queries
+// that are taken next find theirs in the second-level cache, the one at the same place of `next`, their entries; 0: none is fetched.
+inline ptrdiff_t ahead_of(const Query& query, size_t stride, const float* entries, const float* next) {
+    if (far(query, stride)) return W * stride;
+    return next ? next - entries : 0;
+}
 
 // Calls todo(queries, N, first, end) for the blocks of every query in order, some positions at a time; N, a type with the number
 // as its value, queries side by side have the same of these blocks.
@@ -143,7 +150,7 @@ inline void in_turn(Query* queries, int number, size_t stride, Do&& todo) {
         if (members == 3) todo(group, Number<3>{}, first, end);
         if (members == 4) todo(group, Number<4>{}, first, end);
     };
-    if (number == 1 && !further(*queries, stride)) return call(queries, 1, 0, queries->count);
+    if (number == 1 && !far(*queries, stride)) return call(queries, 1, 0, queries->count);
     for (int q = 0; q < number; ++q) queries[q].next = 0;
     bool more = true;
     for (int32_t end = TOGETHER; more; end += TOGETHER) {
@@ -169,7 +176,7 @@ inline void in_turn(Query* queries, int number, size_t stride, Do&& todo) {
 
 // q k of N queries' heads, from `column` on, for the entries of a block that are seen -> W scores of each; anything for the others.
 template <int N>
-inline void dot_products(const Query* queries, int column, size_t stride, int size, const Block& block, size_t ahead, Floats* scores) {
+inline void dot_products(const Query* queries, int column, size_t stride, int size, const Block& block, ptrdiff_t ahead, Floats* scores) {
     constexpr int L = W / (N > 2 ? 4 : N);  // lanes at a time, so that their sums are in registers
     const int whole = size / W * W;
     const float* keys = block.entries + column;
@@ -196,9 +203,11 @@ inline void dot_products(const Query* queries, int column, size_t stride, int si
         each_seen(block, [&](int lane) {
             const float* key = keys + lane * stride;
             Floats sums[N] = {};
-            for (int i = 0; i < whole; i += W)
+            for (int i = 0; i < whole; i += W) {
+                if (ahead) __builtin_prefetch(key + i + ahead, 0, 2);
 #pragma GCC unroll 4
                 for (int n = 0; n < N; ++n) sums[n] += load(queries[n].from + column + i) * load(key + i);
+            }
             for (int n = 0; n < N; ++n) totals[n][lane] = sums[n];
         });
     for (int n = 0; n < N; ++n) {
@@ -215,7 +224,7 @@ inline void dot_products(const Query* queries, int column, size_t stride, int si
 // Adds, for N queries, G times V vectors of the weighted sums of some blocks' values, from column i on; each V lie within a head.
 // An entry's values come after `values` numbers. The sum over a query's last block is final.
 template <int N, int G, int V>
-inline void weighted_sum(const Query* queries, int first, int end, int values, size_t stride, int size, int i, size_t ahead) {
+inline void weighted_sum(const Query* queries, int first, int end, int values, size_t stride, int size, int i, ptrdiff_t ahead) {
     const auto head = [&](int g) { return (i + g * V * W) / size; };
     Floats mixed[N][G * V] = {};
     const float* own[N][G];
@@ -269,9 +278,10 @@ inline void soften(const Query& query, int heads) {
 }
 
 // softmax(q k * scale) v for queries over some entries -> `to` of each: the same, bit for bit, whatever other queries there are.
-// An entry has keys (D,), then values (D,); they are `stride` numbers apart. `scratch` has room for each query.
+// An entry has keys (D,), then values (D,); they are `stride` numbers apart. `scratch` has room for each query. `next` are the
+// entries of the queries that are taken next; NULL: not known.
 __attribute__((noinline)) void attend(Query* queries, int number, const float* entries, size_t stride, int width, int heads, float scale,
-                   float* scratch) {
+                   float* scratch, const float* next = nullptr) {
     const int size = width / heads;
     for (int q = 0; q < number; ++q) {
         Query& query = queries[q];
@@ -285,7 +295,7 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
     }
     in_turn(queries, number, stride, [&](const Query* group, auto n, int first, int end) {
         constexpr int N = decltype(n)::value;
-        const size_t ahead = group == queries ? further(*group, stride) : 0;
+        const ptrdiff_t ahead = group == queries ? ahead_of(*group, stride, entries, next) : 0;
         for (int b = first; b < end; ++b)
             for (int head = 0; head < heads; ++head) {
                 Floats scores[N];
@@ -299,7 +309,7 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
     const int vectors = size % W == 0 ? width / W : 0;
     in_turn(queries, number, stride, [&](const Query* group, auto n, int first, int end) {
         constexpr int N = decltype(n)::value, V = N * 4 <= SUMS ? 4 : 2, G = 2 * N * V <= SUMS ? 2 : 1;
-        const size_t ahead = group == queries ? further(*group, stride) : 0;
+        const ptrdiff_t ahead = group == queries ? ahead_of(*group, stride, entries, next) : 0;
         int v = 0;
         if (size % (V * W) == 0) {
             for (; v + G * V <= vectors; v += G * V)

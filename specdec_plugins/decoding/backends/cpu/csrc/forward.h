@@ -276,8 +276,9 @@ class Forward {
                 float* mass = source && pass.masses && what.wanted ? pass.masses + what.target * pass.mass_width : nullptr;
                 part.together[end - first] = {&queries[at], source ? what.source : what.visible, &input.values[at], mass, index > 0};
             }
+            const float* next = end < part.rows.to ? data + slot(end) * entries.slot : nullptr;
             attend(part.together, end - first, data + slot(first) * entries.slot, 2 * stack.width, stack.width, stack.heads, scale,
-                   attention[part.member].data());
+                   attention[part.member].data(), next);
         }
         each_row(part, [&](int row) { quantise(input, next, row); });
         sync();
