@@ -175,6 +175,37 @@ def test_expected_tokens_are_the_mean_of_what_is_committed(length):
     assert estimate.expected_tokens()[length] == pytest.approx(committed / iterations, rel=0.01)
 
 
+@pytest.mark.parametrize("planned", [4, 8, 16])
+def test_drafts_of_all_lengths_are_compared_by_the_same_text(planned):
+    """Outputs of 14 tokens that agree with their drafts in the first ten: whatever was drafted tells what others would commit."""
+
+    def passes(length):
+        """What passes of a draft of so many tokens accept."""
+        place, accepted = 0, []
+        while place < 14:
+            accepted.append(max(0, min(length, 10 - place)))
+            place += accepted[-1] + 1
+        return accepted
+
+    estimate = AcceptanceEstimate(16, decay=1.0)
+    for _ in range(200):
+        for accepted in passes(planned):
+            estimate.observe([Step([0] * planned, accepted, 5)], [planned])
+    expected = estimate.expected_tokens()
+    for length in (*range(1, planned // 2 + 1), planned):
+        assert expected[length] == pytest.approx(14 / len(passes(length)), rel=0.1)
+
+
+def test_a_longer_draft_is_remembered_by_what_it_committed():
+    """Two of three drafts of 2 pass whole, but no further: by its positions, one of 8 would be expected to commit 4 tokens."""
+    estimate = AcceptanceEstimate(8)
+    for number in range(300):
+        estimate.observe([Step([0] * 8, 2 * (number % 3 > 0), 5)], [8])
+    for number in range(60):
+        estimate.observe([Step([0] * 2, 2 * (number % 3 > 0), 5)], [2])
+    assert estimate.expected_tokens()[8] == pytest.approx(7 / 3, rel=0.1)
+
+
 def test_an_unknown_position_passes_as_the_one_before():
     estimate = AcceptanceEstimate(3)
     assert estimate.expected_tokens() == pytest.approx([1.0, 1 + PRIOR, 1 + PRIOR + PRIOR**2, 1 + PRIOR + PRIOR**2 + PRIOR**3])

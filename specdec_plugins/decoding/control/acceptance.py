@@ -4,19 +4,52 @@ Measured: at each position of the block, in how many drafts it was verified (all
 these it passed, too. Assumed: rows and sentences are alike, so one estimate serves batches of any size; and a position of which
 little is known passes as often as the one before it does.
 
+Places in a text are not alike: an output may agree with its draft for ten tokens and then for none. Long drafts take few passes for
+the ten, so by the passes that *they* made, shorter drafts would gain little; and by the passes that short drafts make, longer ones
+would gain much. So it is also measured what shorter drafts would have taken for the same tokens, if the same ones were drafted
+(`shorter`). That in turn is too little for those whose tokens pass more often, as they come sooner after the last committed one. Of
+these two estimates, the larger one is near for shorter drafts, and the smaller one for longer ones.
+
 Trees have an estimate for each size. The first nodes of a tree are the smaller tree that would have been drafted in its place
 (`trees.grow`), and the first one after each node is the chain, so that each tree tells of smaller ones and of chains, too.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
 
 from specdec_plugins.decoding.values import Outcome, Step
 
 DECAY = 0.99  # weight of a draft relative to the next one that reached the position: the last 100 drafts count, as texts change
 PRIOR = 0.75  # probability that the first token of a draft passes, before any was seen: drafts get a trial, short ones first
 PRIOR_WEIGHT = 4  # drafts that the expectation for a position weighs
+HEAVIEST = 1e100  # weight of a draft, before all are weighed anew
 FADED = 8  # drafts that what was learned long ago still weighs: few enough that a rate twice as high is not ruled out
+
+
+class Shorter(NamedTuple):
+    """Of drafts of 1, 2, .. tokens: passes that they take, and tokens that they offer in these."""
+
+    passes: tuple[float, ...]
+    offered: tuple[float, ...]
+
+
+@cache
+def shorter(offered: int, accepted: int, planned: int) -> Shorter:
+    """What drafts of up to ``planned`` tokens would take for what a draft of ``planned`` tokens committed, of which so many were
+    ``offered`` and ``accepted``, if the same tokens were drafted. If nothing was refused, the last of their passes counts in part.
+    """
+    committed, passes, offers = accepted + 1, [], []
+    for length in range(1, planned + 1):
+        if accepted == planned:
+            passes.append(committed / (length + 1))
+            offers.append(length * passes[-1])
+        else:
+            starts = range(0, committed, length + 1)
+            passes.append(float(len(starts)))
+            offers.append(float(sum(max(0, min(length, offered - start)) for start in starts)))
+    return Shorter(tuple(passes), tuple(offers))
 
 
 class AcceptanceEstimate:
@@ -27,6 +60,11 @@ class AcceptanceEstimate:
     def __init__(self, longest: int, like: "AcceptanceEstimate | None" = None, decay: float = DECAY):
         self.reached = [0.0] * longest  # drafts that were verified at the position, decayed
         self.passed = [0.0] * longest  # of these, drafts that passed there
+        # By length less one: tokens that drafts at least as long committed, passes that this length takes for them, and tokens that
+        # it offers in these. A draft counts `weight` times, ever more, so that earlier ones decay, whatever is drafted.
+        self.tokens, self.passes, self.offered = [0.0] * longest, [0.0] * longest, [0.0] * longest
+        self.weight = 1.0
+        self.planned = longest  # the last draft's length
         self.like, self.decay = like, decay
 
     def learn(self, outcome: Outcome) -> None:
@@ -44,6 +82,20 @@ class AcceptanceEstimate:
             for position in range(accepted + (accepted < length)):
                 self.reached[position] = self.decay * self.reached[position] + 1
                 self.passed[position] = self.decay * self.passed[position] + (accepted > position)
+            if length:
+                self._compare(min(max(len(step.drafted), accepted), length), accepted, length)
+
+    def _compare(self, offered: int, accepted: int, length: int) -> None:
+        """Note what drafts of up to ``length`` tokens would have taken for the same tokens."""
+        self.weight = weight = self.weight / self.decay
+        self.planned, others, tokens = length, shorter(offered, accepted, length), weight * (accepted + 1)
+        self.tokens[:length] = [before + tokens for before in self.tokens[:length]]
+        self.passes[:length] = [before + weight * each for before, each in zip(self.passes, others.passes)]
+        self.offered[:length] = [before + weight * each for before, each in zip(self.offered, others.offered)]
+        if weight > HEAVIEST:
+            for sums in (self.tokens, self.passes, self.offered):
+                sums[:] = [each / weight for each in sums]
+            self.weight = 1.0
 
     def rates(self) -> list[float]:
         """Probability that a token passes at each position, where all tokens before it did."""
@@ -61,15 +113,29 @@ class AcceptanceEstimate:
 
     def fade(self, share: float) -> None:
         """Keep a ``share`` of what is known, but no fewer than `FADED` drafts."""
-        for position, reached in enumerate(self.reached):
-            if reached > FADED:
-                kept = max(share, FADED / reached)
-                self.reached[position] *= kept
-                self.passed[position] *= kept
+        of_passes = (self.passes, (self.tokens, self.offered), self.weight)
+        for drafts, told, weight in ((self.reached, (self.passed,), 1.0), of_passes):
+            for position, number in enumerate(drafts):
+                if number > FADED * weight:
+                    kept = max(share, FADED * weight / number)
+                    for sums in (drafts, *told):
+                        sums[position] *= kept
 
     def expected_tokens(self) -> list[float]:
         """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens."""
-        return committed(self.rates())
+        plain, *expected = committed(self.rates())
+        prior = PRIOR_WEIGHT * self.weight
+        for length, (tokens, passes) in enumerate(zip(self.tokens, self.passes), 1):
+            by_position = expected[length - 1]
+            by_passes = (tokens + prior * by_position) / (passes + prior)
+            expected[length - 1] = (max if length <= self.planned else min)(by_position, by_passes)
+        return [plain, *expected]
+
+    def expected_offers(self) -> list[float]:
+        """Tokens that a drafter has to offer where 0, 1, .. ``longest`` are planned."""
+        prior = PRIOR_WEIGHT * self.weight
+        known = zip(self.offered, self.passes)
+        return [0.0, *((each + prior * length) / (passes + prior) for length, (each, passes) in enumerate(known, 1))]
 
 
 class TreeEstimates:
@@ -108,7 +174,7 @@ def smaller(step: Step, nodes: int) -> Step:
 def chain_of(step: Step) -> Step:
     """What would have been accepted of the chain in a tree's place."""
     accepted = sum(first == node for first, node in zip(step.firsts, step.path))
-    return step if accepted == step.accepted else Step([], accepted, 0)
+    return step if accepted == step.accepted else Step(list(step.firsts), accepted, 0)
 
 
 def committed(rates: Iterable[float]) -> list[float]:

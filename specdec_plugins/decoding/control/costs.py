@@ -72,8 +72,9 @@ class CostModel:
         return not (1 - TOLERANCE) * expected <= new.seconds <= (1 + TOLERANCE) * expected
 
     def doubt(self, lengths: Sequence[int]) -> None:
-        """Keep, of drafts, what these lengths took, as one measurement each."""
-        kept = {length: Cost(cost.seconds, 1) for length, cost in self.measured.items() if length in lengths}
+        """Keep, of drafts, what is expected of these lengths, as one measurement each."""
+        expected = self.expected(max(lengths))
+        kept = {length: Cost(expected[length], 1) for length in lengths if expected[length] < math.inf}
         self.measured = {length: cost for length, cost in self.measured.items() if not length} | kept
 
     def expected(self, longest: int) -> list[float]:
@@ -88,6 +89,21 @@ class CostModel:
         for count, length, measured in drafts:
             if length <= longest:
                 seconds[length] += count / (count + PRIOR_WEIGHT) * (measured - seconds[length])
+        return seconds
+
+    def expected_at(self, lengths: Sequence[float]) -> list[float]:
+        """Seconds of iterations whose drafts have so many tokens on average; infinity where nothing is known."""
+        known = self.expected(self.longest)
+        seconds = []
+        for length in lengths:
+            below, part = int(length), length % 1
+            if not part:
+                seconds.append(known[below] if below < len(known) else math.inf)
+            elif below + 1 < len(known):
+                first = known[max(below, 1)]  # a draft of less than a token on average is a draft
+                seconds.append(first + part * (known[below + 1] - first))
+            else:
+                seconds.append(math.inf)
         return seconds
 
     def _line(self, drafts: list[tuple[int, int, float]]) -> tuple[float, float, float]:

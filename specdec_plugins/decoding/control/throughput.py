@@ -1,7 +1,7 @@
 """The policy that commits most tokens a second: it drafts as many tokens as pay, and none where drafts do not pay.
 
-Tokens a second of a length = what the acceptance estimate expects it to commit / what the cost model expects it to take. Both are
-measured while decoding. Costs differ with the number of rows, so there is a cost model for each class of batches (`batches`). The
+Tokens a second of a length = what the acceptance estimate expects it to commit / what the cost model expects it to take, with as many
+tokens as the drafter is expected to offer. All are measured while decoding. Costs differ with the number of rows, so there is a cost model for each class of batches (`batches`). The
 choice changes only if the gain is clear (hysteresis), since estimates are noisy; lengths that are not chosen are tried at times
 (`exploration`).
 
@@ -93,6 +93,8 @@ class Throughput:
         if not self._measured:
             return
         batch, (costs, size) = self._batch, self._costs(self._batch, self._choice)
+        if outcome.plan.tree is None and size:
+            size = self._offered(outcome)
         seconds = outcome.seconds / outcome.times
         if self._trial:
             self._trial = max(0, self._trial - outcome.times)
@@ -101,6 +103,14 @@ class Throughput:
                 self.budget.spend(outcome.seconds)
         if self._comparable and costs.observe(size, self.pace.normalised(seconds, size, costs)):
             batch.decide_at = 0
+
+    def _offered(self, outcome: Outcome) -> int:
+        """Tokens of the drafts, on average, by which costs are kept: a drafter that copies often has less to offer than planned. But
+        what a gate cuts off was drafted at full cost.
+        """
+        if self.gate != OPEN:
+            return max(outcome.plan.lengths)
+        return max(1, round(sum(len(step.drafted) for step in outcome.steps) / len(outcome.steps)))
 
     def _costs(self, batch: BatchClass, choice: int) -> tuple[CostModel, int]:
         """The costs that a choice belongs to, and its length or its nodes there."""
@@ -187,10 +197,11 @@ class Throughput:
 
     def _rates(self, batch: BatchClass) -> list[float]:
         """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees."""
-        tokens, seconds = self.acceptance.expected_tokens(), batch.costs.expected(batch.costs.longest)
+        offers = self.acceptance.expected_offers() if self.gate == OPEN else range(self.longest + 1)
+        tokens, seconds = self.acceptance.expected_tokens(), batch.costs.expected_at(offers)
         if self.sizes:
             tokens += self.trees.expected_tokens()
-            seconds = [*seconds[: self.longest + 1], *[math.inf] * (self.longest + 1 - len(seconds)), *self._tree_seconds(batch)]
+            seconds += self._tree_seconds(batch)
         return [committed / cost for committed, cost in zip(tokens, seconds)]
 
     def _drafts_lose(self, batch: BatchClass) -> bool:
