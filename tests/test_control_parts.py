@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from specdec_plugins.decoding.control.acceptance import DECAY, PRIOR, AcceptanceEstimate
-from specdec_plugins.decoding.control.costs import CostModel, Pace
+from specdec_plugins.decoding.control.acceptance import DECAY, PRIOR, AcceptanceEstimate, shorter
+from specdec_plugins.decoding.control.costs import Cost, CostModel, Pace
 from specdec_plugins.decoding.control.exploration import (
     BUDGET,
     FIRST_INTERVAL,
@@ -130,6 +130,13 @@ def test_the_pace_is_read_from_costs_that_are_reliable():
     assert pace.factor == pytest.approx(1.25**0.05)
 
 
+def test_costs_between_lengths_lie_between_theirs():
+    costs = CostModel({0: Cost(1.0, 32), 2: Cost(3.0, 32), 4: Cost(5.0, 32)})
+    exact = costs.expected(8)
+    between = costs.expected_at([0.0, 0.5, 1.0, 2.5, 8.0, 8.5])
+    assert between == pytest.approx([exact[0], exact[1], exact[1], (exact[2] + exact[3]) / 2, exact[8], math.inf])
+
+
 # Acceptance
 
 
@@ -194,6 +201,19 @@ def test_drafts_of_all_lengths_are_compared_by_the_same_text(planned):
     expected = estimate.expected_tokens()
     for length in (*range(1, planned // 2 + 1), planned):
         assert expected[length] == pytest.approx(14 / len(passes(length)), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("offered", "accepted", "planned", "passes", "offers"),
+    [
+        (4, 4, 4, (2.5, 5 / 3, 1.25, 1.0), (2.5, 10 / 3, 3.75, 4.0)),  # the run of accepted tokens goes on
+        (4, 2, 4, (2.0, 1.0, 1.0, 1.0), (2.0, 2.0, 3.0, 4.0)),
+        (3, 3, 4, (2.0, 2.0, 1.0, 1.0), (2.0, 2.0, 3.0, 3.0)),  # the last token was the verifier's, after all that there was
+        (0, 0, 4, (1.0,) * 4, (0.0,) * 4),
+    ],
+)
+def test_what_shorter_drafts_would_take(offered, accepted, planned, passes, offers):
+    assert shorter(offered, accepted, planned) == (pytest.approx(passes), pytest.approx(offers))
 
 
 def test_a_longer_draft_is_remembered_by_what_it_committed():

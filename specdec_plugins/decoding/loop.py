@@ -94,7 +94,8 @@ class Session:
             steps += iteration.steps
         stats.record(steps, len(taken.iterations), max(plan.lengths))
         if given is None:
-            self.controller.update(Outcome(plan, steps, taken.drafting + taken.verifying, len(taken.iterations)))
+            seconds = taken.drafting + taken.verifying
+            self.controller.update(Outcome(plan, steps, seconds, len(taken.iterations), taken.drafting))
 
         # Finished sentences leave.
         done = self._retire(finished) if finished else []

@@ -4,11 +4,12 @@ Measured: at each position of the block, in how many drafts it was verified (all
 these it passed, too. Assumed: rows and sentences are alike, so one estimate serves batches of any size; and a position of which
 little is known passes as often as the one before it does.
 
-Places in a text are not alike: an output may agree with its draft for ten tokens and then for none. Long drafts take few passes for
-the ten, so by the passes that *they* made, shorter drafts would gain little; and by the passes that short drafts make, longer ones
-would gain much. So it is also measured what shorter drafts would have taken for the same tokens, if the same ones were drafted
-(`shorter`). That in turn is too little for those whose tokens pass more often, as they come sooner after the last committed one. Of
-these two estimates, the larger one is near for shorter drafts, and the smaller one for longer ones.
+Places in a text are not alike: an output may agree with its draft for ten tokens and then for none. Long drafts take few
+passes for the ten, so by the passes that *they* made, shorter drafts would gain little; and by the passes that short drafts
+make, longer ones would gain much. So it is also measured what shorter drafts would have taken for the same tokens, if the
+same ones were drafted (`shorter`). That in turn is too little for those whose tokens pass more often, as they come sooner
+after the last committed one. Of these two estimates, the larger one is near for shorter drafts, and the smaller one for
+longer ones.
 
 Trees have an estimate for each size. The first nodes of a tree are the smaller tree that would have been drafted in its place
 (`trees.grow`), and the first one after each node is the chain, so that each tree tells of smaller ones and of chains, too.
@@ -37,8 +38,8 @@ class Shorter(NamedTuple):
 
 @cache
 def shorter(offered: int, accepted: int, planned: int) -> Shorter:
-    """What drafts of up to ``planned`` tokens would take for what a draft of ``planned`` tokens committed, of which so many were
-    ``offered`` and ``accepted``, if the same tokens were drafted. If nothing was refused, the last of their passes counts in part.
+    """What drafts of up to ``planned`` tokens would take for what a draft of ``planned`` tokens committed, of which so many
+    were ``offered`` and ``accepted``, if the same tokens were drafted. If nothing was refused, their last pass counts in part.
     """
     committed, passes, offers = accepted + 1, [], []
     for length in range(1, planned + 1):
@@ -60,8 +61,8 @@ class AcceptanceEstimate:
     def __init__(self, longest: int, like: "AcceptanceEstimate | None" = None, decay: float = DECAY):
         self.reached = [0.0] * longest  # drafts that were verified at the position, decayed
         self.passed = [0.0] * longest  # of these, drafts that passed there
-        # By length less one: tokens that drafts at least as long committed, passes that this length takes for them, and tokens that
-        # it offers in these. A draft counts `weight` times, ever more, so that earlier ones decay, whatever is drafted.
+        # By length less one: tokens that drafts at least as long committed, passes that this length takes for them, and tokens
+        # that it offers in these. A draft counts `weight` times, ever more, so that earlier ones decay, whatever is drafted.
         self.tokens, self.passes, self.offered = [0.0] * longest, [0.0] * longest, [0.0] * longest
         self.weight = 1.0
         self.planned = longest  # the last draft's length
@@ -134,8 +135,12 @@ class AcceptanceEstimate:
     def expected_offers(self) -> list[float]:
         """Tokens that a drafter has to offer where 0, 1, .. ``longest`` are planned."""
         prior = PRIOR_WEIGHT * self.weight
-        known = zip(self.offered, self.passes)
-        return [0.0, *((each + prior * length) / (passes + prior) for length, (each, passes) in enumerate(known, 1))]
+        offers, more = [0.0], 1.0  # `more`: what one more planned token adds; where little is known, as much as the one before it
+        for offered, passes in zip(self.offered, self.passes):
+            expected = (offered + prior * (offers[-1] + more)) / (passes + prior)
+            more = min(max(0.0, expected - offers[-1]), 1.0)
+            offers.append(offers[-1] + more)
+        return offers
 
 
 class TreeEstimates:

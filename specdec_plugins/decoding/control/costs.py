@@ -9,7 +9,7 @@ One iteration says little: it may have been interrupted and taken many times as 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 # Smoothing of the measurements of one length
@@ -71,10 +71,9 @@ class CostModel:
         self.measured[length] = new
         return not (1 - TOLERANCE) * expected <= new.seconds <= (1 + TOLERANCE) * expected
 
-    def doubt(self, lengths: Sequence[int]) -> None:
-        """Keep, of drafts, what is expected of these lengths, as one measurement each."""
-        expected = self.expected(max(lengths))
-        kept = {length: Cost(expected[length], 1) for length in lengths if expected[length] < math.inf}
+    def doubt(self, lengths: Collection[int]) -> None:
+        """Keep, of drafts, what these lengths took, as one measurement each."""
+        kept = {length: Cost(cost.seconds, 1) for length, cost in self.measured.items() if length in lengths}
         self.measured = {length: cost for length, cost in self.measured.items() if not length} | kept
 
     def expected(self, longest: int) -> list[float]:

@@ -1,9 +1,9 @@
 """The policy that commits most tokens a second: it drafts as many tokens as pay, and none where drafts do not pay.
 
-Tokens a second of a length = what the acceptance estimate expects it to commit / what the cost model expects it to take, with as many
-tokens as the drafter is expected to offer. All are measured while decoding. Costs differ with the number of rows, so there is a cost model for each class of batches (`batches`). The
-choice changes only if the gain is clear (hysteresis), since estimates are noisy; lengths that are not chosen are tried at times
-(`exploration`).
+Tokens a second of a length = what the acceptance estimate expects it to commit / what the cost model expects it to take, with
+as many tokens as the drafter is expected to offer. All are measured while decoding. Costs differ with the number of rows, so
+there is a cost model for each class of batches (`batches`). The choice changes only if the gain is clear (hysteresis), since
+estimates are noisy; lengths that are not chosen are tried at times (`exploration`).
 
 A choice is a number: up to the longest, the length of a chain; beyond it, a tree, from the smallest one on.
 
@@ -28,6 +28,9 @@ LONGEST = 2  # block sizes: the longest draft
 GAIN, GAIN_FROM_PLAIN = 1.03, 1.1  # tokens a second that another choice must promise, relative to the present one (hysteresis)
 LOST = 0.7  # of the tokens a second of plain passes: drafts that promise less after one trial are not tried once more
 RESUMED = 1.3  # tokens a second, relative to plain passes: for less, the last rows of a plain batch do not soon begin to draft
+# Share of an iteration: a drafter that takes less copies, and often has less to offer than planned. What a model takes to draft
+# depends on what was planned, also where the output ends within the draft.
+CHEAP = 0.15
 DECISION = 8  # passes after which the choice is reconsidered; at once if a cost is not as expected
 
 
@@ -37,6 +40,11 @@ def best_choice(rates: Sequence[float], present: int | None) -> int:
     if present is None or present >= len(rates) or rates[best] > (GAIN if present else GAIN_FROM_PLAIN) * rates[present]:
         return best
     return present
+
+
+def offered(outcome: Outcome) -> int:
+    """Tokens of a draft, on average; at least one, as an iteration for which a drafter had nothing is not like a plain one."""
+    return max(1, round(sum(len(step.drafted) for step in outcome.steps) / len(outcome.steps)))
 
 
 class Throughput:
@@ -53,6 +61,7 @@ class Throughput:
         self.pace, self.budget = Pace(), TrialBudget()
         self.classes: dict[int, BatchClass] = {}
         self.decided: list[BatchClass] = []  # classes with a choice of their own, in the order of their first decisions
+        self._drafting = self._drafted = 0.0  # seconds that drafting took, and all iterations that drafted
         self._batch = self._new_class(0)  # class of the last step; a placeholder before the first
         self._rows = self._choice = 0  # rows of the last step; choice of the last step that was no repetition
         self._trial = 0  # passes of the present trial that are still to come
@@ -70,6 +79,11 @@ class Throughput:
             batch.costs = learned.costs(key, self.gate)
             batch.trials.series, batch.trials.due = [], FIRST_INTERVAL
             self._decide(batch)
+
+    @property
+    def by_offers(self) -> bool:
+        """Whether costs are kept by the tokens that the drafter had to offer, and not by those that were planned."""
+        return self.gate == OPEN and self._drafting <= CHEAP * self._drafted
 
     def plan(self, prefix: Sized) -> Plan:
         rows, batch = len(prefix), self._batch
@@ -89,12 +103,13 @@ class Throughput:
         self._batch.passes += outcome.times - 1
         self.budget.earn(outcome.seconds)
         if any(outcome.plan.lengths):
+            self._drafting, self._drafted = self._drafting + outcome.drafting, self._drafted + outcome.seconds
             (self.trees if outcome.plan.tree else self.acceptance).learn(outcome)
         if not self._measured:
             return
         batch, (costs, size) = self._batch, self._costs(self._batch, self._choice)
-        if outcome.plan.tree is None and size:
-            size = self._offered(outcome)
+        if size and outcome.plan.tree is None and self.by_offers:
+            size = offered(outcome)
         seconds = outcome.seconds / outcome.times
         if self._trial:
             self._trial = max(0, self._trial - outcome.times)
@@ -103,14 +118,6 @@ class Throughput:
                 self.budget.spend(outcome.seconds)
         if self._comparable and costs.observe(size, self.pace.normalised(seconds, size, costs)):
             batch.decide_at = 0
-
-    def _offered(self, outcome: Outcome) -> int:
-        """Tokens of the drafts, on average, by which costs are kept: a drafter that copies often has less to offer than planned. But
-        what a gate cuts off was drafted at full cost.
-        """
-        if self.gate != OPEN:
-            return max(outcome.plan.lengths)
-        return max(1, round(sum(len(step.drafted) for step in outcome.steps) / len(outcome.steps)))
 
     def _costs(self, batch: BatchClass, choice: int) -> tuple[CostModel, int]:
         """The costs that a choice belongs to, and its length or its nodes there."""
@@ -187,7 +194,7 @@ class Throughput:
         self._trial = batch.trials.passes_of(trial, batch.choice)
         if trial and not batch.choice:  # what is known of drafts is old: of harder sentences, or of a start with cold caches
             self.acceptance.fade(0)
-            batch.costs.doubt(batch.trials.drafts)
+            batch.costs.doubt([*batch.costs.measured] if self.by_offers else batch.trials.drafts)
         return trial
 
     def _similar(self, batch: BatchClass) -> BatchClass:
@@ -197,7 +204,7 @@ class Throughput:
 
     def _rates(self, batch: BatchClass) -> list[float]:
         """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees."""
-        offers = self.acceptance.expected_offers() if self.gate == OPEN else range(self.longest + 1)
+        offers = self.acceptance.expected_offers() if self.by_offers else range(self.longest + 1)
         tokens, seconds = self.acceptance.expected_tokens(), batch.costs.expected_at(offers)
         if self.sizes:
             tokens += self.trees.expected_tokens()
