@@ -80,11 +80,15 @@ class AcceptanceEstimate:
         """
         for step, length in zip(steps, lengths):
             accepted = step.accepted - (step.own is None)
-            for position in range(accepted + (accepted < length)):
-                self.reached[position] = self.decay * self.reached[position] + 1
-                self.passed[position] = self.decay * self.passed[position] + (accepted > position)
+            self.count(accepted, length)
             if length:
                 self._compare(min(max(len(step.drafted), accepted), length), accepted, length)
+
+    def count(self, accepted: int, length: int) -> None:
+        """Note at which positions of a draft of ``length`` tokens tokens passed."""
+        for position in range(accepted + (accepted < length)):
+            self.reached[position] = self.decay * self.reached[position] + 1
+            self.passed[position] = self.decay * self.passed[position] + (accepted > position)
 
     def _compare(self, offered: int, accepted: int, length: int) -> None:
         """Note what drafts of up to ``length`` tokens would have taken for the same tokens."""
@@ -159,7 +163,9 @@ class TreeEstimates:
     def learn(self, outcome: Outcome) -> None:
         """Observe the outcome of a plan with a tree."""
         assert outcome.plan.tree is not None
-        self.chains.observe([chain_of(step) for step in outcome.steps], [len(step.firsts) for step in outcome.steps])
+        for step in outcome.steps:
+            chain = chain_of(step)  # as far as it is known: it may go on where the tree's path leaves it
+            self.chains.count(chain.accepted - (chain.own is None), len(step.firsts))
         for size, estimate in self.by_size.items():
             if size <= outcome.plan.tree.nodes:
                 steps = [smaller(step, size) for step in outcome.steps]
@@ -179,7 +185,7 @@ def smaller(step: Step, nodes: int) -> Step:
 def chain_of(step: Step) -> Step:
     """What would have been accepted of the chain in a tree's place."""
     accepted = sum(first == node for first, node in zip(step.firsts, step.path))
-    return step if accepted == step.accepted else Step(list(step.firsts), accepted, 0)
+    return step if accepted == step.accepted else Step([], accepted, 0)
 
 
 def committed(rates: Iterable[float]) -> list[float]:
