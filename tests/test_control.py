@@ -243,7 +243,7 @@ def test_a_drafter_that_copies_is_asked_for_what_pays(fixed):
         return plans[-1].lengths[0]
 
     def tell(length, accepted, took):
-        controller.update(Outcome(plans[-1], [Step([1] * accepted, accepted, 5)], took))
+        controller.update(Outcome(plans[-1], [Step([1] * accepted, accepted, 5)], took, drafting=0.05 * took))
 
     best = min(decoded(lambda length=length: length, lambda *_: None, 1) for length in range(17))
     decoded(choose, tell, 200)
@@ -252,15 +252,14 @@ def test_a_drafter_that_copies_is_asked_for_what_pays(fixed):
 
 @pytest.mark.parametrize("gate", [OPEN, GATES[1]])
 def test_drafts_that_are_mostly_empty(gate):
-    """Of ten steps nine have nothing to offer, or their gate closed: the drafts that are left pass."""
+    """Of ten steps nine have nothing to offer, or their gate closed: the drafts that are left pass, and still do not pay."""
     controller, number = Throughput(4, gate), 0
     for _ in range(2000):
         plan, number = controller.plan(range(1)), number + 1
         drafted = plan.lengths[0] if number % 10 == 0 else 0
         seconds = 1.2 if plan.lengths[0] else 1.0
         controller.update(Outcome(plan, [Step([1] * drafted, drafted, 5)], seconds))
-    planned = controller.classes[0].choice
-    assert controller.acceptance.expected_tokens()[planned] == pytest.approx(1 + 0.1 * planned, rel=0.15)
+    assert controller.acceptance.expected_tokens()[4] < 1.6
     assert set(controller.classes[0].costs.measured) > {0}
 
 

@@ -198,7 +198,7 @@ def test_drafts_of_all_lengths_are_compared_by_the_same_text(planned):
     for _ in range(200):
         for accepted in passes(planned):
             estimate.observe([Step([0] * planned, accepted, 5)], [planned])
-    expected = estimate.expected_tokens()
+    expected = estimate.expected_of_copies()
     for length in (*range(1, planned // 2 + 1), planned):
         assert expected[length] == pytest.approx(14 / len(passes(length)), rel=0.1)
 
@@ -223,7 +223,7 @@ def test_a_longer_draft_is_remembered_by_what_it_committed():
         estimate.observe([Step([0] * 8, 2 * (number % 3 > 0), 5)], [8])
     for number in range(60):
         estimate.observe([Step([0] * 2, 2 * (number % 3 > 0), 5)], [2])
-    assert estimate.expected_tokens()[8] == pytest.approx(7 / 3, rel=0.1)
+    assert estimate.expected_of_copies()[8] == pytest.approx(7 / 3, rel=0.1)
 
 
 def test_an_unknown_position_passes_as_the_one_before():

@@ -4,12 +4,12 @@ Measured: at each position of the block, in how many drafts it was verified (all
 these it passed, too. Assumed: rows and sentences are alike, so one estimate serves batches of any size; and a position of which
 little is known passes as often as the one before it does.
 
-Places in a text are not alike: an output may agree with its draft for ten tokens and then for none. Long drafts take few
-passes for the ten, so by the passes that *they* made, shorter drafts would gain little; and by the passes that short drafts
-make, longer ones would gain much. So it is also measured what shorter drafts would have taken for the same tokens, if the
-same ones were drafted (`shorter`). That in turn is too little for those whose tokens pass more often, as they come sooner
-after the last committed one. Of these two estimates, the larger one is near for shorter drafts, and the smaller one for
-longer ones.
+Drafters that copy are another matter, as places in a text are not alike: an output may agree with an earlier one for ten tokens
+and then for none. Long drafts take few passes for the ten, so by the passes that *they* made, shorter drafts would gain little;
+and by the passes that short drafts make, longer ones would gain much. So it is also measured what shorter drafts would have
+taken for the same tokens, if the same ones were drafted (`shorter`). That in turn is too little for those whose tokens pass more
+often, as they come sooner after the last committed one. Of these two estimates, the larger one is near for shorter drafts, and
+the smaller one for longer ones.
 
 Trees have an estimate for each size. The first nodes of a tree are the smaller tree that would have been drafted in its place
 (`trees.grow`), and the first one after each node is the chain, so that each tree tells of smaller ones and of chains, too.
@@ -128,6 +128,10 @@ class AcceptanceEstimate:
 
     def expected_tokens(self) -> list[float]:
         """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens."""
+        return committed(self.rates())
+
+    def expected_of_copies(self) -> list[float]:
+        """The same, if a drafter copies: tokens that it did not have the place to draft, it drafts in the next pass."""
         plain, *expected = committed(self.rates())
         prior = PRIOR_WEIGHT * self.weight
         for length, (tokens, passes) in enumerate(zip(self.tokens, self.passes), 1):

@@ -81,9 +81,9 @@ class Throughput:
             self._decide(batch)
 
     @property
-    def by_offers(self) -> bool:
-        """Whether costs are kept by the tokens that the drafter had to offer, and not by those that were planned."""
-        return self.gate == OPEN and self._drafting <= CHEAP * self._drafted
+    def copies(self) -> bool:
+        """Whether the drafter copies: then costs are kept by the tokens that it had to offer, not by those that were planned."""
+        return self.gate == OPEN and 0 < self._drafting <= CHEAP * self._drafted
 
     def plan(self, prefix: Sized) -> Plan:
         rows, batch = len(prefix), self._batch
@@ -108,7 +108,7 @@ class Throughput:
         if not self._measured:
             return
         batch, (costs, size) = self._batch, self._costs(self._batch, self._choice)
-        if size and outcome.plan.tree is None and self.by_offers:
+        if size and outcome.plan.tree is None and self.copies:
             size = offered(outcome)
         seconds = outcome.seconds / outcome.times
         if self._trial:
@@ -194,7 +194,7 @@ class Throughput:
         self._trial = batch.trials.passes_of(trial, batch.choice)
         if trial and not batch.choice:  # what is known of drafts is old: of harder sentences, or of a start with cold caches
             self.acceptance.fade(0)
-            batch.costs.doubt([*batch.costs.measured] if self.by_offers else batch.trials.drafts)
+            batch.costs.doubt([*batch.costs.measured] if self.copies else batch.trials.drafts)
         return trial
 
     def _similar(self, batch: BatchClass) -> BatchClass:
@@ -204,8 +204,10 @@ class Throughput:
 
     def _rates(self, batch: BatchClass) -> list[float]:
         """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees."""
-        offers = self.acceptance.expected_offers() if self.by_offers else range(self.longest + 1)
-        tokens, seconds = self.acceptance.expected_tokens(), batch.costs.expected_at(offers)
+        if self.copies:
+            tokens, seconds = self.acceptance.expected_of_copies(), batch.costs.expected_at(self.acceptance.expected_offers())
+        else:
+            tokens, seconds = self.acceptance.expected_tokens(), batch.costs.expected_at(range(self.longest + 1))
         if self.sizes:
             tokens += self.trees.expected_tokens()
             seconds += self._tree_seconds(batch)
