@@ -197,7 +197,8 @@ def test_drafts_of_all_lengths_are_compared_by_the_same_text(planned):
     estimate = AcceptanceEstimate(16, decay=1.0)
     for _ in range(200):
         for accepted in passes(planned):
-            estimate.observe([Step([0] * planned, accepted, 5)], [planned])
+            for learn in (estimate.observe, estimate.compare):
+                learn([Step([0] * planned, accepted, 5)], [planned])
     expected = estimate.expected_of_copies()
     for length in (*range(1, planned // 2 + 1), planned):
         assert expected[length] == pytest.approx(14 / len(passes(length)), rel=0.1)
@@ -219,10 +220,10 @@ def test_what_shorter_drafts_would_take(offered, accepted, planned, passes, offe
 def test_a_longer_draft_is_remembered_by_what_it_committed():
     """Two of three drafts of 2 pass whole, but no further: by its positions, one of 8 would be expected to commit 4 tokens."""
     estimate = AcceptanceEstimate(8)
-    for number in range(300):
-        estimate.observe([Step([0] * 8, 2 * (number % 3 > 0), 5)], [8])
-    for number in range(60):
-        estimate.observe([Step([0] * 2, 2 * (number % 3 > 0), 5)], [2])
+    for number in range(360):
+        planned = 8 if number < 300 else 2
+        for learn in (estimate.observe, estimate.compare):
+            learn([Step([0] * planned, 2 * (number % 3 > 0), 5)], [planned])
     assert estimate.expected_of_copies()[8] == pytest.approx(7 / 3, rel=0.1)
 
 

@@ -81,7 +81,12 @@ class AcceptanceEstimate:
         for step, length in zip(steps, lengths):
             accepted = step.accepted - (step.own is None)
             self.count(accepted, length)
+
+    def compare(self, steps: Sequence[Step], lengths: Sequence[int]) -> None:
+        """Of a drafter that copies, besides `observe`: what shorter drafts would have taken."""
+        for step, length in zip(steps, lengths):
             if length:
+                accepted = step.accepted - (step.own is None)
                 self._compare(min(max(len(step.drafted), accepted), length), accepted, length)
 
     def count(self, accepted: int, length: int) -> None:

@@ -105,6 +105,8 @@ class Throughput:
         if any(outcome.plan.lengths):
             self._drafting, self._drafted = self._drafting + outcome.drafting, self._drafted + outcome.seconds
             (self.trees if outcome.plan.tree else self.acceptance).learn(outcome)
+            if self.copies and outcome.plan.tree is None:
+                self.acceptance.compare(outcome.steps, [*outcome.plan.lengths] * outcome.times)
         if not self._measured:
             return
         batch, (costs, size) = self._batch, self._costs(self._batch, self._choice)
