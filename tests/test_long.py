@@ -1,23 +1,18 @@
-"""Long documents: the corpus made of captions, the loss's attention kernel, and the costs fitted to a measured grid."""
+"""Long documents: the corpus made of captions, and the costs fitted to a measured grid."""
 
 import os
 import subprocess
 import sys
 from collections import Counter
 from random import Random
-from types import SimpleNamespace
 
 import long_captions as captions
 import long_costs as costs
 import pytest
 import torch
 from conftest import ROOT
-from fairseq.data import ListDataset
-from fairseq.data.iterators import EpochBatchIterator
 
-import specdec_plugins.tasks  # noqa: F401  (as --user-dir does)
-
-PAIRS = [(f"en {number}", f"de {number}") for number in range(300)]
+PAIRS = [(f"en {number}.", f"de {number}.") for number in range(300)]
 
 
 # ---- documents
@@ -32,7 +27,7 @@ def test_every_training_caption_is_once_in_a_document_of_each_size_beside_its_tr
         assert target.split()[1::2] == numbers and set(source.split()[::2]) == {"en"} and set(target.split()[::2]) == {"de"}
         assert len(numbers) <= 1.5 * max(captions.SIZES)
         found.update(numbers)
-    assert found == Counter({str(number): len(captions.SIZES) for number in range(300)})
+    assert found == Counter({f"{number}.": len(captions.SIZES) for number in range(300)})
 
 
 def test_of_more_captions_each_size_has_some():
@@ -40,19 +35,15 @@ def test_of_more_captions_each_size_has_some():
     assert sum(found.values()) == 60 * len(captions.SIZES) and len(found) > 170  # of 300
 
 
-def test_captions_translated_in_circles_are_left_out():
-    good = [("a", "Ein blaues Fahrrad mit der Aufschrift der Stadt."), ("b", "blau-blauer"), ("c", "Hallooo")]
+def test_captions_translated_in_circles_or_not_of_one_sentence_are_left_out():
+    good = [("a", "Ein blaues Fahrrad mit der Aufschrift der Stadt."), ("b", "blau-blauer"), ("c.", "Hallooo")]
     bad = [("d", "ein Wasser Wasser Wasser"), ("e", "Gumumumume"), ("f", "Er ist auf dem Weg auf dem Weg auf dem Weg.")]
+    bad += [("It is 6 p.m. here.", "Hier ist Abend."), ("A dog.", "Ein Hund. Er bellt."), ("Really?", "Wirklich?")]
     assert captions.sound([*bad, *good]) == good
 
 
-def test_only_the_epochs_of_the_curriculum_go_from_short_to_long():
-    """fairseq by itself keeps the first epoch's order for all that follow."""
-    items = ListDataset(list(range(50)))
-    epochs = EpochBatchIterator(items, collate_fn=list, batch_sampler=[[number] for number in range(50)], reuse_dataloader=True)
-    orders = [[batch[0] for batch in epochs.next_epoch_itr(shuffle=epoch > 1)] for epoch in (1, 2, 3)]
-    assert orders[0] == list(range(50)) and all(sorted(order) == orders[0] for order in orders)
-    assert orders[0] != orders[1] != orders[2] != orders[0]
+def test_captions_of_a_document_end_with_a_full_stop():
+    assert captions.joined([("A dog ", "Ein Hund."), ("A cat!", "Eine Katze")]) == ("A dog. A cat!", "Ein Hund. Eine Katze.")
 
 
 @pytest.mark.parametrize("size", [2, 12, 75])
@@ -64,7 +55,7 @@ def test_documents_have_half_to_one_and_a_half_times_their_size(size):
 
 def test_test_documents_keep_the_order_and_leave_out_a_broken_last_one():
     assert list(captions.in_order(PAIRS[:7], 3)) == [
-        ("en 0 en 1 en 2", "de 0 de 1 de 2"), ("en 3 en 4 en 5", "de 3 de 4 de 5"),
+        ("en 0. en 1. en 2.", "de 0. de 1. de 2."), ("en 3. en 4. en 5.", "de 3. de 4. de 5."),
     ]  # fmt: skip
 
 
@@ -95,27 +86,6 @@ def test_a_folder_of_captions_becomes_a_data_set_with_a_model_to_go_on_from(tmp_
     assert missing.returncode == 1 and missing.stderr.splitlines() == [
         f"data/long_captions.py: --local {tmp_path / 'none'}: no such folder"
     ]
-
-
-# ---- training on them
-
-
-def test_long_batches_take_the_flash_kernel_and_short_ones_do_not(monkeypatch):
-    from specdec_plugins.criterions import verifier_loss
-
-    def told(*_):
-        return torch.backends.cuda.flash_sdp_enabled()
-
-    monkeypatch.setattr(verifier_loss.LabelSmoothedCrossEntropyCriterion, "forward", told)
-    before = torch.backends.cuda.flash_sdp_enabled()
-    loss = verifier_loss.VerifierLoss(SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: 1)), False, 0.1)
-    try:
-        torch.backends.cuda.enable_flash_sdp(False)  # as the tasks do on a machine without a GPU
-        for length, flash in ((verifier_loss.LONG - 1, False), (verifier_loss.LONG, True)):
-            assert loss.forward(None, {"target": torch.zeros(2, length)}) is flash
-        assert not torch.backends.cuda.flash_sdp_enabled()
-    finally:
-        torch.backends.cuda.enable_flash_sdp(before)
 
 
 # ---- costs

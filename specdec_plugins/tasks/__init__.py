@@ -1,14 +1,12 @@
 """fairseq side: the tasks that ``--task`` can name.
 
 ``--user-dir specdec_plugins`` imports this package in every fairseq command, whichever task it runs, so what
-all of them need is done here: checkpoints load with torch's protection on, CPU training takes fast kernels, and ``--curriculum``
-orders as many epochs as it says.
+all of them need is done here: checkpoints load with torch's protection on, and CPU training takes fast kernels.
 """
 
 import os
 
 import torch
-from fairseq.data.iterators import EpochBatchIterator
 
 from specdec_plugins.formats.checkpoint import allow_fairseq_types
 
@@ -29,18 +27,5 @@ def choose_kernels() -> None:
         torch.backends.cuda.enable_flash_sdp(False)
 
 
-def shuffle_after_curriculum() -> None:
-    """Shuffle the epochs after those of ``--curriculum``: fairseq's reused data loader keeps the first epoch's order for all."""
-    batches_of = EpochBatchIterator._get_iterator_for_epoch
-
-    def batches_as_asked(self, epoch, shuffle, *args, **kwargs):
-        if self.dataloader is not None:
-            self.epoch_batch_sampler.shuffle = shuffle
-        return batches_of(self, epoch, shuffle, *args, **kwargs)
-
-    EpochBatchIterator._get_iterator_for_epoch = batches_as_asked
-
-
 allow_fairseq_types()
 choose_kernels()
-shuffle_after_curriculum()

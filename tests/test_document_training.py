@@ -1,0 +1,311 @@
+"""Training a verifier on documents: attention that is guided, positions that are shifted, the kernel that long batches take."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import make_batch, make_dictionary, make_verifier
+from torch import nn
+
+import specdec_plugins.tasks  # noqa: F401  (as --user-dir does)
+from specdec_plugins.criterions import verifier_loss
+from specdec_plugins.criterions.verifier_loss import VerifierLoss
+from specdec_plugins.training import guided_attention
+from specdec_plugins.training.guided_attention import GuidedAttention
+from specdec_plugins.training.shifted_positions import shifted_positions, shifts
+
+PAD, EOS, END = 1, 2, 5
+LAYERS = [
+    f"{side}.layers.{layer}.{kind}" for side, kinds in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"]))
+    for layer in (0, 1) for kind in kinds
+]  # fmt: skip
+
+
+def documents(*sides: list[list[int]]) -> list[torch.Tensor]:
+    """Batches of documents, given as lengths of their sentences: sources padded on the left, prefixes on the right."""
+    generator = torch.Generator().manual_seed(1)
+    batches = []
+    for side, lengths in enumerate(sides):
+        rows = []
+        for document in lengths:
+            row = []
+            for length in document:
+                row += [*torch.randint(6, 24, (length - 1,), generator=generator).tolist(), END]
+            rows.append([*row, EOS] if side == 0 else [EOS, *row])
+        width = max(map(len, rows))
+        filled = [[PAD] * (width - len(row)) + row if side == 0 else row + [PAD] * (width - len(row)) for row in rows]
+        batches.append(torch.tensor(filled))
+    return batches
+
+
+def run(model, source, prefix):
+    return model(source, source.ne(PAD).sum(1), prefix)[0]
+
+
+def sentence(row: list[int], at: int, exclusive: bool) -> int:
+    """The number of the sentence that a position is of: of the source the end is of the sentence, of the prefix of the next."""
+    return row[: at if exclusive else at + 1].count(END)
+
+
+# ---- guided attention
+
+
+def everywhere(monkeypatch):
+    """Guide the first layers, too, and to the sentence alone: so is a sentence cut off from the others."""
+    monkeypatch.setattr(guided_attention, "FIRST", ())
+    monkeypatch.setattr(guided_attention, "NEIGHBOURS", 0)
+
+
+def test_the_first_layers_are_left_alone():
+    model, _ = make_verifier()
+    source, prefix = documents([[4, 3]], [[3, 5]])
+    guided = GuidedAttention(model, source, prefix, PAD, (END, END), damping=1.0)
+    assert list(guided.layers) == [name for name in LAYERS if ".0." not in name] and len(guided.layers) == 3
+    with guided.watch():
+        run(model, source, prefix)
+    assert set(guided.inputs) == set(guided.layers)
+
+
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_a_query_is_to_look_near_its_sentence_as_a_naive_count_finds_it(neighbours, monkeypatch):
+    everywhere(monkeypatch)
+    monkeypatch.setattr(guided_attention, "NEIGHBOURS", neighbours)
+    model, _ = make_verifier()
+    source, prefix = documents([[4, 3, 6, 2], [2, 5], [3]], [[3, 5, 4, 3], [4, 4], [2, 2]])  # the last two differ in sentences
+    guided = GuidedAttention(model, source, prefix, PAD, (END, END), damping=0.0)
+    assert list(guided.layers) == LAYERS
+    for name in LAYERS:
+        side = name.split(".")[0]
+        queries = source if side == "encoder" else prefix
+        keys = prefix if name.startswith("decoder") and name.endswith("self_attn") else source
+        seen, near = guided.places(name, torch.arange(queries.size(1)))
+        seen = seen.expand_as(near)
+        for b in range(len(source)):
+            for q in range(queries.size(1)):
+                for k in range(keys.size(1)):
+                    visible = keys[b, k] != PAD and not (keys is prefix and k > q)
+                    assert seen[b, q, k] == visible
+                    if queries[b, q] != PAD:
+                        numbers = (
+                            sentence(queries[b].tolist(), q, side == "encoder"),
+                            sentence(keys[b].tolist(), k, keys is source),
+                        )
+                        free = b == 2 and name.endswith("encoder_attn")
+                        assert near[b, q, k] == (visible and (free or abs(numbers[0] - numbers[1]) <= neighbours))
+
+
+@pytest.mark.parametrize("damping", [0.0, 1.0, math.inf])
+def test_the_loss_is_the_attention_that_fairseq_computes(damping, monkeypatch):
+    """Mean over layers, heads and symbols of -log(weights in the sentence), by the weights that the layers themselves return."""
+    everywhere(monkeypatch)
+    model, _ = make_verifier(dtype=torch.float64)
+    model.double()
+    source, prefix = documents([[4, 3], [2, 6]], [[3, 5], [4, 3]])
+    guided = GuidedAttention(model, source, prefix, PAD, (END, END), damping)
+    with guided.watch():
+        run(model, source, prefix)
+    assert not any(layer._forward_pre_hooks for layer in guided.layers.values())
+    monkeypatch.setattr(guided_attention.torch, "randint", lambda high, size, device: torch.arange(high))
+    found = guided.loss()
+    expected = []
+    for name, (query, key) in guided.inputs.items():
+        seen, near = guided.places(name, torch.arange(query.size(0)))
+        hidden = torch.zeros(seen.expand_as(near).shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+        layer = guided.layers[name]
+        _, weights = nn.functional.multi_head_attention_forward(
+            query, key, key, layer.embed_dim, layer.num_heads, torch.empty(0),
+            torch.cat([layer.q_proj.bias, layer.k_proj.bias, layer.v_proj.bias]), None, None, False, 0.0, layer.out_proj.weight,
+            layer.out_proj.bias, False, attn_mask=hidden.repeat_interleave(layer.num_heads, 0), use_separate_proj_weight=True,
+            q_proj_weight=layer.q_proj.weight, k_proj_weight=layer.k_proj.weight, v_proj_weight=layer.v_proj.weight,
+            average_attn_weights=False,
+        )  # fmt: skip
+        mass = (weights * near[:, None]).sum(3)
+        symbols = (source if name.startswith("encoder") else prefix).ne(PAD)
+        expected.append(-mass.log().transpose(1, 2)[symbols].mean())
+    assert found.item() == pytest.approx(torch.stack(expected).mean().item(), rel=1e-9) and found > 0.1
+
+
+def test_cut_off_a_sentence_is_translated_whatever_else_is_in_the_document(monkeypatch):
+    everywhere(monkeypatch)
+    model, _ = make_verifier()
+    model.double()
+    source, prefix = documents([[4, 3, 6], [3, 3, 3]], [[3, 5, 4], [4, 4, 2]])
+    other_source, other_prefix = source.clone(), prefix.clone()
+    for batch, exclusive in ((other_source, True), (other_prefix, False)):
+        for row in range(2):
+            for at, symbol in enumerate(batch[row].tolist()):
+                if symbol > END and sentence(batch[row].tolist(), at, exclusive) != 1:
+                    batch[row, at] = 6 + (symbol - 5) % 18
+    second = torch.stack([torch.tensor([sentence(row, at, False) == 1 for at in range(len(row))]) for row in prefix.tolist()])
+    for damping in (math.inf, 0.0):
+        results = []
+        for documents_ in ((source, prefix), (other_source, other_prefix)):
+            with GuidedAttention(model, *documents_, PAD, (END, END), damping).watch():
+                results.append(run(model, *documents_))
+        assert results[0].isfinite().all()
+        same = torch.allclose(results[0][second], results[1][second], rtol=0, atol=1e-12)
+        assert same is (damping > 0) and not torch.allclose(results[0][~second], results[1][~second])
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.5, 3.0, math.inf])
+def test_damped_or_not_the_decoder_does_not_see_ahead_and_nobody_sees_padding(damping):
+    model, _ = make_verifier()
+    model.double()
+    source, prefix = documents([[4, 3, 6], [3, 3]], [[3, 5, 4], [4, 4]])
+    wider = nn.functional.pad(source, (3, 0), value=PAD)
+    ahead = prefix.clone()
+    ahead[:, 7:] = torch.where(ahead[:, 7:].gt(END), 29 - ahead[:, 7:], ahead[:, 7:])
+    results = []
+    for batch in ((source, prefix), (wider, ahead)):
+        with GuidedAttention(model, *batch, PAD, (END, END), damping).watch():
+            results.append(run(model, *batch))
+    assert torch.allclose(results[0][:, :7], results[1][:, :7], rtol=0, atol=1e-6)  # fairseq's softmax is in float32
+    assert not torch.allclose(results[0][:, 7:], results[1][:, 7:])
+
+
+def test_damping_goes_from_the_whole_document_to_the_sentence(monkeypatch):
+    everywhere(monkeypatch)
+    model, _ = make_verifier()
+    model.double()
+    source, prefix = documents([[4, 3, 6], [3, 3]], [[3, 5, 4], [4, 4]])
+    results = []
+    for damping in (0.0, 1e-9, 1.0, 50.0, math.inf):
+        with GuidedAttention(model, source, prefix, PAD, (END, END), damping).watch():
+            results.append(run(model, source, prefix)[prefix.ne(PAD)])
+    assert torch.allclose(results[0], run(model, source, prefix)[prefix.ne(PAD)], rtol=0, atol=0)
+    assert torch.allclose(results[0], results[1], rtol=0, atol=1e-6) and torch.allclose(
+        results[3], results[4], rtol=0, atol=1e-12
+    )
+    assert min((results[2] - results[end]).abs().max() for end in (0, 4)) > 1e-3
+
+
+def test_guided_a_model_learns_where_to_look():
+    torch.manual_seed(1)
+    model, _ = make_verifier()
+    source, prefix = documents(*[[[4, 3, 6, 5, 4]] * 8] * 2)
+    dictionary = make_dictionary()
+    dictionary.symbols[END], dictionary.indices["."] = ".", END
+    criterion = VerifierLoss(task_of(dictionary), False, 0.1, guided_attention=1.0)
+    target = torch.cat([prefix[:, 1:], torch.full((8, 1), EOS)], 1)
+    sample = {
+        "target": target, "ntokens": target.numel(),
+        "net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": prefix},
+    }  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model.train()
+    strayed = []
+    for _ in range(60):
+        loss, size, log = criterion(model, sample)
+        (loss / size).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        strayed.append(float(log["guidance"]) / size)
+    assert strayed[0] > 0.5 and strayed[-1] < 0.3 * strayed[0]
+    assert criterion.straying < 0.8
+    model.eval()
+    assert "guidance" not in criterion(model, sample)[2]
+
+
+def test_a_dictionary_without_full_stops_is_refused():
+    task = SimpleNamespace(source_dictionary=make_dictionary(), target_dictionary=make_dictionary())
+    with pytest.raises(ValueError, match="which the dictionaries do not have"):
+        VerifierLoss(task, False, 0.1, guided_attention=1.0)
+    VerifierLoss(task, False, 0.1)
+
+
+# ---- shifted positions
+
+
+def symbols(*batches):
+    return [batch.ne(PAD) for batch in batches]
+
+
+def test_sentences_move_within_the_positions_that_there_are_and_the_target_with_the_source():
+    torch.manual_seed(1)
+    source, target = symbols(make_batch([40] * 400, left=True), make_batch([60] * 400))
+    by, target_by = shifts(source, target, 1000, 0.5)
+    assert 150 < by.eq(0).sum() < 250 and by.min() == 0 and by.max() <= 960
+    assert by[by > 0].float().mean() == pytest.approx(480, rel=0.1)
+    inside = (by > 0) & (target_by < 940)
+    assert target_by[by == 0].eq(0).all() and target_by.min() >= 0 and target_by.max() <= 940
+    drift = target_by[inside] - 1.5 * by[inside]
+    assert drift.abs().max() < 5 * 0.3 * 1000**0.5 and drift.std() > 2
+    assert shifts(source, target, 1000, 0.0)[0].eq(0).all()
+    assert shifts(*symbols(make_batch([1000])), symbols(make_batch([1000]))[0], 1000, 1.0)[0].eq(0).all()  # no room
+
+
+def test_shifted_a_model_reads_the_rows_further_on(monkeypatch):
+    from specdec_plugins.training import shifted_positions as module
+
+    model, _ = make_verifier()
+    source, prefix = make_batch([5, 3, 6], left=True), make_batch([4, 7, 2])
+    by = torch.tensor([0, 10, 30]), torch.tensor([0, 12, 33])
+    monkeypatch.setattr(module, "shifts", lambda *_: by)
+    read = []
+    for side, batch in (("encoder", source), ("decoder", prefix)):
+        table = getattr(model, side).embed_positions
+        with shifted_positions(model, *symbols(source, prefix), 1.0):
+            read.append((table, batch, table(batch)))
+        assert torch.equal(table(batch)[0], read[-1][2][0]) and not table._forward_hooks
+    for (table, batch, found), moved in zip(read, by):
+        for row in range(3):
+            position = PAD + moved[row]
+            for at, symbol in enumerate(batch[row].tolist()):
+                position += symbol != PAD
+                assert torch.equal(found[row, at], table.weights[position] if symbol != PAD else torch.zeros(16))
+
+
+def test_learned_positions_do_not_move():
+    model, _ = make_verifier(encoder_learned_pos=True, decoder_learned_pos=True)
+    moved = shifted_positions(model, *symbols(make_batch([3]), make_batch([3])), 1.0)
+    with pytest.raises(ValueError, match="--shifted-positions is for the fixed positions"), moved:
+        pass
+
+
+# ---- the attention kernel
+
+
+def task_of(dictionary):
+    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+
+def test_long_batches_take_the_flash_kernel_and_short_ones_do_not(monkeypatch):
+    def told(*_):
+        return torch.backends.cuda.flash_sdp_enabled()
+
+    monkeypatch.setattr(verifier_loss.LabelSmoothedCrossEntropyCriterion, "forward", told)
+    before = torch.backends.cuda.flash_sdp_enabled()
+    loss = VerifierLoss(task_of(SimpleNamespace(pad=lambda: PAD)), False, 0.1)
+    model, _ = make_verifier()
+    try:
+        torch.backends.cuda.enable_flash_sdp(False)  # as the tasks do on a machine without a GPU
+        for length, flash in ((verifier_loss.LONG - 1, False), (verifier_loss.LONG, True)):
+            assert loss.forward(model, {"target": torch.zeros(2, length)}) is flash
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_flash_sdp(before)
+
+
+def test_the_flash_kernel_changes_nothing_but_the_time():
+    """Loss and gradients of a batch, as fairseq's own attention computes them and by the kernel."""
+    model, _ = make_verifier()
+    model.double().train()
+    source, prefix = documents([[4, 3], [2, 5]], [[3, 5], [4, 4]])
+    found = []
+    for flash in (False, True):
+        model.zero_grad()
+        if flash:
+            kernels = []
+            with verifier_loss.flash_attention(model), torch.profiler.profile() as profile:
+                output = run(model, source, prefix)
+            kernels = {event.key: event.count for event in profile.key_averages()}
+            assert kernels["aten::_scaled_dot_product_flash_attention_for_cpu"] == len(LAYERS)
+        else:
+            output = run(model, source, prefix)
+        loss = output[prefix.ne(PAD)].log_softmax(-1)[:, 7].sum()
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1]) > 20
+    # fairseq's own softmax is in float32, whatever the model's data type.
+    assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(*found))
