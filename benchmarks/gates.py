@@ -3,13 +3,16 @@
 
     benchmarks/gates.py speed --input TEXT [--model data/demo.en-de] [--sentences 60] [--rounds 7] [--batch-size 1]
     benchmarks/gates.py confidence --input TEXT [--model data/demo.en-de] [--sentences 300]
+    benchmarks/gates.py limit --input TEXT [--model data/demo.en-de] [--sentences 1000]
 
 ``speed`` decodes the same sentences with every system in turn, in each data type, greedily and at temperature 0.8 (coupled rule),
-and prints tokens a second, the gain over exact `specdec` of the same block size without a gate (median of the rounds' ratios),
-tokens a pass, the share of drafted tokens that are accepted, and verified positions for each token committed; beside gates, also
-shorter drafts without one. ``confidence`` prints how often drafted tokens pass, by the product of the drafter's confidences and
-by the verifier's confidence in the token before the draft. The last line is JSON with the machine's signature. Nothing else
-should run beside ``speed``.
+and prints tokens a second, the gain over exact `specdec` of the same block size without a gate, which is measured twice to show
+how sure that is, tokens a pass, the share of drafted tokens that are accepted, and verified positions for each token committed;
+beside gates, also shorter drafts without one. ``confidence`` prints how often drafted tokens pass, by the product of the
+drafter's confidences and by the verifier's confidence in the token before the draft. ``limit`` prints what share of the tokens an
+iteration is lost where so many verified positions are saved: by the drafter's gate, and by one that knows more, a network that is
+fitted to half of the drafts and tried on the other half. The last line is JSON with the machine's signature. Nothing else should
+run beside ``speed``.
 """
 
 import argparse
@@ -17,24 +20,30 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from itertools import accumulate, islice, pairwise
 from operator import mul
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from tabulate import tabulate
+from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from sampling import add_options, seconds  # noqa: E402
+from sampling import add_options  # noqa: E402
+from turns import by_turns, plain  # noqa: E402
 
 from specdec_plugins import Translator  # noqa: E402
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
+from specdec_plugins.decoding.acceptance.unverified import accept_all  # noqa: E402
 from specdec_plugins.decoding.control.fixed import FixedLength  # noqa: E402
 from specdec_plugins.decoding.options import Gate  # noqa: E402
+from specdec_plugins.decoding.roles import Roles  # noqa: E402
+from specdec_plugins.decoding.verifier import Unverified  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.text.lines import read_lines  # noqa: E402
 
@@ -43,6 +52,8 @@ BOTH = (0.5, 0.3)
 SHORTER = (3, 4, 6)  # tokens
 TEMPERATURE = 0.8
 NEVER_CLOSED = 1e-300  # a drafter's gate that only asks for the confidence
+SAVED = (0.25, 0.3, 1 / 3, 0.36)  # shares of the verified positions
+PLACES, EPOCHS = 12, 12
 EDGES = [0.0, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 11))]  # of classes of confidence
 
 
@@ -53,76 +64,92 @@ def main() -> int:
     result: dict[str, Any] = {"benchmark": f"gates {options.what}"}
     if options.what == "speed":
         rows = [row for dtype in options.dtypes for sampled in (False, True) for row in speed(options, dtype, sampled, lines)]
-        print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".2f"))
-        result |= {"rows": rows, "batch size": options.batch_size, "rounds": options.rounds}
+        tables = {"rows": rows}
+        result |= {"batch size": options.batch_size, "rounds": options.rounds}
     else:
-        for name, rows in confidence(options, lines).items():
-            print(f"\n{name}\n{tabulate(rows, headers='keys', tablefmt='github', floatfmt='.2f')}")
-            result[name] = rows
-    print(json.dumps({**result, "block size": options.block_size, "signature": signature}))
+        drafts = watched(options, lines)
+        tables = confidence(drafts) if options.what == "confidence" else {"tokens lost": limit(drafts)}
+    for name, rows in tables.items():
+        print(
+            f"\n{name}\n{tabulate(rows, headers='keys', tablefmt='github', floatfmt='.3f' if options.what == 'limit' else '.2f')}"
+        )
+    print(json.dumps({**result, **tables, "block size": options.block_size, "signature": signature}))
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    p.add_argument("what", choices=["speed", "confidence"])
+    p.add_argument("what", choices=["speed", "confidence", "limit"])
     add_options(p)
     return p
 
 
 def speed(options: argparse.Namespace, dtype: str, sampled: bool, lines: list[str]) -> list[dict[str, Any]]:
     """A row for each system."""
-    how: dict[str, Any] = {"dtype": dtype}
-    if sampled:
-        how |= {"sampling": True, "temperature": TEMPERATURE, "seed": 1}
-    speculative = {"block_size": options.block_size}
-    systems: dict[str, dict[str, Any]] = {
-        "specdec": speculative,
-        "ar": {"strategy": "ar"},
-        "drafter": {"strategy": "drafter", **speculative},
-        **{f"{length} tokens": {"block_size": length} for length in SHORTER if length < options.block_size},
-        **{f"verifier {threshold}": {**speculative, "verifier_gate": threshold} for threshold in VERIFIER},
-        **{f"drafter {threshold}": {**speculative, "drafter_gate": threshold} for threshold in DRAFTER},
-        f"both {BOTH[0]}, {BOTH[1]}": {**speculative, "verifier_gate": BOTH[0], "drafter_gate": BOTH[1]},
+    size = options.block_size
+    drawing: dict[str, Any] = {"sampling": True, "temperature": TEMPERATURE, "seed": 1} if sampled else {}
+    translator = Translator.from_pretrained(options.model, dtype=dtype, block_size=size, **drawing)
+    roles = translator.roles
+
+    def drafting(length: int = size, **gate: float) -> Roles:
+        return roles._replace(controller=FixedLength(length, Gate(**gate)))
+
+    systems = {
+        "specdec": drafting(),
+        "specdec again": drafting(),
+        "ar": plain(roles),
+        "drafter": roles._replace(verifier=Unverified(), acceptance=accept_all),
+        **{f"{length} tokens": drafting(length) for length in SHORTER if length < size},
+        **{f"verifier {threshold}": drafting(verifier=threshold) for threshold in VERIFIER},
+        **{f"drafter {threshold}": drafting(drafter=threshold) for threshold in DRAFTER},
+        f"both {BOTH[0]}, {BOTH[1]}": drafting(verifier=BOTH[0], drafter=BOTH[1]),
     }
-    translators = {name: Translator.from_pretrained(options.model, **how, **more) for name, more in systems.items()}
-    decode = partial(seconds, sources=translators["ar"].encode(lines), batch_size=options.batch_size)
-    for translator in translators.values():
-        decode(translator)
-        translator.take_stats()
-    rounds = [{name: decode(translator) for name, translator in translators.items()} for _ in range(options.rounds)]
-    rows = []
-    for name, translator in translators.items():
-        stats = translator.stats
-        rows.append({
+    timed = by_turns(translator, systems, translator.encode(lines), options.batch_size, options.rounds)
+    ungated = timed["specdec"]
+    return [
+        {
             "dtype": dtype, "tokens are": f"drawn at {TEMPERATURE}" if sampled else "the best", "system": name,
-            "tokens/s": stats.committed / options.rounds / statistics.median(each[name] for each in rounds),
-            "gain": statistics.median(each["specdec"] / each[name] for each in rounds)
-            * stats.committed / translators["specdec"].stats.committed,
+            "tokens/s": tokens / seconds, "gain": tokens / seconds / (ungated.tokens / ungated.seconds),
             "tokens a pass": stats.mean_accepted_length, "accepted": stats.acceptance_rate,
             "verified a token": 0.0 if name == "drafter" else (stats.iterations + stats.drafted) / stats.committed,
-        })  # fmt: skip
-    return rows
+        }
+        for name, (seconds, tokens, stats) in timed.items()
+    ]  # fmt: skip
 
 
-def confidence(options: argparse.Namespace, lines: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """How often drafted tokens pass: by the product of confidences up to them, and by the last token's probability."""
+class Draft(NamedTuple):
+    """What was drafted in one row of an iteration."""
+
+    confidence: list[float]  # of the drafter in each token
+    accepted: int
+    before: float | None  # the verifier's probability of the last committed token; none at the beginning
+    committed: int  # tokens before the draft
+
+
+def watched(options: argparse.Namespace, lines: list[str]) -> list[Draft]:
+    """The drafts of a translation of ``lines``."""
     translator = Translator.from_pretrained(options.model, block_size=options.block_size)
-    gate = Gate(drafter=NEVER_CLOSED)
     rule = translator.roles.acceptance
-    product: list[tuple[float, bool]] = []  # of confidences up to a drafted token; whether it passed with all before it
-    before: list[tuple[float, int, int]] = []  # probability of the last committed token; accepted and drafted tokens
+    drafts: list[Draft] = []
 
     def watch(scores, draft, prefix):
         verdict = rule(scores, draft, prefix)
         for tokens, sure, accepted, said in zip(draft.tokens, draft.confidence or [], verdict.accepted, prefix.scores):
-            product.extend((each, place < accepted) for place, each in enumerate(accumulate(sure[: len(tokens)], mul)))
-            if said and tokens:
-                before.append((math.exp(said[-1]), accepted, len(tokens)))
+            if tokens:
+                before = math.exp(said[-1]) if said else None
+                drafts.append(Draft([float(each) for each in sure[: len(tokens)]], accepted, before, len(said)))
         return verdict
 
-    translator.roles = translator.roles._replace(acceptance=watch, controller=FixedLength(options.block_size, gate))
+    controller = FixedLength(options.block_size, Gate(drafter=NEVER_CLOSED))
+    translator.roles = translator.roles._replace(acceptance=watch, controller=controller)
     translator.translate_tokens(translator.encode(lines), 32)
+    return drafts
+
+
+def confidence(drafts: list[Draft]) -> dict[str, list[dict[str, Any]]]:
+    """How often drafted tokens pass: by the product of confidences up to them, and by the last token's probability."""
+    product = [(each, n < d.accepted) for d in drafts for n, each in enumerate(accumulate(d.confidence, mul))]
+    before = [(d.before, d.accepted) for d in drafts if d.before is not None]
     return {
         "by the product of the drafter's confidences": [
             {"from": low, "to": high, "tokens": len(chosen), "share": len(chosen) / len(product),
@@ -131,11 +158,63 @@ def confidence(options: argparse.Namespace, lines: list[str]) -> dict[str, list[
         ],
         "by the verifier's probability of the token before the draft": [
             {"from": low, "to": high, "drafts": len(chosen), "share": len(chosen) / len(before),
-             "first token passes": statistics.fmean(accepted > 0 for _, accepted, _ in chosen),
-             "accepted tokens": statistics.fmean(accepted for _, accepted, _ in chosen)}
+             "first token passes": statistics.fmean(accepted > 0 for _, accepted in chosen),
+             "accepted tokens": statistics.fmean(accepted for _, accepted in chosen)}
             for low, high, chosen in classes(before)
         ],
     }  # fmt: skip
+
+
+def limit(drafts: list[Draft]) -> list[dict[str, Any]]:
+    """What saved positions cost: by the product of the drafter's confidences, and by a network fitted to every second draft."""
+    knowing = fit(drafts[::2])
+    tried = drafts[1::2]
+    passes = {"the product": [list(accumulate(d.confidence, mul)) for d in tried], "a network": [knowing(d) for d in tried]}
+    lost = {name: losses(tried, chances) for name, chances in passes.items()}
+    return [{"positions saved": saved, **{name: by[index] for name, by in lost.items()}} for index, saved in enumerate(SAVED)]
+
+
+def losses(drafts: list[Draft], chances: list[list[float]]) -> list[float]:
+    """Shares of the tokens an iteration that are lost at each of `SAVED`, where drafts are cut at a chance of passing."""
+    table = np.array([row + [-1.0] * (max(map(len, chances)) - len(row)) for row in chances])  # (drafts, K)
+    accepted = np.array([draft.accepted for draft in drafts])
+    saved, lost = [], []
+    for threshold in np.quantile(table[table >= 0], np.linspace(0, 1, 400)):
+        kept = (table >= threshold).sum(1)
+        saved.append(1 - (1 + kept).sum() / (1 + (table >= 0).sum(1)).sum())
+        lost.append(1 - (1 + np.minimum(kept, accepted)).sum() / (1 + accepted).sum())
+    return np.interp(SAVED, saved, lost).tolist()
+
+
+def fit(drafts: list[Draft]) -> Callable[[Draft], list[float]]:
+    """Learn the probabilities that a draft's tokens pass, from all that is known before verification."""
+    torch.manual_seed(1)
+    known = torch.cat([features(draft) for draft in drafts])
+    passed = torch.tensor([float(place < d.accepted) for d in drafts for place in range(len(d.confidence))])
+    mean, deviation = known.mean(0), known.std(0) + 1e-3
+    width = known.size(1)
+    network = nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(0))
+    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(len(known)).split(256):
+            loss = nn.functional.binary_cross_entropy_with_logits(network((known[batch] - mean) / deviation), passed[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.75
+    network.requires_grad_(False)
+    # A token does not pass without those before it.
+    return lambda draft: network((features(draft) - mean) / deviation).sigmoid().cummin(0).values.tolist()
+
+
+def features(draft: Draft) -> torch.Tensor:
+    """(K, features) float32: place, confidence of the token, of the least sure up to it and of all; the verifier in the last."""
+    sure = torch.tensor(draft.confidence).clamp(min=1e-6).log()
+    product = sure.cumsum(0)
+    fixed = [draft.before or 0.0, float(draft.before is None), draft.committed / 20]
+    parts = [sure, product, product.exp(), sure.cummin(0).values, *(torch.full_like(sure, value) for value in fixed)]
+    return torch.cat([torch.eye(len(sure), PLACES), torch.stack(parts, 1)], 1)
 
 
 def classes(measured: list) -> Iterator[tuple[float, float, list]]:

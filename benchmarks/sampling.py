@@ -4,16 +4,13 @@
     benchmarks/sampling.py --input TEXT [--model data/demo.en-de] [--sentences 60] [--rounds 7] [--batch-size 1]
 
 For each temperature (0: greedy) and rule, `ar` and exact `specdec` decode the same sentences in turn. Prints tokens a second, the
-gain (`specdec` over `ar`, the median of the rounds' ratios), tokens a pass and the share of drafted tokens that are accepted. The
-last line is JSON with the machine's signature. Nothing else should run beside it.
+gain (`specdec` over `ar`), tokens a pass and the share of drafted tokens that are accepted. The last line is JSON with the
+machine's signature. Nothing else should run beside it.
 """
 
 import argparse
 import json
-import statistics
 import sys
-import time
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,8 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from turns import by_turns, plain  # noqa: E402
 
 from specdec_plugins import Translator  # noqa: E402
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
@@ -61,34 +60,20 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def seconds(translator: Translator, sources: list[list[int]], batch_size: int) -> float:
-    """That decoding takes, a batch after the other."""
-    began = time.perf_counter()
-    for start in range(0, len(sources), batch_size):
-        translator.translate_tokens(sources[start : start + batch_size], batch_size, first=start)
-    return time.perf_counter() - began
-
-
 def compare(options: argparse.Namespace, dtype: str, temperature: float, lines: list[str]) -> list[dict[str, Any]]:
     """A row for each rule: `ar` and `specdec` in turn."""
     drawing: dict[str, Any] = {"sampling": True, "temperature": temperature, "seed": 1} if temperature else {}
-    plain = Translator.from_pretrained(options.model, strategy="ar", dtype=dtype, **drawing)
-    decode = partial(seconds, sources=plain.encode(lines), batch_size=options.batch_size)
     rows = []
     for rule in RULES if temperature else ("greedy",):
         more = {"rule": rule} if temperature else {}
-        fast = Translator.from_pretrained(options.model, dtype=dtype, block_size=options.block_size, **drawing, **more)
-        for translator in (plain, fast):
-            decode(translator)
-            translator.take_stats()
-        rounds = [(decode(plain), decode(fast)) for _ in range(options.rounds)]
-        tokens = [translator.stats.committed / options.rounds for translator in (plain, fast)]
+        translator = Translator.from_pretrained(options.model, dtype=dtype, block_size=options.block_size, **drawing, **more)
+        systems = {"ar": plain(translator.roles), "specdec": translator.roles}
+        timed = by_turns(translator, systems, translator.encode(lines), options.batch_size, options.rounds)
+        speeds = {name: each.tokens / each.seconds for name, each in timed.items()}
         rows.append({
             "dtype": dtype, "temperature": temperature, "rule": rule,
-            "ar tokens/s": tokens[0] / statistics.median(one for one, _ in rounds),
-            "specdec tokens/s": tokens[1] / statistics.median(other for _, other in rounds),
-            "gain": tokens[1] / tokens[0] * statistics.median(one / other for one, other in rounds),
-            "tokens a pass": fast.stats.mean_accepted_length, "accepted": fast.stats.acceptance_rate,
+            **{f"{name} tokens/s": speed for name, speed in speeds.items()}, "gain": speeds["specdec"] / speeds["ar"],
+            "tokens a pass": timed["specdec"].stats.mean_accepted_length, "accepted": timed["specdec"].stats.acceptance_rate,
         })  # fmt: skip
     return rows
 

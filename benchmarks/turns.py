@@ -1,0 +1,57 @@
+"""Systems that take turns on one copy of a translator's models, batch by batch.
+
+The pace of a machine that others share changes by a tenth within seconds, and systems with weights of their own push each other's
+out of the caches. So every system decodes a batch before any decodes the next one, in random order, and on the same weights. Two
+systems that are the same then differ by less than a hundredth.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from specdec_plugins import Translator
+from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.roles import Roles
+from specdec_plugins.decoding.stats import DecodeStats
+
+
+class Timed(NamedTuple):
+    """What a system needed for all sources."""
+
+    seconds: float
+    tokens: float
+    stats: DecodeStats  # of all rounds
+
+
+def plain(roles: Roles) -> Roles:
+    """`ar` on the verifier of ``roles``."""
+    return roles._replace(
+        drafter=drafters.with_weights("none").build(None, None, roles.verifier.model), controller=FixedLength(0)
+    )
+
+
+def by_turns(
+    translator: Translator, systems: Mapping[str, Roles], sources: Sequence[list[int]], batch_size: int, rounds: int
+) -> dict[str, Timed]:
+    """Decode the sources with every system; seconds are the sum over batches of the rounds' medians, after one to warm up."""
+    sessions, stats = {}, {}
+    for name, roles in systems.items():
+        translator.take_stats()
+        translator.roles = roles
+        stats[name], sessions[name] = translator.stats, translator.session(batch_size)
+    seconds = dict.fromkeys(systems, 0.0)
+    for start in range(0, len(sources), batch_size):
+        requests = [translator.request(start + n, source) for n, source in enumerate(sources[start : start + batch_size])]
+        times: dict[str, list[float]] = {name: [] for name in systems}
+        for _ in range(rounds + 1):
+            for name in random.sample(list(systems), len(systems)):
+                began = time.perf_counter()
+                for _ in sessions[name].run(requests):
+                    pass
+                times[name].append(time.perf_counter() - began)
+        for name, each in times.items():
+            seconds[name] += statistics.median(each[1:])
+    return {name: Timed(seconds[name], stats[name].committed / (rounds + 1), stats[name]) for name in systems}
