@@ -16,6 +16,7 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.verifier import ModelVerifier
 
 
 class Timed(NamedTuple):
@@ -28,9 +29,9 @@ class Timed(NamedTuple):
 
 def plain(roles: Roles) -> Roles:
     """`ar` on the verifier of ``roles``."""
-    return roles._replace(
-        drafter=drafters.with_weights("none").build(None, None, roles.verifier.model), controller=FixedLength(0)
-    )
+    assert isinstance(roles.verifier, ModelVerifier)
+    nothing = drafters.with_weights("none").build(None, None, roles.verifier.model)
+    return roles._replace(drafter=nothing, controller=FixedLength(0))
 
 
 def by_turns(

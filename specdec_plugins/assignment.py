@@ -89,8 +89,8 @@ def controller_of(pair: Pair, settings: Settings, trained: int, own: Drafter | N
     if size != "auto":
         return FixedLength(int(size), settings.gate, Tree(settings.tree) if settings.tree else None)
     tuned = own is None and not settings.members and settings.budget is None and ranks is None
-    where, nodes = place(settings.dtype, settings.threads, settings.device), settings.tree or 0
-    learned = read_tuning(Path(pair.name), where) if tuned else None
+    learned = read_tuning(Path(pair.name), place(settings.dtype, settings.threads, settings.device)) if tuned else None
+    nodes = settings.tree or 0
     controller: Controller
     if settings.controller == "throughput":
         controller = Throughput(trained, settings.gate, learned, nodes)

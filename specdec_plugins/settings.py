@@ -116,9 +116,11 @@ class Settings:
         for name in ("verifier_gate", "drafter_gate"):
             if not 0 <= getattr(self, name) <= 1:
                 yield name, f"{getattr(self, name)} is not a probability, from 0 up to 1"
-        for name in ("tau", "max_len_a", "max_len_b"):
-            if not getattr(self, name) >= 0:
-                yield name, f"{getattr(self, name)} is negative or no number"
+        if not self.tau >= 0:
+            yield "tau", f"{self.tau} is negative or no number"
+        for name in ("max_len_a", "max_len_b"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                yield name, f"{getattr(self, name)} is negative, infinite or no number"
 
     def _combinations(self) -> Iterable[Fault]:
         """Values that do not go together."""
@@ -189,8 +191,6 @@ class Settings:
             yield "dtype", "int8 needs the CPU kernels, which tensor_parallel does not use"
         if self.budget is not None and "window" not in self.members:
             yield "kv_budget", "is for drafter window alone with tensor_parallel"
-        if re.fullmatch(r"cuda:\d+", self.device):
-            yield "device", f"{self.device} is one GPU: with tensor_parallel say cuda, of which each rank takes one"
         untrained = self.strategy == "ar" or (self.members and all(name in UNTRAINED for name in self.members))
         if self._given("drafter_ranks") and untrained:
             yield "drafter_ranks", "has a use only with a drafter that has weights: others run on every rank"
@@ -254,3 +254,10 @@ class Settings:
             return self
         device = f"cuda:{number}" if self.device == "cuda" else self.device
         return replace(self, device=device, threads=max(1, (self.threads or usual_threads()) // workers))
+
+
+def rank_faults(device: str) -> list[Fault]:
+    """What keeps the ranks of tensor parallel decoding from having a device each."""
+    if not re.fullmatch(r"cuda:\d+", device):
+        return []
+    return [("device", f"{device} is one GPU: with tensor_parallel say cuda, of which each rank takes one")]

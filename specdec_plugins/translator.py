@@ -38,7 +38,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request
 from specdec_plugins.encoders import source_encoder, target_encoder
 from specdec_plugins.formats.folder import Pair, load_folder
-from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.settings import OptionError, Settings, rank_faults
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.bpe import remove_bpe as join_subwords
 from specdec_plugins.text.tokenizers import Tokenizer, load_codes, load_tokenizer
@@ -70,6 +70,8 @@ class Translator:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs{choice}")
         if settings.max_positions:
             pair = beyond_training(pair, settings.max_positions, settings.strategy != "ar")
+        if settings.tensor_parallel and (faults := rank_faults(settings.device)):
+            raise OptionError(faults)
         self.ranks = all_ranks() if settings.tensor_parallel else None
         if self.ranks is not None:
             settings = settings.share(local("RANK"), local("WORLD_SIZE"))
@@ -180,7 +182,15 @@ class Translator:
 
     def request(self, index: int, source: Sequence[int], **options) -> Request:
         """A request for a session, with the lengths, the rule against repeats and the sampling of the settings; ``options`` are
-        further fields of `Request`."""
+        further fields of `Request`. Raises SourceTooLong, or ValueError if a token is in no dictionary.
+        """
+        if len(source) > self.max_source:
+            raise SourceTooLong(index, f"{len(source) - 1:,}", self.max_source - 1)
+        pair = self.pair
+        sides = {"source": pair.source, "forced": pair.target, "hint": pair.target}
+        for name, tokens in {"source": source, **options}.items():
+            if name in sides and tokens and not 0 <= min(tokens) <= max(tokens) < len(sides[name].symbols):
+                raise ValueError(f"request {index}: {name} has numbers of no token of the {len(sides[name].symbols):,} there are")
         how = self.settings
         usual = {
             "limit": self.limit(len(source)), "min_length": how.min_len, "no_repeat": how.no_repeat_ngram_size,
@@ -218,11 +228,19 @@ class Translator:
         """Yield the translations in order, reading ``buffer_size`` sentences at a time. Options as for `translate`."""
         if isinstance(sentences, str):
             raise TypeError("stream takes a list of sentences, or another iterable, not one string")
-        lines = iter(sentences)
-        first = options.pop("first", 0)
+        lines, first, begun = iter(sentences), options.pop("first", 0), 0
+        hints = options.pop("hints", None)
         while buffer := list(islice(lines, buffer_size)):
-            yield from self.translate(buffer, first=first, **options)
-            first += len(buffer)
+            if hints is not None:
+                options["hints"] = hints[begun : begun + len(buffer)]
+            try:
+                yield from self.translate(buffer, first=first + begun, **options)
+            except SourceTooLong as error:
+                error.index += begun
+                raise
+            begun += len(buffer)
+        if hints is not None and len(hints) != begun:
+            raise ValueError(f"{begun:,} sentences, and {len(hints):,} hints")
 
     def take_stats(self) -> DecodeStats:
         """What ``stats`` summed up since the last time; they begin again."""

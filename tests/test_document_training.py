@@ -65,6 +65,10 @@ def test_the_first_layers_are_left_alone():
     with guided.watch():
         run(model, source, prefix)
     assert set(guided.inputs) == set(guided.layers)
+    wrapped = nn.Module()
+    wrapped.module = nn.Module()
+    wrapped.module.module = model  # as fairseq wraps it for several GPUs
+    assert GuidedAttention(wrapped, source, prefix, PAD, (END, END), damping=1.0).layers == guided.layers
 
 
 @pytest.mark.parametrize("neighbours", [0, 1])
@@ -224,15 +228,19 @@ def symbols(*batches):
 def test_sentences_move_within_the_positions_that_there_are_and_the_target_with_the_source():
     torch.manual_seed(1)
     source, target = symbols(make_batch([40] * 400, left=True), make_batch([60] * 400))
-    by, target_by = shifts(source, target, 1000, 0.5)
+    by, target_by = shifts(source, target, (1000, 1000), 0.5)
     assert 150 < by.eq(0).sum() < 250 and by.min() == 0 and by.max() <= 960
     assert by[by > 0].float().mean() == pytest.approx(480, rel=0.1)
     inside = (by > 0) & (target_by < 940)
     assert target_by[by == 0].eq(0).all() and target_by.min() >= 0 and target_by.max() <= 940
     drift = target_by[inside] - 1.5 * by[inside]
     assert drift.abs().max() < 5 * 0.3 * 1000**0.5 and drift.std() > 2
-    assert shifts(source, target, 1000, 0.0)[0].eq(0).all()
-    assert shifts(*symbols(make_batch([1000])), symbols(make_batch([1000]))[0], 1000, 1.0)[0].eq(0).all()  # no room
+    assert shifts(source, target, (1000, 1000), 0.0)[0].eq(0).all()
+    full = symbols(make_batch([1000]), make_batch([700]))
+    assert not any(map(torch.any, shifts(*full, (1000, 700), 1.0)))  # no room
+    for most in ((2000, 700), (2000, 690), (900, 2000)):  # sides have room of their own, and where there is none nothing moves
+        by, target_by = shifts(*full, most, 1.0)
+        assert 0 <= by <= max(0, most[0] - 1000) and 0 <= target_by <= max(0, most[1] - 700)
 
 
 def test_shifted_a_model_reads_the_rows_further_on(monkeypatch):

@@ -238,6 +238,9 @@ def test_only_for_roles_that_it_knows():
     session = native(drafter=Mine(drafter.model))
     assert session(None, None, Prefix(), Plan([2, 0]), 1) is None
     assert native(acceptance=lambda scores, draft, prefix: None) is None
+    following = Mine(drafter.model)
+    following.follows = True  # it has to be told of every iteration
+    assert native(drafter=following) is None
     # A drafter that reads the verifier's hidden states sets this; iterations that draft nothing stay native.
     verifier.model.features_wanted = True
     _, calls, expected_calls = both((Mine(drafter.model), verifier), requests_of(6, seed=2), controllers(0, 3), 2)

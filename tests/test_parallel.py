@@ -34,6 +34,7 @@ from specdec_plugins.decoding.values import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.measure.random_pair import Shape, random_pair
+from specdec_plugins.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 DEATH = 10.0  # seconds in which a run ends when a rank dies, of which less than one is not due to a busy machine
@@ -430,6 +431,14 @@ def rank_of(parent, rank):
         if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text():
             return int(child)
     raise LookupError(rank)
+
+
+# ---- GPUs
+
+
+def test_each_rank_takes_a_gpu():
+    settings = Settings(tensor_parallel=True, device="cuda", threads=4)
+    assert [settings.share(number, 2).device for number in (0, 1)] == ["cuda:0", "cuda:1"]
 
 
 # ---- what is refused

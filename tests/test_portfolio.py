@@ -165,8 +165,52 @@ def test_a_draft_is_judged_to_its_end():
         tokens = portfolio.propose(state, prefix, uniform(1, 4)).tokens
         portfolio.observe(state, None, Draft(tokens), Verdict([0], [token], [[]], [False]))
         commit(prefix, [[token]])
-    assert learned == [([5, 6, 7, 8], 2, False)]
-    assert state.judged[0][0] == ([8, 9], 1, False)
+    assert learned == [([5, 6, 7, 8], 2, False, 0)]
+    assert state.judged[0][0] == ([8, 9], 1, False, 3)
+
+
+@pytest.mark.parametrize("between", [[], [6], [6, 7, 8], [6, 7, 8, 9], [6, 4], [4, 7]])
+def test_tokens_of_iterations_without_a_proposal_count(between):
+    """A draft goes on to be judged by what came between, as if it had been told."""
+    portfolio = Portfolio([Fixed([5, 6, 7, 8, 9])])
+    state, learned = portfolio.start(1, None), []
+    portfolio.admit(state, Source([[4, EOS]], SYMBOLS))
+    portfolio.expected[0].learn = learned.append
+    prefix = prefix_of([[]])
+    tokens = portfolio.propose(state, prefix, uniform(1, 4)).tokens
+    portfolio.observe(state, None, Draft(tokens), Verdict([0], [5], [[]], [False]))
+    for token in (5, *between):
+        commit(prefix, [[token]])
+    portfolio.propose(state, prefix, uniform(1, 1))
+    right = agreeing([5, 6, 7, 8], prefix.outputs[0])
+    if right < 4 and right == len(prefix.outputs[0]):
+        assert not learned and state.judged[0][0].agreed == right
+    else:
+        assert learned == [([5, 6, 7, 8], right, False, 0)] and state.judged[0][0] is None
+
+
+class Told(Fixed):
+    """Notes what it is told."""
+
+    def __init__(self, text, follows):
+        super().__init__(text)
+        self.follows, self.told = follows, []
+
+    def observe(self, state, scores, draft, verdict):
+        self.told.append(verdict.own)
+
+
+def test_only_a_drafter_that_follows_is_told_of_iterations_for_which_it_was_not_asked():
+    following, other = Told([5], True), Told([5], False)
+    portfolio = Portfolio([following, other])
+    state = portfolio.start(1, None)
+    portfolio.admit(state, Source([[4, EOS]], SYMBOLS))
+    prefix = prefix_of([[]])
+    portfolio.observe(state, None, Draft([[]]), Verdict([0], [9], [[]], [False]))
+    tokens = portfolio.propose(state, prefix, uniform(1, 1)).tokens
+    portfolio.observe(state, None, Draft(tokens), Verdict([1], [7], [[]], [False]))
+    portfolio.observe(state, None, Draft([[]]), Verdict([0], [8], [[]], [False]))
+    assert following.told == [[9], [7], [8]] and other.told == [[7]]
 
 
 def test_a_gate_cuts_only_the_models_drafts():

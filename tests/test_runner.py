@@ -41,6 +41,7 @@ def test_a_run_that_ends_well_leaves_signals_as_they_were(capsys):
     [
         (ValueError("line 3:\nbad"), [], 1, "error: line 3: bad (so far: 2)"),
         (ImportError("no such package"), [], 1, "error: no such package (so far: 2)"),
+        (MemoryError("no room for a pass"), [], 1, "error: no room for a pass (so far: 2)"),
         (OSError(errno.ENOENT, "No such file", "a.txt"), [], 1, "error: a.txt: No such file (so far: 2)"),
         (OSError(errno.ENOSPC, "No space left"), ["--output", "b"], 1, "error: b: No space left (so far: 2)"),
         (OSError(errno.ENOSPC, "No space left"), [], 1, "error: stdout: No space left (so far: 2)"),

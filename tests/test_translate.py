@@ -206,11 +206,14 @@ def test_standard_input_and_output(folder, lines):
     assert unended.stdout == result.stdout and unended.stderr == b""
 
 
-def test_gzip_and_carriage_returns(folder, lines, tmp_path, source, capfd):
+def test_gzip_and_carriage_returns(folder, lines, tmp_path, source, capfd, monkeypatch):
     expected = run(capfd, "--model", folder, "--quiet", "--input", source)[0]
     packed = tmp_path / "source.gz"
     packed.write_bytes(gzip.compress("\r\n".join(lines).encode() + b"\r\n"))
     assert run(capfd, "--model", folder, "--quiet", "--input", packed)[0] == expected
+    packed.write_bytes(packed.read_bytes()[:-9])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # then the lines are counted first
+    assert f"{packed}: " in run(capfd, "--model", folder, "--input", packed, status=1)[1]
 
 
 def rounded(content):
@@ -445,6 +448,7 @@ MISUSE = {
     "--workers 0": "--workers 0 is less than 1",
     "--workers 2 --device cuda:1": "--device cuda:1 is one GPU: with --workers say --device cuda, for the first ones",
     "--batch-size 0": "--batch-size 0 is less than 1",
+    "--max-len-a inf": "--max-len-a inf is negative, infinite or no number",
     "--max-len-b 0": "--max-len-b 0 leaves no room for an output, with 0.0 tokens per source token",
     "--resume": "--resume needs --output",
     "--verifier x --drafter x": "--model stands alone, without --verifier, --drafter",
@@ -573,5 +577,17 @@ def test_the_python_interface(folder, lines):
     )
     assert stats.sentences == 2 * sum(bool(line.strip()) for line in lines)
     assert stats.committed == stats.accepted + stats.own_tokens == 2 * sum(len(result.token_scores) for result in results)
+    symbols, eos = len(translator.pair.source.symbols), translator.encode(["a"])[0][-1]
+    for source, options, said in (
+        ([symbols, eos], {}, f"request 7: source has numbers of no token of the {symbols} there are"),
+        ([4, eos], {"forced": [4, -1]}, "request 7: forced has numbers"),
+        ([4, eos], {"hint": [10**6]}, "request 7: hint has numbers"),
+        ([4] * 5000, {}, "4,999 tokens, and the models read at most"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            translator.request(7, source, **options)
+    with pytest.raises(SourceTooLong) as error:
+        list(translator.stream(["a"] * 3 + ["a " * 5000], buffer_size=3))
+    assert error.value.index == 3
     with pytest.raises(ValueError, match="strategy 'magic' is unknown; available: specdec, ar, drafter, fairseq"):
         Translator.from_pretrained(folder, strategy="magic")

@@ -92,6 +92,8 @@ def test_the_place_is_that_of_the_computation():
     here = place("int8", 1)
     assert here == place("auto", 1) and here != place("float32", 1) and here != place("int8", 2)
     assert here.build.startswith("kernels ") and here.threads == 1
+    assert place("int8", 1, "cpu:0") == here
+    assert place("float32", 1, "meta").processor == "meta"  # and no GPU is asked
 
 
 def test_the_best_arm_is_shown():

@@ -52,7 +52,7 @@ def run_command(
             _discard_output()
         where = error.filename or getattr(options, "output", None) or "stdout"
         return _failed(1, parser, f"{where}: {error.strerror or error}{ending()}")
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, MemoryError) as error:
         return _failed(1, parser, f"{error}{ending()}")
     except (KeyboardInterrupt, Terminated) as stop:
         below = "\n" * sys.stderr.isatty()  # a terminal's line holds ^C or a progress bar

@@ -6,8 +6,9 @@ import os
 import re
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from specdec_plugins.commands.progress import bar
@@ -269,7 +270,8 @@ def progress(options: argparse.Namespace, done: int, terminal: bool):
     hidden = options.quiet or not sys.stderr.isatty() or options.trace == "" or terminal
     total = None
     if not hidden and options.input and os.path.isfile(options.input):  # what a pipe holds can be read only once
-        total = count_line_ends(options.input)
+        with suppress(OSError, EOFError, zlib.error):  # what is wrong with the file is told where it is read
+            total = count_line_ends(options.input)
     return bar(hidden=hidden, total=total, initial=done, unit=" lines")
 
 

@@ -79,7 +79,8 @@ class VerifierLoss(LabelSmoothedCrossEntropyCriterion):
         mixed = device == "cpu" and torch.get_float32_matmul_precision() == "medium"
         long = device == "cpu" and sample["target"].size(1) >= LONG
         flash = flash_attention(model) if long else nullcontext()
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed), flash:
+        autocast = torch.autocast(device, dtype=torch.bfloat16) if mixed else nullcontext()  # fairseq's own (--amp) stays on
+        with autocast, flash:
             return self.trained(model, sample, reduce) if model.training else super().forward(model, sample, reduce)
 
     def trained(self, model, sample, reduce):

@@ -2,7 +2,7 @@
 reference.
 
 The roles are the verifier on the kernels, the causal block drafter or heads there or no drafter, and the exact or the tolerant
-rule, with those for rows that sample. Beside another drafter, iterations that draft nothing are native.
+rule, with those for rows that sample. Beside another drafter iterations that draft nothing are native, if it need not be told.
 
 B rows, K drafted tokens.
 """
@@ -214,4 +214,6 @@ def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, co
     make = halves.get(type(drafter))
     if make and type(drafter.model) is CpuModel:  # type: ignore[attr-defined]
         return NativeLoop(make(drafter), verifier.model, acceptance, constraints)
+    if getattr(drafter, "follows", False):
+        return None
     return NativeLoop(None, verifier.model, acceptance, constraints, type(drafter) is not NoDrafter)

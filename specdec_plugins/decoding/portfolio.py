@@ -30,21 +30,23 @@ Drafted = list[list[int]]  # by drafter, of one row
 
 
 class Judged(NamedTuple):
-    """A draft, how many of its tokens were right so far, and whether its drafter's draft before it was right."""
+    """A draft, how many of its tokens were right so far, whether its drafter's draft before it was right, and where it begins."""
 
     tokens: list[int]
     agreed: int
     right: bool
+    place: int
 
 
 @dataclass
 class State:
-    """The drafters' states; of each row, by drafter, whether its last draft was right, what is judged, and its present draft."""
+    """The drafters' states; of each row, by drafter, whether its last draft was right, and what is judged."""
 
     states: list[Any]
     right: list[list[bool]] = field(default_factory=list)
     judged: list[list[Judged | None]] = field(default_factory=list)
-    drafts: list[Drafted] = field(default_factory=list)
+    drafts: list[Drafted] = field(default_factory=list)  # of each row, between proposal and verdict
+    places: list[int] = field(default_factory=list)  # and where they begin in the output
 
     def select(self, order: list[int]) -> None:
         for state in self.states:
@@ -52,7 +54,6 @@ class State:
                 state.select(order)
         self.right = [self.right[row].copy() for row in order]
         self.judged = [self.judged[row].copy() for row in order]
-        self.drafts = [self.drafts[row] for row in order]
 
 
 class Expectation:
@@ -100,11 +101,12 @@ class Portfolio:
             drafter.admit(own, source)
         state.right += [[False] * len(self.drafters) for _ in source.sentences]
         state.judged += [[None] * len(self.drafters) for _ in source.sentences]
-        state.drafts += [[] for _ in source.sentences]
 
     def propose(self, state: State, prefix: Prefix, plan: Plan) -> Draft:
         plan = plan._replace(tree=None)
+        self._catch_up(state, prefix)
         state.drafts = [[[] for _ in self.drafters] for _ in prefix.requests]
+        state.places = list(map(len, prefix.outputs))
         for number in range(len(self.drafters)):
             if number != self.model:
                 self._ask(number, state, prefix, plan)
@@ -143,19 +145,28 @@ class Portfolio:
 
     def observe(self, state: State, scores: Any, draft: Draft, verdict: Verdict) -> None:
         for drafter, own in zip(self.drafters, state.states):
-            if hasattr(drafter, "observe"):
+            if hasattr(drafter, "observe") and (state.drafts or getattr(drafter, "follows", False)):
                 drafter.observe(own, scores, draft, verdict)
+        if not state.drafts:
+            return  # an iteration that nothing was drafted for: `_catch_up` will see its tokens
         assert verdict.own is not None
         for row, (tokens, accepted, after) in enumerate(zip(draft.tokens, verdict.accepted, verdict.own)):
             said = [*tokens[:accepted], after]
             for number, drafted in enumerate(state.drafts[row]):
                 judged = state.judged[row][number]
                 if judged is None and drafted:
-                    judged = Judged(drafted, 0, state.right[row][number])
+                    judged = Judged(drafted, 0, state.right[row][number], state.places[row])
                 state.judged[row][number] = judged and self._judge(number, judged, said)
                 if drafted:
                     state.right[row][number] = agreeing(drafted, said) == min(len(drafted), len(said))
-            state.drafts[row] = []
+        state.drafts = []
+
+    def _catch_up(self, state: State, prefix: Prefix) -> None:
+        """Compare what is judged with tokens of iterations for which there was no proposal."""
+        for judged, output in zip(state.judged, prefix.outputs):
+            for number, draft in enumerate(judged):
+                if draft and (said := output[draft.place + draft.agreed :]):
+                    judged[number] = self._judge(number, draft, said)
 
     def _judge(self, number: int, draft: Judged, said: list[int]) -> Judged | None:
         """Compare a draft with what was said; None if that is the end of it."""

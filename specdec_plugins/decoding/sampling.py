@@ -72,7 +72,8 @@ def warp(logits: Tensor, table: Table, drafted: Tensor | None = None) -> Tensor:
     follow. Position j of a row comes after its prefix and the first j of its ``drafted`` tokens (R, W - 1), if there are any.
     """
     values = penalised(logits.double(), table, drafted)
-    values = values / torch.where(table.temperature > 0, table.temperature, 1.0)[..., None]
+    temperature = table.temperature.clamp(1e-30, 1e30)  # of which nothing becomes NaN
+    values = values / torch.where(table.temperature > 0, temperature, 1.0)[..., None]
     order = values.sort(dim=-1, descending=True, stable=True)
     last = (table.top_k - 1).where(table.top_k > 0, values.size(-1) - 1).clamp(max=values.size(-1) - 1)
     least = order.values.gather(-1, last[..., None].expand(*values.shape[:-1], 1))

@@ -130,13 +130,14 @@ class Draft:
 
     def cut(self, gate: Gate) -> "Draft":
         """The tokens before the position at which the product of confidences falls below the drafter's ``gate``."""
-        if not gate.drafter or self.confidence is None:
+        sure = self.confidence if gate.drafter else None  # which comes from the device at each reading
+        if sure is None:
             return self
         kept = []
-        for tokens, confidence in zip(self.tokens, self.confidence):
+        for tokens, confidence in zip(self.tokens, sure):
             products = accumulate(confidence, mul)
             kept.append([token for token, _ in zip(tokens, takewhile(lambda product: product >= gate.drafter, products))])
-        return Draft(kept, self.distribution, self.confidence)
+        return Draft(kept, self.distribution, sure)
 
 
 class DeviceDraft(Draft):

@@ -65,10 +65,11 @@ def place(dtype: str, threads: int | None, device: str = "cpu") -> Place:
     from specdec_plugins.decoding.assembly import fastest
     from specdec_plugins.decoding.backends.cpu.binding import library
 
-    kernels = library() if device == "cpu" else None
+    kind = torch.device(device).type
+    kernels = library() if kind == "cpu" else None
     build = f"torch {torch.__version__}" if kernels is None else f"kernels {fingerprint([Path(kernels._name)])}"
-    dtype = fastest(device.split(":")[0]) if dtype == "auto" else dtype
-    processor = cpu_name() if device == "cpu" else torch.cuda.get_device_name(device)
+    dtype = fastest(kind) if dtype == "auto" else dtype
+    processor = torch.cuda.get_device_name(device) if kind == "cuda" else cpu_name() if kind == "cpu" else kind
     return Place(processor, threads or usual_threads(), dtype, build)
 
 

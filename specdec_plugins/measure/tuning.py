@@ -4,7 +4,6 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence, Sized
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, committed
@@ -49,7 +48,8 @@ def learn(translator: "Translator", lines: Sequence[str], batch_sizes: Sequence[
     sources, measured = translator.encode(lines), defaultdict(list)
     for _ in range(rounds):
         for rows in batch_sizes:
-            full = list(chain.from_iterable(repeat(sources, -(-rows // len(sources)))))
+            # Copies, as rows with the same list of tokens would share its encoding.
+            full = [list(source) for _ in range(-(-rows // len(sources))) for source in sources]
             for length, gate in arms:
                 recorder = Recorder(length, gate, rows, acceptance[gate])
                 translator.roles = translator.roles._replace(controller=recorder)

@@ -47,6 +47,8 @@ class GuidedAttention:
             ends: the symbols that end a sentence, of the source and of the target.
             damping: nats taken from the logits of what is not near.
         """
+        while isinstance(inner := getattr(model, "module", None), nn.Module):  # as fairseq wraps it for several GPUs
+            model = inner
         self.layers = {
             name: layer
             for name, layer in model.named_modules()

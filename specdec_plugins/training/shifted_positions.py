@@ -20,21 +20,21 @@ from torch import Tensor
 DRIFT = 0.3
 
 
-def shifts(source: Tensor, target: Tensor, longest: int, share: float) -> tuple[Tensor, Tensor]:
+def shifts(source: Tensor, target: Tensor, most: tuple[int, int], share: float) -> tuple[Tensor, Tensor]:
     """Draw how far each sentence is moved: not at all, or uniformly as far as there is room.
 
     Args:
         source, target: (B, S) and (B, T) bool, true where there is a symbol and no padding.
-        longest: positions that the model has. share: of the sentences that are moved.
+        most: positions that the model has for a source and for a target. share: of the sentences that are moved.
 
     Returns: of the source and of the target, (B,) int64. A target's is the source's in proportion to the batch's lengths.
     """
     lengths, target_lengths = source.sum(1), target.sum(1)
     moved = torch.rand(lengths.shape, device=lengths.device) < share
-    source_shift = (torch.rand(lengths.shape, device=lengths.device) * (longest - lengths + 1)).long() * moved
+    source_shift = (torch.rand(lengths.shape, device=lengths.device) * (most[0] - lengths + 1).clamp(min=0)).long() * moved
     drift = torch.randn(lengths.shape, device=lengths.device) * source_shift.sqrt() * DRIFT
     target_shift = (source_shift * (target_lengths.sum() / lengths.sum()) + drift).long()
-    return source_shift, target_shift.clamp(min=0).minimum(longest - target_lengths)
+    return source_shift, target_shift.minimum(most[1] - target_lengths).clamp(min=0)
 
 
 @contextmanager
@@ -51,10 +51,10 @@ def shifted_positions(model: FairseqEncoderDecoderModel, source: Tensor, target:
     tables = [side.embed_positions for side in (model.encoder, model.decoder)]
     if not all(isinstance(table, SinusoidalPositionalEmbedding) for table in tables):
         raise ValueError("--shifted-positions is for the fixed positions that a Transformer has by default")
-    longest = min(table.weights.size(0) - table.padding_idx - 1 for table in tables)
+    source_most, target_most = (table.weights.size(0) - table.padding_idx - 1 for table in tables)
     hooks = [
         table.register_forward_hook(shift(symbols, by))
-        for table, symbols, by in zip(tables, (source, target), shifts(source, target, longest, share))
+        for table, symbols, by in zip(tables, (source, target), shifts(source, target, (source_most, target_most), share))
     ]
     try:
         yield

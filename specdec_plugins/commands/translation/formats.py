@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from specdec_plugins.text.bpe import remove_bpe as join_subwords
+
 if TYPE_CHECKING:
     from specdec_plugins.translator import Translation
 
@@ -50,7 +52,7 @@ def as_fairseq(number: int, outputs: Sequence["Translation"], reference: str | N
 
     def joined(tokens: list[str]) -> str:
         line = " ".join(tokens)
-        return line.replace("@@ ", "") if remove_bpe else line
+        return join_subwords(line) if remove_bpe else line
 
     lines = [f"S-{number}\t{joined(outputs[0].source_tokens)}"]
     if reference is not None:

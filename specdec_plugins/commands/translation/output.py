@@ -94,7 +94,7 @@ class Trace:
 
 def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[str]:
     """The lines that tell a person what a run came to."""
-    units = "sentences" if settings.windows is None else "windows"
+    units = "samples" if settings.drawn > 1 else "sentences" if settings.windows is None else "windows"
     lines = [
         f"{stats.sentences:,} {units}, {stats.committed:,} tokens in {seconds:.1f} s: "
         f"{stats.sentences / seconds:,.1f} {units}/s, {stats.committed / seconds:,.0f} tokens/s"

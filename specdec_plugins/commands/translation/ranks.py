@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from specdec_plugins.commands.runner import Terminated
 from specdec_plugins.commands.translation.answers import Answers
 from specdec_plugins.commands.translation.buffers import Buffer
-from specdec_plugins.settings import Fault
+from specdec_plugins.settings import Fault, rank_faults
 
 if TYPE_CHECKING:  # options are checked before torch is loaded
     from specdec_plugins.decoding.ranks import Ranks
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # options are checked before torch is loaded
 
 def parallel_faults(options: argparse.Namespace) -> list[Fault]:
     """What of the options does not go with --tensor-parallel, and whether torchrun is there."""
-    faults: list[Fault] = []
+    faults = rank_faults(options.device)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         start = "torchrun --nproc-per-node N -m specdec_plugins.commands.translate"
         faults.append(("tensor_parallel", f"needs torchrun, which starts the ranks: {start}"))

@@ -18,7 +18,7 @@ from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Draws, Plan, Source, Verdict
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.formats.spec import ModelSpec
 
 
 class RowState(Protocol):
@@ -142,10 +142,4 @@ class LoadedModel(Protocol):
 
     def bytes_for(self, source: int, target: int) -> int:
         """The memory that the entries of a row with so many positions take."""
-        ...
-
-
-class Backend(Protocol):
-    def load(self, verifier: Model, drafter: DrafterModel | None) -> tuple[LoadedModel, Any]:
-        """Both models, with what they have in common held once; a drafter that is no Transformer of ours is None."""
         ...

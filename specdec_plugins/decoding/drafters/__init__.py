@@ -80,7 +80,7 @@ def find(name: str) -> Any:
     if separator:
         try:
             code = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, TypeError) as error:
             raise ValueError(f"drafter '{name}': {error}") from None
     else:
         points = {point.name: point for point in entry_points(group=GROUP)}

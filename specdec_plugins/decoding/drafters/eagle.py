@@ -117,7 +117,7 @@ class EagleState:
 
 
 class EagleDrafter:
-    needs_verifier = follows = True
+    needs_verifier = True
 
     def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Tensor], Tensor], unknown: Tensor):
         self.model, self.verifier, self.join = model, verifier, join

@@ -23,7 +23,7 @@ VERSION = 12  # of the library's functions and their parameters: `specdec_versio
 VARIANTS = ("amx", "avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3, "gelu_accurate": 2, "gelu_fast": 2}  # the last two: fairseq's
+ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
 TILE = 32  # outputs that are computed together; all widths but the vocabulary's are multiples of it
 
 Pair = tuple[Tensor, Tensor]  # a norm's weight and bias

@@ -33,7 +33,7 @@ from specdec_plugins.decoding.backends.torch.transformer import (
     load_pair,
 )
 from specdec_plugins.decoding.ranks import Ranks
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
+from specdec_plugins.formats.spec import DrafterModel, Model
 
 Part = TypeVar("Part")
 
@@ -87,17 +87,17 @@ class Split:
         """A part of a model, which errors call ``name``."""
         if faults := obstacles(whole, ranks.size):
             raise UnsupportedModel("; ".join(f"{name} {fault}" for fault in faults))
-        encoder = self._once(whole.encoder, lambda each: self._encoder(each, ranks, whole.spec))
-        return replace(whole, encoder=encoder, decoder=self._decoder(whole.decoder, ranks, whole.spec))
+        encoder = self._once(whole.encoder, lambda each: self._encoder(each, ranks))
+        return replace(whole, encoder=encoder, decoder=self._decoder(whole.decoder, ranks))
 
-    def _encoder(self, whole: Encoder, ranks: Ranks, spec: ModelSpec) -> Encoder:
+    def _encoder(self, whole: Encoder, ranks: Ranks) -> Encoder:
         part = copy(whole)
         part.embedding, part.norm = self._embedding(whole.embedding), self._norm(whole.norm)
         part.layers = [self._layer(layer, ranks, whole.heads) for layer in whole.layers]
         part.heads = extent(ranks.share(whole.heads))
         return part
 
-    def _decoder(self, whole: Decoder, ranks: Ranks, spec: ModelSpec) -> Decoder:
+    def _decoder(self, whole: Decoder, ranks: Ranks) -> Decoder:
         embedding, heads = self._embedding(whole.embedding), ranks.share(whole.heads)
         memory, tokens = whole.memory, ranks.share(len(whole.projection))
         tied = whole.projection is whole.embedding.tokens  # then a view of it takes no memory of its own

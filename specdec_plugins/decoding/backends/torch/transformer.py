@@ -205,7 +205,7 @@ class Successor:
 
 
 class Decoder:
-    """The parts of a decoder; `verifier.py` and `drafters/block.py` say what attends to what."""
+    """The parts of a decoder; `TorchModel.read` and `read_block` say what attends to what."""
 
     def __init__(self, weights: Weights, spec: ModelSpec, code: str | None = None):
         """``code`` is a drafter's: with it the weights may have what belongs to that drafter alone."""
