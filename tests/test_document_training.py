@@ -9,11 +9,10 @@ from conftest import make_batch, make_dictionary, make_verifier
 from torch import nn
 
 import specdec_plugins.tasks  # noqa: F401  (as --user-dir does)
-from specdec_plugins.criterions import verifier_loss
+from specdec_plugins.criterions import guided_attention, verifier_loss
+from specdec_plugins.criterions.guided_attention import GuidedAttention
+from specdec_plugins.criterions.shifted_positions import shifted_positions, shifts
 from specdec_plugins.criterions.verifier_loss import VerifierLoss
-from specdec_plugins.training import guided_attention
-from specdec_plugins.training.guided_attention import GuidedAttention
-from specdec_plugins.training.shifted_positions import shifted_positions, shifts
 
 PAD, EOS, END = 1, 2, 5
 LAYERS = [
@@ -244,7 +243,7 @@ def test_sentences_move_within_the_positions_that_there_are_and_the_target_with_
 
 
 def test_shifted_a_model_reads_the_rows_further_on(monkeypatch):
-    from specdec_plugins.training import shifted_positions as module
+    from specdec_plugins.criterions import shifted_positions as module
 
     model, _ = make_verifier()
     source, prefix = make_batch([5, 3, 6], left=True), make_batch([4, 7, 2])

@@ -15,8 +15,8 @@ from fairseq.modules import MultiheadAttention
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from specdec_plugins.training.guided_attention import AS_IN_TRAINING, GuidedAttention, sentence_ends
-from specdec_plugins.training.shifted_positions import shifted_positions
+from specdec_plugins.criterions.guided_attention import AS_IN_TRAINING, GuidedAttention, sentence_ends
+from specdec_plugins.criterions.shifted_positions import shifted_positions
 
 # Target tokens from which on a CPU takes the flash kernel. Forward and backward of 4 heads of 64, one thread of a Xeon at
 # 2.5 GHz, milliseconds by flash and plain: 250 tokens (batch of 16) 97 and 127, 1,000 (4) 270 and 530, 4,000 (1) 970 and 2,150;
