@@ -6,13 +6,13 @@ at once and overwritten later, rows have different lengths, and nothing is cropp
 L layers, R slots of capacity, B rows in use, T positions of capacity, Q positions written, W numbers an entry.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.values import send
+from specdec_plugins.decoding.values import Source, send
 
 
 class Selection(NamedTuple):
@@ -97,6 +97,12 @@ class KVCache:
             used[:, new] = entries
 
 
+# Sentences that are not encoded yet, by slot: their source, and their number there.
+Due = dict[int, tuple[Source, int]]
+# Writes the cross-attention entries of some sentences of a source, given by number, into slots of a cache.
+Remember = Callable[[Source, Sequence[int], KVCache, Sequence[int]], None]
+
+
 def span(numbers: Sequence[int], device: torch.device) -> Tensor | slice:
     """The same as an index; a slice, which copies several times as fast, where they follow each other.
 
@@ -109,3 +115,11 @@ def span(numbers: Sequence[int], device: torch.device) -> Tensor | slice:
 def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to attention scores: minus infinity where ``hidden`` (bool), else 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+
+def write_due(due: Due, remember: Remember, cache: KVCache) -> None:
+    """Encode what is due, all sentences of a source together; nothing is due then."""
+    while due:
+        source = next(iter(due.values()))[0]
+        slots = [slot for slot, (other, _) in due.items() if other is source]
+        remember(source, [due.pop(slot)[1] for slot in slots], cache, slots)

@@ -145,11 +145,7 @@ class CpuModel:
             *cache.layout,
         )  # fmt: skip
         if self.copy is not None:
-            embedding = self.source_embedding
-            tokens = source.tokens[list(numbers)]
-            embedded = embedding.embed(tokens)  # (N, S, D)
-            keys = (embedded + embedding.place(torch.arange(tokens.size(1)).expand_as(tokens))) @ self.copy  # W p . k = p . (k W)
-            cache.put(slots, torch.cat([keys, embedded], -1)[None], self.layers)
+            cache.put(slots, self.source_embedding.copied(source.tokens[list(numbers)], self.copy), self.layers)
 
     # ---- passes
 

@@ -4,15 +4,12 @@ A row's target slot is its own. Its source slot may be shared: rows that were du
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from specdec_plugins.decoding.backends.cache import KVCache
+from specdec_plugins.decoding.backends.cache import Due, KVCache, Remember, write_due
 from specdec_plugins.decoding.values import Source
-
-# Writes the cross-attention entries of some sentences of a source, given by number, into slots of a cache.
-Remember = Callable[[Source, Sequence[int], KVCache, Sequence[int]], None]
 
 
 class Slots:
@@ -61,7 +58,7 @@ class SlottedState:
         self.slots: list[int] = []  # of each row, its target slot
         self.source_slots: list[int] = []
         self.lengths: list[int] = []  # of the rows' sources
-        self._due: dict[int, tuple[Source, int]] = {}  # by source slot: its source and its number there, until it is encoded
+        self._due: Due = {}  # by source slot, until it is encoded
 
     @property
     def rows(self) -> int:
@@ -82,10 +79,7 @@ class SlottedState:
         self.lengths += [self.lengths[row] for row in rows]
 
     def encode(self) -> None:
-        while self._due:
-            source = next(iter(self._due.values()))[0]
-            slots = [slot for slot, (other, _) in self._due.items() if other is source]
-            self._remember(source, [self._due.pop(slot)[1] for slot in slots], self.sources, slots)
+        write_due(self._due, self._remember, self.sources)
 
     @torch.inference_mode()
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:

@@ -129,11 +129,7 @@ class TorchModel:
         entries = decoder.memory(source.encoded_by(encoder)[chosen])  # (N, S, L 2 D)
         cache.put(rows, entries.unflatten(-1, (len(decoder.layers), -1)).permute(2, 0, 1, 3))
         if decoder.copy is not None:
-            tokens = source.tokens[chosen]
-            positions = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
-            embedded = encoder.embedding.embed(tokens)  # (N, S, D)
-            keys = (embedded + encoder.embedding.place(positions)) @ decoder.copy  # W p . k = p . (k W)
-            cache.put(rows, torch.cat([keys, embedded], -1)[None], len(decoder.layers))
+            cache.put(rows, encoder.embedding.copied(source.tokens[chosen], decoder.copy), len(decoder.layers))
 
     # ---- passes
 

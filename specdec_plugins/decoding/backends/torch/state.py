@@ -3,16 +3,13 @@
 B rows, S source positions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import KVCache, hide
+from specdec_plugins.decoding.backends.cache import Due, KVCache, Remember, hide, write_due
 from specdec_plugins.decoding.values import Source, send
-
-# Writes the cross-attention entries of some sentences of a source, given by number, into slots of a cache.
-Remember = Callable[[Source, Sequence[int], KVCache, Sequence[int]], None]
 
 
 class DenseState:
@@ -24,7 +21,7 @@ class DenseState:
     def __init__(self, cache: KVCache, sources: KVCache, remember: Remember):
         self.cache, self.sources, self._remember = cache, sources, remember
         self.lengths: list[int] = []  # of the rows' sources
-        self._due: dict[int, tuple[Source, int]] = {}  # by row: its source and its number there, until it is encoded
+        self._due: Due = {}  # by row, until it is encoded
         self._mask: tuple[Tensor | None] | None = None
 
     @property
@@ -49,10 +46,7 @@ class DenseState:
 
     @torch.inference_mode()
     def encode(self) -> None:
-        while self._due:
-            source = next(iter(self._due.values()))[0]
-            rows = [row for row, (other, _) in self._due.items() if other is source]
-            self._remember(source, [self._due.pop(row)[1] for row in rows], self.sources, rows)
+        write_due(self._due, self._remember, self.sources)
 
     @torch.inference_mode()
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:

@@ -117,6 +117,12 @@ class Embedding:
         """
         return F.embedding((positions + self.offset).clamp_(max=self.positions.size(0) - 1), self.positions)
 
+    def copied(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        """(1, N, S, 2 D) keys and values of the source copy for sources (N, S); ``weight`` (D, D) is `Decoder.copy`."""
+        embedded = self.embed(tokens)
+        positions = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
+        return torch.cat([(embedded + self.place(positions)) @ weight, embedded], -1)[None]  # W p . k = p . (k W)
+
     def __call__(self, tokens: Tensor, positions: Tensor, embeddings: Tensor | None = None) -> Tensor:
         x = self.embed(tokens, embeddings)
         if self.zero_start:
