@@ -1,28 +1,34 @@
 #!/usr/bin/env python3
 """Drafters beside `ar` of the same data type: speed, tokens a pass, and what drafting costs. Every output must be `ar`'s.
 
-Systems take turns, a few sentences each; a turn's time is the median of the rounds. Drafters that learn begin anew in each round.
-A model folder adds its drafter, by the folder's name; all folders have the same verifier. Drafter `previous` has these hints:
-``live``, the model's own translation of the sentence without its last two words; ``again``, its translation of the whole
-sentence; ``reference``, a human one; and ``source``, the sentence itself.
+Systems take turns in random order, a sentence each (two batches, where a batch has several), on one copy of a folder's weights;
+a turn's time is the median of the rounds. Drafters that learn begin anew in each round. A model folder adds its drafter, by the
+folder's name; all folders have the same verifier. Drafter `previous` has these hints: ``live``, the model's own translation of
+the sentence without its last two words; ``again``, its translation of the whole sentence; ``reference``, a human one; and
+``source``, the sentence itself.
 """
 
 import argparse
 import json
+import random
 import statistics
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from turns import plain
+
+from specdec_plugins.assignment import controller_of, facts_of
 from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.measure.machine import machine
 from specdec_plugins.settings import UNTRAINED, Settings
 from specdec_plugins.text.lines import read_lines
-from specdec_plugins.translator import Translator, facts_of
+from specdec_plugins.translator import Translator
 
 HINTS = ("live", "again", "reference", "source")
 
@@ -30,26 +36,32 @@ HINTS = ("live", "again", "reference", "source")
 class System:
     """A drafter, or `ar`, at a block size, a data type and a batch size."""
 
-    def __init__(self, name: str, pair: Pair, cell: "Cell"):
-        self.name, self.pair, self.rows = name, pair, cell.batch
+    def __init__(self, name: str, translator: Translator, cell: "Cell"):
+        self.name, self.translator, self.rows = name, translator, cell.batch
         self.drafter, _, self.hint = name.partition(" ")
-        how: dict = {"strategy": "ar"} if name == "ar" else {"block_size": cell.block_size}
-        if self.drafter in UNTRAINED:
-            how |= {"draft_with": self.drafter, "datastore": cell.datastore if self.drafter == "retrieval" else None}
-        self.settings = Settings(dtype=cell.dtype, threads=cell.options.threads, **how)
-        self.translator = Translator(pair, self.settings)
+        pair, roles = translator.pair, translator.roles
+        self.untrained = self.drafter in UNTRAINED
+        self.settings = replace(
+            translator.settings, block_size=cell.block_size, draft_with=self.drafter if self.untrained else None,
+            datastore=cell.datastore if self.drafter == "retrieval" else None,
+        )  # fmt: skip
+        controller = controller_of(pair, self.settings, translator.trained_block_size, None, None)
+        self.roles = plain(roles) if name == "ar" else roles._replace(controller=controller)
+        self.stats = DecodeStats()
         self.rounds: list[list[float]] = []  # seconds of each turn
 
     def begin(self) -> None:
         """A new round."""
-        translator, settings = self.translator, self.settings
-        translator.take_stats()
-        if settings.draft_with:
-            verifier = translator.roles.verifier
+        translator = self.translator
+        if self.untrained:
+            verifier = self.roles.verifier
             assert isinstance(verifier, ModelVerifier)
-            drafter = drafters.without_weights(self.drafter, facts_of(self.pair, settings, verifier.model))
-            translator.roles = translator.roles._replace(drafter=drafter)
-        self.session = translator.session(self.rows)
+            facts = facts_of(translator.pair, self.settings, verifier.model)
+            self.roles = self.roles._replace(drafter=drafters.without_weights(self.drafter, facts))
+        usual, translator.roles = translator.roles, self.roles
+        translator.take_stats()
+        self.stats, self.session = translator.stats, translator.session(self.rows)
+        translator.roles = usual
         self.rounds.append([])
 
     def decode(self, sources: Sequence[list[int]], hints: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -69,42 +81,38 @@ class System:
 class Cell:
     """All systems at one data type, batch size and block size."""
 
-    def __init__(self, options: argparse.Namespace, pairs: dict[str, Pair], dtype: str, batch: int, size: str):
+    def __init__(self, options: argparse.Namespace, translators: dict[str, Translator], dtype: str, batch: int, size: str):
         self.options, self.dtype, self.batch = options, dtype, batch
         self.block_size: int | str = size if size == "auto" else int(size)
         self.datastore = options.datastore
-        any_pair = next(iter(pairs.values()))
-        trained = [name for name, pair in pairs.items() if pair.drafter]
+        any_of_them = next(iter(translators.values()))
+        trained = [name for name, translator in translators.items() if translator.pair.drafter]
         without = options.without if self.datastore else [name for name in options.without if name != "retrieval"]
-        self.systems = [System(name, pairs.get(name, any_pair), self) for name in ("ar", *trained, *without)]
+        self.systems = [System(name, translators.get(name, any_of_them), self) for name in ("ar", *trained, *without)]
 
     def measure(self, sources: list[list[int]], hints: Mapping[str, Sequence[Sequence[int]]]) -> list[dict]:
         """A row a system. Raises SystemExit if a system says something else than `ar`."""
-        size = max(self.options.turn, 2 * self.batch)
+        size = 1 if self.batch == 1 else 2 * self.batch
         nothing: list[Sequence[int]] = [()] * len(sources)
-        order = deque(self.systems)
         for _ in range(self.options.rounds):
             for system in self.systems:
                 system.begin()
             for start in range(0, len(sources), size):
                 expected = None
-                order.rotate(5)  # the machine's pace changes within a turn, too
-                for system in order:
+                for system in random.sample(self.systems, len(self.systems)):
                     given = hints[system.hint] if system.hint else nothing
                     outputs = system.decode(sources[start : start + size], given[start : start + size])
                     expected = expected or outputs
                     if outputs != expected:
-                        raise SystemExit(
-                            f"{system.name}: other outputs than {order[0].name}'s for lines {start + 1} to {start + size}"
-                        )
+                        raise SystemExit(f"{system.name}: other outputs for lines {start + 1} to {start + len(outputs)}")
         return [self.row(system) for system in self.systems]
 
     def row(self, system: System) -> dict:
-        stats, plain = system.translator.stats, self.systems[0]
-        ratios = [sum(ours) / sum(theirs) for ours, theirs in zip(plain.rounds, system.rounds)]
+        stats, baseline = system.stats, self.systems[0]
+        ratios = [sum(ours) / sum(theirs) for ours, theirs in zip(baseline.rounds, system.rounds)]
         return {
             "drafter": system.name, "dtype": self.dtype, "batch": self.batch, "block_size": self.block_size,
-            "times_ar": round(plain.seconds / system.seconds, 3), "range": [round(min(ratios), 3), round(max(ratios), 3)],
+            "times_ar": round(baseline.seconds / system.seconds, 3), "range": [round(min(ratios), 3), round(max(ratios), 3)],
             "tokens_a_pass": round(stats.mean_accepted_length, 3), "drafted_a_pass": round(stats.drafted / stats.iterations, 2),
             "accepted": round(stats.acceptance_rate, 3),
             "drafting_us": round(1e6 * stats.seconds["drafting"] / stats.passes),
@@ -133,8 +141,7 @@ def main() -> None:
     p.add_argument("--datastore", help="of text that does not have the reference")
     p.add_argument("--without", nargs="*", metavar="NAME", help="drafters without weights, 'previous live' and so on")
     p.add_argument("--sentences", type=int, default=100)
-    p.add_argument("--turn", type=int, default=10, help="sentences: with fewer, a system's weights have left the caches")
-    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--block-sizes", nargs="+", default=["4"], help="numbers, or auto")
     p.add_argument("--dtypes", nargs="+", default=["int8"])
     p.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
@@ -156,9 +163,13 @@ def main() -> None:
                  "threads": options.threads}  # fmt: skip
     print("| dtype | batch | K | drafter | times `ar` | tokens a pass | accepted | drafting, us |\n" + "| --- " * 8 + "|")
     for dtype in options.dtypes:
+        translators = {
+            name: Translator(pair, Settings(dtype=dtype, threads=options.threads, draft_with=None if pair.drafter else "ngram"))
+            for name, pair in pairs.items()
+        }
         for batch in options.batch_sizes:
             for size in options.block_sizes:
-                rows = Cell(options, pairs, dtype, batch, size).measure(sources, hints)
+                rows = Cell(options, translators, dtype, batch, size).measure(sources, hints)
                 for row in rows:
                     low, high = row["range"]
                     print(
