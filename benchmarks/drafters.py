@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Drafters beside `ar` of the same data type: speed, tokens a pass, and what drafting costs. Every output must be `ar`'s.
 
-Systems take turns in random order, a sentence each (two batches, where a batch has several), on one copy of a folder's weights;
-a turn's time is the median of the rounds. Drafters that learn begin anew in each round. A model folder adds its drafter, by the
-folder's name; all folders have the same verifier. Drafter `previous` has these hints: ``live``, the model's own translation of
-the sentence without its last two words; ``again``, its translation of the whole sentence; ``reference``, a human one; and
-``source``, the sentence itself.
+All drafters at all block sizes take turns in random order, a sentence each (two batches, where a batch has several), on one copy
+of a folder's weights; a turn's time is the median of the rounds. Block size `auto` is also compared with the best of `ar` and the
+other block sizes. Drafters that learn begin anew in each round. A model folder adds its drafter, by the folder's name; the
+verifier is the same in all of them. Drafter `previous` has these hints: ``live``, the model's own translation of the sentence
+without its last two words; ``again``, its translation of the whole sentence; ``reference``, a human one; and ``source``, the
+sentence itself.
 """
 
 import argparse
@@ -36,17 +37,21 @@ HINTS = ("live", "again", "reference", "source")
 class System:
     """A drafter, or `ar`, at a block size, a data type and a batch size."""
 
-    def __init__(self, name: str, translator: Translator, cell: "Cell"):
+    def __init__(self, name: str, size: str, translator: Translator, cell: "Cell"):
         self.name, self.translator, self.rows = name, translator, cell.batch
+        self.block_size: int | str = size if size == "auto" else int(size)
         self.drafter, _, self.hint = name.partition(" ")
-        pair, roles = translator.pair, translator.roles
         self.untrained = self.drafter in UNTRAINED
-        self.settings = replace(
-            translator.settings, block_size=cell.block_size, draft_with=self.drafter if self.untrained else None,
-            datastore=cell.datastore if self.drafter == "retrieval" else None,
-        )  # fmt: skip
-        controller = controller_of(pair, self.settings, translator.trained_block_size, None, None)
-        self.roles = plain(roles) if name == "ar" else roles._replace(controller=controller)
+        self.settings = translator.settings
+        if name == "ar":
+            self.roles = plain(translator.roles)
+        else:
+            self.settings = replace(
+                self.settings, block_size=self.block_size, draft_with=self.drafter if self.untrained else None,
+                datastore=cell.options.datastore if self.drafter == "retrieval" else None,
+            )  # fmt: skip
+            controller = controller_of(translator.pair, self.settings, translator.trained_block_size, None, None)
+            self.roles = translator.roles._replace(controller=controller)
         self.stats = DecodeStats()
         self.rounds: list[list[float]] = []  # seconds of each turn
 
@@ -79,16 +84,16 @@ class System:
 
 
 class Cell:
-    """All systems at one data type, batch size and block size."""
+    """All systems at one data type and batch size; `ar` comes first."""
 
-    def __init__(self, options: argparse.Namespace, translators: dict[str, Translator], dtype: str, batch: int, size: str):
+    def __init__(self, options: argparse.Namespace, translators: dict[str, Translator], dtype: str, batch: int):
         self.options, self.dtype, self.batch = options, dtype, batch
-        self.block_size: int | str = size if size == "auto" else int(size)
-        self.datastore = options.datastore
         any_of_them = next(iter(translators.values()))
         trained = [name for name, translator in translators.items() if translator.pair.drafter]
-        without = options.without if self.datastore else [name for name in options.without if name != "retrieval"]
-        self.systems = [System(name, translators.get(name, any_of_them), self) for name in ("ar", *trained, *without)]
+        without = options.without if options.datastore else [name for name in options.without if name != "retrieval"]
+        self.systems = [System("ar", "0", any_of_them, self)]
+        for size in options.block_sizes:
+            self.systems += [System(name, size, translators.get(name, any_of_them), self) for name in (*trained, *without)]
 
     def measure(self, sources: list[list[int]], hints: Mapping[str, Sequence[Sequence[int]]]) -> list[dict]:
         """A row a system. Raises SystemExit if a system says something else than `ar`."""
@@ -108,16 +113,30 @@ class Cell:
         return [self.row(system) for system in self.systems]
 
     def row(self, system: System) -> dict:
-        stats, baseline = system.stats, self.systems[0]
-        ratios = [sum(ours) / sum(theirs) for ours, theirs in zip(baseline.rounds, system.rounds)]
-        return {
-            "drafter": system.name, "dtype": self.dtype, "batch": self.batch, "block_size": self.block_size,
-            "times_ar": round(baseline.seconds / system.seconds, 3), "range": [round(min(ratios), 3), round(max(ratios), 3)],
+        stats = system.stats
+        times_ar, times_ar_range = speed(system, self.systems[0])
+        row = {
+            "drafter": system.name, "dtype": self.dtype, "batch": self.batch, "block_size": system.block_size,
+            "times_ar": times_ar, "range": times_ar_range,
             "tokens_a_pass": round(stats.mean_accepted_length, 3), "drafted_a_pass": round(stats.drafted / stats.iterations, 2),
             "accepted": round(stats.acceptance_rate, 3),
             "drafting_us": round(1e6 * stats.seconds["drafting"] / stats.passes),
             "verifying_us": round(1e6 * stats.seconds["verifying"] / stats.passes),
         }  # fmt: skip
+        if system.block_size == "auto":
+            others = [each for each in self.systems if each.name in ("ar", system.name) and each.block_size != "auto"]
+            row["times_best"], row["times_best_range"] = speed(system, min(others, key=lambda each: each.seconds))
+        return row
+
+
+def speed(system: System, baseline: System) -> tuple[float, list[float]]:
+    """How many times as fast as another one; the least and the most of the rounds."""
+    ratios = [sum(theirs) / sum(ours) for ours, theirs in zip(system.rounds, baseline.rounds)]
+    return round(baseline.seconds / system.seconds, 3), [round(min(ratios), 3), round(max(ratios), 3)]
+
+
+def shown(times: float, within: list[float]) -> str:
+    return f"{times:.2f} ({within[0]:.2f}-{within[1]:.2f})"
 
 
 def hints_of(pair: Pair, lines: list[str], references: list[str], sources: list[list[int]]) -> dict[str, list[list[int]]]:
@@ -146,7 +165,7 @@ def main() -> None:
     p.add_argument("--dtypes", nargs="+", default=["int8"])
     p.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
     p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--output", type=Path, help="append a JSON line a data type, batch size and block size, for tables.py")
+    p.add_argument("--output", type=Path, help="append a JSON line a data type and batch size, for tables.py")
     p.set_defaults(
         without=["ngram", "recycling", "jacobi", "lookahead", "retrieval", *(f"previous {hint}" for hint in HINTS[:3])]
     )
@@ -161,24 +180,24 @@ def main() -> None:
     model, text = (Path(path).name for path in (options.models[0], options.input))
     signature = {**machine(), "model": model, "input": text, "sentences": len(lines), "rounds": options.rounds,
                  "threads": options.threads}  # fmt: skip
-    print("| dtype | batch | K | drafter | times `ar` | tokens a pass | accepted | drafting, us |\n" + "| --- " * 8 + "|")
+    heads = ["dtype", "batch", "K", "drafter", "times `ar`", "times the best", "tokens a pass", "accepted", "drafting, us"]
+    print(f"| {' | '.join(heads)} |\n{'| --- ' * len(heads)}|")
     for dtype in options.dtypes:
         translators = {
             name: Translator(pair, Settings(dtype=dtype, threads=options.threads, draft_with=None if pair.drafter else "ngram"))
             for name, pair in pairs.items()
         }
         for batch in options.batch_sizes:
-            for size in options.block_sizes:
-                rows = Cell(options, translators, dtype, batch, size).measure(sources, hints)
-                for row in rows:
-                    low, high = row["range"]
-                    print(
-                        f"| {dtype} | {batch} | {size} | {row['drafter']} | {row['times_ar']:.2f} ({low:.2f}-{high:.2f}) | "
-                        f"{row['tokens_a_pass']:.2f} | {row['accepted']:.0%} | {row['drafting_us']} |", flush=True
-                    )  # fmt: skip
-                if options.output:
-                    with options.output.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps({"signature": signature, "rows": rows}) + "\n")
+            rows = Cell(options, translators, dtype, batch).measure(sources, hints)
+            for row in rows:
+                best = shown(row["times_best"], row["times_best_range"]) if "times_best" in row else ""
+                print(
+                    f"| {dtype} | {batch} | {row['block_size']} | {row['drafter']} | {shown(row['times_ar'], row['range'])} | "
+                    f"{best} | {row['tokens_a_pass']:.2f} | {row['accepted']:.0%} | {row['drafting_us']} |", flush=True
+                )  # fmt: skip
+            if options.output:
+                with options.output.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"signature": signature, "rows": rows}) + "\n")
 
 
 if __name__ == "__main__":
