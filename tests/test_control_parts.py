@@ -130,11 +130,20 @@ def test_the_pace_is_read_from_costs_that_are_reliable():
     assert pace.factor == pytest.approx(1.25**0.05)
 
 
-def test_costs_between_lengths_lie_between_theirs():
-    costs = CostModel({0: Cost(1.0, 32), 2: Cost(3.0, 32), 4: Cost(5.0, 32)})
-    exact = costs.expected(8)
-    between = costs.expected_at([0.0, 0.5, 1.0, 2.5, 8.0, 8.5])
-    assert between == pytest.approx([exact[0], exact[1], exact[1], (exact[2] + exact[3]) / 2, exact[8], math.inf])
+def test_what_is_expected_of_drafts_of_several_lengths_is_the_mean_of_their_costs():
+    costs = CostModel({0: Cost(1.0, 32), 2: Cost(3.0, 32), 4: Cost(6.0, 32)})
+    exact = costs.expected(9)
+    drafts = [
+        [1.0],
+        [0.25, 0.75],
+        [0.0, 0.0, 0.5, 0.0, 0.5],
+        [0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5],
+        [*[0.0] * 9, 1.0],
+    ]
+    expected = costs.expected_of(drafts)  # a draft for which there was nothing to offer costs more than none
+    assert expected == pytest.approx([exact[0], exact[1], (exact[2] + exact[4]) / 2, (exact[1] + exact[9]) / 2, math.inf])
+    assert costs.known(9) == [*exact[:9], math.inf]
+    assert CostModel({0: Cost(1.0, 32)}).expected_of(drafts[:3]) == [1.0, math.inf, math.inf]
 
 
 # Acceptance
@@ -207,14 +216,29 @@ def test_drafts_of_all_lengths_are_compared_by_the_same_text(planned):
 @pytest.mark.parametrize(
     ("offered", "accepted", "planned", "passes", "offers"),
     [
-        (4, 4, 4, (2.5, 5 / 3, 1.25, 1.0), (2.5, 10 / 3, 3.75, 4.0)),  # the run of accepted tokens goes on
-        (4, 2, 4, (2.0, 1.0, 1.0, 1.0), (2.0, 2.0, 3.0, 4.0)),
-        (3, 3, 4, (2.0, 2.0, 1.0, 1.0), (2.0, 2.0, 3.0, 3.0)),  # the last token was the verifier's, after all that there was
-        (0, 0, 4, (1.0,) * 4, (0.0,) * 4),
+        # the run of accepted tokens goes on
+        (4, 4, 4, (2.5, 5 / 3, 1.25, 1.0), ({1: 2.5}, {2: pytest.approx(5 / 3)}, {3: 1.25}, {4: 1.0})),
+        (4, 2, 4, (2.0, 1.0, 1.0, 1.0), ({1: 2}, {2: 1}, {3: 1}, {4: 1})),
+        # the last token was the verifier's, after all that there was
+        (3, 3, 4, (2.0, 2.0, 1.0, 1.0), ({1: 2}, {2: 1, 0: 1}, {3: 1}, {3: 1})),
+        (0, 0, 4, (1.0,) * 4, ({0: 1},) * 4),
     ],
 )
 def test_what_shorter_drafts_would_take(offered, accepted, planned, passes, offers):
-    assert shorter(offered, accepted, planned) == (pytest.approx(passes), pytest.approx(offers))
+    expected = shorter(offered, accepted, planned)
+    assert expected.passes == pytest.approx(passes) and [*map(dict, expected.offers)] == [*offers]
+
+
+def test_how_much_a_drafter_that_copies_has_to_offer():
+    """It has one token at two places of three, and ten at the third: of longer drafts than were made, the whole ones go on."""
+    estimate = AcceptanceEstimate(8)
+    for number in range(900):
+        estimate.compare([Step([0] * (1 if number % 3 else 4), 0, 5)], [4])
+    offers = estimate.expected_offers()
+    assert [sum(shares) for shares in offers] == pytest.approx([1.0] * 9) and [*map(len, offers)] == [*range(1, 10)]
+    assert offers[0] == [1.0] and offers[1] == pytest.approx([0, 1])
+    assert offers[4] == pytest.approx([0, 2 / 3, 0, 0, 1 / 3], abs=0.02)
+    assert offers[8] == pytest.approx([0, 2 / 3, 0, 0, 0, 0, 0, 0, 1 / 3], abs=0.02)
 
 
 def test_a_longer_draft_is_remembered_by_what_it_committed():

@@ -8,14 +8,15 @@ Drafters that copy are another matter, as places in a text are not alike: an out
 and then for none. Long drafts take few passes for the ten, so by the passes that *they* made, shorter drafts would gain little;
 and by the passes that short drafts make, longer ones would gain much. So it is also measured what shorter drafts would have
 taken for the same tokens, if the same ones were drafted (`shorter`). That in turn is too little for those whose tokens pass more
-often, as they come sooner after the last committed one. Of these two estimates, the larger one is near for shorter drafts, and
-the smaller one for longer ones.
+often, as they come sooner after the last committed one. For drafts as long as those that are made, the second estimate is what
+happened; for shorter ones the larger of the two counts, too, the more the shorter they are; for longer ones the smaller.
 
 Trees have an estimate for each size. The first nodes of a tree are the smaller tree that would have been drafted in its place
 (`trees.grow`), and the first one after each node is the chain, so that each tree tells of smaller ones and of chains, too.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from specdec_plugins.decoding.values import Outcome, Step
 
 DECAY = 0.99  # weight of a draft relative to the next one that reached the position: the last 100 drafts count, as texts change
+DECAY_OF_COPIES = 0.995  # of drafts that copy, whose accepted lengths differ more: the last 200
 PRIOR = 0.75  # probability that the first token of a draft passes, before any was seen: drafts get a trial, short ones first
 PRIOR_WEIGHT = 4  # drafts that the expectation for a position weighs
 HEAVIEST = 1e100  # weight of a draft, before all are weighed anew
@@ -30,10 +32,10 @@ FADED = 8  # drafts that what was learned long ago still weighs: few enough that
 
 
 class Shorter(NamedTuple):
-    """Of drafts of 1, 2, .. tokens: passes that they take, and tokens that they offer in these."""
+    """Of drafts of 1, 2, .. tokens: passes that they take, and of these, how many offer how many tokens."""
 
     passes: tuple[float, ...]
-    offered: tuple[float, ...]
+    offers: tuple[tuple[tuple[int, float], ...], ...]  # pairs of tokens and passes
 
 
 @cache
@@ -41,15 +43,17 @@ def shorter(offered: int, accepted: int, planned: int) -> Shorter:
     """What drafts of up to ``planned`` tokens would take for what a draft of ``planned`` tokens committed, of which so many
     were ``offered`` and ``accepted``, if the same tokens were drafted. If nothing was refused, their last pass counts in part.
     """
-    committed, passes, offers = accepted + 1, [], []
+    committed = accepted + 1
+    passes: list[float] = []
+    offers: list[tuple[tuple[int, float], ...]] = []
     for length in range(1, planned + 1):
         if accepted == planned:
             passes.append(committed / (length + 1))
-            offers.append(length * passes[-1])
+            offers.append(((length, passes[-1]),))
         else:
             starts = range(0, committed, length + 1)
             passes.append(float(len(starts)))
-            offers.append(float(sum(max(0, min(length, offered - start)) for start in starts)))
+            offers.append(tuple(Counter(max(0, min(length, offered - start)) for start in starts).items()))
     return Shorter(tuple(passes), tuple(offers))
 
 
@@ -61,9 +65,11 @@ class AcceptanceEstimate:
     def __init__(self, longest: int, like: "AcceptanceEstimate | None" = None, decay: float = DECAY):
         self.reached = [0.0] * longest  # drafts that were verified at the position, decayed
         self.passed = [0.0] * longest  # of these, drafts that passed there
-        # By length less one: tokens that drafts at least as long committed, passes that this length takes for them, and tokens
-        # that it offers in these. A draft counts `weight` times, ever more, so that earlier ones decay, whatever is drafted.
-        self.tokens, self.passes, self.offered = [0.0] * longest, [0.0] * longest, [0.0] * longest
+        # Of drafts that copy, by length less one: tokens that drafts at least as long committed, passes that this length takes
+        # for them, and how many of these offer 0, 1, .. tokens. A draft counts `weight` times, ever more, so that earlier ones
+        # decay, whatever is drafted.
+        self.tokens, self.passes = [0.0] * longest, [0.0] * longest
+        self.offers = [[0.0] * (length + 1) for length in range(1, longest + 1)]
         self.weight = 1.0
         self.planned = longest  # the last draft's length
         self.like, self.decay = like, decay
@@ -97,13 +103,15 @@ class AcceptanceEstimate:
 
     def _compare(self, offered: int, accepted: int, length: int) -> None:
         """Note what drafts of up to ``length`` tokens would have taken for the same tokens."""
-        self.weight = weight = self.weight / self.decay
+        self.weight = weight = self.weight / DECAY_OF_COPIES
         self.planned, others, tokens = length, shorter(offered, accepted, length), weight * (accepted + 1)
         self.tokens[:length] = [before + tokens for before in self.tokens[:length]]
         self.passes[:length] = [before + weight * each for before, each in zip(self.passes, others.passes)]
-        self.offered[:length] = [before + weight * each for before, each in zip(self.offered, others.offered)]
+        for offers, told in zip(self.offers, others.offers):
+            for offered, each in told:
+                offers[offered] += weight * each
         if weight > HEAVIEST:
-            for sums in (self.tokens, self.passes, self.offered):
+            for sums in (self.tokens, self.passes, *self.offers):
                 sums[:] = [each / weight for each in sums]
             self.weight = 1.0
 
@@ -123,13 +131,14 @@ class AcceptanceEstimate:
 
     def fade(self, share: float) -> None:
         """Keep a ``share`` of what is known, but no fewer than `FADED` drafts."""
-        of_passes = (self.passes, (self.tokens, self.offered), self.weight)
-        for drafts, told, weight in ((self.reached, (self.passed,), 1.0), of_passes):
+        for drafts, told, weight in ((self.reached, self.passed, 1.0), (self.passes, self.tokens, self.weight)):
             for position, number in enumerate(drafts):
                 if number > FADED * weight:
                     kept = max(share, FADED * weight / number)
-                    for sums in (drafts, *told):
-                        sums[position] *= kept
+                    drafts[position] *= kept
+                    told[position] *= kept
+                    if drafts is self.passes:
+                        self.offers[position] = [kept * each for each in self.offers[position]]
 
     def expected_tokens(self) -> list[float]:
         """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens."""
@@ -142,18 +151,21 @@ class AcceptanceEstimate:
         for length, (tokens, passes) in enumerate(zip(self.tokens, self.passes), 1):
             by_position = expected[length - 1]
             by_passes = (tokens + prior * by_position) / (passes + prior)
-            expected[length - 1] = (max if length <= self.planned else min)(by_position, by_passes)
+            if length > self.planned:
+                expected[length - 1] = min(by_position, by_passes)
+            else:
+                expected[length - 1] = by_passes + (1 - length / self.planned) * max(0.0, by_position - by_passes)
         return [plain, *expected]
 
-    def expected_offers(self) -> list[float]:
-        """Tokens that a drafter has to offer where 0, 1, .. ``longest`` are planned."""
+    def expected_offers(self) -> list[list[float]]:
+        """Probability that a drafter has 0, 1, .. tokens to offer, where 0, 1, .. ``longest`` are planned."""
         prior = PRIOR_WEIGHT * self.weight
-        offers, more = [0.0], 1.0  # `more`: what one more planned token adds; where little is known, as much as the one before it
-        for offered, passes in zip(self.offered, self.passes):
-            expected = (offered + prior * (offers[-1] + more)) / (passes + prior)
-            more = min(max(0.0, expected - offers[-1]), 1.0)
-            offers.append(offers[-1] + more)
-        return offers
+        expected, alike = [[1.0]], [0.0, 1.0]
+        for offers, passes in zip(self.offers, self.passes):
+            expected.append([(seen + prior * share) / (passes + prior) for seen, share in zip(offers, alike)])
+            *fewer, all_planned = expected[-1]
+            alike = [*fewer, 0.0, all_planned]  # little is known of one more: what offers all that is planned has that, too
+        return expected
 
 
 class TreeEstimates:

@@ -11,6 +11,7 @@ One iteration says little: it may have been interrupted and taken many times as 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 # Smoothing of the measurements of one length
 MEMORY = 32  # measurements that the mean spans at most: costs change with the lengths of sentences
@@ -90,19 +91,23 @@ class CostModel:
                 seconds[length] += count / (count + PRIOR_WEIGHT) * (measured - seconds[length])
         return seconds
 
-    def expected_at(self, lengths: Sequence[float]) -> list[float]:
-        """Seconds of iterations whose drafts have so many tokens on average; infinity where nothing is known."""
-        known = self.expected(self.longest)
-        seconds = []
-        for length in lengths:
-            below, part = int(length), length % 1
-            if not part:
-                seconds.append(known[below] if below < len(known) else math.inf)
-            elif below + 1 < len(known):
-                first = known[max(below, 1)]  # a draft of less than a token on average is a draft
-                seconds.append(first + part * (known[below + 1] - first))
-            else:
-                seconds.append(math.inf)
+    def known(self, longest: int) -> list[float]:
+        """`expected`, and infinity where it would be no more than a guess."""
+        seconds = self.expected(min(longest, self.longest))
+        return seconds + [math.inf] * (longest + 1 - len(seconds))
+
+    def expected_of(self, drafts: Sequence[Sequence[float]]) -> list[float]:
+        """Seconds of iterations whose drafts have 0, 1, .. tokens with such probabilities, of each of several ``drafts``; the
+        first one is no draft. Infinity where too little is known."""
+        longest = max(map(len, drafts)) - 1
+        plain, *of_lengths = self.expected(longest)
+        if of_lengths[0] == math.inf:
+            return [plain, *of_lengths][: len(drafts)]
+        of_lengths.insert(0, of_lengths[0])  # a draft for which there was nothing to offer
+        lengths, seconds = range(longest + 1), [plain]
+        for shares in drafts[1:]:
+            cost = sum(map(mul, shares, of_lengths))
+            seconds.append(cost if sum(map(mul, shares, lengths)) <= self.longest else math.inf)
         return seconds
 
     def _line(self, drafts: list[tuple[int, int, float]]) -> tuple[float, float, float]:

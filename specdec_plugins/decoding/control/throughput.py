@@ -207,9 +207,9 @@ class Throughput:
     def _rates(self, batch: BatchClass) -> list[float]:
         """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees."""
         if self.copies:
-            tokens, seconds = self.acceptance.expected_of_copies(), batch.costs.expected_at(self.acceptance.expected_offers())
+            tokens, seconds = self.acceptance.expected_of_copies(), batch.costs.expected_of(self.acceptance.expected_offers())
         else:
-            tokens, seconds = self.acceptance.expected_tokens(), batch.costs.expected_at(range(self.longest + 1))
+            tokens, seconds = self.acceptance.expected_tokens(), batch.costs.known(self.longest)
         if self.sizes:
             tokens += self.trees.expected_tokens()
             seconds += self._tree_seconds(batch)
