@@ -68,6 +68,7 @@ done
 for option in beam updates seed; do
     [[ ${!option} =~ ^[0-9]*$ ]] || die "--$option ${!option}: not a number"
 done
+[[ -z $updates || $updates -gt 0 ]] || die "--updates $updates: not a positive number"
 [ -z "$mono" ] || [ -f "$mono" ] || die "--mono $mono: no such file"
 out=$(realpath -m "${out:-$root/runs/$preset}")
 
@@ -129,11 +130,12 @@ mkdir -p "$logs"
 
 # Run a command with its whole output in a log; show how training goes, and the error in one line if it fails.
 logged() { # logged TOTAL COMMAND...: TOTAL updates, 0 where none are made
-    local total=$1; shift
-    "$@" 2>&1 | tee -a "$logs/$stage.log" | "$python" -m specdec_plugins.commands.watch "$stage" "$total" || die "$stage failed: $(last_error)"
+    local total=$1 log=$logs/$stage.log begin; shift
+    begin=$(($(wc -c 2>/dev/null <"$log" || echo 0) + 1))
+    "$@" 2>&1 | tee -a "$log" | "$python" -m specdec_plugins.commands.watch "$stage" "$total" || die "$stage failed: $(last_error "$begin")"
 }
-last_error() {
-    local line; line=$(grep -E '^[A-Za-z_.]*(Error|Exception|Interrupt)|error:' "$logs/$stage.log" | tail -n 1 | cut -c1-500) || true
+last_error() { # last_error BEGIN: the last one that the stage's log has from this byte on
+    local line; line=$(tail -c "+$1" "$logs/$stage.log" | grep -E '^[A-Za-z_.]*(Error|Exception|Interrupt)|error:' | tail -n 1 | cut -c1-500) || true
     echo "${line:-ended without saying why, perhaps killed; the same command goes on} (log: $logs/$stage.log)"
 }
 
@@ -141,8 +143,12 @@ up_to_date() { # up_to_date FILE SOURCE: whether FILE is there and newer than wh
     [ "$1" -nt "$2" ] && echo "${1#"$out"/}: done"
 }
 
-train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from checkpoint_last.pt if there is one
-    local folder=$1 binarised=$2 updates=$3; shift 3; set -- "$@" "${fairseq_options[@]}"
+train() { # train FOLDER DATA START UPDATES options...: fairseq-train, resumed from checkpoint_last.pt if there is one
+    local folder=$1 binarised=$2 start=$3 updates=$4 made; shift 4; set -- "$@" "${fairseq_options[@]}"
+    for made in "$binarised" "$start"; do  # fairseq would go on with the old model, and ignore what it is to start from
+        [ ! -e "$folder/checkpoint_last.pt" ] || [ ! "$made" -nt "$folder/checkpoint_last.pt" ] ||
+            die "$stage: $made is newer than the training in $folder: remove that folder, or name another --output, to train anew"
+    done
     if up_to_date "$folder/done.$updates" "$binarised"; then return; fi  # resumed, fairseq would make one update more
     local processes=$gpus  # of all machines: torchrun's, or those of Slurm with one task a machine
     [ $device = cpu ] || processes=${WORLD_SIZE:-$((gpus * ${SLURM_NNODES:-1}))}
@@ -162,8 +168,10 @@ train() { # train FOLDER DATA UPDATES options...: fairseq-train, resumed from ch
 average() { # average FOLDER OUTPUT: the mean of the last checkpoints of a training
     [ "${RANK:-${SLURM_PROCID:-0}}" -eq 0 ] || return 0  # of the processes that trained together the first does it
     if up_to_date "$2" "$1/checkpoint_last.pt"; then return; fi
-    mapfile -t last < <(ls "$1"/checkpoint_*_*.pt 2>/dev/null | sort -V | tail -n $keep)
-    [ ${#last[@]} -gt 0 ] || last=("$1/checkpoint_last.pt")  # every interval fell on the end of an epoch
+    mapfile -t last < <(ls "$1"/checkpoint_*_*.pt 2>/dev/null | sort -V)
+    # The last update is another one if it lies between two intervals, or at the end of an epoch.
+    if [ ${#last[@]} -eq 0 ] || ! cmp -s "${last[-1]}" "$1/checkpoint_last.pt"; then last+=("$1/checkpoint_last.pt"); fi
+    mapfile -t last < <(printf '%s\n' "${last[@]}" | tail -n $keep)
     "$python" -m specdec_plugins.commands.average --inputs "${last[@]}" --output "$2"
 }
 
@@ -198,7 +206,7 @@ stage_data() {
 
 stage_verifier() {
     need data "$bin/dict.$src.txt"
-    train "$out/verifier" "$bin" $verifier_updates --task translation --arch transformer \
+    train "$out/verifier" "$bin" "${pretrained:+$data/$pretrained}" $verifier_updates --task translation --arch transformer \
         --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --adam-betas '(0.9, 0.98)' \
         --weight-decay 0.0001 ${pretrained:+--finetune-from-model "$data/$pretrained"} "${verifier_options[@]}"
     average "$out/verifier" "$out/verifier.pt"
@@ -207,19 +215,23 @@ stage_verifier() {
 stage_distill() {
     need verifier "$out/verifier.pt"
     mkdir -p "$distilled/text"
-    local how=$distilled/made-with
-    if [ -e "$how" ] && [ "$(cat "$how")" != "$beam $mono" ]; then  # other text, or other translations of it
-        rm -f "$distilled"/text/*."$tgt" "$distilled"/text/*."$tgt".part
-    fi
-    echo "$beam $mono" >"$how"
+    local how=$distilled/made-with made length
     for split in train valid; do
         cp "$data/bpe/$split.$src" "$distilled/text/$split.$src"
     done
     if [ -n "$mono" ]; then
+        length=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1])).get("options", {}).get("max_length", 175))' "$data/prepare.json")
         sh "$root/data/prepare.sh" --mono "$mono" --source-lang $src --target-lang $tgt --codes "$data/codes" \
-            --tokenizer $tokenizer --output "$out/mono"
+            --tokenizer $tokenizer --max-length "$length" --output "$out/mono"
         cat "$out/mono/bpe/mono.$src" >>"$distilled/text/train.$src"
     fi
+    made="$beam $(sha256sum <"$distilled/text/train.$src")"
+    # (Earlier versions wrote the path of --mono.)
+    if [ -e "$how" ] && [ "$(cat "$how")" != "$made" ] && [ "$(cat "$how")" != "$beam $mono" ]; then
+        echo "the text or the beam is another one: translations in $distilled/text are made anew"
+        rm -f "$distilled"/text/*."$tgt" "$distilled"/text/*."$tgt".part
+    fi
+    echo "$made" >"$how"
     # In the fastest data type: a few near ties that fall the other way do not matter to a drafter.
     for split in valid train; do
         translate "$distilled/text/$split.$src" "$distilled/text/$split.$tgt" "$beam" auto
@@ -230,23 +242,25 @@ stage_distill() {
 
 stage_init() {
     if [ -z "$initialised" ]; then echo "init: $recipe starts from the verifier by itself"; return; fi
+    need verifier "$out/verifier.pt"
     echo $recipe >"$out/recipe"
     if up_to_date "$out/init.pt" "$out/verifier.pt"; then return; fi
-    need verifier "$out/verifier.pt"
     "$python" "$root/encoder_initial.py" --verifier "$out/verifier.pt" --output "$out/init.pt" \
         --data "$bin" --seed "$seed" "${init_options[@]}"
 }
 
 stage_drafter() {
-    echo $recipe >"$out/recipe"
     need distill "$distilled/bin/train.$src-$tgt.$src.idx"; need verifier "$out/verifier.pt"
+    local start=$out/verifier.pt
     local how=(--task translation --arch drafter --criterion drafter_loss --drafter $recipe --drafter-block-size $block
         --verifier "$out/verifier.pt")
     if [ -n "$initialised" ]; then
-        need init "$out/init.pt"
-        how=("${drafter_task[@]}" --total-up $drafter_updates --finetune-from-model "$out/init.pt")
+        start=$out/init.pt
+        need init "$start"
+        how=("${drafter_task[@]}" --total-up $drafter_updates --finetune-from-model "$start")
     fi
-    train "$out/drafter" "$distilled/bin" $drafter_updates "${how[@]}" \
+    echo $recipe >"$out/recipe"
+    train "$out/drafter" "$distilled/bin" "$start" $drafter_updates "${how[@]}" \
         --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 5 \
         --best-checkpoint-metric accept_len --maximize-best-checkpoint-metric "${drafter_options[@]}"
 }
@@ -265,12 +279,14 @@ for line in sys.stdin: print(tokenizer.detokenize(remove_bpe(line)))' $tokenizer
         echo "verifier, greedy, test:"
         "$python" -m specdec_plugins.commands.score --rouge --reference "$data/raw/test.$tgt" "$out/test.$tgt" || die "no ROUGE"
     else
-        echo "verifier, greedy, test: $("$python" -m sacrebleu "$data/raw/test.$tgt" -i "$out/test.$tgt" -m bleu -w 2 -f text)"
+        local bleu
+        bleu=$("$python" -m sacrebleu "$data/raw/test.$tgt" -i "$out/test.$tgt" -m bleu -w 2 -f text) || die "no BLEU"
+        echo "verifier, greedy, test: $bleu"
     fi
     echo "drafter, valid, against the verifier's greedy output:"
     logged 0 "$python" -m fairseq_cli.validate "$distilled/bin" "${plugin[@]}" "${device_options[@]}" --path "$out/drafter.pt" \
         "${drafter_task[@]}" -s $src -t $tgt --max-tokens $device_tokens \
-        --num-workers 0 --log-format json
+        --required-batch-size-multiple 1 --num-workers 0 --log-format json
     sed -nE 's/.*"valid_block_acc": (\[[^]]*\]).*/accuracy by block position: \1/p' "$logs/score.log" | tail -n 1
     echo "examples from the test set:"
     paste -d '\n' <(sed 's/^/  source:      /; 3q' "$data/raw/test.$src") <(sed 's/^/  translation: /; 3q' "$out/test.$tgt")

@@ -147,7 +147,7 @@ def table(counts: dict[str, Counter[str]]) -> Iterator[str]:
     yield f"{'errors in 100 words':<20}" + "".join(f"{split:>10}" for split in counts)
     for kind in (*KINDS, "all"):
         errors = [sum(made[each] for each in (KINDS if kind == "all" else (kind,))) for made in counts.values()]
-        yield f"{kind:<20}" + "".join(f"{100 * n / made['words']:>10.2f}" for n, made in zip(errors, counts.values()))
+        yield f"{kind:<20}" + "".join(f"{100 * n / max(1, made['words']):>10.2f}" for n, made in zip(errors, counts.values()))
     for what in ("words", "captions", "captions without", "passages", "passages without", "single captions"):
         yield f"{what:<20}" + "".join(f"{made[what]:>10,}" for made in counts.values())
 

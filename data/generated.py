@@ -35,4 +35,7 @@ def main(description: str | None, pairs: Callable[[int], Callable[[], Pair]], la
     for split, count in sizes.items():
         parser.add_argument(f"--{split}", type=int, default=count, metavar="N", help="pairs (default %(default)s)")
     options = parser.parse_args()
-    write_corpus(options.output, pairs(options.seed), langs, {split: getattr(options, split) for split in sizes})
+    try:
+        write_corpus(options.output, pairs(options.seed), langs, {split: getattr(options, split) for split in sizes})
+    except OSError as error:
+        parser.exit(1, f"{parser.prog}: error: {error.filename}: {error.strerror}\n")

@@ -6,7 +6,7 @@ each time beside other captions; or, with ``--mono``, some of these and of furth
 to be learned by heart. Their German side is what the pair that ships, data/demo.en-de, makes of each caption, greedily: a
 verifier that goes on from that one has to learn where in the document it is, and not to translate. Captions that it translates
 in circles, 4 % of them, and those of several sentences are left out, and all end with a full stop: training tells sentences by
-it (specdec_plugins/training/guided_attention.py). Validation and test documents keep the order of the corpus and its own German
+it (specdec_plugins/criterions/guided_attention.py). Validation and test documents keep the order of the corpus and its own German
 side: `valid` has documents of 64 captions, `test` single captions, and `test1` to `test4` 32, 64, 128 and 256.
 
 The pair's codes and dictionary are the data set's, and its verifier is written as a checkpoint to go on from: ``start.pt``.
@@ -16,6 +16,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -26,6 +27,7 @@ from specdec_plugins.commands import prepare
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.fairseq import checkpoint_of
 from specdec_plugins.formats.folder import load_folder
+from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.translator import Translator
@@ -84,12 +86,16 @@ def closed(caption: str) -> str:
 
 def translated(captions: Sequence[str], path: Path) -> list[str]:
     """The pair's translations of the captions, from ``path`` if it has them, or made and written there."""
-    if path.exists() and len(known := list(read_lines(path))) == len(captions):
-        return known
-    translator = Translator(load_folder(PAIR), Settings(strategy="ar", dtype="auto"))
+    pair, mark = load_folder(PAIR), path.with_suffix(".sha256")
+    digest = sha256("\n".join([fingerprint(pair.verifier), *captions]).encode()).hexdigest()
+    if path.exists() and mark.exists() and mark.read_text(encoding="utf-8") == digest:
+        return list(read_lines(path))
+    mark.unlink(missing_ok=True)
+    translator = Translator(pair, Settings(strategy="ar", dtype="auto"))
     texts = (translation.text for translation in translator.stream(captions, batch_size=64))
     lines = list(prepare.progress(texts, "translate", len(captions)))
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    mark.write_text(digest, encoding="utf-8")
     return lines
 
 
@@ -133,7 +139,10 @@ def main(argv: list[str] | None = None) -> int:
         if options.mono:
             train[0] += read_lines(options.mono)
         train[1] = translated(train[0], options.output / "translated.de")
-        texts = {split: list(zip(*both, strict=True)) for split, both in sides.items()}
+        for split, (english, german) in sides.items():
+            if len(english) != len(german):
+                raise ValueError(f"{prefixes[split]}: {len(english):,} lines in English, {len(german):,} in German")
+        texts = {split: list(zip(*both)) for split, both in sides.items()}
         texts["train"] = sound(texts["train"])
         arguments = write_corpus(texts, min(count, len(texts["train"])), pairs, options.seed)
         verifier = checkpoint_of(load_folder(PAIR).verifier)

@@ -113,8 +113,30 @@ def test_learned_positions_cannot_become_sinusoidal(tmp_path, capsys):
     args = argparse.Namespace(**vars(state["cfg"]["model"]))
     drafter = argparse.Namespace(**{**vars(args), "encoder_learned_pos": False})
     assert "encoder-learned-pos is True in the verifier, False in the drafter" in initialise.misfits(
-        args, drafter, state["model"], init_decoder=False
+        args, drafter, init_decoder=False
     )
+
+
+@pytest.mark.parametrize("half", ["encoder", "decoder"])
+def test_only_learned_positions_are_limited(tmp_path, capsys, half):
+    """A side with sinusoidal positions may be longer in the drafter."""
+    _, path = save_verifier(tmp_path, **{f"{half}_learned_pos": True})
+    for side, limit in (("encoder", "--max-source-positions"), ("decoder", "--max-target-positions")):
+        longer = ["--verifier", str(path), "--output", str(tmp_path / "init.pt"), "--init-decoder", limit, "100"]
+        assert initialise.main(longer) == (side == half)
+        assert (f"{limit[2:]} is 64 in the verifier, 100" in capsys.readouterr().err) == (side == half)
+
+
+def test_what_is_no_verifier_is_told(tmp_path, capsys):
+    _, path = save_verifier(tmp_path)
+    arguments = ["--output", str(tmp_path / "init.pt")]
+    state = checkpoint.load(path)
+    state["model"] = {name: tensor for name, tensor in state["model"].items() if name.startswith("decoder.")}
+    checkpoint.save(state, tmp_path / "decoder.pt")
+    assert initialise.main(["--verifier", str(tmp_path / "decoder.pt"), *arguments]) == 1
+    assert f"{tmp_path / 'decoder.pt'} is not a fairseq Transformer with an encoder" in capsys.readouterr().err
+    assert initialise.main(["--verifier", str(path), *arguments, "--arch", "block_causal", "--successor-width", "-1"]) == 1
+    assert "successor-width is -1" in capsys.readouterr().err
 
 
 def test_other_dictionaries_are_refused(tmp_path, capsys):

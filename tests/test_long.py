@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from random import Random
+from types import SimpleNamespace
 
 import long_captions as captions
 import long_costs as costs
@@ -57,6 +58,24 @@ def test_test_documents_keep_the_order_and_leave_out_a_broken_last_one():
     assert list(captions.in_order(PAIRS[:7], 3)) == [
         ("en 0. en 1. en 2.", "de 0. de 1. de 2."), ("en 3. en 4. en 5.", "de 3. de 4. de 5."),
     ]  # fmt: skip
+
+
+def test_translations_are_made_once_for_each_text(tmp_path, monkeypatch):
+    """Of another text with as many lines they are made anew."""
+    made = []
+
+    class Upper:
+        def __init__(self, *_):
+            pass
+
+        def stream(self, lines, **_):
+            made.append(len(lines))
+            return (SimpleNamespace(text=line.upper()) for line in lines)
+
+    monkeypatch.setattr(captions, "Translator", Upper)
+    for text in (["a", "b"], ["a", "b"], ["a", "c"], ["a", "c"]):
+        assert captions.translated(text, tmp_path / "translated.de") == [line.upper() for line in text]
+    assert made == [2, 2]
 
 
 @pytest.mark.long

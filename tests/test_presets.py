@@ -39,6 +39,9 @@ def test_every_preset_has_every_recipe(name, recipe):
         code = drafters.find(recipe)
         assert not init and options_of(code.Options, drafter["--drafter-options"].split()) and hasattr(code, "Network")
         assert "--dropout" not in drafter and "--encoder-layers" not in drafter  # options of another architecture
+        verifier = options(settings["verifier_options"])
+        for shared in ("--truncate-source", "--max-source-positions", "--skip-invalid-size-inputs-valid-test"):  # of the task
+            assert drafter.get(shared) == verifier.get(shared), shared
     assert settings["drafter_updates"] >= settings["save_every"] > 0 and settings["tokens"] >= settings["device_tokens"]
     assert presets.settings(name)["recipe"] == "block_causal"
     usage = (ROOT / "train.sh").read_text()

@@ -1,13 +1,15 @@
 """Drafters that train on a frozen verifier: what they learn is what they decode with, and outputs stay the verifier's."""
 
 import random
+from argparse import Namespace
 from dataclasses import replace
 from itertools import accumulate, cycle
 from operator import mul
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import make_batch, make_verifier
+from conftest import make_batch, make_dictionary, make_verifier
 from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Mixed, Noted, check_balance, check_sums, commit, sentences
 from test_native_loop import both, controllers, requests_of
 
@@ -23,9 +25,9 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source, Verdict, uniform
-from specdec_plugins.formats import fairseq
+from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.spec import DrafterModel
-from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, blocks
+from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, blocks, options_of
 
 OPTIONS = {
     "small": {"layers": 1, "dropout": 0.0},
@@ -361,6 +363,68 @@ def test_options_from_outside(name, options, message):
     """One line says what is wrong with them, whatever their type."""
     with pytest.raises(ValueError, match=message):
         assembly.assemble(make_model(), DrafterModel(name, {}, None, options, 4), dtype="float64")
+
+
+def test_several_gpus_share_the_gradients(tmp_path):
+    """fairseq's usual data parallel training shares those of what a model's `forward` computed, and of nothing else."""
+    from fairseq.distributed import ModuleProxyWrapper
+    from torch import distributed
+
+    from specdec_plugins.criterions.drafter_loss import DrafterLoss
+    from specdec_plugins.models.drafter import DrafterShim
+
+    code, model = drafters.find("medusa"), make_model()
+    shim = DrafterShim(code, options_of(code.Options, []), model)
+    dictionary = make_dictionary(WORDS)
+    batch = batch_of(None)
+    sample = {
+        "net_input": {"src_tokens": batch.source, "prev_output_tokens": batch.prefix},
+        "target": batch.target,
+        "ntokens": 17,
+    }
+    shared = []
+
+    def share(_, bucket):
+        shared.append(bucket.buffer().numel())
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        parallel = torch.nn.parallel.DistributedDataParallel(shim)
+        parallel.register_comm_hook(None, share)
+        loss, _, _ = DrafterLoss(SimpleNamespace(target_dictionary=dictionary))(ModuleProxyWrapper(parallel), sample)
+        loss.backward()
+    finally:
+        distributed.destroy_process_group()
+    assert sum(shared) == sum(parameter.numel() for parameter in shim.parameters() if parameter.requires_grad) > 0
+
+
+def test_a_drafter_trains_on_its_verifiers_dictionary(tmp_path):
+    from specdec_plugins.models.drafter import DrafterShim
+
+    verifier, args = make_verifier()
+    path = tmp_path / "verifier.pt"
+    checkpoint.save({"args": args, "model": verifier.state_dict()}, path)
+    task = SimpleNamespace(source_dictionary=make_dictionary(), target_dictionary=make_dictionary(9))
+    options = Namespace(drafter="medusa", verifier=str(path), drafter_options=[])
+    with pytest.raises(ValueError, match=r"verifier.pt has 24 symbols in its decoder, the data 13"):
+        DrafterShim.build_model(options, task)
+    task.target_dictionary = make_dictionary()
+    shim = DrafterShim.build_model(options, task)
+    other = {**shim.state_dict(), "block_verifier": torch.zeros_like(shim.block_verifier)}
+    mark = shim.block_verifier.clone()
+    shim.load_state_dict(other)
+    assert shim.block_verifier.equal(mark)
+
+
+@pytest.mark.parametrize("name", ["small", "eagle", "block_state"])
+def test_no_more_layers_than_the_verifier_has(name):
+    code, model = drafters.find(name), make_model()
+    options = options_of(code.Options, ["layers=9"])
+    with pytest.raises(ValueError, match="--drafter-options layers=9: the verifier has 2 to start from"):
+        code.Network(options, FrozenVerifier(model))
 
 
 def test_a_verifier_without_decoder_layers_is_refused():

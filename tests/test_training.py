@@ -1,5 +1,6 @@
 """Training through fairseq's own commands: the published recipe, repeatability, resuming, the whole toy pipeline."""
 
+import argparse
 import json
 import os
 import re
@@ -256,8 +257,17 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     assert written == {name: (tmp_path / name).stat().st_mtime_ns for name in kept}
     assert result.stdout[result.stdout.index("verifier, greedy") :] == again.stdout[again.stdout.index("verifier, greedy") :]
 
-    # other text is translated anew
-    run_train_sh("toy", "distill", "--output", tmp_path)
+    # other text is translated anew, of which the drafter knows nothing
+    (tmp_path / "more.xa").write_text((tmp_path / "more/train.xa").read_text())
+    run_train_sh("toy", "distill", "--output", tmp_path, "--mono", tmp_path / "more.xa")  # the same in another file
+    assert written == {name: (tmp_path / name).stat().st_mtime_ns for name in kept}
+    anew = run_train_sh("toy", "distill", "--output", tmp_path)
+    assert "the text or the beam is another one: translations in " in anew.stdout
+    refused = run_train_sh("toy", "drafter", "--output", tmp_path, check=False)
+    assert refused.returncode == 1 and refused.stderr == (
+        f"train.sh: drafter: {tmp_path}/distilled/bin is newer than the training in {tmp_path}/drafter: "
+        "remove that folder, or name another --output, to train anew\n"
+    )
     text = [(tmp_path / "distilled/text" / f"train.{lang}").read_text().splitlines() for lang in ("xa", "xb")]
     assert text[0] == prepared and len(text[1]) == len(prepared)
 
@@ -395,6 +405,7 @@ def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path)
         (["toy", "--speed"], "unknown option --speed"),
         (["toy", "--mono", "/absent"], "--mono /absent: no such file"),
         (["toy", "--updates", "many"], "--updates many: not a number"),
+        (["toy", "--updates", "0"], "--updates 0: not a positive number"),
         (["multi30k", "data", "--local", "/absent"], ""),
     ],
 )
@@ -406,10 +417,42 @@ def test_train_sh_names_what_is_wrong(tmp_path, arguments, message):
 
 
 def test_train_sh_shows_fairseqs_error_in_one_line(tmp_path):
+    """The error of this run: an earlier one is still in the log."""
     run_train_sh("toy", "data", "--output", tmp_path)
-    (tmp_path / "data/bin/dict.xa.txt").write_bytes(b"\xff\xfe broken\n")
+    (tmp_path / "logs").mkdir(exist_ok=True)
+    (tmp_path / "logs/verifier.log").write_text("ValueError: of yesterday\n")
+    dictionary = tmp_path / "data/bin/dict.xa.txt"
+    good = dictionary.read_bytes()
+    dictionary.write_bytes(b"\xff\xfe broken\n")
     result = run_train_sh("toy", "verifier", "--output", tmp_path, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("train.sh: verifier failed: ")
-    assert "verifier.log" in result.stderr
+    assert "verifier.log" in result.stderr and "yesterday" not in result.stderr
     assert result.stderr.count("\n") == 1
+    dictionary.write_bytes(good)
+    silent = run_train_sh("toy", "verifier", "--output", tmp_path, "--", "--help", check=False)  # is no training, and no error
+    assert "yesterday" not in silent.stderr
+
+
+def test_a_stage_that_cannot_begin_leaves_the_recipe_open(tmp_path):
+    for stage in ("init", "drafter"):
+        assert run_train_sh("toy", stage, "--output", tmp_path, "--recipe", "published", check=False).returncode == 1
+    assert not (tmp_path / "recipe").exists()
+
+
+def test_the_average_has_the_last_update(toy_data, tmp_path):
+    """The preset has a checkpoint every 100 updates; the end of a training that is no multiple of them counts, too."""
+    folder, data = tmp_path / "verifier", tmp_path / "data"
+    shutil.copytree(toy_data, data)
+    folder.mkdir()
+    for name, value in (("1_100", 1.0), ("2_200", 3.0), ("last", 8.0)):
+        checkpoint.save({**checkpoint.untrained(), "args": argparse.Namespace(), "model": {"w": torch.tensor([value])}},
+                        folder / f"checkpoint_{name}.pt")  # fmt: skip
+    (folder / "done.250").touch()
+    result = run_train_sh("toy", "verifier", "--output", tmp_path, "--updates", 250)
+    assert "verifier/done.250: done" in result.stdout and "average of 3 checkpoints" in result.stdout
+    assert checkpoint.load(tmp_path / "verifier.pt")["model"]["w"].tolist() == [4.0]
+    shutil.copy(folder / "checkpoint_last.pt", folder / "checkpoint_3_300.pt")
+    (folder / "checkpoint_last.pt").touch()
+    assert "average of 3 checkpoints" in run_train_sh("toy", "verifier", "--output", tmp_path, "--updates", 250).stdout
+    assert checkpoint.load(tmp_path / "verifier.pt")["model"]["w"].tolist() == [4.0]  # 1, 3, 8: the last one once

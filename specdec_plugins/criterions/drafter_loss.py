@@ -26,7 +26,7 @@ class DrafterLoss(GlatLoss):
         source = source.gather(1, padded.long().argsort(dim=1, stable=True))  # fairseq pads sources on the left
         prefix, verifier = sample["net_input"]["prev_output_tokens"], model.verifier_as(next(model.parameters()))
         batch = Batch(source, prefix, target, symbols, verifier)
-        loss, count, right = model.loss(batch)
+        loss, count, right = model(batch)
         log = {"loss": loss.data, "nll_loss": loss.data, "sample_size": count, "ntokens": sample["ntokens"]}
         if right is not None:
             log |= {**acceptance_counts(right), "nblocks": right.size(0)}

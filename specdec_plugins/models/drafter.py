@@ -41,6 +41,10 @@ class DrafterShim(BaseFairseqModel):
         model = fairseq.read(checkpoint.load(args.verifier), args.verifier)
         if not isinstance(model, Model):
             raise ValueError(f"--verifier {args.verifier} is a drafter")
+        for side, dictionary in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):
+            rows = model.tensors[f"{side}.embed_tokens.weight"].size(0)
+            if rows != len(dictionary):
+                raise ValueError(f"--verifier {args.verifier} has {rows:,} symbols in its {side}, the data {len(dictionary):,}")
         args.drafter_options = asdict(options)  # complete and typed, for the checkpoint
         return cls(code, options, model)
 
@@ -57,8 +61,14 @@ class DrafterShim(BaseFairseqModel):
             self._frozen = FrozenVerifier(self._verifier[0], like.device, like.dtype)
         return self._frozen
 
-    def loss(self, batch: Batch) -> Loss:
+    def forward(self, batch: Batch) -> Loss:
+        """The drafter's own loss: of several GPUs, each waits for the others' gradients only of what its `forward` computed."""
         return self.network.loss(batch)
+
+    def upgrade_state_dict(self, state_dict):
+        """A checkpoint that is gone on with is for the verifier that it trains on now."""
+        super().upgrade_state_dict(state_dict)
+        state_dict["block_verifier"] = self.block_verifier
 
     def max_positions(self):
         spec = self._verifier[0].spec

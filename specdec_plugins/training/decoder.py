@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, Tensor]]:
     """The tensors of the decoder's layers and last norm, which start as those of some of the verifier's layers."""
-    layers = decoder_layer_map(spec.decoder.layers, verifier.spec.decoder.layers)
+    wanted, available = spec.decoder.layers, verifier.spec.decoder.layers
+    if wanted > available:
+        raise ValueError(f"--drafter-options layers={wanted}: the verifier has {available} to start from")
+    layers = decoder_layer_map(wanted, available)
     for name in shapes(spec, verifier.vocabulary, verifier.vocabulary):
         if name.startswith(("decoder.layers.", "decoder.layer_norm.")):
             yield name, verifier.tensors[rename_layer(name, layers)].clone()

@@ -72,7 +72,9 @@ def run(options: Options) -> tuple[Origins, dict[str, int]]:
     verifier_args = checkpoint.model_args(verifier)
     args = drafter_args(verifier_args, options.drafter)
     weights = verifier["model"]
-    faults = misfits(verifier_args, args, weights, options.init_decoder)
+    if "encoder.layers.0.self_attn.q_proj.weight" not in weights or not hasattr(verifier_args, "decoder_layers"):
+        raise ValueError(f"{options.verifier} is not a fairseq Transformer with an encoder")
+    faults = misfits(verifier_args, args, options.init_decoder)
     dictionaries, dictionary_faults = load_dictionaries(verifier, weights, options.data)
     if faults or dictionary_faults:
         raise ValueError(f"{options.verifier} cannot start this drafter: " + "; ".join(faults + dictionary_faults))
@@ -127,7 +129,7 @@ def drafter_args(verifier_args: argparse.Namespace, overrides: list[str]) -> arg
     return args
 
 
-def misfits(verifier: argparse.Namespace, drafter: argparse.Namespace, weights: dict[str, Any], init_decoder: bool) -> list[str]:
+def misfits(verifier: argparse.Namespace, drafter: argparse.Namespace, init_decoder: bool) -> list[str]:
     """Every reason why the verifier's weights would not mean the same in the drafter."""
     from specdec_plugins.models.block import refuse_unsupported
 
@@ -138,8 +140,6 @@ def misfits(verifier: argparse.Namespace, drafter: argparse.Namespace, weights: 
         if (ours or False) != (theirs or False):
             faults.append(f"{setting.replace('_', '-')} is {theirs} in the verifier, {ours} in the drafter")
 
-    if "encoder.layers.0.self_attn.q_proj.weight" not in weights:
-        faults.append("it is not a fairseq Transformer with an encoder")
     for setting in COMMON_SETTINGS:
         compare(setting)
     for half in ("encoder", "decoder") if init_decoder else ("encoder",):
@@ -153,13 +153,12 @@ def misfits(verifier: argparse.Namespace, drafter: argparse.Namespace, weights: 
         faults.append(f"--init-decoder: {drafter.decoder_layers} layers from a verifier that has {verifier.decoder_layers}")
     if drafter.share_all_embeddings and not getattr(verifier, "share_all_embeddings", False):
         faults.append("share-all-embeddings is False in the verifier, True in the drafter")
-    if getattr(verifier, "encoder_learned_pos", False):
-        for half, limit in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
-            if (half == "encoder" or init_decoder) and getattr(drafter, limit) > getattr(verifier, limit):
-                faults.append(
-                    f"{limit.replace('_', '-')} is {getattr(verifier, limit)} in the verifier, "
-                    f"{getattr(drafter, limit)} in the drafter"
-                )
+    for half, limit in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
+        ours, theirs = getattr(drafter, limit), getattr(verifier, limit)
+        if getattr(verifier, f"{half}_learned_pos", False) and (half == "encoder" or init_decoder) and ours > theirs:
+            faults.append(f"{limit.replace('_', '-')} is {theirs} in the verifier, {ours} in the drafter")
+    if getattr(drafter, "successor_width", 0) < 0:
+        faults.append(f"successor-width is {drafter.successor_width}")
     try:
         refuse_unsupported(drafter)
     except ValueError as error:

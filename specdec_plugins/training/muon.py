@@ -2,8 +2,8 @@
 
 Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of a weight matrix by the nearest
 matrix whose singular values are all one, so that rare directions learn as fast as common ones. Embeddings, biases and
-normalisation keep Adam. Both take one learning rate: a Muon update is scaled to the size of a usual Adam update (Liu et al.
-2025, arXiv 2502.16982).
+normalisation keep Adam; but a table with fewer than 8 rows a column is taken for a hidden matrix. Both take one learning rate: a
+Muon update is scaled to the size of a usual Adam update (Liu et al. 2025, arXiv 2502.16982).
 """
 
 import math

@@ -10,7 +10,7 @@ A preset has
     decoding                options of ``specdec-translate`` for how long outputs are; absent for those of translations
     rouge                   true where outputs are scored by ROUGE, not BLEU
     model                   options of fairseq-train for both models: their shape
-    tokens, device_tokens   target tokens an update, and at most in a batch on one device
+    tokens, device_tokens   tokens of the longer side, padding included: of an update, and at most of a batch on one device
     save_every, keep        updates from checkpoint to checkpoint, and how many are kept and averaged
     verifier                a training: ``updates``, ``schedule``, ``options`` of fairseq-train
     drafter                 the same by recipe, with ``block_size``, and with options of the initial checkpoint (``init``)
@@ -33,6 +33,8 @@ HERE = Path(__file__).parent
 RECIPES = tuple(sorted(path.stem for path in (HERE / "recipes").glob("*.json")))
 DEFAULT_RECIPE = "block_causal"
 TRANSLATIONS = {"max-len-a": 1.2, "max-len-b": 10}  # how long they are
+# Options of the task: a recipe that takes its shape from the verifier still has them.
+OF_THE_TASK = ("truncate-source", "skip-invalid-size-inputs-valid-test", "max-source-positions", "max-target-positions")
 PATTERN = re.compile(r"small\.([a-z]{2})-([a-z]{2})")  # the preset whose name has the languages
 
 
@@ -69,6 +71,7 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
     if initialised:
         drafter_options.insert(0, shape)
     else:  # its shape is the verifier's, and dropout one of its own options
+        drafter_options.insert(0, {name: value for name, value in shape.items() if name in OF_THE_TASK})
         drafter_options[-1] = {name: value for name, value in drafter["options"].items() if name != "dropout"}
     return {
         "src": preset["languages"][0],
