@@ -5,7 +5,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specdec_plugins.cpus import usual_threads
-from specdec_plugins.decoding.options import BUDGETED, CHOICES, USUAL_BUDGET, Budget, Gate, Sampling, sampling_faults
+from specdec_plugins.decoding.options import (
+    BUDGETED,
+    CHOICES,
+    MAX_BLOCK_SIZE,
+    USUAL_BUDGET,
+    Budget,
+    Gate,
+    Sampling,
+    sampling_faults,
+)  # fmt: skip
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 # Drafters without weights that are built in, ..
@@ -107,6 +116,10 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 yield name, f"{value} is less than 1"
+        for name in ("block_size", "tree"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value > MAX_BLOCK_SIZE:
+                yield name, f"{value:,} is over {MAX_BLOCK_SIZE:,}"
         if self.mbr is not None and self.mbr < 2:
             yield "mbr", f"{self.mbr} is less than 2"
         if not 0 <= self.sinks < max(1, self.usual_budget.positions):

@@ -50,8 +50,12 @@ class SourceTooLong(ValueError):
     """A source longer than the models' positions; ``index`` is its number among the sentences given, from 0."""
 
     def __init__(self, index: int, length: str, limit: int):
-        super().__init__(f"{length} tokens, and the models read at most {limit:,}")
+        super().__init__(index, length, limit)
         self.index = index
+
+    def __str__(self) -> str:
+        _, length, limit = self.args  # all that it is made of, so that it can be sent from process to process
+        return f"{length} tokens, and the models read at most {limit:,}"
 
 
 @dataclass(frozen=True)

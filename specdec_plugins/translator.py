@@ -32,16 +32,18 @@ from specdec_plugins.decoding.assembly import THREADS
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
+from specdec_plugins.decoding.options import MAX_BLOCK_SIZE
 from specdec_plugins.decoding.ranks import LedAdmission, all_ranks, local
 from specdec_plugins.decoding.roles import Admission, Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request
 from specdec_plugins.encoders import source_encoder, target_encoder
 from specdec_plugins.formats.folder import Pair, load_folder
-from specdec_plugins.settings import OptionError, Settings, rank_faults
+from specdec_plugins.settings import WHOLE, OptionError, Settings, rank_faults
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.bpe import remove_bpe as join_subwords
-from specdec_plugins.text.tokenizers import Tokenizer, load_codes, load_tokenizer
+from specdec_plugins.text.lines import MAX_LINE_BYTES
+from specdec_plugins.text.tokenizers import BYTE_LEVEL, Tokenizer, load_codes, load_tokenizer
 from specdec_plugins.translations import Encoded, SourceTooLong, Translation
 from specdec_plugins.windowed import translate_documents, windows_of
 
@@ -60,6 +62,8 @@ class Translator:
     """
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
+        if pair.drafter is not None and not 1 <= pair.block_size <= MAX_BLOCK_SIZE:
+            raise ValueError(f"{pair.name}: a block size of {pair.block_size:,}; from 1 to {MAX_BLOCK_SIZE:,}")
         self.trained_block_size = pair.block_size
         joined = pair.drafter is not None and len(settings.members) > 1 and pair.drafter.code in settings.members
         if drafter is not None or (settings.members and not joined):
@@ -70,6 +74,8 @@ class Translator:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} needs{choice}")
         if settings.max_positions:
             pair = beyond_training(pair, settings.max_positions, settings.strategy != "ar")
+        if isinstance(settings.windows, int) and pair.tokenizer == BYTE_LEVEL:
+            raise OptionError([("windows", f"of several sentences are not for byte-level BPE; {WHOLE} is")])
         if settings.tensor_parallel and (faults := rank_faults(settings.device)):
             raise OptionError(faults)
         self.ranks = all_ranks() if settings.tensor_parallel else None
@@ -94,6 +100,7 @@ class Translator:
             self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
         else:
             self.roles = assign(pair, settings, device, self.trained_block_size, drafter, self.ranks)
+        self.longest_symbol = MAX_LINE_BYTES if pair.tokenizer == BYTE_LEVEL else max(map(len, pair.source.symbols))
         self._kept: tuple[tuple, Session] | None = None  # the last session, with its caches, and what it was made for
         self._codes = load_codes(pair.tokenizer, pair.codes, pair.source.symbols) if pair.codes else None
         self._tokenizers: tuple[Tokenizer, Tokenizer] | None = None
@@ -251,11 +258,13 @@ class Translator:
         """The tokens of a sentence with eos."""
         words = line.split()
         limit = self.max_source - 1  # without eos
-        count = f"over {limit:,}"  # a line has at least as many tokens as words
-        if len(words) <= limit or too_long == "truncate":
-            text = " ".join(words[:limit])
+        count = f"over {limit:,}"  # a line has at least as many tokens as words, and these no more letters than symbols have
+        letters = limit * self.longest_symbol  # a word that goes on for a megabyte takes minutes to split
+        more = len(words) > limit or sum(map(len, words)) > letters
+        if not more or too_long == "truncate":
+            text = " ".join(words[:limit])[: letters + limit]
             tokens = self.pair.source.encode(text if bpe else self.to_subwords(text))
-            shortened = len(words) > limit or len(tokens) - 1 > limit
+            shortened = more or len(tokens) - 1 > limit
             if not shortened or too_long == "truncate":
                 return Encoded([*tokens[:-1][:limit], tokens[-1]], shortened)
             count = f"{len(tokens) - 1:,}"

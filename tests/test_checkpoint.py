@@ -46,6 +46,13 @@ def test_damaged_missing_and_foreign_files(tmp_path):
         with pytest.raises(checkpoint.CheckpointError, match=r"cut\.pt: ") as caught:
             checkpoint.load(cut)
         assert "\n" not in str(caught.value)
+    legacy = tmp_path / "legacy.pt"
+    torch.save(make_checkpoint(), legacy, _use_new_zipfile_serialization=False)
+    data = legacy.read_bytes()
+    for size in range(0, len(data), 7):
+        cut.write_bytes(data[:size])
+        with pytest.raises(checkpoint.CheckpointError, match=r"cut\.pt: "):
+            checkpoint.load(cut)
     (tmp_path / "text.pt").write_text("hello\n" * 100)
     with pytest.raises(checkpoint.CheckpointError, match=r"text\.pt: "):
         checkpoint.load(tmp_path / "text.pt")
@@ -67,6 +74,8 @@ def test_settings_of_every_fairseq_version_load(tmp_path):
         torch.save({"model": {}, **settings}, tmp_path / "c.pt")
         args = checkpoint.model_args(checkpoint.load(tmp_path / "c.pt"))
         assert (args.arch, args.encoder_layers) == ("block", 4)
+    for task in ({"data": "x"}, argparse.Namespace(data="x")):  # fairseq 0.12 writes a namespace for its older tasks
+        assert checkpoint.task_settings({"cfg": {"task": task}}) == checkpoint.task_settings({"args": task}) == {"data": "x"}
 
 
 def test_average_is_the_mean_of_the_weights(tmp_path):

@@ -610,6 +610,10 @@ def test_commands(capfd, tmp_path):
     assert (status, out) == (0, expected) and "100% of the drafted tokens accepted" in err
     text = ["--model", DEMO, "--output", tmp_path / "store"]
     assert command(capfd, *text, tmp_path / "hint", of=datastore) == (0, f"{tmp_path / 'store'}: 15 tokens\n", "")
+    before = (tmp_path / "hint").read_bytes()
+    status, _, err = command(capfd, "--model", DEMO, "--output", tmp_path / "hint", tmp_path / "hint", of=datastore)
+    assert (status, err) == (2, f"specdec-datastore: error: --output {tmp_path / 'hint'} is also an input\n")
+    assert (tmp_path / "hint").read_bytes() == before
     store = ["--draft-with", "retrieval", "--datastore", tmp_path / "store"]
     status, out, err = command(capfd, *usual, *store, "--block-size", 4)
     assert (status, out) == (0, expected) and " 0% of the drafted" not in err

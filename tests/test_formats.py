@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import os
 import random
 import shutil
 from dataclasses import asdict, replace
@@ -29,6 +30,7 @@ from specdec_plugins.formats.spec import (
     ModelSpec,
     SideSpec,
     Symbols,
+    extended,
     fingerprint,
     sinusoidal,
     sinusoidal_table,
@@ -416,6 +418,47 @@ DAMAGES = {
     "missing weights: encoder.layers.2": lambda c: c["verifier"]["spec"]["encoder"].update(layers=3),
     "the verifier's symbols go up to 99": lambda c: c["verifier"]["spec"]["symbols"].update(start=99),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("code", ["mod.evil:drafter", "evil:drafter", "mod:drafter"])
+def test_a_folder_brings_no_code(pair, tmp_path, monkeypatch, code):
+    """Also where Python looks for modules in the folder, or in the one above it. Code elsewhere is as good as installed."""
+    folder = tmp_path / "mod"
+    save_folder(replace(pair, drafter=replace(pair.drafter, code=code)), folder)
+    for path in (folder / "evil.py", folder / "__init__.py"):
+        path.write_text("import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n")
+    monkeypatch.syspath_prepend(folder if code.startswith("evil") else tmp_path)
+    with pytest.raises(ValueError, match="would be code of the folder itself, which is not run"):
+        load_folder(folder)
+    assert not (folder / "executed").exists()
+    (tmp_path / "beside.py").touch()
+    changed(folder, lambda content: content["drafter"].update(code="beside:drafter"))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_folder(folder).drafter.code == "beside:drafter"
+
+
+def test_a_description_is_a_file_of_some_size(tmp_path):
+    (tmp_path / "model.json").write_text('{"format": ' + "9" * 5000 + "}")
+    with pytest.raises(ValueError, match=r"model\.json: damaged or not ours"):
+        load_folder(tmp_path)
+    (tmp_path / "model.json").unlink()
+    os.mkfifo(tmp_path / "model.json")
+    with pytest.raises(ValueError, match=r"model\.json: not a file"):
+        load_folder(tmp_path)
+
+
+def test_positions_without_end_are_refused_before_they_are_computed(pair):
+    with pytest.raises(ValueError, match=r"100,000,00\d positions of width"):
+        extended(pair.verifier, 100_000_000)
+
+
+@pytest.mark.parametrize("size", [0, -5, 100_000])
+def test_no_draft_is_so_long(pair, size):
+    from specdec_plugins.settings import Settings
+    from specdec_plugins.translator import Translator
+
+    with pytest.raises(ValueError, match=r"a block size of .*; from 1 to 1,024"):
+        Translator(replace(pair, drafter=replace(pair.drafter, block_size=size)), Settings(strategy="specdec"))
 
 
 @pytest.mark.parametrize("message", DAMAGES)

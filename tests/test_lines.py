@@ -9,6 +9,11 @@ from specdec_plugins.text import lines
 from specdec_plugins.text.lines import LineReader, count_line_ends, read_lines
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "text").write_bytes("\ufeffone\n\ufefftwo\n".encode())
+    assert list(read_lines(tmp_path / "text")) == ["one", "\ufefftwo"]
+
+
 def test_lines_end_at_newlines_only(tmp_path):
     path = tmp_path / "text"
     path.write_bytes("a\u2028b\x0bc\x85d\r\n\r\ne\rf\nlast".encode())

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "settings": ("cpus", "decoding.options"),
     "workers": (),
     "formats": ("text",),
-    "decoding": ("formats.spec", "cpus"),
+    "decoding": ("formats.spec", "formats.files", "cpus"),
     # A drafter is one file, with what trains it.
     "decoding.drafters": ("decoding", "formats.spec", *TRAINING),
     "training": (

@@ -84,6 +84,37 @@ def only_error(capsys) -> str:
     return lines[0]
 
 
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--restyle", "0.1", "--tokenized"), "--restyle is for raw text in two languages"),
+        (("--dict-size", "9", "--tokenizer", "byte-level"), "--dict-size has no use where all symbols are given"),
+        (("--max-ratio", "nan"), "--max-ratio nan is negative or no number"),
+    ],
+)
+def test_options_without_a_use(tmp_path, corpus, capsys, more, message):
+    assert run(tmp_path / "out", "--train", str(corpus / "train"), *more) == 2
+    assert message in only_error(capsys)
+
+
+@pytest.mark.parametrize("content", ["{}", "{", "[]"])
+def test_a_record_that_is_none(tmp_path, corpus, capsys, content):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/prepare.json").write_text(content)
+    assert run(tmp_path / "out", "--train", str(corpus / "train")) == 1
+    assert f"{tmp_path / 'out/prepare.json'}: damaged or not ours" in only_error(capsys)
+
+
+@pytest.mark.parametrize("merge", [" c", "a b c", "#version: x.y\na b"])
+def test_codes_that_are_none(tmp_path, merge):
+    (tmp_path / "codes").write_text(f"{merge}\n")
+    with pytest.raises(ValueError, match="codes: not a BPE codes file"):
+        Bpe(tmp_path / "codes")
+
+
 # ---- text
 
 
@@ -650,6 +681,7 @@ def test_what_only_a_model_writes_is_no_error():
         ("a￭￭b", "ab"),
         ("％ffffffffff％ ％d800％", "％ffffffffff％ ％d800％"),
         ("％zz％", "％zz％"),
+        ("％a％ ％d％ ％0％ ％7％", "％a％ ％d％ ％0％ \x07"),  # an output is one line
     ):
         assert tokenizer.detokenize(tokens) == text
 
@@ -705,16 +737,22 @@ def test_a_data_set_records_its_tokeniser(tmp_path, corpus, fake_fairseq, capsys
         load_tokenizer("spaces", "en")
 
 
-def termination(pair):
-    return ("default" if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else "the command's", "")
+def shouted(pair):
+    return tuple(line.upper() for line in pair)
 
 
-def test_workers_start_with_the_default_termination(monkeypatch):
-    """With the command's handler, a worker that is starting can lose the signal with which Pool ends it."""
-    monkeypatch.setattr(prepare, "_start_worker", lambda function: setattr(prepare, "_function", function))
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        assert {found for found, _ in prepare.map_pairs(termination, [("", "")] * 50, 2)} == {"default"}
-        assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, before)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def killed(pair):
+    if pair[0] == "700":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pair
+
+
+@pytest.mark.parametrize("count", [0, 3, prepare.CHUNK, 3 * prepare.CHUNK + 1])
+def test_processes_give_pairs_in_order(count):
+    pairs = [(f"a{number}", f"b{number}") for number in range(count)]
+    assert list(prepare.map_pairs(shouted, iter(pairs), 2)) == [*map(shouted, pairs)]
+
+
+def test_a_process_that_is_killed_ends_the_command():
+    with pytest.raises(ValueError, match="a worker process died"):
+        list(prepare.map_pairs(killed, ((str(number), "") for number in range(1200)), 2))

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -414,8 +415,13 @@ def test_long_sources_can_be_cut_or_skipped(folder, lines, tmp_path, capfd):
     assert out.split("\n")[1] == "" and out.count("\n") == 3 and f"{path}, line 2: too long for the models, skipped" in err
     out, err = run(capfd, *options, "--truncate-source")
     assert out.split("\n")[1] and out.count("\n") == 3 and f"{path}, line 2: too long for the models, cut" in err
-    with pytest.raises(SourceTooLong):
-        Translator.from_pretrained(folder).translate(["word " * 200])
+    path.write_text(f"{'w' * 900_000}\n", encoding="utf-8")  # of a single word, which takes minutes to split
+    assert "line 1: too long for the models, skipped" in run(capfd, *options, "--skip-long")[1]
+    assert "line 1: too long for the models, cut" in run(capfd, *options, "--truncate-source")[1]
+    with pytest.raises(SourceTooLong, match="over 99 tokens, and the models read at most 99") as error:
+        Translator.from_pretrained(folder).translate(["one", "word " * 200])
+    sent = pickle.loads(pickle.dumps(error.value))
+    assert (sent.index, str(sent)) == (1, str(error.value))
 
 
 def test_an_empty_file(folder, tmp_path, capfd):
@@ -454,6 +460,14 @@ MISUSE = {
     "--verifier x --drafter x": "--model stands alone, without --verifier, --drafter",
     "--reference x": "--reference has a use only with --format fairseq",
     "--input setup.py --output setup.py": "--output setup.py is also an input",
+    "--input setup.py --trace setup.py": "--trace setup.py is also an input, or the output",
+    "--output new --trace ./new": "--trace ./new is also an input, or the output",
+    "--output new --resume --trace setup.py": (
+        "--trace setup.py exists, and with --resume would lose what was shown before: name another file"
+    ),
+    "--strategy drafter --format fairseq": "--format fairseq prints scores, which strategy drafter has none of",
+    "--block-size 1000000": "--block-size 1,000,000 is over 1,024",
+    "--sampling --top-k 999999999999999999999": "--top-k 999999999999999999999 is negative, out of range or no number",
 }
 
 
@@ -489,6 +503,9 @@ def test_files_that_cannot_be(folder, parts, source, tmp_path, capfd):
     one = tmp_path / "one"
     one.write_text("reference\n")
     assert f"{one} has only 1 lines" in error("--model", folder, "--format", "fairseq", "--reference", one)
+    many = tmp_path / "many"
+    many.write_text("reference\n" * 10_000)
+    assert f"{many} has more lines than {source}" in error("--model", folder, "--format", "fairseq", "--reference", many)
     err = run(capfd, "--model", folder, "--input", missing, status=1)[1]
     assert err == f"specdec-translate: error: {missing}: No such file or directory\n"
     assert f"{missing}/out: No such file or directory" in error("--model", folder, "--output", missing / "out")

@@ -15,6 +15,7 @@ from specdec_plugins.measure.runs import PERCENTILES, Plan, measure, read_text, 
 from specdec_plugins.measure.systems import DRAFTERLESS, DTYPES, GPU_DTYPES, KINDS, SYSTEMS, System
 from specdec_plugins.measure.tables import ratio
 from specdec_plugins.settings import Fault
+from specdec_plugins.text.tokenizers import BYTE_LEVEL
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,7 +24,8 @@ def parser() -> argparse.ArgumentParser:
         description="Measure the ways to decode: latency (a sentence at a time), throughput (a whole text on all cores), "
         "acceptance, memory, and whether outputs differ.",
         epilog="Throughput is measured with every mix of processes and threads that keeps all cores busy, and a system's fastest "
-        "counts; in CTranslate2 the processes are translators (inter_threads). The last line on stdout is JSON with everything "
+        "counts; in CTranslate2 the processes are translators (inter_threads). Peak memory is the most that a system's processes "
+        "had held by the end, loading and larger batches included. The last line on stdout is JSON with everything "
         "measured. ctranslate2 and plots need: pip install specdec[bench]",
     )  # fmt: skip
     p.add_argument("--model", required=True, metavar="DIR", help="model folder")
@@ -65,6 +67,9 @@ def main(argv: list[str] | None = None) -> int:
 def check(options: argparse.Namespace) -> list[Fault]:
     """What is wrong with the options."""
     faults = check_measurement(options, DTYPES if options.device == "cpu" else GPU_DTYPES)
+    faults += less_than_one(options, "beta")
+    if not options.tau >= 0:
+        faults.append(("tau", f"{options.tau} is negative or no number"))
     if options.plot and "throughput" not in options.measure:
         faults.append(("plot", "draws throughput, which --measure leaves out"))
     elif options.plot and not find_spec("matplotlib"):
@@ -93,14 +98,17 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.translator import Translator
 
     pair = load_folder(options.model)
-    reader = Translator(replace(pair, codes=None) if options.bpe else pair, Settings(strategy="ar", threads=1))
+    # Tokens need no codes, nor the library that applies them; but byte-level ones are turned into text by these.
+    tokens = replace(pair, codes=None) if options.bpe and pair.tokenizer != BYTE_LEVEL else pair
+    # Drafting systems may read fewer tokens than the verifier alone.
+    reader = Translator(tokens, Settings(strategy="specdec" if pair.drafter else "ar", threads=1))
     text = read_text(reader, options.input, options.reference, options.sentences, options.bpe)
     systems = systems_of(options, pair.drafter is not None)
     threads = options.threads or thread_choices(options.device)
     loads = workloads(options.measure, options.batch_sizes, threads, options.device)
     plan = Plan(options.model, systems, loads, options.rounds)
     with Steps(1.0) as steps:
-        measured, _ = measure(plan, text.sources, steps)
+        measured, left_out = measure(plan, text.sources, steps)
 
     baseline = next((each for each in measured if each.system.name == "ar float32"), measured[0])
     rows = []
@@ -115,7 +123,13 @@ def run(options: argparse.Namespace) -> None:
         **machine(options.device), "block_size": pair.block_size, "model": options.model, "input": options.input,
         "sentences": len(text.sources),
     }  # fmt: skip
-    result = {"benchmark": "specdec-benchmark", "rows": rows, "rounds": options.rounds, "signature": signature}
+    result = {
+        "benchmark": "specdec-benchmark",
+        "rows": rows,
+        "rounds": options.rounds,
+        "left out": left_out,
+        "signature": signature,
+    }
     if text.references:
         result["bleu_signature"] = bleu_signature
     print(json.dumps(result), flush=True)

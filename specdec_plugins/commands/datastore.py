@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import TypeVar
 
 from specdec_plugins.commands.progress import bar
-from specdec_plugins.commands.runner import run_command
+from specdec_plugins.commands.runner import run_command, same_file
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
 
@@ -34,7 +34,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(options: argparse.Namespace) -> list[Fault]:
     sources, texts = len(options.source or ()), len(options.text)
-    return [("source", f"is given {sources} times for {texts} texts")] if sources not in (0, texts) else []
+    faults = [("source", f"is given {sources} times for {texts} texts")] if sources not in (0, texts) else []
+    if any(same_file(options.output, path) for path in (*options.text, *(options.source or ()))):
+        faults.append(("output", f"{options.output} is also an input"))
+    return faults
 
 
 def run(options: argparse.Namespace) -> None:

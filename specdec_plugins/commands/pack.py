@@ -71,8 +71,9 @@ def run(options: argparse.Namespace) -> None:
         assert pair.drafter is not None  # `check` has seen to it
         tokens = torch.tensor(frequent(options.draft_vocabulary, pair.target))
         pair = replace(pair, drafter=replace(pair.drafter, tensors={**pair.drafter.tensors, DRAFT_VOCABULARY: tokens}))
+    Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar"))  # raises if it cannot be decoded with
     sizes = model_folder.save_folder(pair, options.output, options.half)
-    Translator(model_folder.load_folder(options.output), Settings(strategy="specdec" if pair.drafter else "ar"))
+    model_folder.load_folder(options.output)
     total = sum(sizes.values())
     for name, size in [*sizes.items(), (options.output, total)]:
         print(f"{size / 1e6:8.2f} MB  {name}")

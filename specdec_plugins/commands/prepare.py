@@ -23,7 +23,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -31,8 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
-from itertools import chain
-from multiprocessing import Pool
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +42,7 @@ from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.restyle import restyle
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS, load_codes, load_tokenizer
+from specdec_plugins.workers import Workers
 
 CLEANED = ("train", "mono")  # splits that lose pairs unfit for training
 LIBRARIES = ("sacremoses", "subword-nmt"), ("tokenizers",)  # that text goes through; those of byte-level BPE
@@ -144,33 +143,26 @@ def squeeze(pair: Pair) -> Pair:
     return tuple(" ".join(line.split()) for line in pair)
 
 
-_function: Callable[[Pair], Pair]  # of a worker process, because BPE codes are too large to send with every chunk
+class OfChunk:
+    """A function of a pair, applied to the pairs of a chunk; made in a worker process, which is given its number."""
 
+    def __init__(self, function: Callable[[Pair], Pair], number: int):
+        self.function = function
 
-def _start_worker(function: Callable[[Pair], Pair]) -> None:
-    global _function
-    _function = function
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports an interruption, once
-
-
-def _work(pair: Pair) -> Pair:
-    return _function(pair)
+    def __call__(self, pairs: list[Pair]) -> list[Pair]:
+        return [self.function(pair) for pair in pairs]
 
 
 def map_pairs(function: Callable[[Pair], Pair], pairs: Iterable[Pair], workers: int) -> Iterator[Pair]:
-    """Yield `function` of every pair, in order, computed by `workers` processes."""
-    if workers == 1:
-        yield from map(function, pairs)
+    """Yield `function` of every pair, in order, computed by `workers` processes if there are more than a chunk of pairs."""
+    waiting = iter(pairs)
+    first = list(islice(waiting, CHUNK))
+    if workers == 1 or len(first) < CHUNK:
+        yield from map(function, chain(first, waiting))
         return
-    # Pool ends its workers by SIGTERM, and waits for them. A worker that inherits the command's handler can lose a signal that
-    # comes while it starts, so workers are forked with the default one.
-    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        pool = Pool(workers, _start_worker, (function,))
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    with pool:
-        yield from pool.imap(_work, pairs, CHUNK)
+    chunks = chain([first], iter(lambda: list(islice(waiting, CHUNK)), []))
+    with Workers(workers, partial(OfChunk, function)) as processes:
+        yield from chain.from_iterable(processes.map(chunks))
 
 
 # ---- steps that can be resumed
@@ -286,9 +278,13 @@ class Preparation:
         """Raise when the folder holds a data set with other languages or more splits, which this run would destroy."""
         record = self.output / "prepare.json"
         if record.exists():
-            made = json.loads(record.read_text(encoding="utf-8"))
-            lost = sorted(set(made["lines"]) - set(self.lines))
-            if made["languages"] != list(self.langs) or lost:
+            try:
+                made = json.loads(record.read_text(encoding="utf-8"))
+                lost = sorted(set(made["lines"]) - set(self.lines))
+                other = made["languages"] != list(self.langs)
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{record}: damaged or not ours ({type(error).__name__}: {error})") from None
+            if other or lost:
                 held = f"{'-'.join(made['languages'])} {', '.join(made['lines'])}"
                 raise ValueError(f"--output {self.output}: it holds {held}, which this command would lose; name another folder")
 
@@ -467,6 +463,12 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("dict", "is needed without --train, and either --codes or --bpe-applied"))
     if options.dict and not (options.codes or options.bpe_applied):
         faults.append(("dict", "needs the --codes it was made with, or --bpe-applied"))
+    if options.restyle and (options.tokenized or options.bpe_applied or options.mono):
+        faults.append(("restyle", "is for raw text in two languages"))
+    if options.dict_size and (options.dict or options.mono or options.tokenizer == BYTE_LEVEL):
+        faults.append(("dict_size", "has no use where all symbols are given: with --dict, --mono, and byte-level BPE"))
+    if options.max_ratio is not None and not options.max_ratio >= 0:
+        faults.append(("max_ratio", f"{options.max_ratio} is negative or no number"))
     return faults
 
 

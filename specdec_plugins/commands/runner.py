@@ -38,7 +38,7 @@ def run_command(
             raise OptionError(faults)
         with _termination():
             run(options)
-            sys.stdout.flush()
+            _flush()
         return 0
     except OptionError as error:
         return _failed(2, parser, "; ".join(f"{option_name(field)} {message}" for field, message in error.faults))
@@ -47,13 +47,15 @@ def run_command(
         return 141
     except OSError as error:
         try:
-            sys.stdout.flush()
+            _flush()
         except OSError:
             _discard_output()
         where = error.filename or getattr(options, "output", None) or "stdout"
         return _failed(1, parser, f"{where}: {error.strerror or error}{ending()}")
-    except (ValueError, ImportError, MemoryError) as error:
+    except (ValueError, ImportError) as error:
         return _failed(1, parser, f"{error}{ending()}")
+    except MemoryError as error:
+        return _failed(1, parser, f"{error or 'out of memory'}{ending()}")
     except (KeyboardInterrupt, Terminated) as stop:
         below = "\n" * sys.stderr.isatty()  # a terminal's line holds ^C or a progress bar
         print(f"{below}{parser.prog}: stopped{ending()}{resumption}", file=sys.stderr)
@@ -70,6 +72,20 @@ def less_than_one(options: argparse.Namespace, *names: str) -> list[Fault]:
     given = ((name, getattr(options, name)) for name in names)
     listed = ((name, value if isinstance(value, list) else [value]) for name, value in given if value is not None)
     return [(name, f"{value} is less than 1") for name, values in listed for value in values if value < 1]
+
+
+def same_file(one: str | None, other: str | None) -> bool:
+    """Whether two options name one file."""
+    if not one or not other:
+        return False
+    return os.path.realpath(one) == os.path.realpath(other) or (
+        os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
+    )
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # as it is where the caller closed it
+        sys.stdout.flush()
 
 
 def _discard_output() -> None:

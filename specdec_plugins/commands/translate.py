@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from specdec_plugins.commands.progress import bar
-from specdec_plugins.commands.runner import less_than_one, option_name, run_command
+from specdec_plugins.commands.runner import less_than_one, option_name, run_command, same_file
 from specdec_plugins.commands.translation.answers import Answerer, Answers, settings_of
 from specdec_plugins.commands.translation.buffers import Buffer, read_buffers
 from specdec_plugins.commands.translation.formats import FORMATS
@@ -198,15 +198,21 @@ def check(options: argparse.Namespace) -> list[Fault]:
             faults.append(("hint", "is for whole lines, and does not go with --windows"))
     if options.resume and not options.output:
         faults.append(("resume", "needs --output"))
+    if options.format == "fairseq" and options.strategy == "drafter":
+        faults.append(("format", "fairseq prints scores, which strategy drafter has none of"))
     if options.reference and options.format != "fairseq":
         faults.append(("reference", "has a use only with --format fairseq"))
     if options.remove_bpe and not options.bpe and options.format != "fairseq":
         faults.append(("remove_bpe", "has a use only with --bpe or --format fairseq"))
     if options.trace is not None and options.strategy not in ("specdec", "drafter"):
         faults.append(("strategy", f"{options.strategy} drafts nothing that --trace could show"))
-    files = [path for path in (options.input, options.reference, options.hint) if path and os.path.exists(path)]
-    if options.output and any(os.path.exists(options.output) and os.path.samefile(path, options.output) for path in files):
-        faults.append(("output", f"{options.output} is also an input"))
+    inputs = options.input, options.reference, options.hint
+    for name, others in (("output", inputs), ("trace", (*inputs, options.output))):
+        written = getattr(options, name)
+        if any(same_file(written, path) for path in others):
+            faults.append((name, f"{written} is also an input" + ", or the output" * (name == "trace")))
+    if options.resume and options.trace and os.path.exists(options.trace):
+        faults.append(("trace", f"{options.trace} exists, and with --resume would lose what was shown before: name another file"))
     if options.workers > 1 and re.fullmatch(r"cuda:\d+", options.device):
         faults.append(("device", f"{options.device} is one GPU: with --workers say --device cuda, for the first ones"))
     faults += less_than_one(options, "batch_size", "max_tokens", "buffer_size", "workers")

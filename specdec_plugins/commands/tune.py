@@ -51,15 +51,19 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.measure.tuned import read_tuning, write_tuning
     from specdec_plugins.measure.tuning import best_arms, learn
     from specdec_plugins.settings import Settings
-    from specdec_plugins.translator import Translator
+    from specdec_plugins.translator import SourceTooLong, Translator
 
-    lines = [line for line in islice(read_lines(options.input), options.lines) if line.strip()]
-    if not lines:
+    lines = list(islice(read_lines(options.input), options.lines))
+    if not any(map(str.strip, lines)):
         raise ValueError(f"{options.input}: no sentences")
     settings = Settings(block_size=1, device=options.device, dtype=options.dtype, threads=options.threads)
+    translator = Translator(load_folder(options.model), settings)
     where = place(options.dtype, options.threads, options.device)
     read_tuning(options.model, where)  # a damaged file shows before the work
-    learned = learn(Translator(load_folder(options.model), settings), lines, options.batch_sizes, options.rounds)
+    try:
+        learned = learn(translator, lines, options.batch_sizes, options.rounds)
+    except SourceTooLong as error:
+        raise ValueError(f"{options.input}, line {error.index + 1}: {error}") from None
     path = write_tuning(options.model, where, learned, machine()["date"])
     print(tabulate(best_arms(learned), headers="keys", tablefmt="github", floatfmt=".2f"))
     print(f"{path}: {where.processor}, {where.threads} threads, {where.dtype}, {where.build}")

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from specdec_plugins.decoding.memory import Memory
+from specdec_plugins.formats import files
 
 FORMAT = "specdec-datastore 1"
 CONTEXT = 16  # tokens by which places are sorted: longer suffixes are no better (REST looks at 16)
@@ -79,7 +80,8 @@ class Datastore:
             about["source_dictionary"] = source_dictionary
             tensors |= self.memory.tensors()
         try:
-            save_file(tensors, path, about)
+            with files.whole(path) as temporary:  # a translator may have the old one mapped
+                save_file(tensors, temporary, about)
         except SafetensorError as error:
             raise ValueError(f"{path}: {error}") from None
 

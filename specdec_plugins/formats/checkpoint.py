@@ -8,6 +8,7 @@ are allow-listed.
 import argparse
 import os
 import pickle
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +55,10 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(f"{path}: no such checkpoint") from None
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: refused: {_refusal(error)}") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (
+        RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError,
+        OverflowError, struct.error,
+    ) as error:  # fmt: skip
         # A cut or foreign file can fail at any step of reading; to the user every way means the same.
         raise CheckpointError(f"{path}: not a readable checkpoint, or a damaged one ({type(error).__name__})") from None
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
@@ -73,12 +77,17 @@ def _refusal(error: pickle.UnpicklingError) -> str:
 def model_args(checkpoint: Checkpoint) -> argparse.Namespace:
     """The model's settings as a namespace, whichever fairseq version wrote them."""
     settings = checkpoint["args"] if checkpoint.get("args") is not None else checkpoint["cfg"]["model"]
-    return argparse.Namespace(**(vars(settings) if isinstance(settings, argparse.Namespace) else dict(settings)))
+    return argparse.Namespace(**_named(settings))
 
 
 def task_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """The task's settings (data folder, languages), whichever fairseq version wrote them."""
-    return dict(vars(checkpoint["args"])) if checkpoint.get("args") is not None else dict(checkpoint["cfg"].get("task") or {})
+    return _named(checkpoint["args"] if checkpoint.get("args") is not None else checkpoint["cfg"].get("task") or {})
+
+
+def _named(settings: Any) -> dict[str, Any]:
+    """Settings by name: fairseq writes a namespace, also of single parts of ``cfg``, or what is like a dictionary."""
+    return dict(vars(settings) if isinstance(settings, argparse.Namespace) else settings)
 
 
 def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:

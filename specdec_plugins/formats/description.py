@@ -93,11 +93,16 @@ def read_description(path: Path) -> Description | DescriptionOfFormat1:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Raises ValueError naming the file if it is no JSON object of a reasonable size."""
-    if path.stat().st_size > MAX_JSON_BYTES:
+    path.stat()  # raises FileNotFoundError
+    if not path.is_file():
+        raise ValueError(f"{path}: not a file")
+    with open(path, "rb") as stream:
+        data = stream.read(MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"{path}: larger than {MAX_JSON_BYTES:,} bytes")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        content = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # ValueError also of a number of thousands of digits
         raise ValueError(f"{path}: damaged or not ours ({type(error).__name__}: {error})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: damaged or not ours (no object)")

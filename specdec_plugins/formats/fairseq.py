@@ -105,7 +105,9 @@ def read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
     """
     try:
         return _read(checkpoint, name)
-    except (TypeError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+    except CheckpointError:
+        raise
+    except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, OverflowError, ValueError) as error:
         # Untrusted settings and weights can be of any type.
         raise CheckpointError(f"{name}: damaged or foreign settings ({type(error).__name__}: {error})") from None
 

@@ -10,6 +10,7 @@ Folders of format 1 hold fairseq's settings and names, and are read by the code 
 import argparse
 import dataclasses
 import errno
+import importlib.util
 import json
 import logging
 import os
@@ -214,8 +215,20 @@ def _load_models(folder: Path, described: Description) -> tuple[Model, DrafterMo
     verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}))
     if drafting is None:
         return verifier, None
+    _refuse_own_code(folder, drafting.code)
     tensors = _load_tensors(folder, "drafter", drafting, verifier.tensors)
     return verifier, DrafterModel(drafting.code, tensors, drafting.spec, drafting.options, drafting.block_size, drafting.verifier)
+
+
+def _refuse_own_code(folder: Path, code: str) -> None:
+    """Raise ValueError if a drafter's ``module:object`` would be imported from the folder, as it can be where Python looks for
+    modules in the folder or above it. A folder names code, and does not bring it. Nothing is imported here."""
+    module, separator, _ = code.partition(":")
+    package, *below = module.split(".")
+    found = importlib.util.find_spec(package) if separator and package else None
+    for place in (found.origin, *(found.submodule_search_locations or ())) if found else ():
+        if place and Path(place, *below).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{folder / 'model.json'}: drafter '{code}' would be code of the folder itself, which is not run")
 
 
 def _load_tensors(

@@ -161,22 +161,22 @@ def extended(model: Reading, positions: int) -> Reading:
     """
     if model.spec is None:
         return model
-    sides, tensors, faults = {}, dict(model.tensors), []
-    for name in ("encoder", "decoder"):
-        side, table = getattr(model.spec, name), f"{name}.embed_positions.weight"
-        if side.max_positions >= positions:
+    tensors, faults = dict(model.tensors), []
+    sides = {name: getattr(model.spec, name) for name in ("encoder", "decoder")}
+    longer_sides = {name: replace(side, max_positions=max(side.max_positions, positions)) for name, side in sides.items()}
+    spec = replace(model.spec, **longer_sides)  # raises if these are too many, before tables are computed
+    for name, side in sides.items():
+        table = f"{name}.embed_positions.weight"
+        if side.max_positions >= positions or table not in tensors:  # completed from the verifier's
             continue
-        sides[name] = replace(side, max_positions=positions)
-        if table not in tensors:  # completed from the verifier's
-            continue
-        longer, known = sinusoidal_table(sides[name]), tensors[table]
+        longer, known = sinusoidal_table(longer_sides[name]), tensors[table]
         if longer is None or not torch.allclose(longer[: len(known)], known[: len(longer)].float(), atol=HALF):
             faults.append(f"the {name}'s {side.max_positions:,} are learned")
             continue
         tensors[table] = torch.cat([known, longer[len(known) :].to(known)])
     if faults:
         raise ValueError("; ".join(faults))
-    return replace(model, spec=replace(model.spec, **sides), tensors=tensors)
+    return replace(model, spec=spec, tensors=tensors)
 
 
 def shapes(spec: ModelSpec, source_size: int, target_size: int) -> dict[str, tuple[int, ...]]:

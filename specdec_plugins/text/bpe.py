@@ -24,10 +24,13 @@ class Bpe:
 
         lines = list(read_lines(codes))
         merges = [line for line in lines if not line.startswith("#version:")]
-        if not merges or any(len(merge.split(" ")) != 2 for merge in merges):  # subword-nmt would end the process
+        if not merges or any(len(merge.strip("\r\n ").split(" ")) != 2 for merge in merges):  # subword-nmt would end the process
             raise ValueError(f"{codes}: not a BPE codes file (two symbols a line)")
         self.symbols = None if symbols is None else frozenset(symbols)
-        self.bpe = BPE(io.StringIO("\n".join(lines)), vocab=self.symbols)
+        try:
+            self.bpe = BPE(io.StringIO("\n".join(lines)), vocab=self.symbols)
+        except ValueError as error:  # of the version's number
+            raise ValueError(f"{codes}: not a BPE codes file ({error})") from None
 
     def apply(self, line: str) -> str:
         """Split the tokens of a line into subwords, all but the last of a word ending in ``@@``."""

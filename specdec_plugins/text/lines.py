@@ -1,5 +1,6 @@
 """Read lines of text: UTF-8, plain or gzip, each fault named with its file and line. Knows nothing about models."""
 
+import errno
 import gzip
 import os
 import sys
@@ -20,7 +21,8 @@ class LineReader:
 
     Lines come without their ends. Only ``\\n`` ends a line, as for ``wc -l``: U+2028 and its like do not, so parallel files stay
     parallel. A carriage return before the end is dropped and elsewhere becomes a space, because other tools would take it for a
-    line end. ``name`` is what messages call the file, and ``number`` is the number of lines read so far.
+    line end. A byte order mark at the beginning of the file is dropped. ``name`` is what messages call the file, and ``number``
+    is the number of lines read so far.
 
     Raises ValueError naming file and line when a line is not UTF-8, has a NUL byte or has over ``most`` bytes (`MAX_LINE_BYTES`),
     or naming the file when it cannot be read.
@@ -60,6 +62,8 @@ class LineReader:
             line = data.decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.name}, line {self.number}: not UTF-8 (byte {error.start + 1} of the line)") from None
+        if self.number == 1:
+            line = line.removeprefix("\ufeff")
         return line.rstrip("\r").replace("\r", " ") if "\r" in line else line
 
     def _unreadable(self, error: Exception) -> ValueError:
@@ -80,5 +84,7 @@ def count_line_ends(path: str | os.PathLike[str]) -> int:
 
 def _open(path: str | os.PathLike[str] | None) -> BinaryIO:
     if path is None:
+        if sys.stdin is None:
+            raise OSError(errno.EBADF, "closed")
         return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     return cast(BinaryIO, gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb"))

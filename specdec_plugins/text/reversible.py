@@ -14,6 +14,7 @@ import re
 JOINER, ESCAPE = "￭", "％"
 # Printable ASCII, the letters of Latin-1, and what French and technical text adds to them.
 _FOREIGN = re.compile("[^!-~À-ÿŒœŸ«»‘’“”–—…·°§²³€→←≤≥−]")
+NO_TEXT = "\0\n\r"  # what no line holds
 _ESCAPED = re.compile(f"{ESCAPE}([0-9a-f]+){ESCAPE}")
 _LETTER, _SIGN = r"[^\W_]", rf"[^\w@{ESCAPE}]|_"
 _TOKEN = re.compile(
@@ -58,6 +59,8 @@ def code_point(character: str) -> str:
 
 
 def _character(match: re.Match[str]) -> str:
-    """The character of a code point. One that does not exist, which only a model can have written, stays as it is."""
+    """The character of a code point. One that does not exist, or that would end the line, which only a model can have written,
+    stays as it is."""
     number = int(match[1], 16)
-    return chr(number) if number <= 0x10FFFF and not 0xD800 <= number <= 0xDFFF else match[0]
+    exists = number <= 0x10FFFF and not 0xD800 <= number <= 0xDFFF
+    return chr(number) if exists and chr(number) not in NO_TEXT else match[0]

@@ -44,6 +44,9 @@ def read_buffers(
             yield replace(buffer, fault=error)
             return
         if not buffer.lines:
+            for reader in (references, hints):
+                if reader is not None and next(iter(reader), None) is not None:
+                    yield replace(buffer, fault=ValueError(f"{reader.name} has more lines than {source.name}"))
             return
         yield buffer
         first += len(buffer.lines)

@@ -1,6 +1,7 @@
 """Where ``specdec-translate`` writes: translations, the trace, and the summary of a run."""
 
 import argparse
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING, BinaryIO
@@ -19,6 +20,8 @@ class Output:
     def __init__(self, options: argparse.Namespace):
         self.path, self.done = options.output, 0
         if not self.path:
+            if sys.stdout is None:
+                raise OSError(errno.EBADF, "closed", "stdout")
             self.stream: BinaryIO = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
         elif options.resume and os.path.exists(self.path):
             self.stream = open(self.path, "r+b")  # noqa: SIM115
