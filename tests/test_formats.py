@@ -324,6 +324,7 @@ def assert_same(found, expected, **tolerance):
 
 def test_a_folder_gives_back_the_pair(pair, tmp_path):
     save_folder(pair, tmp_path / "whole")
+    assert len({path.stat().st_mode for path in (tmp_path / "whole").iterdir()}) == 1  # others read the weights, too
     found = load_folder(tmp_path / "whole")
     assert_same(found.verifier, pair.verifier)
     assert_same(found.drafter, pair.drafter)
@@ -510,7 +511,7 @@ def test_the_shipped_folder_of_format_1_becomes_one_of_format_2(tmp_path):
         load_folder(Path(tmp_path / "damaged"))
 
 
-@pytest.mark.parametrize("name", ["demo.en-de", "docs.en-fr"])
+@pytest.mark.parametrize("name", ["demo.en-de", "docs.en-fr", "long.en-de"])
 def test_a_pair_that_ships_loads_without_a_warning(name, caplog):
     load_folder(ROOT / "data" / name)
     assert not caplog.messages
