@@ -297,8 +297,10 @@ def test_a_datastore_is_mapped_and_checked(tmp_path):
     save_file({"tokens": np.zeros((3, 4), np.uint8)}, path, {"format": "other"})
     with pytest.raises(ValueError, match="store: not a datastore of specdec-datastore"):
         Datastore.open(path, "ours", 40)
-    with pytest.raises(ValueError, match="nowhere/store: "):
-        store.save(str(tmp_path / "nowhere" / "store"), "ours")
+    with pytest.raises(OSError, match="text"):  # a file where a folder would be
+        store.save(str(tmp_path / "text" / "store"), "ours")
+    store.save(str(tmp_path / "nowhere" / "store"), "ours")
+    assert len(Datastore.open(str(tmp_path / "nowhere" / "store"), "ours", 300_001)) == 8
     with pytest.raises(ValueError, match=r"has 2 to .* tokens, and this would have 1"):
         Datastore.of([], EOS)
 

@@ -467,7 +467,7 @@ MISUSE = {
     ),
     "--strategy drafter --format fairseq": "--format fairseq prints scores, which strategy drafter has none of",
     "--block-size 1000000": "--block-size 1,000,000 is over 1,024",
-    "--sampling --top-k 999999999999999999999": "--top-k 999999999999999999999 is negative, out of range or no number",
+    "--sampling --top-k 999999999999999999999": "--top-k 999999999999999999999 is more than any vocabulary has",
 }
 
 

@@ -69,8 +69,8 @@ class Datastore:
         return store
 
     def save(self, path: str, dictionary: str, source_dictionary: str = "") -> None:
-        """The fingerprints are those of the target's dictionary, and with a memory the source's. Raises ValueError if the file
-        cannot be written."""
+        """The fingerprints are those of the target's dictionary, and with a memory the source's. Raises ValueError or OSError if
+        the file cannot be written."""
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 

@@ -104,7 +104,9 @@ def sampling_faults(values: Any) -> Iterator[tuple[str, str]]:
             yield name, f"{getattr(values, name)} is not a number above 0"
     if not 0 < values.top_p <= 1:
         yield "top_p", f"{values.top_p} is not above 0 and at most 1"
-    if not 0 <= values.top_k < 1 << 31:
-        yield "top_k", f"{values.top_k} is negative, out of range or no number"
+    if not values.top_k >= 0:
+        yield "top_k", f"{values.top_k} is negative or no number"
+    elif values.top_k >= 1 << 31:
+        yield "top_k", f"{values.top_k} is more than any vocabulary has"
     if values.rule not in RULES:
         yield "rule", f"'{values.rule}' is unknown; available: {', '.join(RULES)}"
