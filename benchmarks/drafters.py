@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from turns import plain
+from turns import plain, session_on
 
 from specdec_plugins.assignment import controller_of, facts_of
 from specdec_plugins.decoding import drafters
-from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.formats.spec import fingerprint
@@ -52,7 +51,6 @@ class System:
             )  # fmt: skip
             controller = controller_of(translator.pair, self.settings, translator.trained_block_size, None, None)
             self.roles = translator.roles._replace(controller=controller)
-        self.stats = DecodeStats()
         self.rounds: list[list[float]] = []  # seconds of each turn
 
     def begin(self) -> None:
@@ -63,10 +61,7 @@ class System:
             assert isinstance(verifier, ModelVerifier)
             facts = facts_of(translator.pair, self.settings, verifier.model)
             self.roles = self.roles._replace(drafter=drafters.without_weights(self.drafter, facts))
-        usual, translator.roles = translator.roles, self.roles
-        translator.take_stats()
-        self.stats, self.session = translator.stats, translator.session(self.rows)
-        translator.roles = usual
+        self.session = session_on(translator, self.roles, self.rows)
         self.rounds.append([])
 
     def decode(self, sources: Sequence[list[int]], hints: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -113,7 +108,7 @@ class Cell:
         return [self.row(system) for system in self.systems]
 
     def row(self, system: System) -> dict:
-        stats = system.stats
+        stats = system.session.stats
         times_ar, times_ar_range = speed(system, self.systems[0])
         row = {
             "drafter": system.name, "dtype": self.dtype, "batch": self.batch, "block_size": system.block_size,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from specdec_plugins import Translator
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.roles import Roles
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -34,15 +35,20 @@ def plain(roles: Roles) -> Roles:
     return roles._replace(drafter=nothing, controller=FixedLength(0))
 
 
+def session_on(translator: Translator, roles: Roles, rows: int) -> Session:
+    """A session on other roles than the translator's, with statistics of its own."""
+    usual, translator.roles = translator.roles, roles
+    translator.take_stats()
+    session = translator.session(rows)
+    translator.roles = usual
+    return session
+
+
 def by_turns(
     translator: Translator, systems: Mapping[str, Roles], sources: Sequence[list[int]], batch_size: int, rounds: int
 ) -> dict[str, Timed]:
     """Decode the sources with every system; seconds are the sum over batches of the rounds' medians, after one to warm up."""
-    sessions, stats = {}, {}
-    for name, roles in systems.items():
-        translator.take_stats()
-        translator.roles = roles
-        stats[name], sessions[name] = translator.stats, translator.session(batch_size)
+    sessions = {name: session_on(translator, roles, batch_size) for name, roles in systems.items()}
     seconds = dict.fromkeys(systems, 0.0)
     for start in range(0, len(sources), batch_size):
         requests = [translator.request(start + n, source) for n, source in enumerate(sources[start : start + batch_size])]
@@ -55,4 +61,6 @@ def by_turns(
                 times[name].append(time.perf_counter() - began)
         for name, each in times.items():
             seconds[name] += statistics.median(each[1:])
-    return {name: Timed(seconds[name], stats[name].committed / (rounds + 1), stats[name]) for name in systems}
+    return {
+        name: Timed(seconds[name], session.stats.committed / (rounds + 1), session.stats) for name, session in sessions.items()
+    }

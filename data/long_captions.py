@@ -16,7 +16,6 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -26,7 +25,7 @@ import corpora
 from specdec_plugins.commands import prepare
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.fairseq import checkpoint_of
-from specdec_plugins.formats.folder import load_folder
+from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.lines import read_lines
@@ -84,10 +83,9 @@ def closed(caption: str) -> str:
     return caption if caption.endswith((".", "!", "?")) else f"{caption}."
 
 
-def translated(captions: Sequence[str], path: Path) -> list[str]:
+def translated(pair: Pair, captions: Sequence[str], path: Path) -> list[str]:
     """The pair's translations of the captions, from ``path`` if it has them, or made and written there."""
-    pair, mark = load_folder(PAIR), path.with_suffix(".sha256")
-    digest = sha256("\n".join([fingerprint(pair.verifier), *captions]).encode()).hexdigest()
+    mark, digest = path.with_suffix(".sha256"), prepare.digest(fingerprint(pair.verifier), captions)
     if path.exists() and mark.exists() and mark.read_text(encoding="utf-8") == digest:
         return list(read_lines(path))
     mark.unlink(missing_ok=True)
@@ -138,14 +136,15 @@ def main(argv: list[str] | None = None) -> int:
         train, count = sides["train"], len(sides["train"][0])
         if options.mono:
             train[0] += read_lines(options.mono)
-        train[1] = translated(train[0], options.output / "translated.de")
+        pair = load_folder(PAIR)
+        train[1] = translated(pair, train[0], options.output / "translated.de")
         for split, (english, german) in sides.items():
             if len(english) != len(german):
                 raise ValueError(f"{prefixes[split]}: {len(english):,} lines in English, {len(german):,} in German")
         texts = {split: list(zip(*both)) for split, both in sides.items()}
         texts["train"] = sound(texts["train"])
         arguments = write_corpus(texts, min(count, len(texts["train"])), pairs, options.seed)
-        verifier = checkpoint_of(load_folder(PAIR).verifier)
+        verifier = checkpoint_of(pair.verifier)
         checkpoint.save({**checkpoint.untrained(), **verifier}, options.output / "start.pt")
         return [*OPTIONS, *arguments, *more]
 

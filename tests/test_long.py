@@ -13,6 +13,8 @@ import pytest
 import torch
 from conftest import ROOT
 
+from specdec_plugins.formats.folder import load_folder
+
 PAIRS = [(f"en {number}.", f"de {number}.") for number in range(300)]
 
 
@@ -73,8 +75,9 @@ def test_translations_are_made_once_for_each_text(tmp_path, monkeypatch):
             return (SimpleNamespace(text=line.upper()) for line in lines)
 
     monkeypatch.setattr(captions, "Translator", Upper)
+    pair = load_folder(captions.PAIR)
     for text in (["a", "b"], ["a", "b"], ["a", "c"], ["a", "c"]):
-        assert captions.translated(text, tmp_path / "translated.de") == [line.upper() for line in text]
+        assert captions.translated(pair, text, tmp_path / "translated.de") == [line.upper() for line in text]
     assert made == [2, 2]
 
 

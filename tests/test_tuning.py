@@ -195,3 +195,10 @@ def test_a_model_that_is_missing_or_has_no_sentences_is_named(tmp_path, capsys):
     (tmp_path / "empty").write_text("\n")
     assert main(["--model", str(tmp_path), "--input", str(tmp_path / "empty")]) == 1
     assert capsys.readouterr().err == f"specdec-tune: error: {tmp_path / 'empty'}: no sentences\n"
+
+
+def test_a_line_that_is_too_long_is_named_by_its_number_in_the_file(tmp_path, capsys):
+    """Empty lines are not measured, and count."""
+    (tmp_path / "in").write_text(f"A dog.\n\n{'word ' * 2000}\n")
+    assert main(["--model", str(ROOT / "data" / "demo.en-de"), "--input", str(tmp_path / "in"), "--lines", "9"]) == 1
+    assert capsys.readouterr().err.startswith(f"specdec-tune: error: {tmp_path / 'in'}, line 3: over ")

@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> None:
         "benchmark": "specdec-benchmark",
         "rows": rows,
         "rounds": options.rounds,
-        "left out": left_out,
+        "left_out": left_out,
         "signature": signature,
     }
     if text.references:

@@ -53,17 +53,18 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import SourceTooLong, Translator
 
-    lines = list(islice(read_lines(options.input), options.lines))
-    if not any(map(str.strip, lines)):
+    # By number, from 1: empty lines are left out.
+    lines = {number: line for number, line in enumerate(islice(read_lines(options.input), options.lines), 1) if line.strip()}
+    if not lines:
         raise ValueError(f"{options.input}: no sentences")
     settings = Settings(block_size=1, device=options.device, dtype=options.dtype, threads=options.threads)
     translator = Translator(load_folder(options.model), settings)
     where = place(options.dtype, options.threads, options.device)
     read_tuning(options.model, where)  # a damaged file shows before the work
     try:
-        learned = learn(translator, lines, options.batch_sizes, options.rounds)
+        learned = learn(translator, [*lines.values()], options.batch_sizes, options.rounds)
     except SourceTooLong as error:
-        raise ValueError(f"{options.input}, line {error.index + 1}: {error}") from None
+        raise ValueError(f"{options.input}, line {[*lines][error.index]}: {error}") from None
     path = write_tuning(options.model, where, learned, machine()["date"])
     print(tabulate(best_arms(learned), headers="keys", tablefmt="github", floatfmt=".2f"))
     print(f"{path}: {where.processor}, {where.threads} threads, {where.dtype}, {where.build}")

@@ -82,7 +82,6 @@ class Datastore:
         try:
             with files.whole(path) as temporary:  # a translator may have the old one mapped
                 save_file(tensors, temporary, about)
-                files.usual_permissions(temporary)
         except SafetensorError as error:
             raise ValueError(f"{path}: {error}") from None
 

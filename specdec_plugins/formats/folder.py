@@ -33,7 +33,7 @@ from specdec_plugins.formats.description import (
     VerifierEntry,
     read_description,
 )
-from specdec_plugins.formats.files import usual_permissions
+from specdec_plugins.formats.files import whole
 from specdec_plugins.formats.spec import (
     DrafterModel,
     Model,
@@ -195,8 +195,8 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
             if stored[key].is_floating_point() and not stored[key].isfinite().all():
                 raise ValueError(f"{name}: {key} has numbers that are not finite{' in float16' if half else ''}")
     file = f"{name}.safetensors"
-    save_file({key: tensor.contiguous() for key, tensor in stored.items()}, folder / file)
-    usual_permissions(folder / file)
+    with whole(folder / file) as temporary:
+        save_file({key: tensor.contiguous() for key, tensor in stored.items()}, temporary)
     return {"weights": file, "aliases": aliases, "shared": tuple(shared), "sinusoidal": tuple(computed)}
 
 

@@ -45,7 +45,7 @@ def read_buffers(
             return
         if not buffer.lines:
             for reader in (references, hints):
-                if reader is not None and next(iter(reader), None) is not None:
+                if reader is not None and reader.skip(1):
                     yield replace(buffer, fault=ValueError(f"{reader.name} has more lines than {source.name}"))
             return
         yield buffer

@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
+from operator import mul
 from typing import NamedTuple
 
 from specdec_plugins.decoding.values import Outcome, Step
@@ -131,14 +132,19 @@ class AcceptanceEstimate:
 
     def fade(self, share: float) -> None:
         """Keep a ``share`` of what is known, but no fewer than `FADED` drafts."""
-        for drafts, told, weight in ((self.reached, self.passed, 1.0), (self.passes, self.tokens, self.weight)):
-            for position, number in enumerate(drafts):
-                if number > FADED * weight:
-                    kept = max(share, FADED * weight / number)
-                    drafts[position] *= kept
-                    told[position] *= kept
-                    if drafts is self.passes:
-                        self.offers[position] = [kept * each for each in self.offers[position]]
+
+        def kept(drafts: list[float], weight: float) -> list[float]:
+            """Of each position the share that is kept."""
+            least = FADED * weight
+            return [max(share, least / number) if number > least else 1.0 for number in drafts]
+
+        shares = kept(self.reached, 1.0)
+        for sums in (self.reached, self.passed):
+            sums[:] = map(mul, sums, shares)
+        shares = kept(self.passes, self.weight)
+        for sums in (self.passes, self.tokens):
+            sums[:] = map(mul, sums, shares)
+        self.offers = [[part * each for each in offers] for part, offers in zip(shares, self.offers)]
 
     def expected_tokens(self) -> list[float]:
         """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens."""
