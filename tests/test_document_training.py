@@ -1,6 +1,7 @@
-"""Training a verifier on documents: attention that is guided, positions that are shifted, the kernel that long batches take."""
+"""Training a verifier on documents: guided attention, shifted positions, stutters, the kernel that long batches take."""
 
 import math
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ import specdec_plugins.tasks  # noqa: F401  (as --user-dir does)
 from specdec_plugins.criterions import guided_attention, verifier_loss
 from specdec_plugins.criterions.guided_attention import GuidedAttention
 from specdec_plugins.criterions.shifted_positions import shifted_positions, shifts
+from specdec_plugins.criterions.stutters import LONGEST, MOST, stuttered, with_stutters
 from specdec_plugins.criterions.verifier_loss import VerifierLoss
 
 PAD, EOS, END = 1, 2, 5
@@ -212,8 +214,9 @@ def test_guided_a_model_learns_where_to_look():
 
 def test_a_dictionary_without_full_stops_is_refused():
     task = SimpleNamespace(source_dictionary=make_dictionary(), target_dictionary=make_dictionary())
-    with pytest.raises(ValueError, match="which the dictionaries do not have"):
-        VerifierLoss(task, False, 0.1, guided_attention=1.0)
+    for option in ("guided_attention", "stutters"):
+        with pytest.raises(ValueError, match="which a dictionary lacks"):
+            VerifierLoss(task, False, 0.1, **{option: 1.0})
     VerifierLoss(task, False, 0.1)
 
 
@@ -268,6 +271,100 @@ def test_learned_positions_do_not_move():
     moved = shifted_positions(model, *symbols(make_batch([3]), make_batch([3])), 1.0)
     with pytest.raises(ValueError, match="--shifted-positions is for the fixed positions"), moved:
         pass
+
+
+# ---- stutters
+
+
+def test_a_stutter_repeats_what_was_just_read_and_then_the_row_goes_on():
+    """Read anew from its indices: where a row does not go on, it goes back over the last symbols, and comes to where it was."""
+    random = Random(1)
+    lengths, times = set(), set()
+    for _ in range(200):
+        row = random.choices(range(2, 24), k=random.randint(1, 60))
+        most = len(row) + random.randint(0, 300)
+        indices, predicted = stuttered(row, 0.1, {EOS, END}, most, random)
+        assert len(indices) == len(predicted) <= most
+        furthest, at, due = -1, 0, []
+        while at < len(indices):
+            if indices[at] == furthest + 1:
+                furthest, at = furthest + 1, at + 1
+                due.append(True)
+                continue
+            first = indices[at]
+            again = list(range(first, furthest + 1))
+            count = 0
+            while indices[at : at + len(again)] == again:
+                at, count = at + len(again), count + 1
+            due += [False] * (len(again) * count - 1) + [True]
+            lengths.add(len(again))
+            times.add(count)
+            assert count > 0 and not {EOS, END} & {row[index] for index in again}
+        assert furthest == len(row) - 1 and due == predicted
+    assert lengths == set(range(1, LONGEST + 1)) and 1 in times and MOST // 2 < max(times) <= MOST
+
+
+def test_stutters_are_as_many_as_asked_for():
+    row = [7] * 100_000
+    indices, predicted = stuttered(row, 0.002, {EOS}, 10**6, Random(1))
+    ended = sum(due and index == before for (index, before), due in zip(zip(indices[1:], indices), predicted[1:]))
+    back = sum(index <= before for index, before in zip(indices[1:], indices))
+    assert 0 < ended < back and 120 < sum(predicted) - len(row) < 280
+    assert stuttered(row, 0.0, set(), 10**6, Random(1)) == (list(range(len(row))), [True] * len(row))
+    assert stuttered(row, 1.0, set(), len(row), Random(1))[0] == list(range(len(row)))  # no room
+
+
+def test_a_batch_that_stutters_predicts_what_follows_and_nothing_within_a_stutter():
+    _, prefix = documents([[2]] * 3, [[30, 40, 25], [20], [90, 5]])
+    target = torch.cat([prefix[:, 1:], torch.full((3, 1), PAD)], 1)
+    target[range(3), prefix.ne(PAD).sum(1) - 1] = EOS
+    read, due = with_stutters(prefix, target, 0.05, PAD, {EOS, END}, 10**6)
+    assert read.shape == due.shape and prefix.size(1) < read.size(1) <= prefix.size(1) * 9 // 8
+    for row in range(3):
+        length = int(prefix[row].ne(PAD).sum())
+        symbols, following = read[row][read[row].ne(PAD)], due[row][: int(read[row].ne(PAD).sum())]
+        assert set(symbols.tolist()) == set(prefix[row, :length].tolist())
+        # What is predicted follows what was read last, in the row as it was.
+        pairs = set(zip(prefix[row, :length].tolist(), target[row, :length].tolist()))
+        assert {(a, b) for a, b in zip(symbols.tolist(), following.tolist()) if b != PAD} == pairs
+        assert due[row, len(symbols) :].eq(PAD).all()
+    assert torch.equal(with_stutters(prefix, target, 0.5, PAD, {EOS, END}, prefix.size(1))[0][2], prefix[2])  # no room
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found = with_stutters(prefix, target, 0.05, PAD, {EOS, END}, 10**6)[0]
+        if seed == 1:
+            first = found
+    assert found.shape != first.shape or not torch.equal(found, first)
+
+
+def test_the_loss_is_of_the_batch_that_stutters_and_not_while_it_validates(monkeypatch):
+    model, _ = make_verifier()
+    model.double()
+    source, prefix = documents([[4, 3, 20], [20, 3]], [[30, 5, 14], [40, 4]])
+    dictionary = make_dictionary()
+    dictionary.symbols[END], dictionary.indices["."] = ".", END
+    criterion = VerifierLoss(task_of(dictionary), False, 0.0, stutters=30.0)
+    target = torch.cat([prefix[:, 1:], torch.full((2, 1), EOS)], 1).masked_fill(prefix.eq(PAD), PAD)
+    inputs = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": prefix}
+    sample = {"target": target, "ntokens": target.numel(), "net_input": inputs}
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.train()
+    torch.manual_seed(1)
+    loss = criterion(model, sample)[0]
+    torch.manual_seed(1)
+    read, due = with_stutters(prefix, target, 0.03, PAD, {EOS, END}, model.max_decoder_positions())
+    assert read.size(1) > prefix.size(1)
+
+    def expected(prefix, target):
+        chosen = run(model, source, prefix).log_softmax(-1).gather(2, target[:, :, None])[:, :, 0]
+        return -chosen[target.ne(PAD)].sum()
+
+    assert torch.allclose(loss.double(), expected(read, due), rtol=1e-5)  # fairseq computes it in float32
+    assert torch.equal(sample["net_input"]["prev_output_tokens"], prefix)  # the sample stays as it was
+    model.eval()
+    assert torch.allclose(criterion(model, sample)[0].double(), expected(prefix, target), rtol=1e-5)
 
 
 # ---- the attention kernel

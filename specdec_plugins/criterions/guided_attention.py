@@ -31,7 +31,7 @@ AS_IN_TRAINING = {"static_kv": False, "need_weights": False, "need_head_weights"
 def sentence_ends(source: Dictionary, target: Dictionary) -> tuple[int, int]:
     """The symbols that end a sentence. ValueError if a dictionary has none."""
     if any(SENTENCE_END not in dictionary for dictionary in (source, target)):
-        raise ValueError(f"--guided-attention tells sentences by their '{SENTENCE_END}', which the dictionaries do not have")
+        raise ValueError(f"--guided-attention and --stutters tell sentences by their '{SENTENCE_END}', which a dictionary lacks")
     return source.index(SENTENCE_END), target.index(SENTENCE_END)
 
 

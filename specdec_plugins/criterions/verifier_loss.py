@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from specdec_plugins.criterions.guided_attention import AS_IN_TRAINING, GuidedAttention, sentence_ends
 from specdec_plugins.criterions.shifted_positions import shifted_positions
+from specdec_plugins.criterions.stutters import with_stutters
 
 # Target tokens from which on a CPU takes the flash kernel. Forward and backward of 4 heads of 64, one thread of a Xeon at
 # 2.5 GHz, milliseconds by flash and plain: 250 tokens (batch of 16) 97 and 127, 1,000 (4) 270 and 530, 4,000 (1) 970 and 2,150;
@@ -51,6 +52,9 @@ class VerifierLossConfig(LabelSmoothedCrossEntropyCriterionConfig):
     shifted_positions: float = field(
         default=0.0, metadata={"help": "share of the sentences that train at random positions, as if far into a document"}
     )
+    stutters: float = field(
+        default=0.0, metadata={"help": "so many in a thousand symbols of the prefix, for documents, to go on behind circles"}
+    )
 
 
 @register_criterion("verifier_loss", dataclass=VerifierLossConfig)
@@ -60,18 +64,19 @@ class VerifierLoss(LabelSmoothedCrossEntropyCriterion):
     Weights, softmax, sums and the optimiser stay in float32. Activations in bfloat16 halve the memory traffic of a step, and
     processors with AVX-512 but without AMX get bfloat16 products no other way. fairseq offers no autocast on CPUs; the
     criterion is the one place that sees the whole forward pass and leaves the checkpoint a stock Transformer's. So is it of the
-    attention kernel (`LONG`), of shifted positions and of guided attention.
+    attention kernel (`LONG`), of stutters, shifted positions and guided attention.
     """
 
     def __init__(
         self, task, sentence_avg, label_smoothing, ignore_prefix_size=0, report_accuracy=False,
-        guided_attention=0.0, shifted_positions=0.0,
+        guided_attention=0.0, shifted_positions=0.0, stutters=0.0,
     ):  # fmt: skip
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
         self.guided_attention = guided_attention
         self.shifted_positions = shifted_positions
+        self.stutters = stutters
         self.steps, self.straying = 0, 1.0  # mean of the attention loss; begun anew when training is resumed
-        if guided_attention:
+        if guided_attention or stutters:
             self.ends = sentence_ends(task.source_dictionary, task.target_dictionary)
 
     def forward(self, model, sample, reduce=True):
@@ -84,7 +89,9 @@ class VerifierLoss(LabelSmoothedCrossEntropyCriterion):
             return self.trained(model, sample, reduce) if model.training else super().forward(model, sample, reduce)
 
     def trained(self, model, sample, reduce):
-        """The loss of a training step: sentences are moved, attention is guided."""
+        """The loss of a training step: prefixes stutter, sentences are moved, attention is guided."""
+        if self.stutters:
+            sample = self.with_stutters(model, sample)
         source, prefix = (sample["net_input"][side] for side in ("src_tokens", "prev_output_tokens"))
         attention = None
         with ExitStack() as stack:
@@ -102,6 +109,14 @@ class VerifierLoss(LabelSmoothedCrossEntropyCriterion):
         self.straying += (float(guidance.detach()) - self.straying) / min(self.steps, MEMORY)
         guidance = guidance * sample_size
         return loss + self.guided_attention * guidance, sample_size, log | {"guidance": guidance.detach()}
+
+    def with_stutters(self, model, sample):
+        inputs = sample["net_input"]
+        prefix, target = with_stutters(
+            inputs["prev_output_tokens"], sample["target"], self.stutters / 1000, self.padding_idx,
+            {self.task.target_dictionary.eos(), self.ends[1]}, model.max_decoder_positions(),
+        )  # fmt: skip
+        return {**sample, "target": target, "net_input": {**inputs, "prev_output_tokens": prefix}}
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
