@@ -6,7 +6,7 @@
     benchmarks/figures.py ablation RUN MACHINE benchmarks/ablation.png
 
 RUN holds what benchmarks/ablation.sh made, MACHINE says on what; it is added to benchmarks/ablation.jsonl, and a table of all
-goes to stdout. Needs: pip install 'specdec[bench]'.
+goes to stdout. Needs: pip install -e '.[bench]'.
 """
 
 import json

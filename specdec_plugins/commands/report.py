@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
         description="Measure a matrix of ways to decode, and write tables, figures and JSON. Run again, it goes on where it was.",
         epilog="Writes report.md, report.json, figures, and in cells/ what is measured. While a group is measured, each system "
         "has as many processes as cores, and fewer for each further number of threads; each process holds a model. Needs: pip "
-        "install 'specdec[bench]'. Exit status: 0 done; 1 bad input; 2 wrong options.",
+        "install -e '.[bench]'. Exit status: 0 done; 1 bad input; 2 wrong options.",
     )  # fmt: skip
     names = [name for name in SYSTEMS if name != "specdec-tolerant"]
     p.add_argument("--model", required=True, metavar="DIR", help="model folder")
@@ -56,9 +56,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
     names = [Path(source).stem for source, _ in options.test_set]
     faults += [("test_set", f"has two of the name '{name}'") for name in dict.fromkeys(names) if names.count(name) > 1]
     if not find_spec("matplotlib"):
-        faults.append(("output", "needs matplotlib, which is not installed: pip install 'specdec[bench]'"))
+        faults.append(("output", "needs matplotlib, which is not installed: pip install -e '.[bench]'"))
     if "ctranslate2" in options.systems and not find_spec("ctranslate2"):
-        faults.append(("systems", "ctranslate2 is not installed: pip install 'specdec[bench]' (or leave it out)"))
+        faults.append(("systems", "ctranslate2 is not installed: pip install -e '.[bench]' (or leave it out)"))
     return faults
 
 

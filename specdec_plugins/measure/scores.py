@@ -116,7 +116,7 @@ def add_rouge(systems: Sequence[Text], reference: Text, result: dict[str, Any]) 
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise ImportError(f"--rouge needs a package that is not here: pip install 'specdec[summarisation]' ({error})") from None
+        raise ImportError(f"--rouge needs a package that is not here: pip install -e '.[summarisation]' ({error})") from None
     scorer = RougeScorer(list(ROUGE), use_stemmer=True)
     for text, row in zip(systems, result["systems"]):
         pairs = zip(map(rouge_lines, reference.lines), map(rouge_lines, text.lines))
@@ -132,7 +132,7 @@ def add_comet(model: str, source: Text, systems: Sequence[Text], reference: Text
     try:
         import comet
     except ImportError as error:
-        raise ImportError(f"--comet needs a package that is not here: pip install 'specdec[comet]' ({error})") from None
+        raise ImportError(f"--comet needs a package that is not here: pip install -e '.[comet]' ({error})") from None
     import torch
 
     try:

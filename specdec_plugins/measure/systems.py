@@ -144,7 +144,7 @@ class CTranslate2:
 
     def __init__(self, system: System, pair: "Pair", mix: Mix, sources: Sources):
         if not find_spec("ctranslate2"):
-            raise ValueError("ctranslate2 is not installed: pip install 'specdec[bench]'")
+            raise ValueError("ctranslate2 is not installed: pip install -e '.[bench]'")
         import ctranslate2
         import torch
 

@@ -103,6 +103,6 @@ def load_library() -> Any:
         import tokenizers
     except ImportError as error:
         raise ImportError(
-            f"byte-level BPE needs a package that is not here: pip install 'specdec[summarisation]' ({error})"
+            f"byte-level BPE needs a package that is not here: pip install -e '.[summarisation]' ({error})"
         ) from None
     return tokenizers
