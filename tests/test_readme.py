@@ -68,8 +68,8 @@ def test_links_lead_to_files_and_headings_of_the_project(name):
 
 
 def tree() -> list[str]:
-    """The paths of the README's tree of files."""
-    block = re.search(r"## Files\n\n(.*?)\n\n", TEXTS["README.md"], re.S)
+    """The paths of the tree of files in CONTRIBUTING.md."""
+    block = re.search(r"## Where things go\n\n(.*?)\n\n", TEXTS["CONTRIBUTING.md"], re.S)
     assert block
     folders, paths = [""], []
     for line in block[1].splitlines():
