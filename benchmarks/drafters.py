@@ -22,6 +22,7 @@ from turns import plain, session_on
 
 from specdec_plugins.assignment import controller_of, facts_of
 from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.formats.spec import fingerprint
@@ -49,20 +50,25 @@ class System:
                 self.settings, block_size=self.block_size, draft_with=self.drafter if self.untrained else None,
                 datastore=cell.options.datastore if self.drafter == "retrieval" else None,
             )  # fmt: skip
-            controller = controller_of(translator.pair, self.settings, translator.trained_block_size, None, None)
-            self.roles = translator.roles._replace(controller=controller)
+            self.roles = translator.roles
+            if self.untrained:
+                self.roles = self.roles._replace(drafter=self.without_weights())
+            how = translator.trained_block_size, self.roles.drafter, not self.untrained, None
+            self.roles = self.roles._replace(controller=controller_of(translator.pair, self.settings, *how))
         self.rounds: list[list[float]] = []  # seconds of each turn
 
     def begin(self) -> None:
         """A new round."""
-        translator = self.translator
         if self.untrained:
-            verifier = self.roles.verifier
-            assert isinstance(verifier, ModelVerifier)
-            facts = facts_of(translator.pair, self.settings, verifier.model)
-            self.roles = self.roles._replace(drafter=drafters.without_weights(self.drafter, facts))
-        self.session = session_on(translator, self.roles, self.rows)
+            self.roles = self.roles._replace(drafter=self.without_weights())
+        self.session = session_on(self.translator, self.roles, self.rows)
         self.rounds.append([])
+
+    def without_weights(self) -> Drafter:
+        """The drafter, which has learned nothing yet."""
+        verifier = self.roles.verifier
+        assert isinstance(verifier, ModelVerifier)
+        return drafters.without_weights(self.drafter, facts_of(self.translator.pair, self.settings, verifier.model))
 
     def decode(self, sources: Sequence[list[int]], hints: Sequence[Sequence[int]]) -> list[list[int]]:
         """A turn's outputs, in the order of its sources."""

@@ -116,7 +116,7 @@ class Cell:
         controller: Controller = Throughput(USUAL_BLOCK_SIZE) if system.gamma == "auto" else FixedLength(int(system.gamma))
         rule = Replayed(TopBetaTau(), [options.acceptance]) if options.acceptance is not None and system.gamma else TopBetaTau()
         session = Session(
-            drafter, self.verifier, rule, controller, BoundedAdmission(0), 0, Constraints.of(self.spec), stats, options.device
+            drafter, self.verifier, rule, controller, BoundedAdmission(1), 1, Constraints.of(self.spec), stats, options.device
         )  # fmt: skip
         # Plain passes are native, as under a rule that is not drawn.
         session.native = native_loop(drafter, self.verifier, TopBetaTau(), Constraints.of(self.spec))

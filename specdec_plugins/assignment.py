@@ -60,9 +60,9 @@ def assign(
     if settings.strategy == "drafter":
         if getattr(drafting, "needs_verifier", False):
             raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
-        return Roles(drafting, Unverified(), accept_all, controller_of(pair, settings, trained, own, ranks))
+        return Roles(drafting, Unverified(), accept_all, controller_of(pair, settings, trained, drafting, own is None, ranks))
     rule = TopBetaTau(settings.beta, settings.tau)
-    return Roles(drafting, verifying, rule, controller_of(pair, settings, trained, own, ranks))
+    return Roles(drafting, verifying, rule, controller_of(pair, settings, trained, drafting, own is None, ranks))
 
 
 def drafter_name(pair: Pair, settings: Settings, own: Drafter | None) -> str | None:
@@ -79,21 +79,23 @@ def block_size(settings: Settings, trained: int) -> int | str:
     return settings.block_size if isinstance(settings.block_size, int) else trained
 
 
-def controller_of(pair: Pair, settings: Settings, trained: int, own: Drafter | None, ranks: Ranks | None) -> Controller:
-    """What says how much to draft, on the first of some ``ranks`` for all. It starts from what `specdec-tune` learned of the pair
-    here, in one process, if its drafter drafts without a budget.
+def controller_of(
+    pair: Pair, settings: Settings, trained: int, drafter: Drafter, paired: bool, ranks: Ranks | None
+) -> Controller:  # fmt: skip
+    """What says how much the ``drafter`` drafts, on the first of some ``ranks`` for all. It starts from what `specdec-tune`
+    learned of the pair here, in one process, if the drafter is the pair's own (``paired``) and drafts without a budget.
     """
     if settings.strategy == "ar":
         return FixedLength(0)
     size = block_size(settings, trained)
     if size != "auto":
         return FixedLength(int(size), settings.gate, Tree(settings.tree) if settings.tree else None)
-    tuned = own is None and not settings.members and settings.budget is None and ranks is None
+    tuned = paired and not settings.members and settings.budget is None and ranks is None
     learned = read_tuning(Path(pair.name), place(settings.dtype, settings.threads, settings.device)) if tuned else None
     nodes = settings.tree or 0
     controller: Controller
     if settings.controller == "throughput":
-        controller = Throughput(trained, settings.gate, learned, nodes)
+        controller = Throughput(trained, settings.gate, learned, nodes, getattr(drafter, "copies_text", False))
     else:
         gates = GATES if settings.gate == OPEN and settings.indifferent else ()
         bandit = {"thompson": Thompson, "ucb": Ucb}[settings.controller]

@@ -114,7 +114,9 @@ class Settings:
         counts = ("block_size", "tree", "beta", "beam", "threads", "samples", "kv_budget", "windows", "max_positions", "min_len")
         for name in (*counts, "drafter_ranks"):
             value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
+            if not isinstance(value, int | str | None):
+                yield name, f"{value!r} is no int"
+            elif isinstance(value, int) and value < 1:
                 yield name, f"{value} is less than 1"
         for name in ("block_size", "tree"):
             value = getattr(self, name)

@@ -189,8 +189,11 @@ class Translator:
 
     def request(self, index: int, source: Sequence[int], **options) -> Request:
         """A request for a session, with the lengths, the rule against repeats and the sampling of the settings; ``options`` are
-        further fields of `Request`. Raises SourceTooLong, or ValueError if a token is in no dictionary.
+        further fields of `Request`. Raises SourceTooLong, or ValueError for tokens of no dictionary, no source, or a limit beyond
+        the models' positions.
         """
+        if not source:
+            raise ValueError(f"request {index}: a source has at least one token, the closing eos")
         if len(source) > self.max_source:
             raise SourceTooLong(index, f"{len(source) - 1:,}", self.max_source - 1)
         pair = self.pair
@@ -203,7 +206,10 @@ class Translator:
             "limit": self.limit(len(source)), "min_length": how.min_len, "no_repeat": how.no_repeat_ngram_size,
             "sampling": how.drawing,
         }  # fmt: skip
-        return Request(index, source, **{**usual, **options})
+        request = Request(index, source, **{**usual, **options})
+        if request.limit > self.max_target:
+            raise ValueError(f"request {index}: limit {request.limit:,} is over the {self.max_target:,} tokens that models write")
+        return request
 
     def _requests(self, sources: Mapping[int, Sequence[int]], first: int, hints: Sequence[Sequence[int]] = ()) -> list[Request]:
         """A request for each sample of each source; those of source i have the numbers from i * samples on."""

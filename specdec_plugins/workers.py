@@ -122,15 +122,22 @@ class Worker:
 def serve(connection: Connection, number: int, build: Callable[[int], Callable]) -> None:
     """The worker process: say that the function is built, or why not, and answer until the parent closes the pipe."""
     Thread(target=_end_with_parent, daemon=True).start()
+    function = attempt(build, number)
+    failed = isinstance(function, Exception)
+    with suppress(EOFError, BrokenPipeError):  # the parent has closed the pipe
+        connection.send(function if failed else None)
+        while not failed:
+            answer = attempt(function, connection.recv())
+            failed = isinstance(answer, Exception)
+            connection.send(answer)
+
+
+def attempt(function: Callable, *arguments: Any) -> Any:
+    """What a function returns, or the error that it raises, if it is one that a person is told in a line."""
     try:
-        function = build(number)
-        connection.send(None)
-        while True:
-            connection.send(function(connection.recv()))
-    except (EOFError, BrokenPipeError):
-        pass
-    except (ValueError, OSError) as error:
-        connection.send(error)
+        return function(*arguments)
+    except (ValueError, OSError, EOFError, ImportError, MemoryError) as error:
+        return error
 
 
 def _end_with_parent() -> None:

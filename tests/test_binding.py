@@ -40,6 +40,16 @@ def variant(request, monkeypatch):
     return request.param
 
 
+def test_a_buffer_remembers_some_shapes_and_no_more():
+    buffer = binding.Buffer()
+    buffer.view(3, 5)
+    for width in range(1, 3 * binding.VIEWS):
+        assert buffer.view(1, 1 + width % 15, 1, width)[0].shape == (1, 1 + width % 15, 1, width)
+        assert len(buffer.views) <= binding.VIEWS
+    again, where = buffer.view(3, 5)
+    assert again.shape == (3, 5) and again.data_ptr() == where == buffer.memory.data_ptr()
+
+
 def rounded(weight, dtype):
     """(O, I) float64: a weight as the kernels hold it."""
     if dtype == "int8":

@@ -145,6 +145,8 @@ def test_masses_of_a_tree_are_those_of_its_paths():
     models = [load(wide_verifier(**SHAPES["pre-norm"]), dtype=torch.float64)[0]]
     models += [on_kernels(wide_verifier(**SHAPES["pre-norm"]), dtype=dtype)[0] for dtype in DTYPES]
     for model in models:
+        with pytest.raises(RuntimeError, match=r"^attention was not kept"):
+            model.read(standing(ModelVerifier(model), sources, [[], []])[0], [[4], [5]], [0, 0]).masses()
         model.masses_wanted = True
         tree, chain = (standing(ModelVerifier(model), sources, [[], []])[0] for _ in range(2))
         found = model.read(tree, tokens, [0, 0], parents=parents).masses().clone()

@@ -236,14 +236,14 @@ def test_a_drafter_that_copies_is_asked_for_what_pays(fixed):
                 place, seconds = place + accepted + 1, seconds + took
         return seconds
 
-    controller, plans = Throughput(8), []
+    controller, plans = Throughput(8, copies=True), []
 
     def choose():
         plans.append(controller.plan(range(1)))
         return plans[-1].lengths[0]
 
     def tell(length, accepted, took):
-        controller.update(Outcome(plans[-1], [Step([1] * accepted, accepted, 5)], took, drafting=0.05 * took))
+        controller.update(Outcome(plans[-1], [Step([1] * accepted, accepted, 5)], took))
 
     best = min(decoded(lambda length=length: length, lambda *_: None, 1) for length in range(17))
     decoded(choose, tell, 200)

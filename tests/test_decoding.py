@@ -327,15 +327,17 @@ def test_what_may_be_chosen_where():
 
 
 def test_what_is_offered():
-    """Nothing after eos, nothing beyond the limit, and no more than the drafter offers."""
+    """Nothing after eos, nothing beyond the limit, and no more than the drafter offers or was asked for."""
     prefix = make_prefix([0, 2, 3, 1, 1, 1], limits=[9, 4, 3, 9, 9, 9])
     guesses = [[5, EOS, 6, EOS], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, EOS]]
     expected = [[5, EOS], [5, 6], [], [5, 6, 7, 8], [5, 6, 7, EOS], []]
-    assert prefix.clip(Draft([*guesses, []])).tokens == expected
+    asked = [9] * 6
+    assert prefix.clip(Draft([*guesses, []]), asked).tokens == expected
+    assert prefix.clip(Draft([*guesses, []]), [1, 0, 2, 3, 9, 9]).tokens == [[5], [], [], [5, 6, 7], [5, 6, 7, EOS], []]
     on_device = DeviceDraft(torch.tensor([*guesses, *[[9] * 4] * 3]), room=[4, 4, 4, 4, 4, 0])  # 6 rows are 8 in a recorded pass
     assert on_device.tokens[:5] == guesses
-    assert prefix.clip(on_device).tokens == expected
-    clipped = prefix.clip(on_device)
+    assert prefix.clip(on_device, asked).tokens == expected
+    clipped = prefix.clip(on_device, asked)
     assert clipped.arrive([*guesses, [9] * 4]) == clipped.tokens == expected
 
 

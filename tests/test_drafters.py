@@ -576,7 +576,8 @@ def test_drafters_are_found_by_what_they_need():
     facts = PairFacts(SYMBOLS, COPIES, "", WORDS + 4)
     with pytest.raises(
         ValueError,
-        match=r"'block_causal' needs weights, .* Without: jacobi, lookahead, ngram, previous, recycling, retrieval, window$",
+        match=r"'block_causal' is no drafter without weights; these are: "
+        r"jacobi, lookahead, ngram, previous, recycling, retrieval, window$",
     ):
         drafters.without_weights("block_causal", facts)
     with pytest.raises(ValueError, match=r"no drafter named 'nothing'\. Available: "):
@@ -632,7 +633,7 @@ def test_commands(capfd, tmp_path):
             1,
             "no drafter named 'magic'. Available: block, block_causal, block_state, eagle, hydra, jacobi, ",
         ),
-        (["--draft-with", "block"], 1, "drafter 'block' needs weights"),
+        (["--draft-with", "block"], 1, "'block' is no drafter without weights"),
         (["--draft-with", "ngram", "--strategy", "ar"], 2, "--draft-with is not used by strategy ar"),
         (["--draft-with", "retrieval"], 2, "--datastore is missing, which drafter retrieval needs"),
         (["--draft-with", "retrieval", "--datastore", "/nowhere"], 1, "/nowhere: there is no such file"),

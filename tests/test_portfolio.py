@@ -235,7 +235,7 @@ def test_the_commands_name_several(capfd, tmp_path):
         committed.append(sum(record["accepted"] for record in records))
     assert len(texts) == 1 and committed[0] > committed[1]
     for names, message, status in (
-        ("ngram+ngram", "--draft-with ngram+ngram names a drafter twice", 2), ("block+ngram", "drafter 'block' needs weights", 1),
+        ("ngram+ngram", "--draft-with ngram+ngram names a drafter twice", 2), ("block+ngram", "'block' is no drafter", 1),
         ("block_causal+previous", "--hint is missing", 2), ("ngram+retrieval", "--datastore is missing", 2),
     ):  # fmt: skip
         found, _, err = command(capfd, *usual, "--draft-with", names)

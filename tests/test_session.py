@@ -25,9 +25,11 @@ from support import (
     standing,
     tilted_verifier,
 )
+from test_kernels import on_kernels, wide_verifier
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import PATIENCE, BoundedAdmission
+from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.state import Slots
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters.none import NoDrafter
@@ -36,6 +38,9 @@ from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft, Request
+from specdec_plugins.decoding.verifier import ModelVerifier
+
+KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +94,62 @@ def test_requests_join_and_leave_while_others_are_in_flight(world):
     assert interrupted > 1
 
 
-def test_a_request_without_room_is_refused(world):
+@pytest.mark.parametrize(
+    "request_, fault",
+    [
+        (Request(7, [5, EOS], 0), "an output has at least one token, and its limit is 0"),
+        (Request(7, [], 9), "a source has at least one token, the closing eos"),
+        (Request(7, [5, EOS], 9, seed=1 << 63), "seed 9223372036854775808 does not fit into 64 bits"),
+    ],
+)
+def test_requests_that_cannot_be_decoded_are_refused(world, request_, fault):
+    """And others go on."""
     session, _ = make_session(world[1], NoDrafter(), 2)
-    with pytest.raises(ValueError, match="request 7: an output has at least one token, and its limit is 0"):
-        session.submit(Request(7, [5, EOS], 0))
+    session.submit(Request(0, world[3][0], world[4][0]))
+    with pytest.raises(ValueError, match=f"request 7: {fault}"):
+        session.submit(request_)
+    assert [output.tokens for output in session.run([])] == [world[5][0]]
+
+
+def test_a_session_has_rows():
+    for rows in (0, -1):
+        with pytest.raises(ValueError, match=f"^{rows} sentences at a time: at least one"):
+            BoundedAdmission(rows)
+
+
+class Wild:
+    """A drafter that drafts what it likes."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def start(self, rows, shared):
+        return None
+
+    def admit(self, state, source):
+        return None
+
+    def propose(self, state, prefix, plan):
+        return Draft([list(self.tokens) for _ in prefix.requests])
+
+
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=KERNELS)])
+def test_what_a_wild_drafter_drafts(kernels):
+    """Of a draft longer than was asked for the first tokens count; one of numbers that are no tokens is refused."""
+    model = wide_verifier()
+    verifier = ModelVerifier((on_kernels(model) if kernels else load(model))[0])
+    requests = [Request(index, source, 9) for index, source in enumerate(sentences(4, seed=1))]
+
+    def decoded(drafter, stats):
+        done = speculative_decode(drafter, verifier, TopBetaTau(), Lengths([3]), requests, 2, stats)
+        return [output.tokens for output in sorted(done, key=lambda output: output.index)]
+
+    stats = DecodeStats()
+    assert decoded(Wild([7] * 20), stats) == decoded(NoDrafter(), DecodeStats())
+    assert 0 < stats.drafted <= 3 * stats.iterations
+    for wrong in (-1, WORDS + 4, 10**12):
+        with pytest.raises(ValueError, match="drafted a number of no token"):
+            decoded(Wild([7, wrong]), DecodeStats())
 
 
 @pytest.mark.parametrize("error", [0.2, 1.0])

@@ -15,11 +15,12 @@ from test_native_loop import both, controllers, requests_of
 
 from specdec_plugins.decoding import assembly, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.none import NoDrafter
-from specdec_plugins.decoding.loop import speculative_decode
+from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.options import Gate, Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
@@ -166,6 +167,19 @@ def test_heads_in_the_native_loop(name, dtype):
             accepted += sum(step.accepted for output in outputs for step in output.steps)
             fewer += calls < expected_calls
     assert accepted > 60 and fewer == 6
+
+
+@pytest.mark.skipif(not binding.library(), reason="no kernels for this machine")
+def test_heads_with_layers_keep_no_cache_of_the_output():
+    """In the native loop, too: room for a draft is enough, however long the output."""
+    drafter, verifier = make_pair("block_state", "float32")
+    requests = [Request(0, [5, 6, EOS], 150, min_length=150)]
+    session = Session(drafter, verifier, TopBetaTau(), FixedLength(4), BoundedAdmission(1), 1)
+    expected = [output.tokens for output in session.run(requests)]
+    assert session.native is not None and len(expected[0]) == 150
+    assert session.drafting.rows.cache.capacity < 64 < 150 < session.verifying.cache.capacity
+    session.native = None
+    assert [output.tokens for output in session.run(requests)] == expected
 
 
 @pytest.mark.parametrize("dtype", BACKENDS)

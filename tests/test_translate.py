@@ -14,6 +14,7 @@ import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, make_drafter, make_verifier, run_python
@@ -600,11 +601,20 @@ def test_the_python_interface(folder, lines):
         ([4, eos], {"forced": [4, -1]}, "request 7: forced has numbers"),
         ([4, eos], {"hint": [10**6]}, "request 7: hint has numbers"),
         ([4] * 5000, {}, "4,999 tokens, and the models read at most"),
+        ([], {}, "request 7: a source has at least one token, the closing eos"),
+        ([4, eos], {"limit": 5000}, r"request 7: limit 5,000 is over the [\d,]+ tokens that models write"),
     ):
         with pytest.raises(ValueError, match=said):
             translator.request(7, source, **options)
+    with pytest.raises(ValueError, match="request 1: a source has"):
+        translator.translate_tokens([[4, eos], []])
+    with pytest.raises(ValueError, match=r"^0 sentences at a time"):
+        translator.session(0)
     with pytest.raises(SourceTooLong) as error:
         list(translator.stream(["a"] * 3 + ["a " * 5000], buffer_size=3))
     assert error.value.index == 3
+    for size in (4.0, np.int64(4)):
+        with pytest.raises(ValueError, match=f"block_size {re.escape(repr(size))} is no int"):
+            Translator.from_pretrained(folder, block_size=size)
     with pytest.raises(ValueError, match="strategy 'magic' is unknown; available: specdec, ar, drafter, fairseq"):
         Translator.from_pretrained(folder, strategy="magic")

@@ -28,11 +28,13 @@ if __name__ == "__main__":
 
 
 def build(number):
-    """Sleeps and says where; odd tasks of type int are refused, and text ends the process."""
+    """Sleeps and says where; odd tasks of type int are refused, errors raised, and text ends the process."""
 
     def answer(task):
         if isinstance(task, str):
             os._exit(1)
+        if isinstance(task, Exception):
+            raise task
         if isinstance(task, int) and task % 2:
             raise ValueError(f"{task} is odd")
         time.sleep(task)
@@ -74,6 +76,13 @@ def test_an_end_comes_in_its_turn(last, message):
         for answer in workers.map([0.3, last, 60.0, 60.0]):
             answers.append(answer[0])
     assert answers == [0.3] and not active_children()  # and nobody waited for the others
+
+
+@pytest.mark.parametrize("error", [EOFError("short"), BrokenPipeError("gone"), MemoryError("full"), ImportError("none")])
+def test_errors_of_a_task_come_as_they_are(error):
+    with pytest.raises(type(error), match=str(error)), Workers(2, build) as workers:
+        list(workers.map([0.0, error]))
+    assert not active_children()
 
 
 def test_one_that_cannot_be_built():

@@ -27,6 +27,10 @@ class BoundedAdmission:
     bytes_for: Callable[[Request], int] | None = None
     _waited: int = 0
 
+    def __post_init__(self):
+        if self.rows < 1:
+            raise ValueError(f"{self.rows} sentences at a time: at least one has to be decoded")
+
     def admits(self, prefix: Prefix, waiting: Sequence[Request]) -> int:
         """How many of the first waiting requests join now."""
         if len(prefix) >= self.rows or not waiting:

@@ -47,9 +47,13 @@ class Session:
         return not self.waiting and not len(self.prefix)
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn. Raises ValueError if it leaves no room for an output."""
+        """Let a request wait for its turn. Raises ValueError if it has no source, no room for an output, or too large a seed."""
+        if not request.tokens:
+            raise ValueError(f"request {request.index}: a source has at least one token, the closing eos")
         if request.limit < 1:
             raise ValueError(f"request {request.index}: an output has at least one token, and its limit is {request.limit}")
+        if not -(1 << 63) <= request.seed < 1 << 63:
+            raise ValueError(f"request {request.index}: seed {request.seed} does not fit into 64 bits")
         self.waiting.append(request)
 
     def cancel(self, index: int) -> Hypothesis | None:
@@ -95,7 +99,7 @@ class Session:
         stats.record(steps, len(taken.iterations), max(plan.lengths))
         if given is None:
             seconds = taken.drafting + taken.verifying
-            self.controller.update(Outcome(plan, steps, seconds, len(taken.iterations), taken.drafting))
+            self.controller.update(Outcome(plan, steps, seconds, len(taken.iterations)))
 
         # Finished sentences leave.
         done = self._retire(finished) if finished else []
@@ -124,7 +128,7 @@ class Session:
         draft = given or Draft([[] for _ in prefix.requests])
         asked = any(plan.lengths) and max(prefix.room) > 0
         if asked:
-            draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan)).cut(plan.gate)
+            draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan), plan.lengths).cut(plan.gate)
         stats.lap("drafting", device)
         drafted = time.perf_counter()
 
@@ -190,6 +194,6 @@ def speculative_decode(
 
     ``max_tokens`` bounds the source tokens in flight, padding included.
     """
-    rows = min(rows, len(requests))
+    rows = min(rows, max(1, len(requests)))
     admission = BoundedAdmission(rows, max_tokens)
     yield from Session(drafter, verifier, acceptance, controller, admission, rows, constraints, stats, device).run(requests)

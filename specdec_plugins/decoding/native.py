@@ -47,6 +47,7 @@ class Half(Protocol):
     """What the loop needs of a drafter on the kernels."""
 
     model: CpuModel
+    keeps: bool  # entries of what it reads
 
     def begin(self, call: Decoding, state: Any, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
         """Give a call what it needs of the rows; returns the model's state, and of each row the tokens that are not read yet, the
@@ -60,6 +61,8 @@ class Half(Protocol):
 
 class BlockHalf:
     """Of a causal block drafter."""
+
+    keeps = True
 
     def __init__(self, drafter: CausalBlockDrafter):
         self.model = cast(CpuModel, drafter.model)
@@ -81,6 +84,8 @@ class BlockHalf:
 
 class HeadsHalf:
     """Of heads on the verifier's hidden states, which keep no entries of what they read."""
+
+    keeps = False
 
     def __init__(self, drafter: HeadsDrafter):
         self.model, self.heads, self.length = cast(CpuModel, drafter.model), cast(NativeHeads, drafter.heads), drafter.length
@@ -142,7 +147,7 @@ class NativeLoop:
             state, unread = half.begin(call, drafting, prefix, longest)
             if longest:
                 drafter_state = state
-                encoding = self._prepare_drafter(half.model, state, rows, longest, needed)
+                encoding = self._prepare_drafter(half, state, rows, longest, needed)
         bounds, tolerances = prefix.bounds(), [request.tolerance or self.tolerance for request in prefix.requests]
         numbers = integers(
             places, plan.lengths if longest else [0] * rows, verifying.slots, verifying.source_slots,
@@ -168,13 +173,15 @@ class NativeLoop:
             half.end(drafting)
         return Taken(iterations, encoding + self._seconds[0], self._seconds[1])
 
-    def _prepare_drafter(self, drafter: CpuModel, state: SlottedState, rows: int, longest: int, positions: int) -> float:
+    def _prepare_drafter(self, half: Half, state: SlottedState, rows: int, longest: int, positions: int) -> float:
         """Encode the drafter's new sources, and make room for its pass. Returns the seconds that encoding took."""
-        call = self._call
+        call, drafter = self._call, half.model
         began = time.perf_counter()
         state.encode()
         encoding = time.perf_counter() - began
-        call.drafting = self._caches(state, positions)
+        call.drafting = self._caches(state, positions if half.keeps else longest)
+        if not half.keeps:  # each draft takes the place of the one before
+            call.drafting.positions = ENDLESS
         call.drafter_logits = drafter.logits.view(rows, longest, drafter.stack.vocabulary)[1]
         if drafter.stack.gate:
             call.gates = drafter.gates.view(rows, longest, drafter.stack.gate.outputs)[1]

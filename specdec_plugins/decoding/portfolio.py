@@ -91,6 +91,7 @@ class Portfolio:
         self.model = len(lookups) if model else None  # its number
         self.follows = any(getattr(drafter, "follows", False) for drafter in self.drafters)
         self.needs_verifier = any(getattr(drafter, "needs_verifier", False) for drafter in self.drafters)
+        self.copies_text = all(getattr(drafter, "copies_text", False) for drafter in self.drafters)
         self.expected = [Expectations() for _ in self.drafters]
 
     def start(self, rows: int, shared: object) -> State:

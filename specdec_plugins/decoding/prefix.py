@@ -134,9 +134,9 @@ class Prefix:
         lengths = [0 if scores and scores[-1] < least else length for length, scores in zip(plan.lengths, self.scores)]
         return plan._replace(lengths=lengths)
 
-    def clip(self, draft: Draft) -> Draft:
-        """Offer no drafted token after eos, and none beyond the length limit."""
-        return draft.clip(self.room, self.symbols.eos)
+    def clip(self, draft: Draft, lengths: Sequence[int]) -> Draft:
+        """Offer no drafted token after eos, none beyond the length limit, and of row b ``lengths[b]`` at most."""
+        return draft.clip(list(map(min, self.room, lengths)), self.symbols.eos)
 
     def given(self) -> Draft | None:
         """The next tokens that requests ask to begin with, for rows that have many of them left; None where none has."""
@@ -144,7 +144,7 @@ class Prefix:
             list(tokens[len(output) : len(output) + MOST_GIVEN]) if len(tokens) - len(output) >= LEAST_GIVEN else []
             for tokens, output in zip(self.forced, self.outputs)
         ]
-        return self.clip(Draft(rows)) if any(rows) else None
+        return self.clip(Draft(rows), list(map(len, rows))) if any(rows) else None
 
     def commit(self, iteration: Iteration) -> list[int]:
         """Append each row's accepted tokens and the verifier's own. Returns the rows that are finished."""

@@ -126,7 +126,7 @@ def _meeting(function: Callable, *arguments, **options) -> Any:
     try:
         return function(*arguments, **options)
     except RuntimeError as error:
-        reason = re.sub(r"^\[[^\]]*\] ", "", str(error)).split(". ")[0].splitlines()[0]  # without gloo's own file and advice
+        reason = re.sub(r"^\[[^\]]*\] ", "", str(error)).split(". ")[0].partition("\n")[0]  # without gloo's own file and advice
         raise RankLost(f"another rank has ended, or does not answer: {reason}") from None
 
 
@@ -229,7 +229,7 @@ class LedDrafter:
         own = None if self.drafter is None else self.drafter.propose(state.own, prefix, plan)
         draft = self.ranks.decide(lambda: on_host(own))
         if draft.distribution is not None:
-            draft.distribution = Distribution(*(each.to(prefix.tokens.device) for each in draft.distribution))
+            draft.distribution = Distribution(*(each.to(prefix.device) for each in draft.distribution))
         return draft
 
     def _observe(self, state: LedState, scores: Any, draft: Draft, verdict: Verdict) -> None:

@@ -32,8 +32,9 @@ class Drafter(Protocol):
 
     Optional: ``observe(state, scores, draft, verdict)`` tells what became of what ``propose`` returned, before tokens are
     committed, and where ``follows`` is True of iterations without a draft, too; ``bytes_for(request)`` is the memory that a
-    request's row takes, for admission; ``trees`` is True where `propose` branches if the plan has a tree; ``needs_verifier`` is
-    True where drafts cannot stand alone (strategy ``drafter``).
+    request's row takes, for admission; ``copies_text`` is True where drafts are copied from what was written before, of which
+    there is often less than planned, so that a draft costs what it offers; ``trees`` is True where `propose` branches if the plan
+    has a tree; ``needs_verifier`` is True where drafts cannot stand alone (strategy ``drafter``).
     """
 
     def start(self, rows: int, shared: Any) -> Any:

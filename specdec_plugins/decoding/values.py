@@ -249,14 +249,12 @@ def first_nodes(parents: Sequence[int]) -> tuple[int, ...]:
 
 
 class Outcome(NamedTuple):
-    """What became of a plan: each row's `Step` in each of the ``times`` iterations, and the seconds that these took, with those
-    for ``drafting``."""
+    """What became of a plan: each row's `Step` in each of the ``times`` iterations, and the seconds that these took."""
 
     plan: Plan
     steps: Sequence[Step]
     seconds: float
     times: int = 1
-    drafting: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 B rows, K drafted tokens.
 """
 
+from itertools import chain
+
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.trees import TreeDraft
@@ -14,6 +16,7 @@ class ModelVerifier:
 
     def __init__(self, model: LoadedModel):
         self.model = model
+        self.vocabulary = model.target_embeddings.size(0)
 
     def start(self, rows: int) -> RowState:
         return self.model.start(rows)
@@ -24,14 +27,16 @@ class ModelVerifier:
         state.encode()
 
     def score(self, state: RowState, prefix: Prefix, draft: Draft) -> Pass:
-        """The pass that reads the last committed token and the draft; what came before is in the cache."""
+        """The pass that reads the last committed token and the draft; what came before is in the cache. Raises ValueError if a
+        drafted token is in no vocabulary, which a drafter of somebody's own may draft.
+        """
         last, positions = prefix.last, list(map(len, prefix.outputs))
-        if isinstance(draft, TreeDraft):
-            tokens = [[token, *row] for token, row in zip(last, draft.tokens)]
-            return self.model.read(state, tokens, positions, parents=draft.parents)
         if draft.guesses is not None:
             return self.model.read(state, [[token] for token in last], positions, None, draft.guesses)
-        return self.model.read(state, [[token, *row] for token, row in zip(last, draft.tokens)], positions)
+        if (drafted := [*chain.from_iterable(draft.tokens)]) and not 0 <= min(drafted) <= max(drafted) < self.vocabulary:
+            raise ValueError(f"the drafter drafted a number of no token of the {self.vocabulary:,} that the verifier has")
+        tokens = [[token, *row] for token, row in zip(last, draft.tokens)]
+        return self.model.read(state, tokens, positions, parents=draft.parents if isinstance(draft, TreeDraft) else None)
 
     def commit(self, state: RowState, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
         """Let the entries of the accepted paths follow the prefix, as those of a chain do."""

@@ -18,7 +18,7 @@ Trees have an estimate for each size. The first nodes of a tree are the smaller 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class Shorter(NamedTuple):
     offers: tuple[tuple[tuple[int, float], ...], ...]  # pairs of tokens and passes
 
 
-@cache
+@lru_cache(maxsize=4096)  # of long drafts there are more combinations than should be kept
 def shorter(offered: int, accepted: int, planned: int) -> Shorter:
     """What drafts of up to ``planned`` tokens would take for what a draft of ``planned`` tokens committed, of which so many
     were ``offered`` and ``accepted``, if the same tokens were drafted. If nothing was refused, their last pass counts in part.

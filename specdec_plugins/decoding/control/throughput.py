@@ -28,9 +28,6 @@ LONGEST = 2  # block sizes: the longest draft
 GAIN, GAIN_FROM_PLAIN = 1.03, 1.1  # tokens a second that another choice must promise, relative to the present one (hysteresis)
 LOST = 0.7  # of the tokens a second of plain passes: drafts that promise less after one trial are not tried once more
 RESUMED = 1.3  # tokens a second, relative to plain passes: for less, the last rows of a plain batch do not soon begin to draft
-# Share of an iteration: a drafter that takes less copies, and often has less to offer than planned. What a model takes to draft
-# depends on what was planned, also where the output ends within the draft.
-CHEAP = 0.15
 DECISION = 8  # passes after which the choice is reconsidered; at once if a cost is not as expected
 
 
@@ -50,10 +47,15 @@ def offered(outcome: Outcome) -> int:
 class Throughput:
     """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``, and may be trees of up to
     ``nodes`` tokens. What was ``learned`` before is where it starts from.
+
+    Of one that ``copies`` text costs are kept by the tokens that it had to offer, often fewer than planned. What a model takes to
+    draft depends on what was planned, also where the output ends within the draft.
     """
 
-    def __init__(self, block_size: int, gate: Gate = OPEN, learned: Learned | None = None, nodes: int = 0):
-        self.gate = gate
+    def __init__(
+        self, block_size: int, gate: Gate = OPEN, learned: Learned | None = None, nodes: int = 0, copies: bool = False
+    ):  # fmt: skip
+        self.gate, self.copies = gate, copies and gate == OPEN
         self.block_size, self.longest = block_size, LONGEST * block_size
         self.acceptance = AcceptanceEstimate(self.longest)
         self.sizes = sizes_for(nodes)  # of trees
@@ -61,7 +63,6 @@ class Throughput:
         self.pace, self.budget = Pace(), TrialBudget()
         self.classes: dict[int, BatchClass] = {}
         self.decided: list[BatchClass] = []  # classes with a choice of their own, in the order of their first decisions
-        self._drafting = self._drafted = 0.0  # seconds that drafting took, and all iterations that drafted
         self._batch = self._new_class(0)  # class of the last step; a placeholder before the first
         self._rows = self._choice = 0  # rows of the last step; choice of the last step that was no repetition
         self._trial = 0  # passes of the present trial that are still to come
@@ -79,11 +80,6 @@ class Throughput:
             batch.costs = learned.costs(key, self.gate)
             batch.trials.series, batch.trials.due = [], FIRST_INTERVAL
             self._decide(batch)
-
-    @property
-    def copies(self) -> bool:
-        """Whether the drafter copies: then costs are kept by the tokens that it had to offer, not by those that were planned."""
-        return self.gate == OPEN and 0 < self._drafting <= CHEAP * self._drafted
 
     def plan(self, prefix: Sized) -> Plan:
         rows, batch = len(prefix), self._batch
@@ -103,7 +99,6 @@ class Throughput:
         self._batch.passes += outcome.times - 1
         self.budget.earn(outcome.seconds)
         if any(outcome.plan.lengths):
-            self._drafting, self._drafted = self._drafting + outcome.drafting, self._drafted + outcome.seconds
             (self.trees if outcome.plan.tree else self.acceptance).learn(outcome)
             if self.copies and outcome.plan.tree is None:
                 self.acceptance.compare(outcome.steps, [*outcome.plan.lengths] * outcome.times)

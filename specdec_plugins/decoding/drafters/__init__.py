@@ -106,7 +106,7 @@ def without_weights(name: str, facts: PairFacts) -> Drafter:
     code = find(name)
     if not hasattr(code, "for_pair"):
         names = ", ".join(each for each in built_in() if hasattr(find(each), "for_pair"))
-        raise ValueError(f"drafter '{name}' needs weights, which a model folder has. Without: {names}")
+        raise ValueError(f"'{name}' is no drafter without weights; these are: {names}")
     return code.for_pair(facts)
 
 

@@ -26,6 +26,8 @@ class Trajectory:
 
 
 class Jacobi:
+    copies_text = True
+
     def __init__(self) -> None:
         self.successors = Successors()
 

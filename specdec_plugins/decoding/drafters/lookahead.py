@@ -133,7 +133,7 @@ class Window:
 class Lookahead:
     """``copies[s]`` is the target's number of source token s, or -1."""
 
-    trees = True
+    copies_text = trees = True
 
     def __init__(self, copies: Sequence[int]):
         self.copies, self.pool = copies, Pool()

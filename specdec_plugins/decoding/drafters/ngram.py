@@ -18,6 +18,8 @@ START = -2  # before source and output, so that an output may begin as its sourc
 class NGram:
     """``copies[s]`` is the target's number of source token s, or -1."""
 
+    copies_text = True
+
     def __init__(self, copies: Sequence[int]):
         self.copies = copies
 

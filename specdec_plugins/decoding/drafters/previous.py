@@ -89,6 +89,8 @@ class Followed:
 class Previous:
     """``subwords`` are the target's, by token; empty where they are not known."""
 
+    copies_text = True
+
     def __init__(self, subwords: Sequence[str] = ()):
         self.words = Words(subwords)
 

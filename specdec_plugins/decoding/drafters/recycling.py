@@ -101,7 +101,7 @@ class Branches:
 class Recycling:
     """A row is the token before its draft."""
 
-    trees = True
+    copies_text = trees = True
 
     def __init__(self) -> None:
         self.successors, self.branches = Successors(), Branches()

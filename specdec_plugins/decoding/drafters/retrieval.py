@@ -27,6 +27,8 @@ class Retrieval:
     """A row is the near sentence's target, or None; without a memory there are no rows, as a look-up takes less than what would
     be kept. ``subwords`` are the target's, by token; empty where they are not known."""
 
+    copies_text = True
+
     def __init__(self, datastore: Datastore, eos: int, subwords: Sequence[str] = ()):
         self.datastore, self.eos, self.words = datastore, eos, Words(subwords)
 

@@ -208,6 +208,9 @@ class Stack(Handle):
         self.library.specdec_layer(self.pointer, handles, addresses(given))
 
 
+VIEWS = 1024  # shapes that a buffer remembers: long sources and outputs have ever new ones
+
+
 class Buffer:
     """Reused float32 memory for results that are read before the next pass: allocating them costs more than a pass."""
 
@@ -218,6 +221,8 @@ class Buffer:
     def view(self, *shape: int) -> tuple[Tensor, int]:
         """A tensor of that shape on the memory, uninitialised, and its address."""
         if shape not in self.views:
+            if len(self.views) >= VIEWS:
+                self.views.clear()
             size = math.prod(shape)
             if self.memory.numel() < size:
                 self.memory = torch.empty(2 * size)

@@ -81,7 +81,7 @@ class Recorder:
                 recording = Recording(self.record, call, inputs)
                 self.held += recording.bytes
         except RuntimeError as error:  # PyTorch's and CUDA's own
-            log.warning("passes run without CUDA graphs, several times as slowly: %s", str(error).splitlines()[0])
+            log.warning("passes run without CUDA graphs, several times as slowly: %s", str(error).partition("\n")[0])
             self.record, self.held = None, 0
             self.known.clear()
             return call(*inputs)

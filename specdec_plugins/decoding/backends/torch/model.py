@@ -59,6 +59,9 @@ class TorchPass:
         return self.results[2] if self.model.transformer.decoder.successor else None
 
     def masses(self) -> Tensor:
+        """Raises RuntimeError if the model was not told to keep them."""
+        if not self.model.masses_wanted:
+            raise RuntimeError("attention was not kept: set the model's masses_wanted before decoding")
         return self.results[-1]
 
     def with_logits(self, logits: Tensor) -> "TorchPass":
