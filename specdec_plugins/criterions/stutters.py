@@ -15,7 +15,7 @@ from torch import Tensor
 
 LONGEST = 3  # symbols that a stutter repeats
 MOST = 64  # times that it repeats them
-SHARE = 8  # of so many symbols one may be a stutter's: a row that grew much longer than others would have them all filled up
+SHARE = 8  # a batch grows wider by a part of so many at most, as its other rows are filled up to the longest
 
 
 def stuttered(row: Sequence[int], rate: float, kept: set[int], most: int, random: Random) -> tuple[list[int], list[bool]]:
