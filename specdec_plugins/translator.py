@@ -189,11 +189,9 @@ class Translator:
 
     def request(self, index: int, source: Sequence[int], **options) -> Request:
         """A request for a session, with the lengths, the rule against repeats and the sampling of the settings; ``options`` are
-        further fields of `Request`. Raises SourceTooLong, or ValueError for tokens of no dictionary, no source, or a limit beyond
-        the models' positions.
+        further fields of `Request`. Raises SourceTooLong, or ValueError for tokens of no dictionary, a limit beyond the models'
+        positions, and as `Request.check` does.
         """
-        if not source:
-            raise ValueError(f"request {index}: a source has at least one token, the closing eos")
         if len(source) > self.max_source:
             raise SourceTooLong(index, f"{len(source) - 1:,}", self.max_source - 1)
         pair = self.pair
@@ -207,6 +205,7 @@ class Translator:
             "sampling": how.drawing,
         }  # fmt: skip
         request = Request(index, source, **{**usual, **options})
+        request.check()
         if request.limit > self.max_target:
             raise ValueError(f"request {index}: limit {request.limit:,} is over the {self.max_target:,} tokens that models write")
         return request

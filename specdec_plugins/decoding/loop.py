@@ -47,13 +47,8 @@ class Session:
         return not self.waiting and not len(self.prefix)
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn. Raises ValueError if it has no source, no room for an output, or too large a seed."""
-        if not request.tokens:
-            raise ValueError(f"request {request.index}: a source has at least one token, the closing eos")
-        if request.limit < 1:
-            raise ValueError(f"request {request.index}: an output has at least one token, and its limit is {request.limit}")
-        if not -(1 << 63) <= request.seed < 1 << 63:
-            raise ValueError(f"request {request.index}: seed {request.seed} does not fit into 64 bits")
+        """Let a request wait for its turn. Raises ValueError as `Request.check` does."""
+        request.check()
         self.waiting.append(request)
 
     def cancel(self, index: int) -> Hypothesis | None:

@@ -144,7 +144,7 @@ class Prefix:
             list(tokens[len(output) : len(output) + MOST_GIVEN]) if len(tokens) - len(output) >= LEAST_GIVEN else []
             for tokens, output in zip(self.forced, self.outputs)
         ]
-        return self.clip(Draft(rows), list(map(len, rows))) if any(rows) else None
+        return Draft(rows).clip(self.room, self.symbols.eos) if any(rows) else None
 
     def commit(self, iteration: Iteration) -> list[int]:
         """Append each row's accepted tokens and the verifier's own. Returns the rows that are finished."""

@@ -39,6 +39,15 @@ class Request:
     hint: Sequence[int] = ()
     no_repeat: int = 0
 
+    def check(self) -> None:
+        """Raises ValueError if there is no source, no room for an output, or too large a seed."""
+        if not self.tokens:
+            raise ValueError(f"request {self.index}: a source has at least one token, the closing eos")
+        if self.limit < 1:
+            raise ValueError(f"request {self.index}: an output has at least one token, and its limit is {self.limit}")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ValueError(f"request {self.index}: seed {self.seed} does not fit into 64 bits")
+
 
 class Draws(NamedTuple):
     """What the next tokens of a row are drawn by: how, the request's seed, and the prefix, which has the position, too."""
