@@ -207,10 +207,12 @@ def test_batches_of_other_sizes_have_costs_of_their_own():
     assert sum(alone) / 20 > 1 and sum(many) / 20 < 1
 
 
-@pytest.mark.parametrize(("token", "drafts"), [(0.3, 0), (0.05, 32)])
-def test_the_last_rows_of_a_plain_batch_draft_only_for_a_large_gain(token, drafts):
-    """Drafts are worth 1.25 and 2.4 times plain passes for one row, and never pay for 32."""
-    machine, controller = Machine(1.0, 0.4, token, 0.8), Throughput(8)
+@pytest.mark.parametrize(("token", "copies", "drafts"), [(0.3, False, 0), (0.05, False, 32), (0.3, True, 35), (0.05, True, 40)])
+def test_the_last_rows_of_a_plain_batch_draft_only_for_a_large_gain(token, copies, drafts):
+    """Drafts are worth 1.25 and 2.4 times plain passes for one row, and never pay for 32. Copies are drafted at once, but for a
+    trial: nothing has to be read for them.
+    """
+    machine, controller = Machine(1.0, 0.4, token, 0.8), Throughput(8, copies=copies)
     for rows in (1, 32, 1, 32):
         learned = machine.run(controller, rows, 500)[-1]
         assert bool(learned) == (rows == 1)

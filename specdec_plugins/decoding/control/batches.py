@@ -18,8 +18,8 @@ TRYING_SPACING = 4  # passes, before the first decision: outputs may be as short
 # and of both at last.
 PLAIN_SPACING, DRAFTED_SPACING, LAST_SPACING = 32, 1, 128
 SPACING_STEP = 48  # passes after which there is one pass more between measurements
-# Plain passes that follow when rows get fewer, as the batch may be ending, and the drafter would have to read all of its outputs:
-# where drafts promise a large gain, and where they do not.
+# Plain passes that follow when rows get fewer, as the batch may be ending, and a drafter with a model would have to read all of
+# its outputs: where drafts promise a large gain, and where they do not.
 HOLD, LONG_HOLD = 8, 64
 VARIATION = 4  # a measured draft differs from the choice by up to a fourth, so that the slope of the costs is known
 

@@ -48,8 +48,8 @@ class Throughput:
     """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``, and may be trees of up to
     ``nodes`` tokens. What was ``learned`` before is where it starts from.
 
-    Of one that ``copies`` text costs are kept by the tokens that it had to offer, often fewer than planned. What a model takes to
-    draft depends on what was planned, also where the output ends within the draft.
+    Of one that ``copies`` text costs are kept by the tokens that it had to offer, often fewer than planned, and the last rows of a
+    batch draft at once. What a model takes to draft depends on what was planned, also where the output ends within the draft.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Throughput:
         if batch is not self._batch:
             self._batch, self._trial = batch, 0
         was_plain, grown = self._choice == 0, rows > self._rows
-        ending, self._rows = was_plain and rows < self._rows, rows
+        ending, self._rows = was_plain and rows < self._rows and not self.copies, rows
         self._measured = batch.passes >= batch.repeat_until and not ending
         self._choice = self._choose(batch) if self._measured else 0 if ending else batch.choice
         batch.passes += 1
