@@ -133,17 +133,16 @@ def test_the_pace_is_read_from_costs_that_are_reliable():
 def test_what_is_expected_of_drafts_of_several_lengths_is_the_mean_of_their_costs():
     costs = CostModel({0: Cost(1.0, 32), 2: Cost(3.0, 32), 4: Cost(6.0, 32)})
     exact = costs.expected(9)
-    drafts = [
-        [1.0],
-        [0.25, 0.75],
-        [0.0, 0.0, 0.5, 0.0, 0.5],
-        [0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5],
-        [*[0.0] * 9, 1.0],
-    ]
-    expected = costs.expected_of(drafts)  # a draft for which there was nothing to offer costs more than none
+
+    def mean(values):
+        """By what is offered: nothing, one and one, two and four, nothing and nine, nine."""
+        pairs = [(0, 0), (1, 1), (2, 4), (0, 9), (9, 9)]
+        return [(values[one] + values[other]) / 2 for one, other in pairs]
+
+    expected = costs.expected_of(mean, 9)  # a draft for which there was nothing to offer costs more than none
     assert expected == pytest.approx([exact[0], exact[1], (exact[2] + exact[4]) / 2, (exact[1] + exact[9]) / 2, math.inf])
     assert costs.known(9) == [*exact[:9], math.inf]
-    assert CostModel({0: Cost(1.0, 32)}).expected_of(drafts[:3]) == [1.0, math.inf, math.inf]
+    assert CostModel({0: Cost(1.0, 32)}).expected_of(mean, 2) == [1.0, math.inf, math.inf]
 
 
 # Acceptance
@@ -226,7 +225,9 @@ def test_drafts_of_all_lengths_are_compared_by_the_same_text(planned):
 )
 def test_what_shorter_drafts_would_take(offered, accepted, planned, passes, offers):
     expected = shorter(offered, accepted, planned)
-    assert expected.passes == pytest.approx(passes) and [*map(dict, expected.offers)] == [*offers]
+    assert expected.passes == pytest.approx(passes)
+    for told, by_tokens in zip(expected.offers, offers, strict=True):
+        assert {tokens: sum(passes for each, passes in told if each == tokens) for tokens, _ in told} == by_tokens
 
 
 def test_how_much_a_drafter_that_copies_has_to_offer():
@@ -234,10 +235,12 @@ def test_how_much_a_drafter_that_copies_has_to_offer():
     estimate = AcceptanceEstimate(8)
     for number in range(900):
         estimate.compare([Step([0] * (1 if number % 3 else 4), 0, 5)], [4])
-    offers = estimate.expected_offers()
-    assert [sum(shares) for shares in offers] == pytest.approx([1.0] * 9) and [*map(len, offers)] == [*range(1, 10)]
-    assert offers[0] == [1.0] and offers[1] == pytest.approx([0, 1])
-    assert offers[4] == pytest.approx([0, 2 / 3, 0, 0, 1 / 3], abs=0.02)
+    # By tokens offered, the share of the drafts of 0, 1, .. 8 tokens.
+    shares = [estimate.mean_over_offers([float(tokens == offered) for tokens in range(9)]) for offered in range(9)]
+    offers = [*zip(*shares)]
+    assert [*map(sum, offers)] == pytest.approx([1.0] * 9)
+    assert offers[0] == (1, *[0] * 8) and offers[1] == pytest.approx([0, 1, *[0] * 7])
+    assert offers[4] == pytest.approx([0, 2 / 3, 0, 0, 1 / 3, *[0] * 4], abs=0.02)
     assert offers[8] == pytest.approx([0, 2 / 3, 0, 0, 0, 0, 0, 0, 1 / 3], abs=0.02)
 
 

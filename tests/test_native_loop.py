@@ -65,7 +65,7 @@ def run(roles, requests, controller, rows, native, acceptance=None, constraints=
         session.submit(request)
     found, calls = [], 0
     while not session.idle:
-        found += session.step(TOGETHER)
+        found += session.step(TOGETHER if native else 1)
         calls += 1
         assert calls < 3000, "the loop does not end"
     check_balance(session.stats, found)

@@ -18,7 +18,7 @@ from specdec_plugins.decoding.roles import Acceptance, Admission, Controller, Dr
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step, uniform
 
-TOGETHER = 16  # iterations that a run makes in one native call: Python's part of each is small from four on
+TOGETHER = 16  # iterations that a run makes before it asks again what to do: Python's part of each is small from four on
 
 
 class Session:
@@ -68,8 +68,8 @@ class Session:
         self.stats.settle()
 
     def step(self, times: int = 1) -> list[Hypothesis]:
-        """Refill, and advance all rows by an iteration; by up to ``times`` of the same plan, but not beyond the end of a row,
-        where the loop is native. Returns the outputs that finished.
+        """Refill, and advance all rows by an iteration; by up to ``times`` of the same plan, but not beyond the end of a row.
+        Returns the outputs that finished.
         """
         prefix, stats, device = self.prefix, self.stats, self.device
         stats.lap(None, device)
@@ -79,22 +79,30 @@ class Session:
             return []
         given = self._given()
         plan = self.controller.plan(prefix) if given is None else uniform(len(prefix), 0)
-        taken = self.native(self.verifying, self.drafting, prefix, plan, times) if self.native and given is None else None
-        if taken is None:
-            taken = self._iterate(plan, given)
-        else:
-            stats.book(drafting=taken.drafting, verifying=taken.verifying)
+        times = min(times, plan.times)
 
-        # Commit what passed with the verifier's own next token, and tell the controller what that took.
+        # Iterate until a row is finished, in native calls of many iterations where the roles are those that the kernels know.
         steps: list[Step] = []
         finished: list[int] = []
-        for iteration in taken.iterations:
-            finished = prefix.commit(iteration)
-            steps += iteration.steps
-        stats.record(steps, len(taken.iterations), max(plan.lengths))
+        made, seconds = 0, 0.0
+        while made < times and not finished:
+            taken = None
+            if self.native and given is None:
+                taken = self.native(self.verifying, self.drafting, prefix, plan, times - made)
+            if taken is None:
+                taken = self._iterate(plan, given)
+            else:
+                stats.book(drafting=taken.drafting, verifying=taken.verifying)
+            # Commit what passed with the verifier's own next token.
+            for iteration in taken.iterations:
+                finished = prefix.commit(iteration)
+                steps += iteration.steps
+            stats.lap("elsewhere", device)
+            made += len(taken.iterations)
+            seconds += taken.drafting + taken.verifying
+        stats.record(steps, made, max(plan.lengths))
         if given is None:
-            seconds = taken.drafting + taken.verifying
-            self.controller.update(Outcome(plan, steps, seconds, len(taken.iterations)))
+            self.controller.update(Outcome(plan, steps, seconds, made))
 
         # Finished sentences leave.
         done = self._retire(finished) if finished else []

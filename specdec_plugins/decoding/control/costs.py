@@ -9,9 +9,8 @@ One iteration says little: it may have been interrupted and taken many times as 
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from operator import mul
 
 # Smoothing of the measurements of one length
 MEMORY = 32  # measurements that the mean spans at most: costs change with the lengths of sentences
@@ -96,19 +95,18 @@ class CostModel:
         seconds = self.expected(min(longest, self.longest))
         return seconds + [math.inf] * (longest + 1 - len(seconds))
 
-    def expected_of(self, drafts: Sequence[Sequence[float]]) -> list[float]:
-        """Seconds of iterations whose drafts have 0, 1, .. tokens with such probabilities, of each of several ``drafts``; the
-        first one is no draft. Infinity where too little is known."""
-        longest = max(map(len, drafts)) - 1
-        plain, *of_lengths = self.expected(longest)
-        if of_lengths[0] == math.inf:
-            return [plain, *of_lengths][: len(drafts)]
-        of_lengths.insert(0, of_lengths[0])  # a draft for which there was nothing to offer
-        lengths, seconds = range(longest + 1), [plain]
-        for shares in drafts[1:]:
-            cost = sum(map(mul, shares, of_lengths))
-            seconds.append(cost if sum(map(mul, shares, lengths)) <= self.longest else math.inf)
-        return seconds
+    def expected_of(self, mean: Callable[[Sequence[float]], list[float]], longest: int) -> list[float]:
+        """`expected` where fewer tokens than planned may be offered: ``mean`` tells what values by the tokens offered are on
+        average, where 0, 1, .. ``longest`` are planned. Infinity where too little is known.
+        """
+        plain, *drafts = self.expected(longest)
+        if drafts[0] == math.inf:
+            return [plain, *drafts]
+        _, *seconds = mean([drafts[0], *drafts])  # a draft for which there was nothing to offer is not like none
+        if longest > self.longest:
+            _, *offers = mean(range(longest + 1))
+            seconds = [each if offered <= self.longest else math.inf for each, offered in zip(seconds, offers)]
+        return [plain, *seconds]
 
     def _line(self, drafts: list[tuple[int, int, float]]) -> tuple[float, float, float]:
         """The line through the costs of drafts: mean length, mean seconds, and seconds that a further token takes.

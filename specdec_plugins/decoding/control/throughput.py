@@ -7,7 +7,7 @@ estimates are noisy; lengths that are not chosen are tried at times (`exploratio
 
 A choice is a number: up to the longest, the length of a chain; beyond it, a tree, from the smallest one on.
 
-A plan holds for several iterations, which the kernels make in one call. The first call of a plan is measured, as the mean of its
+A plan holds for several iterations, which are made before the controller is asked again. The first call of a plan is measured, as the mean of its
 iterations; where it ended early, the rest repeats the class's choice unmeasured. A plain iteration can take less than 100
 microseconds, and deciding anew takes some 50, so a plan holds ever longer. What passes of drafts is learned from all iterations.
 """
@@ -28,7 +28,7 @@ LONGEST = 2  # block sizes: the longest draft
 GAIN, GAIN_FROM_PLAIN = 1.03, 1.1  # tokens a second that another choice must promise, relative to the present one (hysteresis)
 LOST = 0.7  # of the tokens a second of plain passes: drafts that promise less after one trial are not tried once more
 RESUMED = 1.3  # tokens a second, relative to plain passes: for less, the last rows of a plain batch do not soon begin to draft
-DECISION = 8  # passes after which the choice is reconsidered; at once if a cost is not as expected
+DECISION = 2  # measurements after which the choice is reconsidered; at once after a trial, or if a cost is not as expected
 
 
 def best_choice(rates: Sequence[float], present: int | None) -> int:
@@ -48,8 +48,8 @@ class Throughput:
     """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``, and may be trees of up to
     ``nodes`` tokens. What was ``learned`` before is where it starts from.
 
-    Of one that ``copies`` text costs are kept by the tokens that it had to offer, often fewer than planned, and the last rows of a
-    batch draft at once. What a model takes to draft depends on what was planned, also where the output ends within the draft.
+    Of one that ``copies`` text costs are kept by the tokens that it had to offer, often fewer than planned, and the last rows
+    of a batch draft at once. What a model takes depends on what was planned, also where the output ends within the draft.
     """
 
     def __init__(
@@ -110,6 +110,8 @@ class Throughput:
         seconds = outcome.seconds / outcome.times
         if self._trial:
             self._trial = max(0, self._trial - outcome.times)
+            if not self._trial:
+                batch.decide_at = 0
             batch.trials.seconds += outcome.seconds
             if batch.trials.rationed:
                 self.budget.spend(outcome.seconds)
@@ -147,8 +149,10 @@ class Throughput:
         catches_up = was_plain and self._choice > 0
         self._comparable = batch.passes > 1 and not grown and not catches_up
         self._again_until = 0
+        # How much a drafter that copies has to offer differs from pass to pass, and so does what they take.
+        alone = self.copies and self._choice > 0
         if self._trial:
-            return self._planned(rows, self._choice, 1 if catches_up else self._trial)
+            return self._planned(rows, self._choice, 1 if catches_up or alone else self._trial)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
         if ending:
@@ -157,7 +161,7 @@ class Throughput:
         else:
             choice, times, self._again_until = batch.choice, batch.spacing, batch.repeat_until
         self._again = self._planned(rows, choice, times)
-        return self._planned(rows, self._choice, times)
+        return self._planned(rows, self._choice, 1 if alone else times)
 
     def _new_class(self, key: int) -> BatchClass:
         trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))
@@ -202,7 +206,8 @@ class Throughput:
     def _rates(self, batch: BatchClass) -> list[float]:
         """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees."""
         if self.copies:
-            tokens, seconds = self.acceptance.expected_of_copies(), batch.costs.expected_of(self.acceptance.expected_offers())
+            tokens = self.acceptance.expected_of_copies()
+            seconds = batch.costs.expected_of(self.acceptance.mean_over_offers, self.longest)
         else:
             tokens, seconds = self.acceptance.expected_tokens(), batch.costs.known(self.longest)
         if self.sizes:
@@ -217,7 +222,6 @@ class Throughput:
 
     def _decide(self, batch: BatchClass) -> None:
         """Reconsider the choice of a class."""
-        batch.decide_at = batch.passes + DECISION
         present = batch.choice if batch in self.decided else None
         if present is None:
             self.decided.append(batch)
@@ -227,3 +231,4 @@ class Throughput:
         if choice != batch.choice:
             batch.choice = choice
             batch.trials.restart(choice > 0)
+        batch.decide_at = batch.passes + DECISION * batch.spacing
