@@ -7,9 +7,10 @@ estimates are noisy; lengths that are not chosen are tried at times (`exploratio
 
 A choice is a number: up to the longest, the length of a chain; beyond it, a tree, from the smallest one on.
 
-A plan holds for several iterations, which are made before the controller is asked again. The first call of a plan is measured, as the mean of its
-iterations; where it ended early, the rest repeats the class's choice unmeasured. A plain iteration can take less than 100
-microseconds, and deciding anew takes some 50, so a plan holds ever longer. What passes of drafts is learned from all iterations.
+A plan holds for several iterations, which are made before the controller is asked again. The first call of a plan is measured, as
+the mean of its iterations; where it ended early, the rest repeats the class's choice unmeasured. A plain iteration can take less
+than 100 microseconds, and deciding anew takes some 50, so a plan holds ever longer. What passes of drafts is learned from all
+iterations.
 """
 
 import math
