@@ -17,7 +17,7 @@ TRYING_SPACING = 4  # passes, before the first decision: outputs may be as short
 # Of so many passes one is measured, as measuring would show where passes are short: of plain ones at first, of drafts at first,
 # and of both at last.
 PLAIN_SPACING, DRAFTED_SPACING, LAST_SPACING = 32, 1, 128
-SPACING_STEP = 48  # passes after which there is one pass more between measurements
+SPACING_STEP = 24  # passes after which there is one pass more between measurements
 # Plain passes that follow when rows get fewer, as the batch may be ending, and a drafter with a model would have to read all of
 # its outputs: where drafts promise a large gain, and where they do not.
 HOLD, LONG_HOLD = 8, 64
