@@ -2,11 +2,11 @@
 """Drafters beside `ar` of the same data type: speed, tokens a pass, and what drafting costs. Every output must be `ar`'s.
 
 All drafters at all block sizes take turns in random order, a sentence each (two batches, where a batch has several), on one copy
-of a folder's weights; a turn's time is the median of the rounds. Block size `auto` is also compared with the best of `ar` and the
-other block sizes. Drafters that learn begin anew in each round. A model folder adds its drafter, by the folder's name; the
-verifier is the same in all of them. Drafter `previous` has these hints: ``live``, the model's own translation of the sentence
-without its last two words; ``again``, its translation of the whole sentence; ``reference``, a human one; and ``source``, the
-sentence itself.
+of the weights: copies push each other out of the caches, so each model folder is a run of its own. A turn's time is the median
+of the rounds. Block size `auto` is also compared with the best of `ar` and the other block sizes. Drafters that learn begin anew
+in each round. A drafter with weights has the folder's name. Drafter `previous` has these hints: ``live``, the model's own
+translation of the sentence without its last two words; ``again``, its translation of the whole sentence; ``reference``, a human
+one; and ``source``, the sentence itself.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair, load_folder
-from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.measure.machine import machine
 from specdec_plugins.settings import UNTRAINED, Settings
 from specdec_plugins.text.lines import read_lines
@@ -87,14 +86,12 @@ class System:
 class Cell:
     """All systems at one data type and batch size; `ar` comes first."""
 
-    def __init__(self, options: argparse.Namespace, translators: dict[str, Translator], dtype: str, batch: int):
+    def __init__(self, options: argparse.Namespace, translator: Translator, dtype: str, batch: int):
         self.options, self.dtype, self.batch = options, dtype, batch
-        any_of_them = next(iter(translators.values()))
-        trained = [name for name, translator in translators.items() if translator.pair.drafter]
-        without = options.without if options.datastore else [name for name in options.without if name != "retrieval"]
-        self.systems = [System("ar", "0", any_of_them, self)]
-        for size in options.block_sizes:
-            self.systems += [System(name, size, translators.get(name, any_of_them), self) for name in (*trained, *without)]
+        names = [options.model.name] if translator.pair.drafter else []
+        names += options.without if options.datastore else [name for name in options.without if name != "retrieval"]
+        self.systems = [System("ar", "0", translator, self)]
+        self.systems += [System(name, size, translator, self) for size in options.block_sizes for name in names]
 
     def measure(self, sources: list[list[int]], hints: Mapping[str, Sequence[Sequence[int]]]) -> list[dict]:
         """A row a system. Raises SystemExit if a system says something else than `ar`."""
@@ -155,7 +152,7 @@ def hints_of(pair: Pair, lines: list[str], references: list[str], sources: list[
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--models", nargs="+", required=True, metavar="DIR", help="model folders of one verifier")
+    p.add_argument("--model", type=Path, required=True, metavar="DIR", help="model folder")
     p.add_argument("--input", required=True)
     p.add_argument("--reference", required=True)
     p.add_argument("--datastore", help="of text that does not have the reference")
@@ -171,25 +168,19 @@ def main() -> None:
         without=["ngram", "recycling", "jacobi", "lookahead", "retrieval", *(f"previous {hint}" for hint in HINTS[:3])]
     )
     options = p.parse_args()
-    pairs = {Path(folder).name: load_folder(folder) for folder in options.models}
-    if len({fingerprint(pair.verifier) for pair in pairs.values()}) > 1:
-        raise SystemExit("--models: the folders have different verifiers")
-    pair = next(iter(pairs.values()))
+    pair = load_folder(options.model)
     lines, references = (list(read_lines(path))[: options.sentences] for path in (options.input, options.reference))
     sources = Translator(pair, Settings(strategy="ar")).encode(lines)
     hints = hints_of(pair, lines, references, sources)
-    model, text = (Path(path).name for path in (options.models[0], options.input))
-    signature = {**machine(), "model": model, "input": text, "sentences": len(lines), "rounds": options.rounds,
-                 "threads": options.threads}  # fmt: skip
+    signature = {**machine(), "model": options.model.name, "input": Path(options.input).name, "sentences": len(lines),
+                 "rounds": options.rounds, "threads": options.threads}  # fmt: skip
     heads = ["dtype", "batch", "K", "drafter", "times `ar`", "times the best", "tokens a pass", "accepted", "drafting, us"]
     print(f"| {' | '.join(heads)} |\n{'| --- ' * len(heads)}|")
     for dtype in options.dtypes:
-        translators = {
-            name: Translator(pair, Settings(dtype=dtype, threads=options.threads, draft_with=None if pair.drafter else "ngram"))
-            for name, pair in pairs.items()
-        }
+        how = Settings(dtype=dtype, threads=options.threads, draft_with=None if pair.drafter else "ngram")
+        translator = Translator(pair, how)
         for batch in options.batch_sizes:
-            rows = Cell(options, translators, dtype, batch).measure(sources, hints)
+            rows = Cell(options, translator, dtype, batch).measure(sources, hints)
             for row in rows:
                 best = shown(row["times_best"], row["times_best_range"]) if "times_best" in row else ""
                 print(

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every drafter on every task, beside `ar` of the same data type: benchmarks/drafters.sh FOLDERS CORPORA OUTPUT
-# FOLDERS/captions, docs and correction each have model folders of one verifier, one a trained drafter; a task without any is
-# skipped. CORPORA has multi30k/ and docs-en-fr/, and the data set that data/correction.sh makes as correction/. Writes
+# FOLDERS/captions, docs and correction each have model folders, one a trained drafter; a task without any is skipped.
+# CORPORA has multi30k/ and docs-en-fr/, and the data set that data/correction.sh makes as correction/. Writes
 # OUTPUT/TASK.jsonl, of which benchmarks/tables.py makes the tables of README.md.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -17,10 +17,13 @@ measure() { # measure TASK SOURCE TARGET TRAINING_TEXT BLOCK_SIZES DRAFTER_WITHO
     [ -e "${models[0]}" ] || { echo "$task: no model folders in $folders/$task, skipped" >&2; return; }
     [ -e "$store" ] || "$python" -m specdec_plugins.commands.datastore --model "${models[0]}" --output "$store" "$text"
     echo "== $task"
-    # shellcheck disable=SC2086
-    "$python" "$root/benchmarks/drafters.py" --models "${models[@]}" --input "$source" --reference "$target" --datastore "$store" \
-        --sentences 200 --dtypes int8 float32 --batch-sizes 1 8 --block-sizes $sizes auto --without "$@" \
-        --output "$output/$task.jsonl"
+    for model in "${models[@]}"; do  # drafters without weights beside the first one
+        # shellcheck disable=SC2086
+        "$python" "$root/benchmarks/drafters.py" --model "$model" --input "$source" --reference "$target" --datastore "$store" \
+            --sentences 200 --dtypes int8 float32 --batch-sizes 1 8 --block-sizes $sizes auto --without "$@" \
+            --output "$output/$task.jsonl"
+        set --
+    done
 }
 
 measure captions multi30k/test2018.en multi30k/test2018.de multi30k/train.de.gz "4 8" \

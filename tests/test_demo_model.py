@@ -98,7 +98,7 @@ def test_code_in_documentation_survives():
 def test_the_benchmark_of_drafters_runs(tmp_path):
     """All that need no training, on the demo's first lines, two at a time; a model's own by the name of its folder."""
     result = run_python(
-        "benchmarks/drafters.py", "--models", FOLDER, "--input", ROOT / "data/demo.txt", "--reference", ROOT / "data/demo.txt",
+        "benchmarks/drafters.py", "--model", FOLDER, "--input", ROOT / "data/demo.txt", "--reference", ROOT / "data/demo.txt",
         "--sentences", 3, "--rounds", 1, "--batch-sizes", 2, "--block-sizes", 3, "auto", "--output", tmp_path / "rows.jsonl",
     )  # fmt: skip
     found = tables.read(tmp_path / "rows.jsonl")
