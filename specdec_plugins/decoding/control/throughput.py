@@ -26,7 +26,7 @@ from specdec_plugins.decoding.options import OPEN, Gate, Tree
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 LONGEST = 2  # block sizes: the longest draft
-GAIN, GAIN_FROM_PLAIN = 1.03, 1.1  # tokens a second that another choice must promise, relative to the present one (hysteresis)
+GAIN, GAIN_FROM_PLAIN = 1.03, 1.05  # tokens a second that another choice must promise, relative to the present one (hysteresis)
 LOST = 0.7  # of the tokens a second of plain passes: drafts that promise less after one trial are not tried once more
 RESUMED = 1.3  # tokens a second, relative to plain passes: for less, the last rows of a plain batch do not soon begin to draft
 DECISION = 2  # measurements after which the choice is reconsidered; at once after a trial, or if a cost is not as expected
@@ -166,7 +166,9 @@ class Throughput:
 
     def _new_class(self, key: int) -> BatchClass:
         trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))
-        batch = BatchClass(key, Trials(self.block_size, is_small(key), trees))
+        # The last rows of a batch are few for a moment only, so what trying costs counts. (Other drafters have to wait there.)
+        ending = self.copies and any(other > key for other in self.classes)
+        batch = BatchClass(key, Trials(self.block_size, is_small(key) and not ending, trees))
         if self.decided:
             similar = self._similar(batch)
             batch.choice = similar.choice
