@@ -150,10 +150,8 @@ class Throughput:
         catches_up = was_plain and self._choice > 0
         self._comparable = batch.passes > 1 and not grown and not catches_up
         self._again_until = 0
-        # How much a drafter that copies has to offer differs from pass to pass, and so does what they take.
-        alone = self.copies and self._choice > 0
         if self._trial:
-            return self._planned(rows, self._choice, 1 if catches_up or alone else self._trial)
+            return self._planned(rows, self._choice, 1 if catches_up else self._trial)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
         if ending:
@@ -162,7 +160,7 @@ class Throughput:
         else:
             choice, times, self._again_until = batch.choice, batch.spacing, batch.repeat_until
         self._again = self._planned(rows, choice, times)
-        return self._planned(rows, self._choice, 1 if alone else times)
+        return self._planned(rows, self._choice, times)
 
     def _new_class(self, key: int) -> BatchClass:
         trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))
