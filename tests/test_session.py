@@ -274,6 +274,38 @@ def test_slots_are_counted():
     assert [slots.take() for _ in range(3)] == [0, 1, 3] and slots.bound == 4
 
 
+class Asked(Lengths):
+    """Plans that hold for four iterations; notes what it is told of them."""
+
+    def __init__(self):
+        super().__init__([2])
+        self.told = []
+
+    def plan(self, prefix):
+        return super().plan(prefix)._replace(times=4)
+
+    def update(self, outcome):
+        assert len(outcome.steps) == outcome.times * len(outcome.plan.lengths) and outcome.seconds > 0
+        self.told.append(outcome.times)
+
+
+def test_a_plan_is_repeated_up_to_the_end_of_a_row_before_the_controller_is_asked_again(world):
+    """With any drafter: what a controller takes to decide counts where a pass is short."""
+    _, verifier, _, sources, limits, expected = world
+    controller = Asked()
+    session = Session(Knowing(expected, 0.3), verifier, TopBetaTau(), controller, BoundedAdmission(3), 3)
+    assert session.native is None
+    for index in range(12):
+        session.submit(Request(index, sources[index], limits[index]))
+    found = session.step(3)
+    while not session.idle:
+        found += session.step(9)
+    assert controller.told[0] <= 3 < max(controller.told) == 4  # what was asked for, what was planned
+    assert min(controller.told[1:]) < 4 and sum(controller.told) == session.stats.passes  # a row ended, others join
+    assert [each.tokens for each in sorted(found, key=lambda each: each.index)] == expected[:12]
+    check_balance(session.stats, found)
+
+
 def test_the_encoders_time_is_booked_as_such(world):
     """Sources are encoded when their requests join, not in the first verification."""
     _, verifier, _, sources, limits, expected = world
