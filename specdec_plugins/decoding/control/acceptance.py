@@ -72,9 +72,8 @@ class AcceptanceEstimate:
         self.tokens, self.passes = [0.0] * longest, [0.0] * longest
         self.offers = [[0.0] * (length + 1) for length in range(1, longest + 1)]
         self.weight = 1.0
-        self.unread: Counter[tuple[int, int, int]] = (
-            Counter()
-        )  # such drafts that were not taken in yet: offered, accepted, planned
+        # Such drafts that were not taken in yet, by tokens offered, accepted and planned.
+        self.unread: Counter[tuple[int, int, int]] = Counter()
         self.planned = longest  # the last one's length
         self.like, self.decay = like, decay
 
