@@ -25,6 +25,7 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair, load_folder
+from specdec_plugins.formats.spec import fingerprint
 from specdec_plugins.measure.machine import machine
 from specdec_plugins.settings import UNTRAINED, Settings
 from specdec_plugins.text.lines import read_lines
@@ -172,7 +173,8 @@ def main() -> None:
     lines, references = (list(read_lines(path))[: options.sentences] for path in (options.input, options.reference))
     sources = Translator(pair, Settings(strategy="ar")).encode(lines)
     hints = hints_of(pair, lines, references, sources)
-    signature = {**machine(), "model": options.model.name, "input": Path(options.input).name, "sentences": len(lines),
+    model = fingerprint(pair.verifier)[:12]  # so that tables.py takes folders of one verifier together, and no others
+    signature = {**machine(), "model": model, "input": Path(options.input).name, "sentences": len(lines),
                  "rounds": options.rounds, "threads": options.threads}  # fmt: skip
     heads = ["dtype", "batch", "K", "drafter", "times `ar`", "times the best", "tokens a pass", "accepted", "drafting, us"]
     print(f"| {' | '.join(heads)} |\n{'| --- ' * len(heads)}|")
