@@ -174,7 +174,7 @@ def test_a_step_in_the_costs_is_found(seed):
 
 
 def test_a_machine_that_changes_its_pace():
-    """Others use it, too, by turns for longer than a measurement is remembered. One machine of 24 may mislead it."""
+    """Others use it, too, by turns for longer than a measurement is remembered."""
     shares = []
     for seed in range(24):
         machine, pace = Machine(1.0, 1.0, 0.12, 0.84, noise=1.0, seed=seed), random.Random(seed)
@@ -184,7 +184,7 @@ def test_a_machine_that_changes_its_pace():
             machine.pace = pace.uniform(1, 2)
             chosen += machine.run(controller, 1, 100)
         shares.append(sum(machine.rate(length, 1) for length in chosen[400:]) / len(chosen[400:]) / best)
-    assert sorted(shares)[1] > 0.9 and sum(shares) / len(shares) > 0.965
+    assert min(shares) > 0.9 and sum(shares) / len(shares) > 0.965
 
 
 @pytest.mark.parametrize("make", [Throughput, Thompson])
@@ -207,19 +207,16 @@ def test_batches_of_other_sizes_have_costs_of_their_own():
     assert sum(alone) / 20 > 1 and sum(many) / 20 < 1
 
 
-@pytest.mark.parametrize(
-    ("token", "copies", "drafts"),
-    [(0.3, False, range(1)), (0.05, False, range(25, 33)), (0.3, True, range(35, 41)), (0.05, True, range(35, 41))],
-)
+@pytest.mark.parametrize(("token", "copies", "drafts"), [(0.3, False, 0), (0.05, False, 32), (0.3, True, 40), (0.05, True, 40)])
 def test_the_last_rows_of_a_plain_batch_draft_only_for_a_large_gain(token, copies, drafts):
-    """Drafts are worth 1.25 and 2.4 times plain passes for one row, and never pay for 32. Copies are drafted at once, but for a
-    trial: nothing has to be read for them.
+    """Drafts are worth 1.25 and 2.4 times plain passes for one row, and never pay for 32. Copies are drafted at once: nothing
+    has to be read for them.
     """
     machine, controller = Machine(1.0, 0.4, token, 0.8), Throughput(8, copies=copies)
     for rows in (1, 32, 1, 32):
         learned = machine.run(controller, rows, 500)[-1]
         assert bool(learned) == (rows == 1)
-    assert sum(map(bool, machine.run(controller, 1, 40))) in drafts
+    assert sum(map(bool, machine.run(controller, 1, 40))) == drafts
 
 
 @pytest.mark.parametrize("fixed", [0.3, 0.8])
