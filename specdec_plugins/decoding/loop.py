@@ -79,16 +79,14 @@ class Session:
             return []
         given = self._given()
         plan = self.controller.plan(prefix) if given is None else uniform(len(prefix), 0)
-        times = min(times, plan.times)
+        times, native = min(times, plan.times), self.native if given is None else None
 
         # Iterate until a row is finished, in native calls of many iterations where the roles are those that the kernels know.
         steps: list[Step] = []
         finished: list[int] = []
         made, seconds = 0, 0.0
         while made < times and not finished:
-            taken = None
-            if self.native and given is None:
-                taken = self.native(self.verifying, self.drafting, prefix, plan, times - made)
+            taken = native(self.verifying, self.drafting, prefix, plan, times - made) if native else None
             if taken is None:
                 taken = self._iterate(plan, given)
             else:
