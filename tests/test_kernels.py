@@ -380,6 +380,18 @@ def test_speculation_is_exact_in_every_dtype(shape, dtype, variant, arch):
     assert len({tuple(tokens) for tokens, _ in expected}) > 6
 
 
+@pytest.mark.parametrize("width,size", [(32, 32), (256, 96), (96, 256)])
+def test_beginning_is_pytorchs(variant, width, size):
+    """Also where scores are large, and with a mean before it in the engine's memory."""
+    generator, engine = torch.Generator().manual_seed(size), binding.Engine(1)
+    query, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((size,), (width, size), (width,)))
+    for scale, length in itertools.product((0.1, 1.0, 30.0), (1, 2, 17, 60)):
+        encoded = torch.randn(length, size, generator=generator)
+        found = cpu.NativeBeginning(engine, scale * query, weight, bias)(encoded)
+        expected = transformer.beginning(*(each.double() for each in (encoded, scale * query, weight, bias)))
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
 def attended(query, entries, heads, scale, **sees):
     """The kernels' attention of ``query`` (D,) over ``entries`` (T, 2 D) -> (D,); what it ``sees`` is that of `seen`."""
     return attended_together([query], entries, heads, scale, [seen(**sees)])[0]

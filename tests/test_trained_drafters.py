@@ -312,6 +312,28 @@ def test_blocks_of_a_target():
 
 
 @pytest.mark.parametrize("dtype", BACKENDS)
+@torch.no_grad()
+def test_beginnings_are_those_of_training_and_made_only_to_draft(dtype):
+    """Once a source, by itself; rows that share it begin with the same, and plain iterations begin with none."""
+    drafter, verifier = make_pair("hydra", dtype)
+    made, beginning, sources = [], drafter.beginning, [[5, 6, 9, EOS], [7, EOS], [11, 12, EOS]]
+    drafter.beginning = lambda encoded: made.append(len(encoded)) or beginning(encoded)
+    expected, _ = run(verifier, drafter, [Request(i, each, 9) for i, each in enumerate(sources)], [0], 2)
+    assert not made
+    outputs, _ = run(verifier, drafter, [Request(i, sources[i // 2], 9) for i in range(6)], [3], 6)
+    assert made == list(map(len, sources)) and outputs == [each for each in expected for _ in range(2)]
+
+    state, source = drafter.start(4, None), Source(sources, SYMBOLS)
+    drafter.admit(state, source)
+    state.share([1])
+    state.select([2, 3, 1])
+    network = make_network("hydra", make_model())[0].float().to(state.states)
+    encoded = [each[: len(tokens)] for each, tokens in zip(drafter.verifier.encode(source), sources)]
+    wanted = [network.beginning(each[None], each.new_zeros(1, len(each)))[0] for each in encoded]
+    torch.testing.assert_close(state.begin(), torch.stack([wanted[row] for row in (2, 1, 1)]))
+
+
+@pytest.mark.parametrize("dtype", BACKENDS)
 @pytest.mark.parametrize("name", ["small", "eagle"])
 def test_rows_that_pause_keep_what_they_read(name, dtype):
     """Beside a row that drafts on, and after it, each row drafts what it drafts alone, also where rows move."""

@@ -14,8 +14,6 @@ from ctypes import addressof, byref
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-import torch
-
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, Caches, Decoding, address, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.model import CpuModel, NativeHeads
@@ -90,20 +88,19 @@ class HeadsHalf:
     def __init__(self, drafter: HeadsDrafter):
         self.model, self.heads, self.length = cast(CpuModel, drafter.model), cast(NativeHeads, drafter.heads), drafter.length
         self._features, self._vectors = Buffer(), Buffer()
-        self._states = torch.empty(0)
 
     def begin(self, call: Decoding, state: HeadsState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
         heads, rows = self.heads, len(prefix)
-        self._states = torch.stack(state.states)
+        states = state.begin() if longest else state.states
         call.heads, call.embeddings, call.scale = heads.linear.pointer, heads.embeddings, heads.scale
         call.heads_length = self.length
-        call.states, call.drafter_positions = address(self._states), ENDLESS
+        call.states, call.drafter_positions = address(states), ENDLESS
         call.features = self._features.view(rows, longest + 1, heads.width)[1]
         call.vectors = self._vectors.view(rows, heads.count, heads.width)[1]
         return cast(SlottedState, state.rows), [[token] for token in prefix.last]
 
     def end(self, state: HeadsState) -> None:
-        state.states = list(self._states)
+        state.told()
 
 
 class NativeLoop:

@@ -114,6 +114,11 @@ class LoadedModel(Protocol):
         (K D,): (B, K, D) vectors for hidden states (B, D) and B tokens. `transformer.heads` says which."""
         ...
 
+    def beginning(self, query: Tensor, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
+        """A hidden state (D,) for the encoder's output (S, D) of a sentence of which nothing is verified yet, by `query` (D,),
+        weight (D, D) and bias (D,). `transformer.beginning` says which."""
+        ...
+
     def read(
         self, state: Any, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
         guesses: Tensor | None = None, embeddings: Tensor | None = None, parents: Sequence[Sequence[int]] | None = None,

@@ -10,6 +10,7 @@ batch), D width.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -112,21 +113,40 @@ class Network(HeadsNetwork):
 
 @dataclass
 class HeadsState:
-    """The model's state; of each row the hidden state (D,) that its last token was chosen by, and the one of its beginning."""
+    """The model's state, and of each row the hidden state that its last token was chosen by."""
 
     rows: RowState
-    beginnings: list[Tensor] = field(default_factory=list)
-    states: list[Tensor] = field(default_factory=list)
+    states: Tensor  # (B, D); undefined for new rows
+    beginnings: list[Callable[[], Tensor]] = field(default_factory=list)  # give (D,) for a new row, which they work out once
+    new: list[bool] = field(default_factory=list)  # rows of which the verifier has read nothing, and nothing was drafted
+
+    def admit(self, beginnings: list[Callable[[], Tensor]]) -> None:
+        self.beginnings += beginnings
+        self.new += [True] * len(beginnings)
+        self.states = torch.cat([self.states, self.states.new_empty(len(beginnings), self.states.size(1))])
 
     def share(self, rows: list[int]) -> None:
         self.rows.share(rows)
-        self.beginnings += [self.beginnings[row] for row in rows]
-        self.states += [self.beginnings[row] for row in rows]
+        self.admit([self.beginnings[row] for row in rows])
 
     def select(self, order: list[int]) -> None:
         self.rows.select(order)
         self.beginnings = [self.beginnings[row] for row in order]
-        self.states = [self.states[row] for row in order]
+        self.new = [self.new[row] for row in order]
+        self.states = self.states[order]
+
+    @torch.inference_mode()
+    def begin(self) -> Tensor:
+        """(B, D) hidden states to draft by, those of new rows among them. Plain iterations do not pay for these."""
+        for row, new in enumerate(self.new):
+            if new:
+                self.states[row] = self.beginnings[row]()
+        self.told()
+        return self.states
+
+    def told(self) -> None:
+        """No row is new any more."""
+        self.new = [False] * len(self.new)
 
 
 class HeadsDrafter:
@@ -136,26 +156,26 @@ class HeadsDrafter:
 
     def __init__(
         self, model: LoadedModel, verifier: LoadedModel, length: int, heads: Callable[[Tensor, Sequence[int]], Tensor],
-        beginning: Beginning,
+        beginning: Callable[[Tensor], Tensor],
     ):  # fmt: skip
-        self.model, self.verifier, self.length, self.heads = model, verifier, length, heads
-        self.beginning = beginning.eval().to(verifier.target_embeddings)
+        self.model, self.verifier, self.length, self.heads, self.beginning = model, verifier, length, heads, beginning
         verifier.features_wanted = True
 
     def start(self, rows: int, shared: object) -> HeadsState:
-        return HeadsState(self.model.start(rows))
+        table = self.verifier.target_embeddings
+        return HeadsState(self.model.start(rows), table.new_empty(0, table.size(1)))
 
-    @torch.inference_mode()
     def admit(self, state: HeadsState, source: Source) -> None:
         state.rows.admit(source)
-        encoded = self.verifier.encode(source)
-        for row, length in zip(encoded, source.sizes):  # each by itself, so that it does not depend on the batch
-            state.beginnings.append(self.beginning(row[None, :length], row.new_zeros(1, length))[0])
-        state.states += state.beginnings[len(state.states) :]
+        state.admit([cache(partial(self._beginning, source, row)) for row in range(len(source.sizes))])
+
+    def _beginning(self, source: Source, row: int) -> Tensor:
+        """(D,) of a sentence by itself, so that it does not depend on the batch."""
+        return self.beginning(self.verifier.encode(source)[row, : source.sizes[row]])
 
     @torch.inference_mode()
     def propose(self, state: HeadsState, prefix: Prefix, plan: Plan) -> Draft:
-        vectors = self.heads(torch.stack(state.states), prefix.last)  # (B, vectors, D)
+        vectors = self.heads(state.begin(), prefix.last)  # (B, vectors, D)
         count = vectors.size(1)
         lengths = [min(length, self.length) for length in plan.lengths]
         # Drafted token k is made of vector k, or of the last one.
@@ -164,11 +184,13 @@ class HeadsDrafter:
         return drafted(done, prefix, plan._replace(lengths=lengths))
 
     def observe(self, state: HeadsState, scores: Any, draft: Draft, verdict: Verdict) -> None:
-        features = scores.features()
-        state.states = [features[row, verdict.places(row)[-1]].clone() for row in range(len(state.states))]
+        rows = range(len(state.new))
+        state.states = scores.features()[list(rows), [verdict.places(row)[-1] for row in rows]]
+        state.told()
 
     def bytes_for(self, request: Request) -> int:
-        return self.model.bytes_for(len(request.tokens), 0)
+        encoded = self.verifier.target_embeddings.element_size() * self.verifier.spec.encoder.width  # kept for the beginning
+        return self.model.bytes_for(len(request.tokens), 0) + encoded * len(request.tokens)
 
 
 def layerless(verifier: ModelSpec) -> ModelSpec:
@@ -201,8 +223,7 @@ def heads_drafter(
         "beginning.query": (source,), "beginning.out.weight": (width, source), "beginning.out.bias": (width,),
     }  # fmt: skip
     own = matching(weights, shapes)
-    beginning = Beginning(verifier.spec)
-    beginning.load_state_dict({name.removeprefix("beginning."): own[name] for name in own if name.startswith("beginning.")})
+    beginning = verifier.beginning(own["beginning.query"], own["beginning.out.weight"], own["beginning.out.bias"])
     heads = verifier.heads(own["heads.weight"], own["heads.bias"], reads_token)
     return HeadsDrafter(model, verifier, length, heads, beginning)
 

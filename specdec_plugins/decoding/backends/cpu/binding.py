@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-VERSION = 12  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 13  # of the library's functions and their parameters: `specdec_version` in api.cpp
 VARIANTS = ("amx", "avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -50,6 +50,7 @@ CALLED = {
     "propose": [*PASS, *CACHES, *[POINTER] * 4, NUMBER, NUMBER, *TABLES],
     "attend": [NUMBER, NUMBER, NUMBER, c_float, POINTER, POINTER, NUMBER, POINTER, POINTER],
     "heads": [POINTER, POINTER, NUMBER, NUMBER, POINTER, POINTER, c_float, POINTER, POINTER],
+    "begin": [*[POINTER] * 4, NUMBER, POINTER, NUMBER, NUMBER, POINTER],
     "draft": [*PASS, NUMBER, POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER],
     "noise": [*[NUMBER] * 5, POINTER, POINTER],
     "warp": [POINTER, POINTER, NUMBER, POINTER, NUMBER, POINTER],

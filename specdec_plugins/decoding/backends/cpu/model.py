@@ -96,6 +96,21 @@ class NativeHeads:
         return vectors
 
 
+class NativeBeginning:
+    """As `transformer.beginning`, of weights that the kernels read as they are."""
+
+    def __init__(self, engine: Engine, query: Tensor, weight: Tensor, bias: Tensor):
+        self.engine, self.width, self._kept = engine, len(bias), [floats(each) for each in (query, weight, bias)]
+        self._weights = [address(each) for each in self._kept]
+
+    def __call__(self, encoded: Tensor) -> Tensor:
+        state = torch.empty(self.width)
+        self.engine.library.specdec_begin(
+            self.engine.pointer, *self._weights, self.width, address(encoded), *encoded.shape, address(state)
+        )
+        return state
+
+
 class CpuModel:
     """A `Transformer` whose passes the kernels compute; with ``encoder`` and ``projection``, one that uses another's."""
 
@@ -159,6 +174,10 @@ class CpuModel:
     def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> "NativeHeads":
         """See `LoadedModel.heads`."""
         return NativeHeads(self, weight, bias, reads_token)
+
+    def beginning(self, query: Tensor, weight: Tensor, bias: Tensor) -> NativeBeginning:
+        """See `LoadedModel.beginning`."""
+        return NativeBeginning(self.engine, query, weight, bias)
 
     def read(
         self, state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,

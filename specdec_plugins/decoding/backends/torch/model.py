@@ -8,6 +8,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,14 @@ from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates,
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge
 from specdec_plugins.decoding.backends.torch.state import DenseState
-from specdec_plugins.decoding.backends.torch.transformer import Linear, Transformer, attention, heads, weighed_attention
+from specdec_plugins.decoding.backends.torch.transformer import (
+    Linear,
+    Transformer,
+    attention,
+    beginning,
+    heads,
+    weighed_attention,
+)
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
@@ -153,6 +161,11 @@ class TorchModel:
             return heads(linear, states, embedding.embed(send(tokens, states.device)) if reads_token else None)
 
         return vectors
+
+    def beginning(self, query: Tensor, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
+        """See `LoadedModel.beginning`."""
+        like = self.target_embeddings
+        return partial(beginning, query=query.to(like), weight=weight.to(like), bias=bias.to(like))
 
     @torch.inference_mode()
     def read(

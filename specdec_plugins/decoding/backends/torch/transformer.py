@@ -76,6 +76,11 @@ def heads(linear: Callable[[Tensor], Tensor], states: Tensor, own: Tensor | None
     return states[..., None, :] + F.silu(linear(inputs)).unflatten(-1, (-1, states.size(-1)))
 
 
+def beginning(encoded: Tensor, query: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(D,) W sum_s softmax(q h_s) h_s + b for an encoder's output h (S, D)."""
+    return F.linear((encoded @ query).softmax(0) @ encoded, weight, bias)
+
+
 def attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None, scale: float | None = None) -> Tensor:
     """(B, Q, D) softmax(q k / sqrt(D/heads) + mask) v, for queries (B, Q, D) and entries (B, T, 2 D): keys, then values."""
     q, k, v = by_head(queries, entries, heads)

@@ -50,7 +50,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 12; }
+int specdec_version() { return 13; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -327,6 +327,12 @@ int specdec_heads(Engine* engine, const Linear* linear, int64_t batch, int64_t w
         heads.reserve(*engine);
         engine->team.run([&](int member) { heads.run(*engine, member); });
     });
+}
+
+// A hidden state of a sentence's beginning, from its encoder's output: see `begin`.
+int specdec_begin(Engine* engine, const float* query, const float* weight, const float* bias, int64_t width, const float* encoded,
+                  int64_t length, int64_t size, float* to) {
+    return status_of([&] { begin(query, weight, bias, width, encoded, length, size, engine->mean, to); });
 }
 
 // The block drafter's pass: row b's prefix (without the start token) and drafted[b] masks, all of which see each other -> output

@@ -28,6 +28,7 @@ struct Engine {
     std::vector<Repeats> repeats;                // (B)
     std::vector<std::vector<Forbidden>> repeated;  // (threads) tokens that would repeat an n-gram
     Input joined;                                // of heads: hidden states, and embeddings where they read these
+    std::vector<float> mean;                     // (D) of an encoder's output
 };
 
 // Takes the parts of `numbers` one after the other.

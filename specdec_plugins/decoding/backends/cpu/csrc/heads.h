@@ -1,9 +1,11 @@
 // Heads on hidden states, one for each token that they draft: of a row's hidden state x the vectors x + swish(W_k [x, e] + b_k), e being
-// the embedding of the row's last token, if they read it. B rows, K heads, D width, V vocabulary.
+// the embedding of the row's last token, if they read it. B rows, S source positions, K heads, D width, V vocabulary.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "batch.h"
 #include "linear.h"
@@ -50,5 +52,25 @@ struct Heads {
   private:
     bool quantised() const { return QUANTISED_INPUT && linear->kind == INT8; }
 };
+
+// W sum_s softmax(q h_s) h_s + b of an encoder's output h (S, D) -> to: a hidden state for a sentence of which nothing is verified yet.
+// The weights are float32: a sentence needs them once. `weight` is (width, D), `query` (D).
+void begin(const float* query, const float* weight, const float* bias, int64_t width, const float* encoded, int64_t length, int64_t size,
+           std::vector<float>& mean, float* to) {
+    const auto product = [&](const float* a, const float* b) {
+        Floats total{};
+        for (int64_t i = 0; i < size; i += W) total += load(a + i) * load(b + i);
+        return sum(total);
+    };
+    mean.assign(size, 0);
+    float most = -INFINITY, mass = 0;  // of the scores so far, and of their weights
+    for (const float* each = encoded; each < encoded + length * size; each += size) {
+        const float score = product(query, each), top = std::max(most, score);
+        const float kept = std::exp(most - top), part = std::exp(score - top);
+        for (int64_t i = 0; i < size; i += W) store(&mean[i], load(&mean[i]) * kept + load(each + i) * part);
+        mass = mass * kept + part, most = top;
+    }
+    for (int64_t o = 0; o < width; ++o) to[o] = product(weight + o * size, mean.data()) / mass + bias[o];
+}
 
 }  // namespace
