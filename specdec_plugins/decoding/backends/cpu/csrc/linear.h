@@ -142,19 +142,40 @@ struct Input {
 // Bytes that weights are prefetched ahead. They are read sequentially, but hardware prefetching stops at each page.
 constexpr int PREFETCH = 2048;
 
+// Keeps a vector in its register. GCC would read or convert it again for each row of a few, which then wait for that.
+template <class Vector>
+inline void hold(Vector& vector) {
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(vector));
+#elif defined(__SSE2__)
+    __asm__("" : "+x"(vector));
+#endif
+}
+
 // R rows times one panel -> to (R, TILE). The sums stay in registers only if the loops over them are unrolled early, which the
-// compiler has to be told.
+// compiler has to be told; beside them there is room for a panel's row of weights, or for the inputs of few rows.
 template <int R, class Weight>
 inline void product(const float* x, int inputs, const Weight* w, float* to) {
     Floats total[R][C] = {};
     for (int i = 0; i < inputs; ++i, w += TILE) {
         for (size_t line = 0; line < TILE * sizeof(Weight); line += 64)
             __builtin_prefetch(reinterpret_cast<const char*>(w) + PREFETCH + line);
-        Floats column[C];
-        for (int c = 0; c < C; ++c) column[c] = load(w + c * W);
+        if constexpr ((R + 1) * C < REGISTERS) {
+            Floats column[C];
+            for (int c = 0; c < C; ++c) hold(column[c] = load(w + c * W));
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c) total[r][c] += x[size_t(r) * inputs + i] * column[c];
+            for (int r = 0; r < R; ++r)
+                for (int c = 0; c < C; ++c) total[r][c] += x[size_t(r) * inputs + i] * column[c];
+        } else {
+            Floats value[R];
+            for (int r = 0; r < R; ++r) hold(value[r] = broadcast(x[size_t(r) * inputs + i]));
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) {
+                Floats weights = load(w + c * W);
+                hold(weights);
+                for (int r = 0; r < R; ++r) total[r][c] += value[r] * weights;
+            }
+        }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -168,7 +189,9 @@ inline void product(const uint8_t* x, int inputs, const int8_t* w, float* to) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm512_setzero_si512();
     for (int i = 0; i < inputs; i += 4, w += 4 * TILE) {
-        const __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
+        __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
+        hold(left);
+        hold(right);
         __builtin_prefetch(w + PREFETCH);
         __builtin_prefetch(w + PREFETCH + 64);
 #pragma GCC unroll 16

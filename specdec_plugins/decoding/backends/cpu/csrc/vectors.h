@@ -14,12 +14,12 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int W = 16;         // lanes
-constexpr int MAX_ROWS = 14;  // rows of a tile of a product: as many as have their sums in registers
+constexpr int W = 16, REGISTERS = 32;  // lanes
+constexpr int MAX_ROWS = 14;           // rows of a tile of a product: as many as have their sums in registers
 #elif defined(__AVX2__)
-constexpr int W = 8, MAX_ROWS = 3;
+constexpr int W = 8, REGISTERS = 16, MAX_ROWS = 3;
 #else
-constexpr int W = 4, MAX_ROWS = 3;
+constexpr int W = 4, REGISTERS = 16, MAX_ROWS = 3;
 #endif
 
 typedef float Floats __attribute__((vector_size(4 * W), aligned(4), may_alias));
@@ -32,10 +32,28 @@ typedef uint8_t Octets __attribute__((vector_size(W), aligned(1), may_alias));
 
 inline Floats broadcast(float value) { return value - Floats{}; }
 inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
-inline Floats load(const uint16_t* from) {  // bfloat16
+// bfloat16 and int8, widened. By themselves compilers do it in parts, some number by number. (AVX-512 multiplies int8 as it is.)
+inline Floats load(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return (Floats)((Words)_mm512_maskz_cvtepu16_epi32(-1, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))) << 16);
+#elif defined(__AVX2__)
+    return (Floats)((Words)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))) << 16);
+#elif defined(__SSE2__)
+    return (Floats)_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
     return (Floats)(__builtin_convertvector(*reinterpret_cast<const Halves*>(from), Words) << 16);
+#endif
 }
-inline Floats load(const int8_t* from) { return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Floats); }
+inline Floats load(const int8_t* from) {
+#if defined(__AVX512F__) || !defined(__SSE2__)
+    return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Floats);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    const __m128i bytes = _mm_loadu_si32(from), pairs = _mm_unpacklo_epi8(bytes, bytes);
+    return (Floats)_mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(pairs, pairs), 24));
+#endif
+}
 inline void store(uint8_t* to, Ints value) { *reinterpret_cast<Octets*>(to) = __builtin_convertvector(value, Octets); }
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
 inline Floats magnitude(Floats value) { return (Floats)((Ints)value & 0x7fffffff); }
