@@ -330,7 +330,7 @@ def test_beginnings_are_those_of_training_and_made_only_to_draft(dtype):
     network = make_network("hydra", make_model())[0].float().to(state.states)
     encoded = [each[: len(tokens)] for each, tokens in zip(drafter.verifier.encode(source), sources)]
     wanted = [network.beginning(each[None], each.new_zeros(1, len(each)))[0] for each in encoded]
-    torch.testing.assert_close(state.begin(), torch.stack([wanted[row] for row in (2, 1, 1)]))
+    torch.testing.assert_close(state.current(), torch.stack([wanted[row] for row in (2, 1, 1)]))
 
 
 @pytest.mark.parametrize("dtype", BACKENDS)

@@ -14,6 +14,8 @@ from ctypes import addressof, byref
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import torch
+
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, Caches, Decoding, address, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.model import CpuModel, NativeHeads
@@ -88,19 +90,20 @@ class HeadsHalf:
     def __init__(self, drafter: HeadsDrafter):
         self.model, self.heads, self.length = cast(CpuModel, drafter.model), cast(NativeHeads, drafter.heads), drafter.length
         self._features, self._vectors = Buffer(), Buffer()
+        self._states = torch.empty(0)
 
     def begin(self, call: Decoding, state: HeadsState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
         heads, rows = self.heads, len(prefix)
-        states = state.begin() if longest else state.states
+        self._states = state.current() if longest else torch.empty(rows, heads.width)  # a plain iteration does not read them
         call.heads, call.embeddings, call.scale = heads.linear.pointer, heads.embeddings, heads.scale
         call.heads_length = self.length
-        call.states, call.drafter_positions = address(states), ENDLESS
+        call.states, call.drafter_positions = address(self._states), ENDLESS
         call.features = self._features.view(rows, longest + 1, heads.width)[1]
         call.vectors = self._vectors.view(rows, heads.count, heads.width)[1]
         return cast(SlottedState, state.rows), [[token] for token in prefix.last]
 
     def end(self, state: HeadsState) -> None:
-        state.told()
+        state.told(self._states)
 
 
 class NativeLoop:

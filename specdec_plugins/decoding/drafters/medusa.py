@@ -10,7 +10,7 @@ batch), D width.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -111,42 +111,51 @@ class Network(HeadsNetwork):
         super().__init__(verifier, options.heads, options.heads)
 
 
+class Start:
+    """The hidden state that a sentence begins with, worked out when it is first asked for: plain iterations do not need it."""
+
+    def __init__(self, drafter: "HeadsDrafter", source: Source, number: int):
+        self.drafter, self.source, self.number = drafter, source, number
+
+    @cached_property
+    def state(self) -> Tensor:
+        """(D,) of a sentence by itself, so that it does not depend on the batch."""
+        encoded = self.drafter.verifier.encode(self.source)
+        return self.drafter.beginning(encoded[self.number, : self.source.sizes[self.number]])
+
+
 @dataclass
 class HeadsState:
     """The model's state, and of each row the hidden state that its last token was chosen by."""
 
     rows: RowState
-    states: Tensor  # (B, D); undefined for new rows
-    beginnings: list[Callable[[], Tensor]] = field(default_factory=list)  # give (D,) for a new row, which they work out once
-    new: list[bool] = field(default_factory=list)  # rows of which the verifier has read nothing, and nothing was drafted
+    states: Tensor  # (N, D) after the last iteration
+    starts: list[Start] = field(default_factory=list)
+    places: list[int | None] = field(default_factory=list)  # each row's in `states`; None where there was no iteration yet
 
-    def admit(self, beginnings: list[Callable[[], Tensor]]) -> None:
-        self.beginnings += beginnings
-        self.new += [True] * len(beginnings)
-        self.states = torch.cat([self.states, self.states.new_empty(len(beginnings), self.states.size(1))])
+    def admit(self, starts: list[Start]) -> None:
+        self.starts += starts
+        self.places += [None] * len(starts)
 
     def share(self, rows: list[int]) -> None:
         self.rows.share(rows)
-        self.admit([self.beginnings[row] for row in rows])
+        self.admit([self.starts[row] for row in rows])
 
     def select(self, order: list[int]) -> None:
         self.rows.select(order)
-        self.beginnings = [self.beginnings[row] for row in order]
-        self.new = [self.new[row] for row in order]
-        self.states = self.states[order]
+        self.starts = [self.starts[row] for row in order]
+        self.places = [self.places[row] for row in order]
 
-    @torch.inference_mode()
-    def begin(self) -> Tensor:
-        """(B, D) hidden states to draft by, those of new rows among them. Plain iterations do not pay for these."""
-        for row, new in enumerate(self.new):
-            if new:
-                self.states[row] = self.beginnings[row]()
-        self.told()
+    def told(self, states: Tensor) -> None:
+        """An iteration chose each row's last token by ``states`` (B, D)."""
+        self.states, self.places = states, [*range(len(states))]
+
+    def current(self) -> Tensor:
+        """(B, D) each row's hidden state."""
+        if self.places != [*range(len(self.states))]:
+            states = [start.state if place is None else self.states[place] for start, place in zip(self.starts, self.places)]
+            self.told(torch.stack(states))
         return self.states
-
-    def told(self) -> None:
-        """No row is new any more."""
-        self.new = [False] * len(self.new)
 
 
 class HeadsDrafter:
@@ -167,15 +176,11 @@ class HeadsDrafter:
 
     def admit(self, state: HeadsState, source: Source) -> None:
         state.rows.admit(source)
-        state.admit([cache(partial(self._beginning, source, row)) for row in range(len(source.sizes))])
-
-    def _beginning(self, source: Source, row: int) -> Tensor:
-        """(D,) of a sentence by itself, so that it does not depend on the batch."""
-        return self.beginning(self.verifier.encode(source)[row, : source.sizes[row]])
+        state.admit([Start(self, source, number) for number in range(len(source.sizes))])
 
     @torch.inference_mode()
     def propose(self, state: HeadsState, prefix: Prefix, plan: Plan) -> Draft:
-        vectors = self.heads(state.begin(), prefix.last)  # (B, vectors, D)
+        vectors = self.heads(state.current(), prefix.last)  # (B, vectors, D)
         count = vectors.size(1)
         lengths = [min(length, self.length) for length in plan.lengths]
         # Drafted token k is made of vector k, or of the last one.
@@ -184,9 +189,8 @@ class HeadsDrafter:
         return drafted(done, prefix, plan._replace(lengths=lengths))
 
     def observe(self, state: HeadsState, scores: Any, draft: Draft, verdict: Verdict) -> None:
-        rows = range(len(state.new))
-        state.states = scores.features()[list(rows), [verdict.places(row)[-1] for row in rows]]
-        state.told()
+        features = scores.features()
+        state.told(torch.stack([features[row, verdict.places(row)[-1]] for row in range(len(state.places))]))
 
     def bytes_for(self, request: Request) -> int:
         encoded = self.verifier.target_embeddings.element_size() * self.verifier.spec.encoder.width  # kept for the beginning
