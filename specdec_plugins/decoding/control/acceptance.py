@@ -6,10 +6,11 @@ little is known passes as often as the one before it does.
 
 Drafters that copy are another matter, as places in a text are not alike: an output may agree with an earlier one for ten tokens
 and then for none. Long drafts take few passes for the ten, so by the passes that *they* made, shorter drafts would gain little;
-and by the passes that short drafts make, longer ones would gain much. So it is also measured what shorter drafts would have
-taken for the same tokens, if the same ones were drafted (`shorter`). That in turn is too little for those whose tokens pass more
-often, as they come sooner after the last committed one. For drafts as long as those that are made, the second estimate is what
-happened; for shorter ones the larger of the two counts, too, the more the shorter they are; for longer ones the smaller.
+and by the passes that short drafts make, longer ones would gain much. So it is also measured what drafts of other lengths would
+have taken for the same tokens, if the same ones were drafted: of shorter ones exactly (`shorter`), of longer ones if a token was
+refused or there was no more to offer. For shorter ones that is too little, as their tokens come sooner after the last committed
+one, and pass more often. For drafts as long as those that are made, the second estimate is what happened; for shorter ones the
+larger of the two counts, too, the more the shorter they are; for longer ones the smaller.
 
 Trees have an estimate for each size. The first nodes of a tree are the smaller tree that would have been drafted in its place
 (`trees.grow`), and the first one after each node is the chain, so that each tree tells of smaller ones and of chains, too.
@@ -17,7 +18,7 @@ Trees have an estimate for each size. The first nodes of a tree are the smaller 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
@@ -29,6 +30,8 @@ DECAY_OF_COPIES = 0.995  # of drafts that copy, whose accepted lengths differ mo
 PRIOR = 0.75  # probability that the first token of a draft passes, before any was seen: drafts get a trial, short ones first
 PRIOR_WEIGHT = 4  # drafts that the expectation for a position weighs
 HEAVIEST = 1e100  # weight of a draft, before all are weighed anew
+PLANNED_GAIN = 0.05  # weight of a draft's length in the mean of those that are made: a few drafts on trial change little
+FEW_ENDS = 20  # offered tokens for each of which a copied draft ends, before any was seen
 FADED = 8  # drafts that what was learned long ago still weighs: few enough that a rate twice as high is not ruled out
 
 
@@ -66,15 +69,15 @@ class AcceptanceEstimate:
     def __init__(self, longest: int, like: "AcceptanceEstimate | None" = None, decay: float = DECAY):
         self.reached = [0.0] * longest  # drafts that were verified at the position, decayed
         self.passed = [0.0] * longest  # of these, drafts that passed there
-        # Of drafts that copy, by length less one: tokens that drafts at least as long committed, passes that this length takes
-        # for them, and how many of these offer 0, 1, .. tokens. A draft counts `weight` times, ever more, so that earlier ones
-        # decay, whatever is drafted.
-        self.tokens, self.passes = [0.0] * longest, [0.0] * longest
+        # Of drafts that copy: tokens that they committed; by length less one, passes that it takes for them, and how many of
+        # these offer 0, 1, .. tokens. A draft counts `weight` times, ever more, so that earlier ones decay.
+        self.tokens, self.passes = 0.0, [0.0] * longest
         self.offers = [[0.0] * (length + 1) for length in range(1, longest + 1)]
         self.weight = 1.0
         # Such drafts that were not taken in yet, by tokens offered, accepted and planned.
         self.unread: Counter[tuple[int, int, int]] = Counter()
-        self.planned = longest  # the last one's length
+        self.ended = self.had = 0.0  # drafts that offered less than planned, and tokens that drafts offered
+        self.planned = 0.0  # mean length of the drafts that are made
         self.like, self.decay = like, decay
 
     def learn(self, outcome: Outcome) -> None:
@@ -92,14 +95,14 @@ class AcceptanceEstimate:
             self.count(accepted, length)
 
     def compare(self, steps: Sequence[Step], lengths: Sequence[int]) -> None:
-        """Of a drafter that copies, besides `observe`: what shorter drafts would have taken. It is worked out when it is asked
-        for, of many drafts at once: a pass can take less than 200 microseconds.
+        """Of a drafter that copies, besides `observe`: what drafts of other lengths would have taken. It is worked out when it is
+        asked for, of many drafts at once: a pass can take less than 200 microseconds.
         """
         for step, length in zip(steps, lengths):
             if length:
                 accepted = step.accepted - (step.own is None)
                 self.unread[min(max(len(step.drafted), accepted), length), accepted, length] += 1
-                self.planned = length
+                self.planned += PLANNED_GAIN * (length - self.planned) if self.planned else length
 
     def count(self, accepted: int, length: int) -> None:
         """Note at which positions of a draft of ``length`` tokens tokens passed."""
@@ -109,19 +112,43 @@ class AcceptanceEstimate:
 
     def _take_in(self) -> None:
         """Note what drafts of other lengths would have taken for what the unread ones committed."""
+        if not self.unread:
+            return
         self.weight /= max(DECAY_OF_COPIES ** sum(self.unread.values()), 1 / HEAVIEST)
-        for (offered, accepted, length), count in self.unread.items():
-            weight, others = count * self.weight, shorter(offered, accepted, length)
-            self.tokens[:length] = [before + weight * (accepted + 1) for before in self.tokens[:length]]
-            self.passes[:length] = [before + weight * each for before, each in zip(self.passes, others.passes)]
+        for (offered, _, planned), count in self.unread.items():
+            self.ended += count * self.weight * (offered < planned)
+            self.had += count * self.weight * offered
+        rates = self.rates()
+        for (offered, accepted, planned), count in self.unread.items():
+            weight, others = count * self.weight, shorter(offered, accepted, planned)
+            self.tokens += weight * (accepted + 1)
+            self.passes[:planned] = [before + weight * each for before, each in zip(self.passes, others.passes)]
             for offers, told in zip(self.offers, others.offers):
                 for tokens, each in told:
                     offers[tokens] += weight * each
+            for length, (passes, tokens) in enumerate(self._longer(offered, accepted, planned, rates), planned):
+                self.passes[length] += weight * passes
+                self.offers[length][tokens] += weight * passes
         self.unread.clear()
         if self.weight > HEAVIEST:
-            for sums in (self.tokens, self.passes, *self.offers):
-                sums[:] = [each / self.weight for each in sums]
+            self._scale(1 / self.weight)
             self.weight = 1.0
+
+    def _longer(self, offered: int, accepted: int, planned: int, rates: Sequence[float]) -> Iterator[tuple[float, int]]:
+        """What drafts of more tokens than ``planned`` would take for what such a draft committed: passes, and tokens that they
+        offer. If nothing was refused, further tokens are expected to pass at ``rates``; if all was offered, to be there.
+        """
+        ending = (self.ended + self.weight) / (self.had + FEW_ENDS * self.weight)  # share of tokens at which drafts end
+        further = 0.0
+        offers, lasts, survival = float(offered), 1.0, 1.0
+        for length, rate in enumerate(rates[planned:], planned + 1):
+            if offered == planned:
+                lasts *= 1 - ending
+                offers += lasts
+            if accepted == planned:
+                survival *= rate
+                further += survival
+            yield (accepted + 1) / (accepted + 1 + further), min(length, round(offers))
 
     def rates(self) -> list[float]:
         """Probability that a token passes at each position, where all tokens before it did."""
@@ -140,19 +167,22 @@ class AcceptanceEstimate:
     def fade(self, share: float) -> None:
         """Keep a ``share`` of what is known, but no fewer than `FADED` drafts."""
 
-        def kept(drafts: list[float], weight: float) -> list[float]:
-            """Of each position the share that is kept."""
+        def kept(drafts: float, weight: float = 1.0) -> float:
+            """The share of some drafts that is kept."""
             least = FADED * weight
-            return [max(share, least / number) if number > least else 1.0 for number in drafts]
+            return max(share, least / drafts) if drafts > least else 1.0
 
         self._take_in()
-        shares = kept(self.reached, 1.0)
+        shares = list(map(kept, self.reached))
         for sums in (self.reached, self.passed):
             sums[:] = map(mul, sums, shares)
-        shares = kept(self.passes, self.weight)
-        for sums in (self.passes, self.tokens):
-            sums[:] = map(mul, sums, shares)
-        self.offers = [[part * each for each in offers] for part, offers in zip(shares, self.offers)]
+        self._scale(kept(min(self.passes), self.weight))
+
+    def _scale(self, share: float) -> None:
+        """Of drafts that copy, weigh all by so much."""
+        self.tokens, self.ended, self.had = share * self.tokens, share * self.ended, share * self.had
+        for sums in (self.passes, *self.offers):
+            sums[:] = [share * each for each in sums]
 
     def expected_tokens(self) -> list[float]:
         """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens."""
@@ -163,9 +193,9 @@ class AcceptanceEstimate:
         self._take_in()
         plain, *expected = committed(self.rates())
         prior = PRIOR_WEIGHT * self.weight
-        for length, (tokens, passes) in enumerate(zip(self.tokens, self.passes), 1):
+        for length, passes in enumerate(self.passes, 1):
             by_position = expected[length - 1]
-            by_passes = (tokens + prior * by_position) / (passes + prior)
+            by_passes = (self.tokens + prior * by_position) / (passes + prior)
             if length > self.planned:
                 expected[length - 1] = min(by_position, by_passes)
             else:
