@@ -205,8 +205,7 @@ def test_drafts_of_all_lengths_are_compared_by_the_same_text(planned):
     estimate = AcceptanceEstimate(16, decay=1.0)
     for _ in range(200):
         for accepted in passes(planned):
-            for learn in (estimate.observe, estimate.compare):
-                learn([Step([0] * planned, accepted, 5)], [planned])
+            estimate.copied([Step([0] * planned, accepted, 5)], planned)
     expected = estimate.expected_of_copies()
     for length in (*range(1, planned // 2 + 1), planned):
         assert expected[length] == pytest.approx(14 / len(passes(length)), rel=0.1)
@@ -231,34 +230,34 @@ def test_what_shorter_drafts_would_take(offered, accepted, planned, passes, offe
 
 
 def test_how_much_a_drafter_that_copies_has_to_offer():
-    """It has one token at two places of three, and more at the third: of longer drafts than were made, whole ones go on for as long
-    as drafts do on average. One in three tokens was a draft's last."""
+    """It has one token at two places of three, and more at the third: of longer drafts than were made, whole ones go on as drafts
+    do on average, which end at one of four places."""
     estimate = AcceptanceEstimate(8)
     for number in range(900):
-        estimate.compare([Step([0] * (1 if number % 3 else 4), 0, 5)], [4])
+        estimate.copied([Step([0] * (1 if number % 3 else 4), 0, 5)], 4)
     # By tokens offered, the share of the drafts of 0, 1, .. 8 tokens.
     shares = [estimate.mean_over_offers([float(tokens == offered) for tokens in range(9)]) for offered in range(9)]
     offers = [*zip(*shares)]
     assert [*map(sum, offers)] == pytest.approx([1.0] * 9)
     assert offers[0] == (1, *[0] * 8) and offers[1] == pytest.approx([0, 1, *[0] * 7])
     assert offers[4] == pytest.approx([0, 2 / 3, 0, 0, 1 / 3, *[0] * 4], abs=0.02)
-    assert round(4 + sum((2 / 3) ** n for n in range(1, 5))) == 6
+    assert round(4 + sum((3 / 4) ** n for n in range(1, 5))) == 6
     assert offers[8] == pytest.approx([0, 2 / 3, 0, 0, 0, 0, 1 / 3, 0, 0], abs=0.02)
 
 
 def test_what_longer_drafts_would_take():
-    """All, where a token was refused or the drafter had no more; where all passed, further tokens pass as often as those before."""
+    """The same, where a token was refused or the drafter had no more; where all passed, further tokens pass as others do."""
 
     def of_eight(offered, accepted):
         """Tokens that a draft of eight tokens commits, by drafts of four."""
         estimate = AcceptanceEstimate(8)
         for _ in range(1000):
-            for learn in (estimate.observe, estimate.compare):
-                learn([Step([0] * offered, accepted, 5)], [4])
+            estimate.copied([Step([0] * offered, accepted, 5)], 4)
         return estimate.expected_of_copies()[8]
 
     assert of_eight(4, 1) == pytest.approx(2, rel=0.05)
     assert of_eight(2, 2) == pytest.approx(3, rel=0.05)
+    assert of_eight(0, 0) == pytest.approx(1, rel=0.05)
     assert of_eight(4, 4) == pytest.approx(9, rel=0.1)
 
 
@@ -266,7 +265,8 @@ def test_drafts_on_trial_change_little():
     """Estimates of other lengths lean on how long drafts are, which is not how long the last one was."""
     estimate = AcceptanceEstimate(8)
     for planned in (*[8] * 100, *[2] * 5):
-        estimate.compare([Step([0] * planned, 0, 5)], [planned])
+        estimate.copied([Step([0] * planned, 0, 5)], planned)
+        estimate.expected_of_copies()
     assert estimate.planned > 6
 
 
@@ -275,8 +275,7 @@ def test_a_longer_draft_is_remembered_by_what_it_committed():
     estimate = AcceptanceEstimate(8)
     for number in range(360):
         planned = 8 if number < 300 else 2
-        for learn in (estimate.observe, estimate.compare):
-            learn([Step([0] * planned, 2 * (number % 3 > 0), 5)], [planned])
+        estimate.copied([Step([0] * planned, 2 * (number % 3 > 0), 5)], planned)
     assert estimate.expected_of_copies()[8] == pytest.approx(7 / 3, rel=0.1)
 
 

@@ -31,7 +31,7 @@ PRIOR = 0.75  # probability that the first token of a draft passes, before any w
 PRIOR_WEIGHT = 4  # drafts that the expectation for a position weighs
 HEAVIEST = 1e100  # weight of a draft, before all are weighed anew
 PLANNED_GAIN = 0.05  # weight of a draft's length in the mean of those that are made: a few drafts on trial change little
-FEW_ENDS = 20  # offered tokens for each of which a copied draft ends, before any was seen
+FEW_ENDS = 20  # places at one of which a copied draft ends, before any was seen
 FADED = 8  # drafts that what was learned long ago still weighs: few enough that a rate twice as high is not ruled out
 
 
@@ -74,9 +74,9 @@ class AcceptanceEstimate:
         self.tokens, self.passes = 0.0, [0.0] * longest
         self.offers = [[0.0] * (length + 1) for length in range(1, longest + 1)]
         self.weight = 1.0
-        # Such drafts that were not taken in yet, by tokens offered, accepted and planned.
+        # Such drafts that were not taken in yet, by tokens offered, accepted and planned
         self.unread: Counter[tuple[int, int, int]] = Counter()
-        self.ended = self.had = 0.0  # drafts that offered less than planned, and tokens that drafts offered
+        self.ended = self.places = 0.0  # drafts that offered less than planned; places at which there was a token or was none
         self.planned = 0.0  # mean length of the drafts that are made
         self.like, self.decay = like, decay
 
@@ -94,15 +94,13 @@ class AcceptanceEstimate:
             accepted = step.accepted - (step.own is None)
             self.count(accepted, length)
 
-    def compare(self, steps: Sequence[Step], lengths: Sequence[int]) -> None:
-        """Of a drafter that copies, besides `observe`: what drafts of other lengths would have taken. It is worked out when it is
+    def copied(self, steps: Sequence[Step], planned: int) -> None:
+        """Observe drafts of a drafter that copies, for which so many tokens were planned. What they tell is worked out when it is
         asked for, of many drafts at once: a pass can take less than 200 microseconds.
         """
-        for step, length in zip(steps, lengths):
-            if length:
-                accepted = step.accepted - (step.own is None)
-                self.unread[min(max(len(step.drafted), accepted), length), accepted, length] += 1
-                self.planned += PLANNED_GAIN * (length - self.planned) if self.planned else length
+        for step in steps:
+            accepted = step.accepted - (step.own is None)
+            self.unread[min(max(len(step.drafted), accepted), planned), accepted, planned] += 1
 
     def count(self, accepted: int, length: int) -> None:
         """Note at which positions of a draft of ``length`` tokens tokens passed."""
@@ -111,15 +109,19 @@ class AcceptanceEstimate:
             self.passed[position] = self.decay * self.passed[position] + (accepted > position)
 
     def _take_in(self) -> None:
-        """Note what drafts of other lengths would have taken for what the unread ones committed."""
+        """Note what the unread drafts committed, and what drafts of other lengths would have taken for that."""
         if not self.unread:
             return
-        self.weight /= max(DECAY_OF_COPIES ** sum(self.unread.values()), 1 / HEAVIEST)
-        for (offered, _, planned), count in self.unread.items():
+        unread, self.unread = self.unread, Counter()
+        self.weight /= max(DECAY_OF_COPIES ** sum(unread.values()), 1 / HEAVIEST)
+        for (offered, accepted, planned), count in unread.items():
+            for _ in range(count):
+                self.count(accepted, planned)
+                self.planned += PLANNED_GAIN * (planned - self.planned) if self.planned else planned
             self.ended += count * self.weight * (offered < planned)
-            self.had += count * self.weight * offered
+            self.places += count * self.weight * (offered + (offered < planned))
         rates = self.rates()
-        for (offered, accepted, planned), count in self.unread.items():
+        for (offered, accepted, planned), count in unread.items():
             weight, others = count * self.weight, shorter(offered, accepted, planned)
             self.tokens += weight * (accepted + 1)
             self.passes[:planned] = [before + weight * each for before, each in zip(self.passes, others.passes)]
@@ -129,7 +131,6 @@ class AcceptanceEstimate:
             for length, (passes, tokens) in enumerate(self._longer(offered, accepted, planned, rates), planned):
                 self.passes[length] += weight * passes
                 self.offers[length][tokens] += weight * passes
-        self.unread.clear()
         if self.weight > HEAVIEST:
             self._scale(1 / self.weight)
             self.weight = 1.0
@@ -138,7 +139,7 @@ class AcceptanceEstimate:
         """What drafts of more tokens than ``planned`` would take for what such a draft committed: passes, and tokens that they
         offer. If nothing was refused, further tokens are expected to pass at ``rates``; if all was offered, to be there.
         """
-        ending = (self.ended + self.weight) / (self.had + FEW_ENDS * self.weight)  # share of tokens at which drafts end
+        ending = (self.ended + self.weight) / (self.places + FEW_ENDS * self.weight)  # share of places at which drafts end
         further = 0.0
         offers, lasts, survival = float(offered), 1.0, 1.0
         for length, rate in enumerate(rates[planned:], planned + 1):
@@ -152,6 +153,7 @@ class AcceptanceEstimate:
 
     def rates(self) -> list[float]:
         """Probability that a token passes at each position, where all tokens before it did."""
+        self._take_in()
         rates, rate = [], PRIOR
         alike = self.like.rates() if self.like else ()
         for position, (passed, reached) in enumerate(zip(self.passed, self.reached)):
@@ -180,7 +182,7 @@ class AcceptanceEstimate:
 
     def _scale(self, share: float) -> None:
         """Of drafts that copy, weigh all by so much."""
-        self.tokens, self.ended, self.had = share * self.tokens, share * self.ended, share * self.had
+        self.tokens, self.ended, self.places = share * self.tokens, share * self.ended, share * self.places
         for sums in (self.passes, *self.offers):
             sums[:] = [share * each for each in sums]
 

@@ -102,9 +102,10 @@ class Throughput:
         self._batch.passes += outcome.times - 1
         self.budget.earn(outcome.seconds)
         if any(outcome.plan.lengths):
-            (self.trees if outcome.plan.tree else self.acceptance).learn(outcome)
             if self.copies and outcome.plan.tree is None:
-                self.acceptance.compare(outcome.steps, [*outcome.plan.lengths] * outcome.times)
+                self.acceptance.copied(outcome.steps, outcome.plan.lengths[0])
+            else:
+                (self.trees if outcome.plan.tree else self.acceptance).learn(outcome)
         if not self._measured:
             return
         batch, (costs, size) = self._batch, self._costs(self._batch, self._choice)

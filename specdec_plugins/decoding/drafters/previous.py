@@ -5,10 +5,13 @@ After a refusal the draft goes on in the hint where the output meets it again: a
 occur anywhere. Until they meet, a word that the hint does not have is taken to stand for the hint's word at that place,
 whatever pieces either consists of; but to be inserted before it, if they begin with different letters and the hint has that word
 elsewhere. Where subwords are not known as text, each token counts as a word, and none as inserted.
+
+Whether that is worth a draft depends on the text: to be corrected, it goes on right after an error; an edited translation often
+ends in other words. So nothing is drafted after a refusal until they meet, where the hint was seldom right there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.prefix import Prefix
@@ -18,6 +21,10 @@ from specdec_plugins.decoding.values import Draft, Plan, Source
 # Chosen for tokens a pass where the hint is a text to be corrected (data/correction.sh, valid) or another translation.
 AHEAD = 3  # tokens of the hint that a token of the output may stand for: they meet again no farther ahead than that for each
 JUMP = 2  # length of a suffix after which they meet anywhere, if the token before had no counterpart
+SURE = 0.25  # share of its tokens that were right so many tokens after they last met, for which the hint is drafted there
+SINCE = 4  # tokens since then that are told apart; later ones count together
+PRIOR, PRIOR_WEIGHT = 0.2, 4  # the share before any was seen, and the tokens that it weighs: one that is right is enough
+DECAY = 0.98  # weight of a token relative to the next one: the last 50 count
 CONTINUED = "@@"  # ends a subword that is not its word's last
 
 
@@ -33,11 +40,31 @@ class Words:
         return self.initials.get(one) == self.initials.get(other)
 
 
+class Hits:
+    """How often hints were right about the next token before they met the output again, by the tokens since they last met."""
+
+    def __init__(self) -> None:
+        self.seen, self.right = [0.0] * (SINCE + 1), [0.0] * (SINCE + 1)
+
+    def __deepcopy__(self, memo: object) -> "Hits":
+        return self  # rows that part go on learning together
+
+    def learn(self, unmatched: int, right: bool) -> None:
+        since = min(unmatched, SINCE)
+        self.seen[since] = DECAY * self.seen[since] + 1
+        self.right[since] = DECAY * self.right[since] + right
+
+    def likely(self, unmatched: int) -> bool:
+        since = min(unmatched, SINCE)
+        return self.right[since] + PRIOR_WEIGHT * PRIOR >= SURE * (self.seen[since] + PRIOR_WEIGHT)
+
+
 @dataclass
 class Followed:
     """A hint, and the place in it at which the output is expected to go on. A place is the number of tokens before it."""
 
     hint: Suffixes
+    hits: Hits  # of all rows
     place: int = 0
     met: int = 0  # the place after the last token at which they met
     unmatched: int = 0  # tokens of the output since then
@@ -47,11 +74,15 @@ class Followed:
         """Up to ``length`` tokens of the hint that are expected to follow an output, which has grown since the last time."""
         for token in output[self.hint.said :]:
             self.say(token, words)
+        if self.unmatched and not self.hits.likely(self.unmatched):
+            return []
         return self.hint.text[self.place : self.place + length]
 
     def say(self, token: int, words: Words) -> None:
         """The output's next token."""
         self.hint.say(token)
+        if self.unmatched and self.place < len(self.hint.text):
+            self.hits.learn(self.unmatched, self.hint.text[self.place] == token)
         if meeting := self.meeting(token):
             self.place = self.met = meeting
             self.unmatched, self.inside = 0, False
@@ -86,6 +117,13 @@ class Followed:
         return min(place + 1, last)
 
 
+@dataclass
+class Hints(Rows[Followed | None]):
+    """What the rows follow, from their first draft on."""
+
+    hits: Hits = field(default_factory=Hits)
+
+
 class Previous:
     """``subwords`` are the target's, by token; empty where they are not known."""
 
@@ -94,19 +132,20 @@ class Previous:
     def __init__(self, subwords: Sequence[str] = ()):
         self.words = Words(subwords)
 
-    def start(self, rows: int, shared: object) -> Rows[Followed | None]:
-        return Rows()
+    def start(self, rows: int, shared: object) -> Hints:
+        return Hints()
 
-    def admit(self, state: Rows[Followed | None], source: Source) -> None:
+    def admit(self, state: Hints, source: Source) -> None:
         """The hints are the requests', so that rows begin with their first draft."""
         state.rows += [None] * len(source.sentences)
 
-    def propose(self, state: Rows[Followed | None], prefix: Prefix, plan: Plan) -> Draft:
+    def propose(self, state: Hints, prefix: Prefix, plan: Plan) -> Draft:
         drafts = []
         for number, (request, output, length) in enumerate(zip(prefix.requests, prefix.outputs, plan.lengths)):
             row = state.rows[number]
             if row is None:
-                row = state.rows[number] = Followed(Suffixes([*request.hint, prefix.symbols.eos] if request.hint else ()))
+                hint = Suffixes([*request.hint, prefix.symbols.eos] if request.hint else ())
+                row = state.rows[number] = Followed(hint, state.hits)
             drafts.append(row.ahead(output, length, self.words))
         return Draft(drafts)
 

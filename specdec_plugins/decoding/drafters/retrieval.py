@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from specdec_plugins.decoding.datastore import CONTEXT, TOKEN_BYTES, Datastore, encoded
 from specdec_plugins.decoding.drafters import PairFacts, Rows
-from specdec_plugins.decoding.drafters.previous import Followed, Words
+from specdec_plugins.decoding.drafters.previous import Followed, Hits, Words
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
@@ -30,7 +30,7 @@ class Retrieval:
     copies_text = True
 
     def __init__(self, datastore: Datastore, eos: int, subwords: Sequence[str] = ()):
-        self.datastore, self.eos, self.words = datastore, eos, Words(subwords)
+        self.datastore, self.eos, self.words, self.hits = datastore, eos, Words(subwords), Hits()
 
     def start(self, rows: int, shared: object) -> Rows[Followed | None] | None:
         return None if self.datastore.memory is None else Rows()
@@ -55,7 +55,7 @@ class Retrieval:
         nearest = memory.nearest(source) if memory else None
         if memory is None or nearest is None or nearest[1] < NEAR:
             return None
-        return Followed(Suffixes(self.datastore.after(*memory.target(nearest[0]))))
+        return Followed(Suffixes(self.datastore.after(*memory.target(nearest[0]))), self.hits)
 
     def continuation(self, output: list[int], length: int) -> list[int]:
         """At most ``length`` tokens that follow the output's longest suffix; none where its last token does not occur."""
