@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a pass of the CPU kernels takes, and how near that is to what this machine can do (a roofline).
 
-    benchmarks/passes.py --model DIR --source FILE [--dtypes int8 float32] [--threads 1 2]
+    benchmarks/passes.py --model DIR --source FILE [--dtypes int8 float32] [--threads 1 2] [--kernels avx2]
 
 Times native calls, each repeated with the same arguments: a verification (read and judge) of so many rows of so many
 sentences in the middle of their translation, a draft of so many tokens, encoding a source. Prints the median, the products with
@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
+from specdec_plugins.decoding.backends.cpu import binding  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.binding import WEIGHT_BYTES, Stack, library  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.values import Draft, Request, Source, uniform  # noqa: E402
@@ -39,7 +40,7 @@ from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text.lines import read_lines  # noqa: E402
 from specdec_plugins.translator import Translator  # noqa: E402
 
-VERIFICATIONS = ((1, 1), (1, 5), (1, 9), (1, 13), (8, 1), (8, 9), (32, 1), (128, 1))  # sentences, rows of each
+VERIFICATIONS = ((1, 1), (1, 3), (1, 5), (1, 9), (1, 13), (8, 1), (8, 9), (32, 1), (128, 1))  # sentences, rows of each
 LINES = 2000  # of the text, at most
 DRAFTS = (4, 8)  # tokens
 COMMITTED, SHORTEST = 5, 17  # tokens of an output before the pass, and of the outputs that are taken: room for a draft
@@ -63,7 +64,10 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="+", default=["int8", "float32"], choices=tuple(WEIGHT_BYTES))
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
     parser.add_argument("--seconds", type=float, default=0.2, help="for each call (default: %(default)s)")
+    parser.add_argument("--kernels", choices=binding.VARIANTS, help="those for a set of instructions (default: the best here)")
     options = parser.parse_args()
+    if options.kernels:
+        binding.VARIANTS = (options.kernels,)
     pair = load_folder(options.model)
     text = chosen(pair, list(read_lines(options.source))[:LINES])
     rows, peaks = [], Peaks()

@@ -6,11 +6,10 @@ little is known passes as often as the one before it does.
 
 Drafters that copy are another matter, as places in a text are not alike: an output may agree with an earlier one for ten tokens
 and then for none. Long drafts take few passes for the ten, so by the passes that *they* made, shorter drafts would gain little;
-and by the passes that short drafts make, longer ones would gain much. So it is also measured what drafts of other lengths would
-have taken for the same tokens, if the same ones were drafted: of shorter ones exactly (`shorter`), of longer ones if a token was
-refused or there was no more to offer. For shorter ones that is too little, as their tokens come sooner after the last committed
-one, and pass more often. For drafts as long as those that are made, the second estimate is what happened; for shorter ones the
-larger of the two counts, too, the more the shorter they are; for longer ones the smaller.
+and by the passes that short drafts make, longer ones would gain much. So it is also measured what shorter drafts would have
+taken for the same tokens, if the same ones were drafted (`shorter`). That in turn is too little for those whose tokens pass more
+often, as they come sooner after the last committed one. For drafts as long as those that are made, the second estimate is what
+happened; for shorter ones the larger of the two counts, too, the more the shorter they are; for longer ones the smaller.
 
 Trees have an estimate for each size. The first nodes of a tree are the smaller tree that would have been drafted in its place
 (`trees.grow`), and the first one after each node is the chain, so that each tree tells of smaller ones and of chains, too.
@@ -18,7 +17,7 @@ Trees have an estimate for each size. The first nodes of a tree are the smaller 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
@@ -30,8 +29,6 @@ DECAY_OF_COPIES = 0.995  # of drafts that copy, whose accepted lengths differ mo
 PRIOR = 0.75  # probability that the first token of a draft passes, before any was seen: drafts get a trial, short ones first
 PRIOR_WEIGHT = 4  # drafts that the expectation for a position weighs
 HEAVIEST = 1e100  # weight of a draft, before all are weighed anew
-PLANNED_GAIN = 0.05  # weight of a draft's length in the mean of those that are made: a few drafts on trial change little
-FEW_ENDS = 20  # places at one of which a copied draft ends, before any was seen
 FADED = 8  # drafts that what was learned long ago still weighs: few enough that a rate twice as high is not ruled out
 
 
@@ -69,15 +66,15 @@ class AcceptanceEstimate:
     def __init__(self, longest: int, like: "AcceptanceEstimate | None" = None, decay: float = DECAY):
         self.reached = [0.0] * longest  # drafts that were verified at the position, decayed
         self.passed = [0.0] * longest  # of these, drafts that passed there
-        # Of drafts that copy: tokens that they committed; by length less one, passes that it takes for them, and how many of
-        # these offer 0, 1, .. tokens. A draft counts `weight` times, ever more, so that earlier ones decay.
-        self.tokens, self.passes = 0.0, [0.0] * longest
+        # Of drafts that copy, by length less one: tokens that drafts at least as long committed, passes that this length takes
+        # for them, and how many of these offer 0, 1, .. tokens. A draft counts `weight` times, ever more, so that earlier ones
+        # decay, whatever is drafted.
+        self.tokens, self.passes = [0.0] * longest, [0.0] * longest
         self.offers = [[0.0] * (length + 1) for length in range(1, longest + 1)]
         self.weight = 1.0
         # Such drafts that were not taken in yet, by tokens offered, accepted and planned
         self.unread: Counter[tuple[int, int, int]] = Counter()
-        self.ended = self.places = 0.0  # drafts that offered less than planned; places at which there was a token or was none
-        self.planned = 0.0  # mean length of the drafts that are made
+        self.planned = longest  # the last one's length
         self.like, self.decay = like, decay
 
     def learn(self, outcome: Outcome) -> None:
@@ -98,6 +95,7 @@ class AcceptanceEstimate:
         """Observe drafts of a drafter that copies, for which so many tokens were planned. What they tell is worked out when it is
         asked for, of many drafts at once: a pass can take less than 200 microseconds.
         """
+        self.planned = planned
         for step in steps:
             accepted = step.accepted - (step.own is None)
             self.unread[min(max(len(step.drafted), accepted), planned), accepted, planned] += 1
@@ -109,47 +107,24 @@ class AcceptanceEstimate:
             self.passed[position] = self.decay * self.passed[position] + (accepted > position)
 
     def _take_in(self) -> None:
-        """Note what the unread drafts committed, and what drafts of other lengths would have taken for that."""
+        """Note at which positions the unread drafts passed, and what shorter ones would have taken for what they committed."""
         if not self.unread:
             return
-        unread, self.unread = self.unread, Counter()
-        self.weight /= max(DECAY_OF_COPIES ** sum(unread.values()), 1 / HEAVIEST)
-        for (offered, accepted, planned), count in unread.items():
+        self.weight /= max(DECAY_OF_COPIES ** sum(self.unread.values()), 1 / HEAVIEST)
+        for (offered, accepted, length), count in self.unread.items():
             for _ in range(count):
-                self.count(accepted, planned)
-                self.planned += PLANNED_GAIN * (planned - self.planned) if self.planned else planned
-            self.ended += count * self.weight * (offered < planned)
-            self.places += count * self.weight * (offered + (offered < planned))
-        rates = self.rates()
-        for (offered, accepted, planned), count in unread.items():
-            weight, others = count * self.weight, shorter(offered, accepted, planned)
-            self.tokens += weight * (accepted + 1)
-            self.passes[:planned] = [before + weight * each for before, each in zip(self.passes, others.passes)]
+                self.count(accepted, length)
+            weight, others = count * self.weight, shorter(offered, accepted, length)
+            self.tokens[:length] = [before + weight * (accepted + 1) for before in self.tokens[:length]]
+            self.passes[:length] = [before + weight * each for before, each in zip(self.passes, others.passes)]
             for offers, told in zip(self.offers, others.offers):
                 for tokens, each in told:
                     offers[tokens] += weight * each
-            for length, (passes, tokens) in enumerate(self._longer(offered, accepted, planned, rates), planned):
-                self.passes[length] += weight * passes
-                self.offers[length][tokens] += weight * passes
+        self.unread.clear()
         if self.weight > HEAVIEST:
-            self._scale(1 / self.weight)
+            for sums in (self.tokens, self.passes, *self.offers):
+                sums[:] = [each / self.weight for each in sums]
             self.weight = 1.0
-
-    def _longer(self, offered: int, accepted: int, planned: int, rates: Sequence[float]) -> Iterator[tuple[float, int]]:
-        """What drafts of more tokens than ``planned`` would take for what such a draft committed: passes, and tokens that they
-        offer. If nothing was refused, further tokens are expected to pass at ``rates``; if all was offered, to be there.
-        """
-        ending = (self.ended + self.weight) / (self.places + FEW_ENDS * self.weight)  # share of places at which drafts end
-        further = 0.0
-        offers, lasts, survival = float(offered), 1.0, 1.0
-        for length, rate in enumerate(rates[planned:], planned + 1):
-            if offered == planned:
-                lasts *= 1 - ending
-                offers += lasts
-            if accepted == planned:
-                survival *= rate
-                further += survival
-            yield (accepted + 1) / (accepted + 1 + further), min(length, round(offers))
 
     def rates(self) -> list[float]:
         """Probability that a token passes at each position, where all tokens before it did."""
@@ -169,22 +144,19 @@ class AcceptanceEstimate:
     def fade(self, share: float) -> None:
         """Keep a ``share`` of what is known, but no fewer than `FADED` drafts."""
 
-        def kept(drafts: float, weight: float = 1.0) -> float:
-            """The share of some drafts that is kept."""
+        def kept(drafts: list[float], weight: float) -> list[float]:
+            """Of each position the share that is kept."""
             least = FADED * weight
-            return max(share, least / drafts) if drafts > least else 1.0
+            return [max(share, least / number) if number > least else 1.0 for number in drafts]
 
         self._take_in()
-        shares = list(map(kept, self.reached))
+        shares = kept(self.reached, 1.0)
         for sums in (self.reached, self.passed):
             sums[:] = map(mul, sums, shares)
-        self._scale(kept(min(self.passes), self.weight))
-
-    def _scale(self, share: float) -> None:
-        """Of drafts that copy, weigh all by so much."""
-        self.tokens, self.ended, self.places = share * self.tokens, share * self.ended, share * self.places
-        for sums in (self.passes, *self.offers):
-            sums[:] = [share * each for each in sums]
+        shares = kept(self.passes, self.weight)
+        for sums in (self.passes, self.tokens):
+            sums[:] = map(mul, sums, shares)
+        self.offers = [[part * each for each in offers] for part, offers in zip(shares, self.offers)]
 
     def expected_tokens(self) -> list[float]:
         """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens."""
@@ -195,9 +167,9 @@ class AcceptanceEstimate:
         self._take_in()
         plain, *expected = committed(self.rates())
         prior = PRIOR_WEIGHT * self.weight
-        for length, passes in enumerate(self.passes, 1):
+        for length, (tokens, passes) in enumerate(zip(self.tokens, self.passes), 1):
             by_position = expected[length - 1]
-            by_passes = (self.tokens + prior * by_position) / (passes + prior)
+            by_passes = (tokens + prior * by_position) / (passes + prior)
             if length > self.planned:
                 expected[length - 1] = min(by_position, by_passes)
             else:

@@ -29,9 +29,7 @@ LONGEST = 2  # block sizes: the longest draft
 GAIN, GAIN_FROM_PLAIN = 1.03, 1.05  # tokens a second that another choice must promise, relative to the present one (hysteresis)
 LOST = 0.7  # of the tokens a second of plain passes: drafts that promise less after one trial are not tried once more
 RESUMED = 1.3  # tokens a second, relative to plain passes: for less, the last rows of a plain batch do not soon begin to draft
-# Measurements after which the choice is reconsidered, and of copies, which take longer to compare; at once after a trial, or if a
-# cost is not as expected
-DECISION, DECISION_OF_COPIES = 2, 4
+DECISION = 2  # measurements after which the choice is reconsidered; at once after a trial, or if a cost is not as expected
 
 
 def best_choice(rates: Sequence[float], present: int | None) -> int:
@@ -235,4 +233,4 @@ class Throughput:
         if choice != batch.choice:
             batch.choice = choice
             batch.trials.restart(choice > 0)
-        batch.decide_at = batch.passes + (DECISION_OF_COPIES if self.copies else DECISION) * batch.spacing
+        batch.decide_at = batch.passes + DECISION * batch.spacing
