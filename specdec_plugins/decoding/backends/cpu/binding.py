@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 VERSION = 13  # of the library's functions and their parameters: `specdec_version` in api.cpp
-VARIANTS = ("amx", "avx512", "avx2", "generic")  # instruction sets that the library is compiled for, best first: see setup.py
+# Instruction sets that the library is compiled for, best first: see setup.py
+VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
