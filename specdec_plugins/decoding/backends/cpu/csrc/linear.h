@@ -162,7 +162,10 @@ inline void product(const float* x, int inputs, const Weight* w, float* to) {
             __builtin_prefetch(reinterpret_cast<const char*>(w) + PREFETCH + line);
         if constexpr ((R + 1) * C < REGISTERS) {
             Floats column[C];
-            for (int c = 0; c < C; ++c) hold(column[c] = load(w + c * W));
+            for (int c = 0; c < C; ++c) {
+                column[c] = load(w + c * W);
+                if (R > 1) hold(column[c]);
+            }
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
                 for (int c = 0; c < C; ++c) total[r][c] += x[size_t(r) * inputs + i] * column[c];
