@@ -115,7 +115,7 @@ class LoadedModel(Protocol):
         ...
 
     def beginning(self, query: Tensor, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
-        """A hidden state (D,) for the encoder's output (S, D) of a sentence of which nothing is verified yet, by `query` (D,),
+        """A hidden state (D,) for the encoder's output (S, D) of a sentence of which nothing is verified yet, by ``query`` (D,),
         weight (D, D) and bias (D,). `transformer.beginning` says which."""
         ...
 

@@ -9,6 +9,7 @@
 #endif
 
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 namespace {
@@ -50,7 +51,9 @@ inline Floats load(const int8_t* from) {
 #elif defined(__AVX2__)
     return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 #else
-    const __m128i bytes = _mm_loadu_si32(from), pairs = _mm_unpacklo_epi8(bytes, bytes);
+    int32_t quartet;
+    std::memcpy(&quartet, from, 4);
+    const __m128i bytes = _mm_cvtsi32_si128(quartet), pairs = _mm_unpacklo_epi8(bytes, bytes);
     return (Floats)_mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(pairs, pairs), 24));
 #endif
 }
