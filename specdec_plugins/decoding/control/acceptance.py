@@ -164,7 +164,6 @@ class AcceptanceEstimate:
 
     def expected_of_copies(self) -> list[float]:
         """The same, if a drafter copies: tokens that it did not have the place to draft, it drafts in the next pass."""
-        self._take_in()
         plain, *expected = committed(self.rates())
         prior = PRIOR_WEIGHT * self.weight
         for length, (tokens, passes) in enumerate(zip(self.tokens, self.passes), 1):

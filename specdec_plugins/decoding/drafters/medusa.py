@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
-from specdec_plugins.decoding.backends.torch.transformer import heads
+from specdec_plugins.decoding.backends.torch.transformer import beginning, heads
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
 from specdec_plugins.decoding.prefix import Prefix
@@ -50,8 +50,7 @@ class Beginning(nn.Module):
 
     def forward(self, encoded: Tensor, hidden: Tensor) -> Tensor:
         """(B, D) for an encoder's output (B, S, D), of which ``hidden`` (B, S), added to scores, hides what is past the end."""
-        weights = (encoded @ self.query + hidden).softmax(1)
-        return self.out((weights[:, None] @ encoded)[:, 0])
+        return beginning(encoded, self.query, self.out.weight, self.out.bias, hidden)
 
 
 def states_before(beginning: Tensor, states: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class Followed:
 
 @dataclass
 class Hints(Rows[Followed | None]):
-    """What the rows follow, from their first draft on."""
+    """What the rows follow; None where there is nothing, or was no draft yet."""
 
     hits: Hits = field(default_factory=Hits)
 

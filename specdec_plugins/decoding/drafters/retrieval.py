@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from specdec_plugins.decoding.datastore import CONTEXT, TOKEN_BYTES, Datastore, encoded
-from specdec_plugins.decoding.drafters import PairFacts, Rows
-from specdec_plugins.decoding.drafters.previous import Followed, Hits, Words
+from specdec_plugins.decoding.drafters import PairFacts
+from specdec_plugins.decoding.drafters.previous import Followed, Hints, Hits, Words
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
@@ -30,16 +30,16 @@ class Retrieval:
     copies_text = True
 
     def __init__(self, datastore: Datastore, eos: int, subwords: Sequence[str] = ()):
-        self.datastore, self.eos, self.words, self.hits = datastore, eos, Words(subwords), Hits()
+        self.datastore, self.eos, self.words = datastore, eos, Words(subwords)
 
-    def start(self, rows: int, shared: object) -> Rows[Followed | None] | None:
-        return None if self.datastore.memory is None else Rows()
+    def start(self, rows: int, shared: object) -> Hints | None:
+        return None if self.datastore.memory is None else Hints()
 
-    def admit(self, state: Rows[Followed | None] | None, source: Source) -> None:
+    def admit(self, state: Hints | None, source: Source) -> None:
         if state is not None:
-            state.rows += [self.remembered(tokens[:-1]) for tokens in source.sentences]
+            state.rows += [self.remembered(tokens[:-1], state.hits) for tokens in source.sentences]
 
-    def propose(self, state: Rows[Followed | None] | None, prefix: Prefix, plan: Plan) -> Draft:
+    def propose(self, state: Hints | None, prefix: Prefix, plan: Plan) -> Draft:
         drafts = []
         rows = [None] * len(prefix) if state is None else state.rows
         for row, output, length in zip(rows, prefix.outputs, plan.lengths):
@@ -49,13 +49,13 @@ class Retrieval:
             drafts.append(draft)
         return Draft(drafts)
 
-    def remembered(self, source: Sequence[int]) -> Followed | None:
+    def remembered(self, source: Sequence[int], hits: Hits) -> Followed | None:
         """The target of the sentence whose source is nearest to one without eos; None if none is near."""
         memory = self.datastore.memory
         nearest = memory.nearest(source) if memory else None
         if memory is None or nearest is None or nearest[1] < NEAR:
             return None
-        return Followed(Suffixes(self.datastore.after(*memory.target(nearest[0]))), self.hits)
+        return Followed(Suffixes(self.datastore.after(*memory.target(nearest[0]))), hits)
 
     def continuation(self, output: list[int], length: int) -> list[int]:
         """At most ``length`` tokens that follow the output's longest suffix; none where its last token does not occur."""

@@ -76,9 +76,13 @@ def heads(linear: Callable[[Tensor], Tensor], states: Tensor, own: Tensor | None
     return states[..., None, :] + F.silu(linear(inputs)).unflatten(-1, (-1, states.size(-1)))
 
 
-def beginning(encoded: Tensor, query: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(D,) W sum_s softmax(q h_s) h_s + b for an encoder's output h (S, D)."""
-    return F.linear((encoded @ query).softmax(0) @ encoded, weight, bias)
+def beginning(encoded: Tensor, query: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor | float = 0.0) -> Tensor:
+    """(..., D) W sum_s softmax(q h_s) h_s + b for an encoder's output h (..., S, D).
+
+    ``hidden`` (..., S), added to the scores, hides what is past a sentence's end.
+    """
+    weights = (encoded @ query + hidden).softmax(-1)
+    return F.linear((weights[..., None, :] @ encoded)[..., 0, :], weight, bias)
 
 
 def attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None, scale: float | None = None) -> Tensor:
