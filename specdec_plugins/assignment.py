@@ -55,10 +55,10 @@ def assign(
         drafting = Portfolio(others, drafting if weights else None) if joined else others[0]
     if budget is not None and not weights and "window" not in settings.members:
         raise ValueError(f"kv_budget has a use only with drafters window, {', '.join(BUDGETED)}")
-    if settings.tree and not getattr(drafting, "trees", False):
+    if settings.tree and not drafting.traits.trees:
         raise ValueError(f"drafter '{drafter_name(pair, settings, own)}' drafts no trees")
     if settings.strategy == "drafter":
-        if getattr(drafting, "needs_verifier", False):
+        if drafting.traits.needs_verifier:
             raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
         return Roles(drafting, Unverified(), accept_all, controller_of(pair, settings, trained, drafting, own is None, ranks))
     rule = TopBetaTau(settings.beta, settings.tau)
@@ -95,7 +95,7 @@ def controller_of(
     nodes = settings.tree or 0
     controller: Controller
     if settings.controller == "throughput":
-        controller = Throughput(trained, settings.gate, learned, nodes, getattr(drafter, "copies_text", False))
+        controller = Throughput(trained, settings.gate, learned, nodes, drafter.traits.copies_text)
     else:
         gates = GATES if settings.gate == OPEN and settings.indifferent else ()
         bandit = {"thompson": Thompson, "ucb": Ucb}[settings.controller]

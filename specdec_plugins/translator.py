@@ -228,7 +228,7 @@ class Translator:
         roles = self.roles
 
         def bytes_for(request: Request) -> int:
-            return sum(role.bytes_for(request) for role in (roles.drafter, roles.verifier) if hasattr(role, "bytes_for"))
+            return roles.drafter.bytes_for(request) + roles.verifier.bytes_for(request)
 
         admission: Admission = BoundedAdmission(rows, max_tokens, max_bytes, bytes_for)
         if self.ranks is not None:

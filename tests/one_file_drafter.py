@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.values import Draft
 from specdec_plugins.training.drafter_code import Loss, options_of
 
@@ -43,17 +44,11 @@ class Network(nn.Module):
         return Loss(total, len(target), (logits.argmax(-1) == target)[:, None])
 
 
-class LastTwo:
+class LastTwo(Drafter):
     """The decoding half: it keeps nothing of a row."""
 
     def __init__(self, network, embeddings):
         self.network, self.embeddings = network.eval(), embeddings
-
-    def start(self, rows, shared):
-        return None
-
-    def admit(self, state, source):
-        return None
 
     @torch.inference_mode()
     def propose(self, state, prefix, plan):

@@ -17,6 +17,7 @@ from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import OPEN, Tree
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import depths, within_rows
 from specdec_plugins.decoding.values import Draft, Iteration, Plan, Request, Source, uniform
@@ -158,17 +159,11 @@ def make_pair(seed=0, same_encoder=False, bias=0.0, drafter=None, shake=0.0, run
 # ---- drafters and controllers
 
 
-class Knowing:
+class Knowing(Drafter):
     """A drafter that knows the outputs and errs with a given probability: from random to perfect."""
 
     def __init__(self, outputs, error, seed=0):
         self.outputs, self.error, self.random = outputs, error, random.Random(seed)
-
-    def start(self, rows, shared):
-        return None
-
-    def admit(self, state, source):
-        return None
 
     def propose(self, state, prefix, plan):
         rows = []

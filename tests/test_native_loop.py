@@ -20,6 +20,7 @@ from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import OPEN, Gate, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Traits
 from specdec_plugins.decoding.values import Outcome, Plan, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
@@ -239,7 +240,7 @@ def test_only_for_roles_that_it_knows():
     assert session(None, None, Prefix(), Plan([2, 0]), 1) is None
     assert native(acceptance=lambda scores, draft, prefix: None) is None
     following = Mine(drafter.model)
-    following.follows = True  # it has to be told of every iteration
+    following.traits = Traits(follows=True)  # it must see every iteration
     assert native(drafter=following) is None
     # A drafter that reads the verifier's hidden states sets this; iterations that draft nothing stay native.
     verifier.model.features_wanted = True

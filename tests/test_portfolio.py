@@ -28,6 +28,7 @@ from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.options import Gate, Sampling
 from specdec_plugins.decoding.portfolio import Portfolio
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, uniform
 from specdec_plugins.settings import OptionError, Settings
 
@@ -51,8 +52,7 @@ class Watched:
 
     def observe(self, state, scores, draft, verdict):
         self.observed.append((draft.tokens, verdict.accepted))
-        if hasattr(self.drafter, "observe"):
-            self.drafter.observe(state, scores, draft, verdict)
+        self.drafter.observe(state, scores, draft, verdict)
 
 
 def block_pair(dtype):
@@ -112,17 +112,11 @@ def test_the_drafter_that_is_right_is_taken():
     assert asked[2] > 0.8 and max(asked[0], asked[1], asked[3]) < 0.5
 
 
-class Fixed:
+class Fixed(Drafter):
     """A look-up that expects the same text always."""
 
     def __init__(self, text, confidence=None):
         self.text, self.confidence = text, confidence
-
-    def start(self, rows, shared):
-        return None
-
-    def admit(self, state, source):
-        return None
 
     def propose(self, state, prefix, plan):
         rows = [self.text[len(output) :][:length] for output, length in zip(prefix.outputs, plan.lengths)]
@@ -194,7 +188,7 @@ class Told(Fixed):
 
     def __init__(self, text, follows):
         super().__init__(text)
-        self.follows, self.told = follows, []
+        self.traits, self.told = Traits(follows=follows), []
 
     def observe(self, state, scores, draft, verdict):
         self.told.append(verdict.own)

@@ -20,6 +20,7 @@ from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.noise import Purpose, mixed, philox, token_bits, uniform
 from specdec_plugins.decoding.options import OPEN, Gate, Sampling
+from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.sampling import Table, draw, warp
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Request
@@ -290,19 +291,13 @@ def tiny(arch="block_causal", **changes):
     return verifier, tilted_verifier(loaded, tilt), CausalBlockDrafter(drafting), tilt
 
 
-class Elsewhere:
+class Elsewhere(Drafter):
     """Drafts from a distribution of its own, full or of some tokens, whatever the prefix is."""
 
     def __init__(self, kind):
         self.tokens = torch.tensor(KINDS[kind])
         chance = DRAFTED_FROM[self.tokens] + 0.01
         self.chance, self.certain = chance / chance.sum(), kind == "point mass"
-
-    def start(self, rows, shared):
-        return None
-
-    def admit(self, state, source):
-        return None
 
     def propose(self, state, prefix, plan):
         rows, longest = len(prefix), max(plan.lengths)

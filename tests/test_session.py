@@ -36,6 +36,7 @@ from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -117,17 +118,11 @@ def test_a_session_has_rows():
             BoundedAdmission(rows)
 
 
-class Wild:
+class Wild(Drafter):
     """A drafter that drafts what it likes."""
 
     def __init__(self, tokens):
         self.tokens = tokens
-
-    def start(self, rows, shared):
-        return None
-
-    def admit(self, state, source):
-        return None
 
     def propose(self, state, prefix, plan):
         return Draft([list(self.tokens) for _ in prefix.requests])

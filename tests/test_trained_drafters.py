@@ -268,9 +268,8 @@ def drafted_right(drafter, verifier, source, target, size):
         draft = drafter.propose(drafting, prefix, uniform(1, size))
         ahead = target[place : place + size]
         counts.append(next((n for n, (one, other) in enumerate(zip(draft.tokens[0], ahead)) if one != other), len(ahead)))
-        if hasattr(drafter, "observe"):
-            scores = verifier.score(verifying, prefix, draft)
-            drafter.observe(drafting, scores, draft, Verdict([0], [token], [[0.0]], [False]))
+        scores = verifier.score(verifying, prefix, draft)
+        drafter.observe(drafting, scores, draft, Verdict([0], [token], [[0.0]], [False]))
         commit(prefix, [[token]])
     return counts
 
@@ -352,8 +351,7 @@ def test_rows_that_pause_keep_what_they_read(name, dtype):
         draft = drafter.propose(drafting, prefix, Plan(lengths, gate=Gate(drafter=1e-9)))
         scores = verifier.score(verifying, prefix, draft)
         scores.logits()
-        if hasattr(drafter, "observe"):
-            drafter.observe(drafting, scores, draft, Verdict([0] * len(lengths), tokens, [[0.0]] * len(lengths), []))
+        drafter.observe(drafting, scores, draft, Verdict([0] * len(lengths), tokens, [[0.0]] * len(lengths), []))
         commit(prefix, [[token] for token in tokens])
         return list(zip(draft.tokens, draft.confidence or [[]] * len(lengths)))
 

@@ -148,12 +148,12 @@ class BudgetedModel:
         return self.model.bytes_for(source, target) + bytes_of(self.budget)
 
 
-class Budgeted:
+class Budgeted(Drafter):
     """A drafter over a `BudgetedModel`; its states have `BudgetedRows` as ``rows``, in which each verification chooses again."""
 
     def __init__(self, drafter: Drafter, model: BudgetedModel, verifier: LoadedModel):
         self.drafter, self.model = drafter, model
-        self.trees = getattr(drafter, "trees", False)
+        self.traits = drafter.traits
         attentive(verifier, model.budget)
 
     def start(self, rows: int, shared: object) -> Any:

@@ -36,9 +36,6 @@ class Session:
         self.verifying = verifier.start(rows)
         self.drafting = drafter.start(rows, self.verifying)
         self.stats = DecodeStats() if stats is None else stats
-        # Optional methods are looked up once: most roles have none of them.
-        self.observe, self.commit = getattr(drafter, "observe", None), getattr(verifier, "commit", None)
-        self.follows = getattr(drafter, "follows", False)
         self.native = native_loop(drafter, verifier, acceptance, self.prefix.constraints)
 
     @property
@@ -140,10 +137,9 @@ class Session:
         verdict = self.acceptance(scores, draft, prefix)
 
         # 4. Tell those who keep or learn something of it.
-        if self.commit is not None:
-            self.commit(self.verifying, prefix, draft, verdict)
-        if self.observe is not None and (asked or self.follows):
-            self.observe(self.drafting, scores, draft, verdict)
+        self.verifier.commit(self.verifying, prefix, draft, verdict)
+        if asked or self.drafter.traits.follows:
+            self.drafter.observe(self.drafting, scores, draft, verdict)
         stats.lap("verifying", device)
         return Taken([Iteration.of(draft, verdict, prefix.symbols.eos)], drafted - began, time.perf_counter() - drafted)
 

@@ -221,6 +221,6 @@ def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, co
     make = halves.get(type(drafter))
     if make and type(drafter.model) is CpuModel:  # type: ignore[attr-defined]
         return NativeLoop(make(drafter), verifier.model, acceptance, constraints)
-    if getattr(drafter, "follows", False):
+    if drafter.traits.follows:
         return None
     return NativeLoop(None, verifier.model, acceptance, constraints, type(drafter) is not NoDrafter)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, committed
 from specdec_plugins.decoding.drafters import agreeing
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Step, Verdict, rejecting
 
 # What drafting by a model adds to an iteration, relative to the rest of it: 318 microseconds beside some 590, with the drafter
@@ -83,15 +83,17 @@ class Expectations:
             each.learn(draft.tokens, draft.agreed)
 
 
-class Portfolio:
+class Portfolio(Drafter):
     """Of drafters without weights, ``lookups``, and at most one model."""
 
     def __init__(self, lookups: Sequence[Drafter], model: Drafter | None = None):
         self.drafters = [*lookups, *([model] if model else [])]
         self.model = len(lookups) if model else None  # its number
-        self.follows = any(getattr(drafter, "follows", False) for drafter in self.drafters)
-        self.needs_verifier = any(getattr(drafter, "needs_verifier", False) for drafter in self.drafters)
-        self.copies_text = all(getattr(drafter, "copies_text", False) for drafter in self.drafters)
+        traits = [drafter.traits for drafter in self.drafters]
+        self.traits = Traits(
+            follows=any(each.follows for each in traits), needs_verifier=any(each.needs_verifier for each in traits),
+            copies_text=all(each.copies_text for each in traits),
+        )  # fmt: skip
         self.expected = [Expectations() for _ in self.drafters]
 
     def start(self, rows: int, shared: object) -> State:
@@ -146,7 +148,7 @@ class Portfolio:
 
     def observe(self, state: State, scores: Any, draft: Draft, verdict: Verdict) -> None:
         for drafter, own in zip(self.drafters, state.states):
-            if hasattr(drafter, "observe") and (state.drafts or getattr(drafter, "follows", False)):
+            if state.drafts or drafter.traits.follows:
                 drafter.observe(own, scores, draft, verdict)
         if not state.drafts:
             return  # an iteration that nothing was drafted for: `_catch_up` will see its tokens
@@ -179,4 +181,4 @@ class Portfolio:
         return None
 
     def bytes_for(self, request: Request) -> int:
-        return sum(drafter.bytes_for(request) for drafter in self.drafters if hasattr(drafter, "bytes_for"))
+        return sum(drafter.bytes_for(request) for drafter in self.drafters)

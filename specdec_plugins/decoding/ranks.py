@@ -198,7 +198,7 @@ class LedState:
             self.own.select(order)
 
 
-class LedDrafter:
+class LedDrafter(Drafter):
     """A drafter with weights, on some of the ranks, whose drafts on rank 0 are those of all.
 
     ``encode`` is what a drafter may have computed of a source together with all ranks: the output of the verifier's encoder.
@@ -207,14 +207,7 @@ class LedDrafter:
     def __init__(self, drafter: Drafter | None, encode: Callable[[Source], Any], ranks: Ranks):
         """``drafter`` is None on the other ranks."""
         self.drafter, self.encode, self.ranks = drafter, encode, ranks
-        names = "trees", "follows", "needs_verifier", "observe", "bytes_for"
-        offers = ranks.decide(lambda: {name: bool(getattr(drafter, name, False)) for name in names})
-        self.trees, self.follows, self.needs_verifier = offers["trees"], offers["follows"], offers["needs_verifier"]
-        # Optional methods are absent where the drafter has none.
-        if offers["observe"]:
-            self.observe = self._observe
-        if offers["bytes_for"]:
-            self.bytes_for = self._bytes_for
+        self.traits = ranks.decide(lambda: drafter.traits)  # type: ignore[union-attr]  # rank 0 has one
 
     def start(self, rows: int, shared: Any) -> LedState:
         own = None if self.drafter is None else self.drafter.start(rows, shared)
@@ -232,13 +225,13 @@ class LedDrafter:
             draft.distribution = Distribution(*(each.to(prefix.device) for each in draft.distribution))
         return draft
 
-    def _observe(self, state: LedState, scores: Any, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, state: LedState, scores: Any, draft: Draft, verdict: Verdict) -> None:
         if self.drafter is not None:
-            self.drafter.observe(state.own, scores, draft, verdict)  # type: ignore[attr-defined]
+            self.drafter.observe(state.own, scores, draft, verdict)
 
-    def _bytes_for(self, request: Request) -> int:
+    def bytes_for(self, request: Request) -> int:
         """On rank 0, which admits."""
-        return 0 if self.drafter is None else self.drafter.bytes_for(request)  # type: ignore[attr-defined]
+        return 0 if self.drafter is None else self.drafter.bytes_for(request)
 
 
 def on_host(draft: Draft | None) -> Draft:

@@ -1,10 +1,11 @@
-"""The roles that play a step of speculative decoding; `loop.py` is the play.
+"""The roles in a step of speculative decoding. `loop.py` calls them.
 
-Drafter and verifier keep a state with one row a sentence, in the order of the batch. A method that is marked optional is absent
-where a role has no need of it.
+Drafter and verifier each keep a state with one row per sequence in flight, in the order of the batch. Roles subclass these
+protocols, which supply the optional methods.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -16,42 +17,56 @@ from specdec_plugins.decoding.values import Draft, Draws, Outcome, Plan, Request
 
 
 class State(Protocol):
-    """What a role keeps of each row.
+    """What a role keeps of each row. A role's `admit` appends one row per source; every other change is a `select`.
 
-    Optional: ``share(rows)`` appends rows with nothing read, whose sources are those of the given rows. Without it these sources
-    are admitted again.
+    A row named twice in an order is a fork: both copies go on apart. A fork copies the positions that the row holds and shares
+    its source, so forking a row that has read nothing is free. A group of rows starts like that: admit the source once, then
+    repeat its row in an order.
     """
 
     def select(self, order: list[int]) -> None:
-        """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice becomes two that go on apart."""
+        """Make row ``order[i]`` the new row i. Rows not named leave."""
         ...
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a drafter can do and what it needs. A wrapper passes on the traits of what it wraps."""
+
+    trees: bool = False  # `propose` branches if the plan has a tree
+    copies_text: bool = False  # drafts copy earlier text and are often shorter than planned: a draft costs what it offers
+    follows: bool = False  # `observe` must see every iteration, also those without a draft
+    needs_verifier: bool = False  # drafts cannot stand alone (strategy ``drafter``)
 
 
 class Drafter(Protocol):
-    """Proposes tokens.
+    """Proposes tokens."""
 
-    Optional: ``observe(state, scores, draft, verdict)`` tells what became of what ``propose`` returned, before tokens are
-    committed, and where ``follows`` is True of iterations without a draft, too; ``bytes_for(request)`` is the memory that a
-    request's row takes, for admission; ``copies_text`` is True where drafts are copied from what was written before, of which
-    there is often less than planned, so that a draft costs what it offers; ``trees`` is True where `propose` branches if the plan
-    has a tree; ``needs_verifier`` is True where drafts cannot stand alone (strategy ``drafter``).
-    """
+    traits: Traits = Traits()
 
     def start(self, rows: int, shared: Any) -> Any:
-        """A state without rows, for ``rows`` at most (a `State`, or None); ``shared`` is the verifier's."""
-        ...
+        """A `State` without rows, for at most ``rows``; None for a drafter that keeps nothing. ``shared`` is the verifier's."""
+        return None
 
     def admit(self, state: Any, source: Source) -> None:
         """Append the sentences of ``source`` as rows."""
-        ...
+        return None
 
     def propose(self, state: Any, prefix: Prefix, plan: Plan) -> Draft:
         """At most ``plan.lengths[b]`` tokens to follow row b's prefix."""
         ...
 
+    def observe(self, state: Any, scores: Any, draft: Draft, verdict: Verdict) -> None:
+        """Learn the verdict on a draft from `propose`, before tokens are committed; see `Traits.follows`."""
+        return None
+
+    def bytes_for(self, request: Request) -> int:
+        """Memory that a request's row takes, for admission."""
+        return 0
+
 
 class Scores(Protocol):
-    """The verifier's pass over a draft. It runs when its results are needed: together with the rule, where the backend can."""
+    """The verifier's pass over a draft. It runs when a result is needed, fused with the rule where the backend can."""
 
     def logits(self) -> Tensor:
         """(R, K+1, V) after the prefix and after each drafted token, R >= B; undefined past a row's draft."""
@@ -66,29 +81,38 @@ class Scores(Protocol):
         ...
 
     def with_logits(self, logits: Tensor) -> "Scores":
-        """The same with other logits, of any rows and width, to judge other drafts by."""
+        """The same pass with other logits, of any rows and width, to judge other drafts."""
         ...
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
-        """Apply the exact or the tolerant rule, each row with its own tolerance; to rows that draw their tokens, the rule for
-        that."""
+        """Apply the exact or the tolerant rule with each row's tolerance, or the sampling rule that a row draws by."""
         ...
 
 
 class Verifier(Protocol):
-    """Scores drafts.
+    """Scores drafts."""
 
-    Optional: ``commit(state, prefix, draft, verdict)``, where what the verdict keeps has to move, before the prefix changes; and
-    ``bytes_for(request)``, as for a `Drafter`.
-    """
+    def start(self, rows: int) -> Any:
+        """A `State` without rows, for at most ``rows``; None for a verifier that keeps nothing."""
+        return None
 
-    def start(self, rows: int) -> Any: ...
+    def admit(self, state: Any, source: Source) -> None:
+        """Append the sentences of ``source`` as rows."""
+        return None
 
-    def admit(self, state: Any, source: Source) -> None: ...
+    def score(self, state: Any, prefix: Prefix, draft: Draft) -> Scores | None:
+        """The pass over a draft; None if nothing is scored."""
+        return None
 
-    def score(self, state: Any, prefix: Prefix, draft: Draft) -> Scores | None: ...
+    def commit(self, state: Any, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
+        """Keep what the verdict accepts, before the prefix changes."""
+        return None
+
+    def bytes_for(self, request: Request) -> int:
+        """Memory that a request's row takes, for admission."""
+        return 0
 
 
 class Acceptance(Protocol):
@@ -98,7 +122,7 @@ class Acceptance(Protocol):
 
 
 class Controller(Protocol):
-    """Decides how much to draft. Pure: it is told what steps took, and never looks at a clock."""
+    """Decides how much to draft. Pure: step times are passed in; it never reads a clock."""
 
     def plan(self, prefix: Prefix) -> Plan: ...
 

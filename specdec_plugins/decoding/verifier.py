@@ -7,11 +7,12 @@ from itertools import chain
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Verifier
 from specdec_plugins.decoding.trees import TreeDraft
 from specdec_plugins.decoding.values import Draft, Request, Source, Verdict
 
 
-class ModelVerifier:
+class ModelVerifier(Verifier):
     """An encoder-decoder model as verifier, on whichever backend it was loaded."""
 
     def __init__(self, model: LoadedModel):
@@ -47,14 +48,5 @@ class ModelVerifier:
         return self.model.bytes_for(len(request.tokens), request.limit + 1)
 
 
-class Unverified:
-    """No verifier: every draft stands as it is (strategy ``drafter``)."""
-
-    def start(self, rows: int) -> None:
-        return None
-
-    def admit(self, state: None, source: Source) -> None:
-        return None
-
-    def score(self, state: None, prefix: Prefix, draft: Draft) -> None:
-        return None
+class Unverified(Verifier):
+    """No verifier: every draft is accepted (strategy ``drafter``)."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.trees import TreeDraft, grow, least
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel
@@ -15,8 +16,8 @@ from specdec_plugins.formats.spec import DrafterModel
 Place = tuple[int, int]  # of a node: its depth, and its number among the candidates there
 
 
-class BlockDrafter:
-    trees = True
+class BlockDrafter(Drafter):
+    traits = Traits(trees=True)
 
     def __init__(self, model: LoadedModel):
         self.model = model

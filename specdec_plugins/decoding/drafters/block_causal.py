@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.drafters.block import drafted, within_positions
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel
 
@@ -29,8 +30,8 @@ class CausalState:
         self.read = [self.read[row] for row in order]
 
 
-class CausalBlockDrafter:
-    trees = True
+class CausalBlockDrafter(Drafter):
+    traits = Traits(trees=True)
 
     def __init__(self, model: LoadedModel):
         self.model = model

@@ -23,6 +23,7 @@ from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.drafters.medusa import states_before
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
@@ -116,8 +117,8 @@ class EagleState:
         self.inputs = [replace(self.inputs[row]) for row in order]
 
 
-class EagleDrafter:
-    needs_verifier = True
+class EagleDrafter(Drafter):
+    traits = Traits(needs_verifier=True)
 
     def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Tensor], Tensor], unknown: Tensor):
         self.model, self.verifier, self.join = model, verifier, join

@@ -12,6 +12,7 @@ from typing import Any
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.drafters.recycling import Successors, choices
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict
 
 
@@ -25,8 +26,8 @@ class Trajectory:
     guesses: list[int] = field(default_factory=list)
 
 
-class Jacobi:
-    copies_text = True
+class Jacobi(Drafter):
+    traits = Traits(copies_text=True)
 
     def __init__(self) -> None:
         self.successors = Successors()

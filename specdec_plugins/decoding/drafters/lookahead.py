@@ -17,6 +17,7 @@ from typing import Any
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.drafters.recycling import choices
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.trees import TreeDraft
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
 
@@ -130,10 +131,10 @@ class Window:
                 del column[0]
 
 
-class Lookahead:
+class Lookahead(Drafter):
     """``copies[s]`` is the target's number of source token s, or -1."""
 
-    copies_text = trees = True
+    traits = Traits(copies_text=True, trees=True)
 
     def __init__(self, copies: Sequence[int]):
         self.copies, self.pool = copies, Pool()

@@ -21,6 +21,7 @@ from specdec_plugins.decoding.backends.torch.transformer import beginning, heads
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 from specdec_plugins.training.cross_entropy import cross_entropy
@@ -157,10 +158,10 @@ class HeadsState:
         return self.states
 
 
-class HeadsDrafter:
+class HeadsDrafter(Drafter):
     """The decoding half of all drafters with heads."""
 
-    needs_verifier = follows = trees = True
+    traits = Traits(needs_verifier=True, follows=True, trees=True)
 
     def __init__(
         self, model: LoadedModel, verifier: LoadedModel, length: int, heads: Callable[[Tensor, Sequence[int]], Tensor],

@@ -9,16 +9,17 @@ from itertools import takewhile
 
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
 START = -2  # before source and output, so that an output may begin as its source does; no token, like -1 for what is not copied
 
 
-class NGram:
+class NGram(Drafter):
     """``copies[s]`` is the target's number of source token s, or -1."""
 
-    copies_text = True
+    traits = Traits(copies_text=True)
 
     def __init__(self, copies: Sequence[int]):
         self.copies = copies

@@ -2,16 +2,11 @@
 
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Plan, Source
+from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.decoding.values import Draft, Plan
 
 
-class NoDrafter:
-    def start(self, rows: int, shared: object) -> None:
-        return None
-
-    def admit(self, state: None, source: Source) -> None:
-        return None
-
+class NoDrafter(Drafter):
     def propose(self, state: None, prefix: Prefix, plan: Plan) -> Draft:
         """An empty draft, whatever the plan is."""
         return Draft([[] for _ in prefix.requests])

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
@@ -124,10 +125,10 @@ class Hints(Rows[Followed | None]):
     hits: Hits = field(default_factory=Hits)
 
 
-class Previous:
+class Previous(Drafter):
     """``subwords`` are the target's, by token; empty where they are not known."""
 
-    copies_text = True
+    traits = Traits(copies_text=True)
 
     def __init__(self, subwords: Sequence[str] = ()):
         self.words = Words(subwords)

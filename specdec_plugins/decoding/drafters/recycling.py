@@ -13,6 +13,7 @@ import torch
 
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.trees import TreeDraft, grow, least
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
 
@@ -98,10 +99,10 @@ class Branches:
             successors.after[token] = followers[0]
 
 
-class Recycling:
+class Recycling(Drafter):
     """A row is the token before its draft."""
 
-    copies_text = trees = True
+    traits = Traits(copies_text=True, trees=True)
 
     def __init__(self) -> None:
         self.successors, self.branches = Successors(), Branches()

@@ -13,6 +13,7 @@ from specdec_plugins.decoding.datastore import CONTEXT, TOKEN_BYTES, Datastore, 
 from specdec_plugins.decoding.drafters import PairFacts
 from specdec_plugins.decoding.drafters.previous import Followed, Hints, Hits, Words
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
@@ -23,11 +24,11 @@ CONTEXT_BYTES = CONTEXT * TOKEN_BYTES
 NEAR = 0.3
 
 
-class Retrieval:
+class Retrieval(Drafter):
     """A row is the near sentence's target, or None; without a memory there are no rows, as a look-up takes less than what would
     be kept. ``subwords`` are the target's, by token; empty where they are not known."""
 
-    copies_text = True
+    traits = Traits(copies_text=True)
 
     def __init__(self, datastore: Datastore, eos: int, subwords: Sequence[str] = ()):
         self.datastore, self.eos, self.words = datastore, eos, Words(subwords)

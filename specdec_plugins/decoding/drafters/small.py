@@ -17,6 +17,7 @@ from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.drafters import agreeing, matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
@@ -76,7 +77,7 @@ class SmallState:
         self.read = [self.read[row].copy() for row in order]
 
 
-class SmallDrafter:
+class SmallDrafter(Drafter):
     def __init__(self, model: LoadedModel):
         self.model = model
 

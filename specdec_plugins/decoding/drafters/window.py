@@ -15,6 +15,7 @@ from specdec_plugins.decoding.budget import Chosen, attentive, bytes_of
 from specdec_plugins.decoding.drafters import PairFacts
 from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
 
@@ -30,8 +31,8 @@ class WindowState:
         self.chosen.select(order)
 
 
-class WindowDrafter:
-    needs_verifier = True
+class WindowDrafter(Drafter):
+    traits = Traits(needs_verifier=True)
 
     def __init__(self, model: LoadedModel, budget: Budget):
         self.model, self.budget = model, budget
