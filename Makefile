@@ -5,7 +5,7 @@ PIP := .venv/bin/python -m pip --disable-pip-version-check
 # Where torch comes from, if not PyPI: make TORCH_INDEX=https://download.pytorch.org/whl/cpu install
 TORCH_INDEX ?=
 
-.PHONY: install demo toy test test-long check sanitize bench bench-step clean
+.PHONY: install demo toy test test-long check sanitize bench clean
 
 install: .venv/installed
 
@@ -44,9 +44,6 @@ BENCH_TEXT ?= $(firstword $(wildcard $(SPECDEC_CORPORA)/multi30k/test2016.en dat
 bench: .venv/installed
 	@$(PIP) install -q -c constraints.txt -e ".[bench]" --no-build-isolation
 	.venv/bin/specdec-benchmark --model data/demo.en-de --input $(BENCH_TEXT)
-
-bench-step: .venv/installed
-	.venv/bin/python benchmarks/glancing_step.py
 
 clean:
 	rm -rf .venv build *.egg-info runs/toy specdec_plugins/decoding/backends/cpu/*.so

@@ -164,16 +164,14 @@ def main() -> None:
     p.add_argument("--dtypes", nargs="+", default=["int8"])
     p.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
     p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--output", type=Path, help="append a JSON line a data type and batch size, for tables.py")
-    p.set_defaults(
-        without=["ngram", "recycling", "jacobi", "lookahead", "retrieval", *(f"previous {hint}" for hint in HINTS[:3])]
-    )
+    p.add_argument("--output", type=Path, help="append a JSON line a data type and batch size")
+    p.set_defaults(without=["ngram", "recycling", "lookahead", "retrieval", *(f"previous {hint}" for hint in HINTS[:3])])
     options = p.parse_args()
     pair = load_folder(options.model)
     lines, references = (list(read_lines(path))[: options.sentences] for path in (options.input, options.reference))
     sources = Translator(pair, Settings(strategy="ar")).encode(lines)
     hints = hints_of(pair, lines, references, sources)
-    model = fingerprint(pair.verifier)[:12]  # so that tables.py takes folders of one verifier together, and no others
+    model = fingerprint(pair.verifier)[:12]
     signature = {**machine(), "model": model, "input": Path(options.input).name, "sentences": len(lines),
                  "rounds": options.rounds, "threads": options.threads}  # fmt: skip
     heads = ["dtype", "batch", "K", "drafter", "times `ar`", "times the best", "tokens a pass", "accepted", "drafting, us"]

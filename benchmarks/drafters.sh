@@ -2,7 +2,7 @@
 # Every drafter on every task, beside `ar` of the same data type: benchmarks/drafters.sh FOLDERS CORPORA OUTPUT
 # FOLDERS/captions, docs and correction each have model folders, one a trained drafter; a task without any is skipped.
 # CORPORA has multi30k/ and docs-en-fr/, and the data set that data/correction.sh makes as correction/. Writes
-# OUTPUT/TASK.jsonl, of which benchmarks/tables.py makes the tables of README.md.
+# OUTPUT/TASK.jsonl, and prints a table a model folder.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [ $# -eq 3 ] || { sed -n '2,5s/^# //p' "$0" >&2; exit 2; }
@@ -27,8 +27,8 @@ measure() { # measure TASK SOURCE TARGET TRAINING_TEXT BLOCK_SIZES DRAFTER_WITHO
 }
 
 measure captions multi30k/test2018.en multi30k/test2018.de multi30k/train.de.gz "4 8" \
-    ngram recycling jacobi lookahead retrieval "previous live" "previous reference"
+    ngram recycling lookahead retrieval "previous live" "previous reference"
 measure docs docs-en-fr/test.en docs-en-fr/test.fr docs-en-fr/train.fr.gz "4 8" \
-    ngram recycling jacobi lookahead retrieval "previous live" "previous reference"
+    ngram recycling lookahead retrieval "previous live" "previous reference"
 measure correction correction/raw/test.xe correction/raw/test.en correction/raw/train.en "8 16" \
-    ngram recycling jacobi lookahead retrieval "previous source"
+    ngram recycling lookahead retrieval "previous source"

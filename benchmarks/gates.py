@@ -3,16 +3,12 @@
 
     benchmarks/gates.py speed --input TEXT [--model data/demo.en-de] [--sentences 60] [--rounds 7] [--batch-size 1]
     benchmarks/gates.py confidence --input TEXT [--model data/demo.en-de] [--sentences 300]
-    benchmarks/gates.py limit --input TEXT [--model data/demo.en-de] [--sentences 1000]
 
-``speed`` decodes the same sentences with every system in turn, in each data type, greedily and at temperature 0.8 (coupled rule),
-and prints tokens a second, the gain over exact `specdec` of the same block size without a gate, which is measured twice to show
-how sure that is, tokens a pass, the share of drafted tokens that are accepted, and verified positions for each token committed;
-beside gates, also shorter drafts without one. ``confidence`` prints how often drafted tokens pass, by the product of the
-drafter's confidences and by the verifier's confidence in the token before the draft. ``limit`` prints what share of the tokens an
-iteration is lost where so many verified positions are saved: by the drafter's gate, and by one that knows more, a network that is
-fitted to half of the drafts and tried on the other half. The last line is JSON with the machine's signature. Nothing else should
-run beside ``speed``.
+``speed`` decodes the same sentences with every system in turn, in each data type, greedily and at temperature 0.8 (coupled rule).
+It prints tokens a second, the gain over exact `specdec` of the same block size without a gate (measured twice for the noise),
+tokens a pass, acceptance, and verified positions for each committed token; also shorter drafts without a gate. ``confidence``
+prints how often drafted tokens pass, by the product of the drafter's confidences and by the verifier's confidence in the token
+before the draft. The last line is JSON with the machine's signature. Nothing else should run beside ``speed``.
 """
 
 import argparse
@@ -20,16 +16,13 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate, islice, pairwise
 from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from tabulate import tabulate
-from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -52,8 +45,6 @@ BOTH = (0.5, 0.3)
 SHORTER = (3, 4, 6)  # tokens
 TEMPERATURE = 0.8
 NEVER_CLOSED = 1e-300  # a drafter's gate that only asks for the confidence
-SAVED = (0.25, 0.3, 1 / 3, 0.36)  # shares of the verified positions
-PLACES, EPOCHS = 12, 12
 EDGES = [0.0, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 11))]  # of classes of confidence
 
 
@@ -67,19 +58,16 @@ def main() -> int:
         tables = {"rows": rows}
         result |= {"batch size": options.batch_size, "rounds": options.rounds}
     else:
-        drafts = watched(options, lines)
-        tables = confidence(drafts) if options.what == "confidence" else {"tokens lost": limit(drafts)}
+        tables = confidence(watched(options, lines))
     for name, rows in tables.items():
-        print(
-            f"\n{name}\n{tabulate(rows, headers='keys', tablefmt='github', floatfmt='.3f' if options.what == 'limit' else '.2f')}"
-        )
+        print(f"\n{name}\n{tabulate(rows, headers='keys', tablefmt='github', floatfmt='.2f')}")
     print(json.dumps({**result, **tables, "block size": options.block_size, "signature": signature}))
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    p.add_argument("what", choices=["speed", "confidence", "limit"])
+    p.add_argument("what", choices=["speed", "confidence"])
     add_options(p)
     return p
 
@@ -163,58 +151,6 @@ def confidence(drafts: list[Draft]) -> dict[str, list[dict[str, Any]]]:
             for low, high, chosen in classes(before)
         ],
     }  # fmt: skip
-
-
-def limit(drafts: list[Draft]) -> list[dict[str, Any]]:
-    """What saved positions cost: by the product of the drafter's confidences, and by a network fitted to every second draft."""
-    knowing = fit(drafts[::2])
-    tried = drafts[1::2]
-    passes = {"the product": [list(accumulate(d.confidence, mul)) for d in tried], "a network": [knowing(d) for d in tried]}
-    lost = {name: losses(tried, chances) for name, chances in passes.items()}
-    return [{"positions saved": saved, **{name: by[index] for name, by in lost.items()}} for index, saved in enumerate(SAVED)]
-
-
-def losses(drafts: list[Draft], chances: list[list[float]]) -> list[float]:
-    """Shares of the tokens an iteration that are lost at each of `SAVED`, where drafts are cut at a chance of passing."""
-    table = np.array([row + [-1.0] * (max(map(len, chances)) - len(row)) for row in chances])  # (drafts, K)
-    accepted = np.array([draft.accepted for draft in drafts])
-    saved, lost = [], []
-    for threshold in np.quantile(table[table >= 0], np.linspace(0, 1, 400)):
-        kept = (table >= threshold).sum(1)
-        saved.append(1 - (1 + kept).sum() / (1 + (table >= 0).sum(1)).sum())
-        lost.append(1 - (1 + np.minimum(kept, accepted)).sum() / (1 + accepted).sum())
-    return np.interp(SAVED, saved, lost).tolist()
-
-
-def fit(drafts: list[Draft]) -> Callable[[Draft], list[float]]:
-    """Learn the probabilities that a draft's tokens pass, from all that is known before verification."""
-    torch.manual_seed(1)
-    known = torch.cat([features(draft) for draft in drafts])
-    passed = torch.tensor([float(place < d.accepted) for d in drafts for place in range(len(d.confidence))])
-    mean, deviation = known.mean(0), known.std(0) + 1e-3
-    width = known.size(1)
-    network = nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(0))
-    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
-    for _ in range(EPOCHS):
-        for batch in torch.randperm(len(known)).split(256):
-            loss = nn.functional.binary_cross_entropy_with_logits(network((known[batch] - mean) / deviation), passed[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.75
-    network.requires_grad_(False)
-    # A token does not pass without those before it.
-    return lambda draft: network((features(draft) - mean) / deviation).sigmoid().cummin(0).values.tolist()
-
-
-def features(draft: Draft) -> torch.Tensor:
-    """(K, features) float32: place, confidence of the token, of the least sure up to it and of all; the verifier in the last."""
-    sure = torch.tensor(draft.confidence).clamp(min=1e-6).log()
-    product = sure.cumsum(0)
-    fixed = [draft.before or 0.0, float(draft.before is None), draft.committed / 20]
-    parts = [sure, product, product.exp(), sure.cummin(0).values, *(torch.full_like(sure, value) for value in fixed)]
-    return torch.cat([torch.eye(len(sure), PLACES), torch.stack(parts, 1)], 1)
 
 
 def classes(measured: list) -> Iterator[tuple[float, float, list]]:

@@ -1,19 +1,16 @@
 #!/usr/bin/env python3
-"""Drafts on a budget of the cache, for long sources and large batches, beside `ar`; and how fast the kernels read a long cache.
+"""Drafts on a cache budget, for long sources and large batches, beside `ar`: the published grid of self-speculation (MagicDec).
 
-    benchmarks/long.py grid --model DIR --input FILE [--batch-sizes 1 8 32 64] [--lengths 500 1000 2000 4000]
+    benchmarks/long.py --model DIR --input FILE [--batch-sizes 1 8 32 64] [--lengths 500 1000 2000 4000]
         [--budgets 64 128 256 512] [--gammas 1 2 3 4 5] [--choices mass] [--drafter window]
         [--random 6,512,2048,8 --acceptance 0.8] [--output FILE]
-    benchmarks/long.py attention [--widths 256 512] [--lengths 500 4000]
 
-grid: sources are consecutive lines of the input, cut to a length in tokens. Those of a batch are encoded once; then all systems
+Sources are consecutive lines of the input, cut to a length in tokens. Those of a batch are encoded once; then all systems
 decode as many tokens of every row, in turns, from the same encoded sources. No output ends before, so that the batch stays whole.
 `times ar` is the median of the rounds. Bytes are computed: what a verification reads of weights and cache, and a draft pass of
 the drafter's cache, at half of the output. With --drafter block_causal or small that is its own, and the folder has the weights.
 With --random a verifier of that shape (layers, width, inner width, heads), and a block_causal, have random weights, which say
 nothing of acceptance: --acceptance draws it. Else outputs must be those of `ar`. gamma `auto`: drafts as long as pay.
-
-attention: seconds that the kernels take for some queries over the entries of a sentence, together and one by one.
 """
 
 import argparse
@@ -61,7 +58,6 @@ from specdec_plugins.text.lines import read_lines  # noqa: E402
 from specdec_plugins.translator import USUAL_BLOCK_SIZE, Translator  # noqa: E402
 
 WEIGHT_BYTES = {**binding.WEIGHT_BYTES, "float16": 2, "float64": 8}
-ENTRIES = 1 << 28  # bytes that `attention` goes through: no cache has as many
 
 
 class System(NamedTuple):
@@ -127,7 +123,7 @@ class Cell:
         session.prefix.admit(self.requests)
         began, outputs = time.perf_counter(), session.prefix.outputs
         while (missing := options.tokens - min(map(len, outputs))) > 0:
-            if session.step(min(missing, TOGETHER)):
+            if any(commit.finished for commit in session.step(min(missing, TOGETHER))):
                 raise SystemExit(
                     f"a row reached the limit of {self.requests[0].limit:,} tokens before others had {options.tokens:,}"
                 )
@@ -241,64 +237,30 @@ def grid(options: argparse.Namespace) -> None:
                 file.write(json.dumps({"benchmark": "long", **row, **more}) + "\n")
 
 
-def attention(options: argparse.Namespace) -> None:
-    print("| width | positions | queries | us together | us one by one | GB/s together |\n" + "| --- " * 6 + "|")
-    library = binding.library()
-    assert library, "the kernels were not compiled for this machine"
-    for width, length, count in product(options.widths, options.lengths, options.queries):
-        entries, queries = torch.randn(ENTRIES // (8 * width), 2 * width), torch.randn(count, width)
-        result, places = torch.empty_like(queries), range(0, len(entries) - length + 1, length)
-        seconds: list[list[float]] = [[], []]
-        for turn, place in islice(enumerate(cycle(places)), 2 * options.rounds * len(places)):
-            alone = turn // len(places) % 2  # all of the memory one way, then all of it the other
-            calls = [(queries[at : at + 1], result[at : at + 1]) for at in range(count)] if alone else [(queries, result)]
-            began = time.perf_counter()
-            for some, to in calls:
-                numbers = binding.integers([0, length, 0, 0, 0, 0] * len(some))
-                library.specdec_attend(
-                    len(some), width, width // 64, 0.125, some.data_ptr(), entries[place].data_ptr(), 2 * width,
-                    binding.start(numbers), to.data_ptr(),
-                )  # fmt: skip
-            seconds[alone].append(time.perf_counter() - began)
-        together, one_by_one = map(statistics.median, seconds)
-        speed = 8 * width * length / together / 1e9
-        print(f"| {width} | {length} | {count} | {1e6 * together:.0f} | {1e6 * one_by_one:.0f} | {speed:.1f} |", flush=True)
-
-
 def number_or_auto(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    what = p.add_subparsers(required=True)
-    g = what.add_parser("grid")
-    g.add_argument("--model", required=True, metavar="DIR")
-    g.add_argument("--input", required=True, metavar="FILE")
-    g.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 64])
-    g.add_argument("--lengths", type=int, nargs="+", default=[500, 1000, 2000, 4000])
-    g.add_argument("--budgets", type=int, nargs="+", default=[64, 128, 256, 512])
-    g.add_argument("--sinks", type=int, default=USUAL_BUDGET.sinks)
-    g.add_argument("--drafter", choices=("window", *BUDGETED), default="window")
-    g.add_argument("--choices", nargs="+", choices=CHOICES, default=["mass"])
-    g.add_argument("--gammas", type=number_or_auto, nargs="+", default=[1, 2, 3, 4, 5])
-    g.add_argument("--tokens", type=int, default=64, help="of each row")
-    g.add_argument("--rounds", type=int, default=1)
-    g.add_argument("--random", type=lambda text: list(map(int, text.split(","))), metavar="LAYERS,WIDTH,INNER,HEADS")
-    g.add_argument("--acceptance", type=float, metavar="P", help="accept each drafted token with this probability")
-    g.add_argument("--dtype", default="int8", choices=sorted(WEIGHT_BYTES))
-    g.add_argument("--device", default="cpu")
-    g.add_argument("--threads", type=int, default=usable_cpus())
-    g.add_argument("--output", type=Path, default=Path("long.jsonl"), help="rows as JSON lines; what it has is not done again")
-    g.set_defaults(run=grid)
-    a = what.add_parser("attention")
-    a.add_argument("--widths", type=int, nargs="+", default=[256, 512])
-    a.add_argument("--lengths", type=int, nargs="+", default=[500, 1000, 4000])
-    a.add_argument("--queries", type=int, nargs="+", default=[1, 2, 4, 6, 9])
-    a.add_argument("--rounds", type=int, default=5)
-    a.set_defaults(run=attention)
-    options = p.parse_args()
-    options.run(options)
+    p.add_argument("--model", required=True, metavar="DIR")
+    p.add_argument("--input", required=True, metavar="FILE")
+    p.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 64])
+    p.add_argument("--lengths", type=int, nargs="+", default=[500, 1000, 2000, 4000])
+    p.add_argument("--budgets", type=int, nargs="+", default=[64, 128, 256, 512])
+    p.add_argument("--sinks", type=int, default=USUAL_BUDGET.sinks)
+    p.add_argument("--drafter", choices=("window", *BUDGETED), default="window")
+    p.add_argument("--choices", nargs="+", choices=CHOICES, default=["mass"])
+    p.add_argument("--gammas", type=number_or_auto, nargs="+", default=[1, 2, 3, 4, 5])
+    p.add_argument("--tokens", type=int, default=64, help="of each row")
+    p.add_argument("--rounds", type=int, default=1)
+    p.add_argument("--random", type=lambda text: list(map(int, text.split(","))), metavar="LAYERS,WIDTH,INNER,HEADS")
+    p.add_argument("--acceptance", type=float, metavar="P", help="accept each drafted token with this probability")
+    p.add_argument("--dtype", default="int8", choices=sorted(WEIGHT_BYTES))
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--threads", type=int, default=usable_cpus())
+    p.add_argument("--output", type=Path, default=Path("long.jsonl"), help="rows as JSON lines; what it has is not done again")
+    grid(p.parse_args())
 
 
 if __name__ == "__main__":

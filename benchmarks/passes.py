@@ -1,33 +1,25 @@
 #!/usr/bin/env python3
-"""What a pass of the CPU kernels takes, and how near that is to what this machine can do (a roofline).
+"""What a pass of the CPU kernels takes.
 
     benchmarks/passes.py --model DIR --source FILE [--dtypes int8 float32] [--threads 1 2] [--kernels avx2]
 
-Times native calls, each repeated with the same arguments: a verification (read and judge) of so many rows of so many
-sentences in the middle of their translation, a draft of so many tokens, encoding a source. Prints the median, the products with
-weights and the bytes of weights that the pass needs at least, both as rates, and how long the machine would take at its measured
-peaks for the slower of the two. Peaks come from loops that only read as many bytes or only multiply (peaks.cpp). The last line is
-JSON with the machine's signature.
+Times native calls, each repeated with the same arguments: a verification (read and judge) of so many rows of so many sentences in
+the middle of their translation, a draft of so many tokens, encoding a source. Prints the median, and the rates of products with
+weights and of bytes of weights that it amounts to. The last line is JSON with the machine's signature.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-
-import torch  # noqa: E402
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
 from specdec_plugins.decoding.backends.cpu import binding  # noqa: E402
@@ -44,7 +36,6 @@ VERIFICATIONS = ((1, 1), (1, 3), (1, 5), (1, 9), (1, 13), (8, 1), (8, 9), (32, 1
 LINES = 2000  # of the text, at most
 DRAFTS = (4, 8)  # tokens
 COMMITTED, SHORTEST = 5, 17  # tokens of an output before the pass, and of the outputs that are taken: room for a draft
-PEAK_SECONDS = 0.3
 
 
 class Call(NamedTuple):
@@ -70,27 +61,21 @@ def main() -> int:
         binding.VARIANTS = (options.kernels,)
     pair = load_folder(options.model)
     text = chosen(pair, list(read_lines(options.source))[:LINES])
-    rows, peaks = [], Peaks()
-    print(f"{'dtype':9}{'threads':>7}  {'pass':24}{'us':>7}{'G products/s':>14}{'GB/s':>7}{'bound us':>10}  bound by")
+    rows = []
+    print(f"{'dtype':9}{'threads':>7}  {'pass':24}{'us':>7}{'G products/s':>14}{'GB/s':>7}")
     for dtype in options.dtypes:
         for threads in options.threads:
             for call in calls(pair, text, dtype, threads):
                 taken = median_seconds(call, options.seconds)
-                bounds = {
-                    "products": call.products / peaks.products(dtype, threads),
-                    "bytes": call.weight_bytes / peaks.bytes(call.weight_bytes, threads),
-                }
-                slower = max(bounds, key=lambda name: bounds[name])
                 row = {"dtype": dtype, "threads": threads, "pass": call.name, "us": round(1e6 * taken, 1)}
                 row |= {"products": call.products, "weight_bytes": call.weight_bytes}
-                row |= {f"{name}_bound_us": round(1e6 * bound, 1) for name, bound in bounds.items()}
                 rows.append(row)
                 print(
                     f"{dtype:9}{threads:7}  {call.name:24}{1e6 * taken:7.0f}{call.products / taken / 1e9:14.0f}"
-                    f"{call.weight_bytes / taken / 1e9:7.1f}{1e6 * bounds[slower]:10.0f}  {slower}",
+                    f"{call.weight_bytes / taken / 1e9:7.1f}",
                     flush=True,
                 )
-    print(json.dumps({"benchmark": "passes", "rows": rows, "peaks": peaks.found, "signature": machine()}))
+    print(json.dumps({"benchmark": "passes", "rows": rows, "signature": machine()}))
     return 0
 
 
@@ -184,47 +169,6 @@ def work(stack: Stack, rows: int) -> tuple[int, int]:
     layers = [linear for layer in stack.layers for linear in layer]
     linears = [linear for linear in (*layers, stack.projection, stack.gate) if linear is not None]
     return rows * sum(linear.outputs * linear.inputs for linear in linears), sum(linear.weight_bytes for linear in linears)
-
-
-class Peaks:
-    """What so many threads reach together, measured when it is asked for first."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, float] = {}
-        with tempfile.TemporaryDirectory() as folder:
-            built = Path(folder) / "peaks.so"
-            source = Path(__file__).with_suffix("").with_name("peaks.cpp")
-            command = [os.environ.get("CXX", "c++"), "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(built)]
-            subprocess.run(command, check=True)
-            self.library = ctypes.CDLL(str(built))
-        self.library.read_rate.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_double]
-        self.library.product_rate.argtypes = [ctypes.c_int, ctypes.c_double]
-        self.library.read_rate.restype = self.library.product_rate.restype = ctypes.c_double
-
-    def products(self, dtype: str, threads: int) -> float:
-        """Products a second of the widest instruction for a data type; bytes are widened to float32 where there is none."""
-
-        def measured(_: int) -> float:
-            return (dtype == "int8" and self.library.product_rate(1, PEAK_SECONDS)) or self.library.product_rate(0, PEAK_SECONDS)
-
-        return self._together(f"{'int8' if dtype == 'int8' else 'float32'} products/s, {threads} threads", threads, measured)
-
-    def bytes(self, size: int, threads: int) -> float:
-        """Bytes a second of reading so many bytes again and again, each thread its part."""
-        each = size // threads // 4096 * 4096
-        memory = torch.zeros(size + 4096, dtype=torch.uint8)
-        start = (memory.data_ptr() + 4095) // 4096 * 4096
-        return self._together(
-            f"bytes/s of {size:,}, {threads} threads",
-            threads,
-            lambda member: self.library.read_rate(start + member * each, each, PEAK_SECONDS),
-        )
-
-    def _together(self, name: str, threads: int, measured: Callable[[int], float]) -> float:
-        if name not in self.found:
-            with ThreadPoolExecutor(threads) as pool:
-                self.found[name] = sum(pool.map(measured, range(threads)))
-        return self.found[name]
 
 
 if __name__ == "__main__":

@@ -339,17 +339,3 @@ def test_tables_compare_the_best_of_each(measured):
     for row in (row for row in rows if row["kind"] == "throughput"):
         assert f"{row['workers']} x {row['threads']}" in benchmark.table([row], rows)
     assert "latency, one sentence at a time" in benchmark.table(rows[:2], rows)
-
-
-def test_results_of_several_runs_make_one_table(tmp_path, measured):
-    rows = [summarise(each, each.runs[0].outputs) for each in measured[0]]
-    signature = {"cpu": "a", "cores": 2, "model": "m", "input": "i", "ctranslate2": "9"}
-    path = tmp_path / "found.json"
-    lines = [json.dumps({"rows": [row], "signature": signature}) for row in rows]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    page = tables.filled("<!-- throughput of found.json -->\n<!-- end -->", tmp_path)
-    assert tables.throughput(rows, signature) in page
-    lines.append(json.dumps({"rows": rows, "signature": {**signature, "cpu": "b"}}))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=f"found.json, line {len(lines)}: cpu is b, in line 1 a"):
-        tables.filled("<!-- throughput of found.json -->\n<!-- end -->", tmp_path)

@@ -1,24 +1,17 @@
 """The pair that ships: real models in float32 say the same by every exact strategy; its demo and its measurements run."""
 
 import hashlib
-import importlib
 import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import ROOT, corpus, run_python
 
 from specdec_plugins.commands import demo
 from specdec_plugins.decoding.backends.cpu.binding import library
-from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import load_pair
-from specdec_plugins.decoding.values import Source
 from specdec_plugins.formats.folder import load_folder
-from specdec_plugins.formats.spec import Symbols
-from specdec_plugins.measure import tables
 from specdec_plugins.settings import Settings
 from specdec_plugins.translator import Translator
 
@@ -101,35 +94,27 @@ def test_the_benchmark_of_drafters_runs(tmp_path):
         "benchmarks/drafters.py", "--model", FOLDER, "--input", ROOT / "data/demo.txt", "--reference", ROOT / "data/demo.txt",
         "--sentences", 3, "--rounds", 1, "--batch-sizes", 2, "--block-sizes", 3, "auto", "--output", tmp_path / "rows.jsonl",
     )  # fmt: skip
-    found = tables.read(tmp_path / "rows.jsonl")
-    rows = found["rows"]
+    rows = json.loads((tmp_path / "rows.jsonl").read_text())["rows"]
     names = [
         "ar",
         FOLDER.name,
         "ngram",
         "recycling",
-        "jacobi",
         "lookahead",
         "previous live",
         "previous again",
         "previous reference",
     ]
     assert [row["drafter"] for row in rows] == names + names[1:]
-    assert [row["block_size"] for row in rows] == [0] + 8 * [3] + 8 * ["auto"]
+    assert [row["block_size"] for row in rows] == [0] + 7 * [3] + 7 * ["auto"]
     assert rows[0]["times_ar"] == 1 and rows[0]["tokens_a_pass"] == 1 and rows[1]["tokens_a_pass"] > 1.5
-    assert result.stdout.count("\n| int8 | 2 | 3 | ") == 8
-    table = tables.drafters(rows, found["signature"]).splitlines()
-    assert (
-        table[0] == "| drafter | tokens a pass | accepted | drafting, us | int8, batch 2 |" and len(table) == 2 + len(names) - 1
-    )
-    speeds = f"{rows[1]['times_ar']:.2f} (3) / {rows[9]['times_ar']:.2f} |"
-    assert table[2].startswith(f"| {FOLDER.name} | {rows[1]['tokens_a_pass']:.2f} | ") and table[2].endswith(speeds)
+    assert result.stdout.count("\n| int8 | 2 | 3 | ") == 7
 
 
 def test_the_benchmark_of_long_sources_runs(tmp_path):
     """Sources of consecutive lines, twice: what is measured is not measured again. With random weights, acceptance is drawn."""
     usual = [
-        "benchmarks/long.py", "grid", "--model", FOLDER, "--input", ROOT / "data/demo.txt", "--dtype", "int8", "--threads", 1,
+        "benchmarks/long.py", "--model", FOLDER, "--input", ROOT / "data/demo.txt", "--dtype", "int8", "--threads", 1,
         "--output", tmp_path / "rows.jsonl", "--batch-sizes", 2, "--tokens", 6, "--choices", "mass", "sinks",
     ]  # fmt: skip
     run_python(*usual, "--lengths", 40, "--budgets", 8, "--gammas", 2, "auto")
@@ -144,34 +129,6 @@ def test_the_benchmark_of_long_sources_runs(tmp_path):
     assert all(row["identical"] == 2 for row in rows[:5]) and rows[0]["times_ar"] == 1
     assert 5.6 < rows[1]["weights_mb"] < 5.8 and rows[1]["cache_mb"] == round(2 * (40 + 3) * 4 * 2 * 256 * 4 / 1e6, 2)
     assert rows[6]["accepted"] == 1 and rows[6]["draft_cache_mb"] == round(2 * (20 + 3) * 2 * 64 * 4 / 1e6, 2)
-
-
-@pytest.mark.parametrize("what", ["acceptance", "auto", "drafters", "failures", "time"])
-def test_measurements_run(what):
-    """Which reach into the engine, and whose figures nobody can make again when they do not."""
-    run = run_python(
-        "benchmarks/decoding.py", what, "--model", FOLDER, "--against", FOLDER, "--source", ROOT / "data" / "demo.txt",
-        "--dtype", "int8", "--threads", 1, "--block-sizes", 3, "--batch-sizes", 2, "--rounds", 2,
-    )  # fmt: skip
-    found = json.loads(run.stdout.splitlines()[-1])
-    assert found["benchmark"] == f"decoding {what}" and found["rows"]
-
-
-def test_other_routes_compute_the_verifiers_pass(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    routes = importlib.import_module("routes")
-    model = load_pair(routes.parts(FOLDER), None)[0]
-    loaded, layers = TorchModel(model), range(len(model.decoder.layers))
-    sentence = torch.randint(4, len(model.decoder.projection), (40,), generator=torch.Generator().manual_seed(1)).tolist()
-    state = loaded.start(1)
-    state.admit(Source([sentence[: routes.SOURCE]], Symbols()))
-    loaded.read(state, [sentence[: routes.PREFIX]], [0])
-    past, memory = (torch.cat([cache.read(index, 1, length) for index in layers]).clone()
-                    for cache, length in ((state.cache, routes.PREFIX), (state.sources, routes.SOURCE)))  # fmt: skip
-    behind = sentence[routes.PREFIX : routes.PREFIX + 9]
-    logits = loaded.read(state, [behind], [routes.PREFIX]).logits()
-    best, _ = routes.Pass(model, 9).eval()(torch.tensor(behind), past, memory)
-    assert best.tolist() == logits[0].argmax(-1).tolist()
 
 
 def test_a_folder_without_its_weights_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""Long documents: the corpus made of captions, and the costs fitted to a measured grid."""
+"""Long documents: the corpus made of captions."""
 
 import os
 import subprocess
@@ -8,7 +8,6 @@ from random import Random
 from types import SimpleNamespace
 
 import long_captions as captions
-import long_costs as costs
 import pytest
 import torch
 from conftest import ROOT
@@ -108,24 +107,3 @@ def test_a_folder_of_captions_becomes_a_data_set_with_a_model_to_go_on_from(tmp_
     assert missing.returncode == 1 and missing.stderr.splitlines() == [
         f"data/long_captions.py: --local {tmp_path / 'none'}: no such folder"
     ]
-
-
-# ---- costs
-
-
-def test_rates_are_found_again_and_are_never_negative():
-    rates = costs.Rates(weights=0.1, linear=5.0, cache=0.04, far=0.02, alone=0.03, attention=20.0)
-    rows = [
-        {
-            "batch": batch, "gamma": gamma, "products": products, "weights_mb": products / 1e6,
-            "cache_mb": 0.008 * batch * length, "draft_cache_mb": 0.008 * batch * 128,
-        }
-        for batch in (1, 8, 64) for length in (500, 4000) for gamma in (0, 1, 5) for products in (6_000_000, 40_000_000)
-    ]  # fmt: skip
-    for row in rows:
-        row |= {"verifying_ms": rates.verifying(row), "drafting_ms": rates.drafting(row)}
-    assert costs.fitted(rows) == pytest.approx(rates)
-    for row in rows:  # as if attention took no time: its rate would be below 0
-        row["verifying_ms"] -= 0.9 * 20.0 * (row["gamma"] + 1) * row["cache_mb"] / 4e3
-        row["verifying_ms"] *= 1 - 0.1 * row["gamma"]
-    assert min(costs.fitted(rows)) >= 0

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 from specdec_plugins.commands import report
-from specdec_plugins.measure import figures, machine, runs, tables
+from specdec_plugins.measure import figures, machine, runs
 from specdec_plugins.measure.report import render
 from specdec_plugins.measure.scores import difference
 from specdec_plugins.measure.systems import Run
@@ -129,16 +129,6 @@ def test_what_it_draws(command, tmp_path):
     assert {path.name for path in tmp_path.glob("*.png")} == {file for file, _ in drawn}
     figures.plot_speeds(rows, tmp_path / "speeds.png")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
-
-
-@pytest.mark.parametrize("name", ["docs/performance.md", "benchmarks/README.md"])
-def test_tables_equal_the_json_that_they_come_from(name):
-    path = ROOT / name
-    text = path.read_text(encoding="utf-8")
-    assert len(tables.MARKED.findall(text)) == text.count("<!-- end -->") > 0
-    assert tables.filled(text, path.parent) == text
-    wrong = text.replace("| `ar` int8 | ", "| `ar` int8 | 1", 1)
-    assert tables.filled(wrong, path.parent) == text != wrong
 
 
 def test_frontier():

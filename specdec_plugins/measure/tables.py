@@ -1,13 +1,7 @@
-"""The tables of ``specdec-report``, in Markdown, from the rows of its JSON alone.
+"""The tables of ``specdec-report``, in Markdown, from the rows of its JSON alone."""
 
-A text's table between ``<!-- latency of FILE.json -->`` and ``<!-- end -->`` can be made again, and so be checked, by `filled`.
-"""
-
-import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
@@ -119,28 +113,6 @@ def memory(rows: list[Row], signature: dict[str, Any]) -> str:
                     lambda row: f"{row['weights_mib'] + row['caches_mib']:.0f} / {row['peak_memory_mib']:,}")  # fmt: skip
 
 
-def drafters(rows: list[Row], signature: dict[str, Any]) -> str:
-    """A line a drafter: of what it did with the longest drafts at batch size 1, and of its speed at its best fixed length."""
-    cells = sorted({(row["dtype"], row["batch"]) for row in rows}, key=lambda cell: (cell[0] != "int8", cell))
-    found: dict[str, dict[tuple[str, int], dict[int | str, Row]]] = {}
-    for row in rows:
-        if row["drafter"] != "ar":
-            sizes = found.setdefault(row["drafter"], {}).setdefault((row["dtype"], row["batch"]), {})
-            sizes[row["block_size"]] = row
-    lines = []
-    for name, measured in found.items():
-        fixed = [{size: row for size, row in measured[cell].items() if size != "auto"} for cell in cells]
-        longest = fixed[0][max(fixed[0])]
-        best = [max(sizes.values(), key=lambda row: row["times_ar"]) for sizes in fixed]
-        auto = [f" / {measured[cell]['auto']['times_ar']:.2f}" if "auto" in measured[cell] else "" for cell in cells]
-        lines.append([
-            name, f"{longest['tokens_a_pass']:.2f}", f"{longest['accepted']:.0%}", str(longest["drafting_us"]),
-            *(f"{row['times_ar']:.2f} ({row['block_size']}){more}" for row, more in zip(best, auto)),
-        ])  # fmt: skip
-    heads = ["drafter", "tokens a pass", "accepted", "drafting, us", *(f"{dtype}, batch {batch}" for dtype, batch in cells)]
-    return table(heads, lines)
-
-
 TABLES: dict[str, Callable[[list[Row], dict[str, Any]], str]] = {
     "latency": latency, "throughput": throughput, "ctranslate2": partial(against, "ctranslate2", "CTranslate2"),
     "ar": partial(against, "ar", "`ar`"), "quality": quality, "acceptance": acceptance, "memory": memory,
@@ -157,36 +129,3 @@ ABOUT = {
     "memory": "All processes of the mix of the throughput. Model states: weights as they are held, and keys and values "
     "while the longest sources are decoded. In all: the most that was held, interpreter, libraries and loading included.",
 }
-
-
-MARKED = re.compile(r"(<!-- (\w+) of ([^\s,]+)(?:, (\S+))? -->\n).*?(?=<!-- end -->)", re.DOTALL)
-
-
-def filled(text: str, folder: Path) -> str:
-    """A text with each marked table made again from its JSON, whose path is relative to ``folder``."""
-
-    known = {**TABLES, "drafters": drafters}  # the latter of benchmarks/drafters.py
-
-    def make(match: re.Match[str]) -> str:
-        head, kind, file, test_set = match.groups()
-        if kind not in known:
-            raise ValueError(f"no table '{kind}'; available: {', '.join(known)}")
-        result = read(folder / file)
-        return f"{head}\n{known[kind](rows_of(result, test_set), result['signature'])}\n"
-
-    return MARKED.sub(make, text)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The result in a file, or several as one, a line each: of the same model and text on the same machine, other cells.
-
-    Raises ValueError if they differ in that.
-    """
-    results = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    first = results[0]["signature"]
-    for number, result in enumerate(results, 1):
-        for name in ("cpu", "cores", "model", "input"):
-            if result["signature"].get(name) != first.get(name):
-                raise ValueError(f"{path}, line {number}: {name} is {result['signature'].get(name)}, in line 1 {first.get(name)}")
-    rows = [row for result in results for row in result["rows"]]
-    return {**results[0], "rows": rows}
