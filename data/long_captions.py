@@ -6,7 +6,7 @@ each time beside other captions; or, with ``--mono``, some of these and of furth
 to be learned by heart. Their German side is what the pair that ships, data/demo.en-de, makes of each caption, greedily: a
 verifier that goes on from that one has to learn where in the document it is, and not to translate. Captions that it translates
 in circles, 4 % of them, and those of several sentences are left out, and all end with a full stop: training tells sentences by
-it (specdec_plugins/criterions/guided_attention.py). Validation and test documents keep the order of the corpus and its own German
+it (specdec_plugins/criterions/document_loss.py). Validation and test documents keep the order of the corpus and its own German
 side: `valid` has documents of 64 captions, `test` single captions, and `test1` to `test4` 32, 64, 128 and 256.
 
 The pair's codes and dictionary are the data set's, and its verifier is written as a checkpoint to go on from: ``start.pt``.

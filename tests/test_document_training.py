@@ -1,4 +1,4 @@
-"""Training a verifier on documents: guided attention, shifted positions, stutters, the kernel that long batches take."""
+"""Training a verifier on documents: guided attention, shifted positions, repetition noise, the kernel for long batches."""
 
 import math
 from random import Random
@@ -10,10 +10,17 @@ from conftest import make_batch, make_dictionary, make_verifier
 from torch import nn
 
 import specdec_plugins.tasks  # noqa: F401  (as --user-dir does)
-from specdec_plugins.criterions import guided_attention, verifier_loss
-from specdec_plugins.criterions.guided_attention import GuidedAttention
-from specdec_plugins.criterions.shifted_positions import shifted_positions, shifts
-from specdec_plugins.criterions.stutters import LONGEST, MOST, stuttered, with_stutters
+from specdec_plugins.criterions import document_loss, verifier_loss
+from specdec_plugins.criterions.document_loss import (
+    LONGEST,
+    MOST,
+    DocumentLoss,
+    GuidedAttention,
+    repeated,
+    shifted_positions,
+    shifts,
+    with_repetitions,
+)
 from specdec_plugins.criterions.verifier_loss import VerifierLoss
 
 PAD, EOS, END = 1, 2, 5
@@ -54,8 +61,8 @@ def sentence(row: list[int], at: int, exclusive: bool) -> int:
 
 def everywhere(monkeypatch):
     """Guide the first layers, too, and to the sentence alone: so is a sentence cut off from the others."""
-    monkeypatch.setattr(guided_attention, "FIRST", ())
-    monkeypatch.setattr(guided_attention, "NEIGHBOURS", 0)
+    monkeypatch.setattr(document_loss, "FIRST", ())
+    monkeypatch.setattr(document_loss, "NEIGHBOURS", 0)
 
 
 def test_the_first_layers_are_left_alone():
@@ -75,7 +82,7 @@ def test_the_first_layers_are_left_alone():
 @pytest.mark.parametrize("neighbours", [0, 1])
 def test_a_query_is_to_look_near_its_sentence_as_a_naive_count_finds_it(neighbours, monkeypatch):
     everywhere(monkeypatch)
-    monkeypatch.setattr(guided_attention, "NEIGHBOURS", neighbours)
+    monkeypatch.setattr(document_loss, "NEIGHBOURS", neighbours)
     model, _ = make_verifier()
     source, prefix = documents([[4, 3, 6, 2], [2, 5], [3]], [[3, 5, 4, 3], [4, 4], [2, 2]])  # the last two differ in sentences
     guided = GuidedAttention(model, source, prefix, PAD, (END, END), damping=0.0)
@@ -84,7 +91,7 @@ def test_a_query_is_to_look_near_its_sentence_as_a_naive_count_finds_it(neighbou
         side = name.split(".")[0]
         queries = source if side == "encoder" else prefix
         keys = prefix if name.startswith("decoder") and name.endswith("self_attn") else source
-        seen, near = guided.places(name, torch.arange(queries.size(1)))
+        seen, near = guided.visible_and_near(name, torch.arange(queries.size(1)))
         seen = seen.expand_as(near)
         for b in range(len(source)):
             for q in range(queries.size(1)):
@@ -111,11 +118,11 @@ def test_the_loss_is_the_attention_that_fairseq_computes(damping, monkeypatch):
     with guided.watch():
         run(model, source, prefix)
     assert not any(layer._forward_pre_hooks for layer in guided.layers.values())
-    monkeypatch.setattr(guided_attention.torch, "randint", lambda high, size, device: torch.arange(high))
+    monkeypatch.setattr(document_loss.torch, "randint", lambda high, size, device: torch.arange(high))
     found = guided.loss()
     expected = []
     for name, (query, key) in guided.inputs.items():
-        seen, near = guided.places(name, torch.arange(query.size(0)))
+        seen, near = guided.visible_and_near(name, torch.arange(query.size(0)))
         hidden = torch.zeros(seen.expand_as(near).shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
         layer = guided.layers[name]
         _, weights = nn.functional.multi_head_attention_forward(
@@ -185,13 +192,14 @@ def test_damping_goes_from_the_whole_document_to_the_sentence(monkeypatch):
     assert min((results[2] - results[end]).abs().max() for end in (0, 4)) > 1e-3
 
 
-def test_guided_a_model_learns_where_to_look():
+def test_guided_a_model_learns_where_to_look(monkeypatch):
+    monkeypatch.setattr(document_loss, "SHIFTED", 0.0)
     torch.manual_seed(1)
     model, _ = make_verifier()
     source, prefix = documents(*[[[4, 3, 6, 5, 4]] * 8] * 2)
     dictionary = make_dictionary()
     dictionary.symbols[END], dictionary.indices["."] = ".", END
-    criterion = VerifierLoss(task_of(dictionary), False, 0.1, guided_attention=1.0)
+    criterion = DocumentLoss(task_of(dictionary), False, 0.1, repetition_noise=0.0)
     target = torch.cat([prefix[:, 1:], torch.full((8, 1), EOS)], 1)
     sample = {
         "target": target, "ntokens": target.numel(),
@@ -214,9 +222,8 @@ def test_guided_a_model_learns_where_to_look():
 
 def test_a_dictionary_without_full_stops_is_refused():
     task = SimpleNamespace(source_dictionary=make_dictionary(), target_dictionary=make_dictionary())
-    for option in ("guided_attention", "stutters"):
-        with pytest.raises(ValueError, match="which a dictionary lacks"):
-            VerifierLoss(task, False, 0.1, **{option: 1.0})
+    with pytest.raises(ValueError, match="which a dictionary lacks"):
+        DocumentLoss(task, False, 0.1)
     VerifierLoss(task, False, 0.1)
 
 
@@ -246,12 +253,10 @@ def test_sentences_move_within_the_positions_that_there_are_and_the_target_with_
 
 
 def test_shifted_a_model_reads_the_rows_further_on(monkeypatch):
-    from specdec_plugins.criterions import shifted_positions as module
-
     model, _ = make_verifier()
     source, prefix = make_batch([5, 3, 6], left=True), make_batch([4, 7, 2])
     by = torch.tensor([0, 10, 30]), torch.tensor([0, 12, 33])
-    monkeypatch.setattr(module, "shifts", lambda *_: by)
+    monkeypatch.setattr(document_loss, "shifts", lambda *_: by)
     read = []
     for side, batch in (("encoder", source), ("decoder", prefix)):
         table = getattr(model, side).embed_positions
@@ -269,21 +274,21 @@ def test_shifted_a_model_reads_the_rows_further_on(monkeypatch):
 def test_learned_positions_do_not_move():
     model, _ = make_verifier(encoder_learned_pos=True, decoder_learned_pos=True)
     moved = shifted_positions(model, *symbols(make_batch([3]), make_batch([3])), 1.0)
-    with pytest.raises(ValueError, match="--shifted-positions is for the fixed positions"), moved:
+    with pytest.raises(ValueError, match="document_loss needs sinusoidal positions"), moved:
         pass
 
 
-# ---- stutters
+# ---- repetition noise
 
 
-def test_a_stutter_repeats_what_was_just_read_and_then_the_row_goes_on():
+def test_noise_repeats_what_was_just_read_and_then_the_row_goes_on():
     """Read anew from its indices: where a row does not go on, it goes back over the last symbols, and comes to where it was."""
     random = Random(1)
     lengths, times = set(), set()
     for _ in range(200):
         row = random.choices(range(2, 24), k=random.randint(1, 60))
         most = len(row) + random.randint(0, 300)
-        indices, predicted = stuttered(row, 0.1, {EOS, END}, most, random)
+        indices, predicted = repeated(row, 0.1, {EOS, END}, most, random)
         assert len(indices) == len(predicted) <= most
         furthest, at, due = -1, 0, []
         while at < len(indices):
@@ -304,21 +309,21 @@ def test_a_stutter_repeats_what_was_just_read_and_then_the_row_goes_on():
     assert lengths == set(range(1, LONGEST + 1)) and 1 in times and MOST // 2 < max(times) <= MOST
 
 
-def test_stutters_are_as_many_as_asked_for():
+def test_repetitions_are_as_many_as_asked_for():
     row = [7] * 100_000
-    indices, predicted = stuttered(row, 0.002, {EOS}, 10**6, Random(1))
+    indices, predicted = repeated(row, 0.002, {EOS}, 10**6, Random(1))
     ended = sum(due and index == before for (index, before), due in zip(zip(indices[1:], indices), predicted[1:]))
     back = sum(index <= before for index, before in zip(indices[1:], indices))
     assert 0 < ended < back and 120 < sum(predicted) - len(row) < 280
-    assert stuttered(row, 0.0, set(), 10**6, Random(1)) == (list(range(len(row))), [True] * len(row))
-    assert stuttered(row, 1.0, set(), len(row), Random(1))[0] == list(range(len(row)))  # no room
+    assert repeated(row, 0.0, set(), 10**6, Random(1)) == (list(range(len(row))), [True] * len(row))
+    assert repeated(row, 1.0, set(), len(row), Random(1))[0] == list(range(len(row)))  # no room
 
 
-def test_a_batch_that_stutters_predicts_what_follows_and_nothing_within_a_stutter():
+def test_a_batch_with_noise_predicts_what_follows_and_nothing_within_a_repetition():
     _, prefix = documents([[2]] * 3, [[30, 40, 25], [20], [90, 5]])
     target = torch.cat([prefix[:, 1:], torch.full((3, 1), PAD)], 1)
     target[range(3), prefix.ne(PAD).sum(1) - 1] = EOS
-    read, due = with_stutters(prefix, target, 0.05, PAD, {EOS, END}, 10**6)
+    read, due = with_repetitions(prefix, target, 0.05, PAD, {EOS, END}, 10**6)
     assert read.shape == due.shape and prefix.size(1) < read.size(1) <= prefix.size(1) * 9 // 8
     for row in range(3):
         length = int(prefix[row].ne(PAD).sum())
@@ -328,22 +333,24 @@ def test_a_batch_that_stutters_predicts_what_follows_and_nothing_within_a_stutte
         pairs = set(zip(prefix[row, :length].tolist(), target[row, :length].tolist()))
         assert {(a, b) for a, b in zip(symbols.tolist(), following.tolist()) if b != PAD} == pairs
         assert due[row, len(symbols) :].eq(PAD).all()
-    assert torch.equal(with_stutters(prefix, target, 0.5, PAD, {EOS, END}, prefix.size(1))[0][2], prefix[2])  # no room
+    assert torch.equal(with_repetitions(prefix, target, 0.5, PAD, {EOS, END}, prefix.size(1))[0][2], prefix[2])  # no room
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found = with_stutters(prefix, target, 0.05, PAD, {EOS, END}, 10**6)[0]
+        found = with_repetitions(prefix, target, 0.05, PAD, {EOS, END}, 10**6)[0]
         if seed == 1:
             first = found
     assert found.shape != first.shape or not torch.equal(found, first)
 
 
-def test_the_loss_is_of_the_batch_that_stutters_and_not_while_it_validates(monkeypatch):
+def test_the_loss_is_of_the_noisy_batch_and_of_the_plain_one_in_validation(monkeypatch):
+    for name in ("GUIDANCE", "DAMPING", "SHIFTED"):
+        monkeypatch.setattr(document_loss, name, 0.0)
     model, _ = make_verifier()
     model.double()
     source, prefix = documents([[4, 3, 20], [20, 3]], [[30, 5, 14], [40, 4]])
     dictionary = make_dictionary()
     dictionary.symbols[END], dictionary.indices["."] = ".", END
-    criterion = VerifierLoss(task_of(dictionary), False, 0.0, stutters=30.0)
+    criterion = DocumentLoss(task_of(dictionary), False, 0.0, repetition_noise=30.0)
     target = torch.cat([prefix[:, 1:], torch.full((2, 1), EOS)], 1).masked_fill(prefix.eq(PAD), PAD)
     inputs = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": prefix}
     sample = {"target": target, "ntokens": target.numel(), "net_input": inputs}
@@ -354,7 +361,7 @@ def test_the_loss_is_of_the_batch_that_stutters_and_not_while_it_validates(monke
     torch.manual_seed(1)
     loss = criterion(model, sample)[0]
     torch.manual_seed(1)
-    read, due = with_stutters(prefix, target, 0.03, PAD, {EOS, END}, model.max_decoder_positions())
+    read, due = with_repetitions(prefix, target, 0.03, PAD, {EOS, END}, model.max_decoder_positions())
     assert read.size(1) > prefix.size(1)
 
     def expected(prefix, target):

@@ -10,7 +10,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import NOISE_CHOICES, TranslationLevenshteinConfig, TranslationLevenshteinTask
 
 # fairseq's --user-dir imports tasks and models, but not criterions.
-from specdec_plugins.criterions import block_loss, drafter_loss, glat_loss, verifier_loss  # noqa: F401
+from specdec_plugins.criterions import block_loss, document_loss, drafter_loss, glat_loss, verifier_loss  # noqa: F401
 from specdec_plugins.models.block import BlockDrafterModel
 from specdec_plugins.tasks.generator import SpeculativeGenerator
 from specdec_plugins.text.vocabulary import fingerprint_of
