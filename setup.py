@@ -71,7 +71,6 @@ setup(
             "specdec-report = specdec_plugins.commands.report:main",
             "specdec-score = specdec_plugins.commands.score:main",
             "specdec-translate = specdec_plugins.commands.translate:main",
-            "specdec-tune = specdec_plugins.commands.tune:main",
         ]
     },
 )

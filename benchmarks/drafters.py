@@ -53,8 +53,8 @@ class System:
             self.roles = translator.roles
             if self.untrained:
                 self.roles = self.roles._replace(drafter=self.without_weights())
-            how = translator.trained_block_size, self.roles.drafter, not self.untrained, None
-            self.roles = self.roles._replace(controller=controller_of(translator.pair, self.settings, *how))
+            controller = controller_of(self.settings, translator.trained_block_size, self.roles.drafter)
+            self.roles = self.roles._replace(controller=controller)
         self.rounds: list[list[float]] = []  # seconds of each turn
 
     def begin(self) -> None:

@@ -1,7 +1,6 @@
 """From a pair and settings to the roles of a session: drafter, verifier, acceptance rule and controller. Knows no text."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,20 +10,14 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.assembly import assemble, assemble_part
 from specdec_plugins.decoding.backends import LoadedModel
-from specdec_plugins.decoding.control.arms import GATES
 from specdec_plugins.decoding.control.fixed import FixedLength
-from specdec_plugins.decoding.control.thompson import Thompson
 from specdec_plugins.decoding.control.throughput import Throughput
-from specdec_plugins.decoding.control.ucb import Ucb
-from specdec_plugins.decoding.options import BUDGETED, OPEN, USUAL_BUDGET, Tree
-from specdec_plugins.decoding.portfolio import Portfolio
+from specdec_plugins.decoding.options import BUDGETED, USUAL_BUDGET, Tree
 from specdec_plugins.decoding.ranks import LedController, Ranks
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.verifier import Unverified
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.spec import extended
-from specdec_plugins.measure.machine import place
-from specdec_plugins.measure.tuned import read_tuning
 from specdec_plugins.settings import OptionError, Settings
 
 DRAFTING = ("specdec", "drafter")  # strategies that draft
@@ -48,21 +41,18 @@ def assign(
         drafting, verifying = assemble(pair.verifier, weights, *how, budget)
     if own is not None:
         drafting = own
-    elif settings.members:
-        facts = facts_of(pair, settings, verifying.model)
-        others = [drafters.without_weights(name, facts) for name in settings.members if not weights or name != weights.code]
-        joined = len(settings.members) > 1
-        drafting = Portfolio(others, drafting if weights else None) if joined else others[0]
-    if budget is not None and not weights and "window" not in settings.members:
+    elif settings.draft_with:
+        drafting = drafters.without_weights(settings.draft_with, facts_of(pair, settings, verifying.model))
+    if budget is not None and not weights and settings.draft_with != "window":
         raise ValueError(f"kv_budget has a use only with drafters window, {', '.join(BUDGETED)}")
     if settings.tree and not drafting.traits.trees:
         raise ValueError(f"drafter '{drafter_name(pair, settings, own)}' drafts no trees")
     if settings.strategy == "drafter":
         if drafting.traits.needs_verifier:
             raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
-        return Roles(drafting, Unverified(), accept_all, controller_of(pair, settings, trained, drafting, own is None, ranks))
+        return Roles(drafting, Unverified(), accept_all, controller_of(settings, trained, drafting, ranks))
     rule = TopBetaTau(settings.beta, settings.tau)
-    return Roles(drafting, verifying, rule, controller_of(pair, settings, trained, drafting, own is None, ranks))
+    return Roles(drafting, verifying, rule, controller_of(settings, trained, drafting, ranks))
 
 
 def drafter_name(pair: Pair, settings: Settings, own: Drafter | None) -> str | None:
@@ -79,27 +69,14 @@ def block_size(settings: Settings, trained: int) -> int | str:
     return settings.block_size if isinstance(settings.block_size, int) else trained
 
 
-def controller_of(
-    pair: Pair, settings: Settings, trained: int, drafter: Drafter, paired: bool, ranks: Ranks | None
-) -> Controller:  # fmt: skip
-    """What says how much the ``drafter`` drafts, on the first of some ``ranks`` for all. It starts from what `specdec-tune`
-    learned of the pair here, in one process, if the drafter is the pair's own (``paired``) and drafts without a budget.
-    """
+def controller_of(settings: Settings, trained: int, drafter: Drafter, ranks: Ranks | None = None) -> Controller:
+    """The controller for ``drafter``; with several ``ranks``, the first one decides for all."""
     if settings.strategy == "ar":
         return FixedLength(0)
     size = block_size(settings, trained)
     if size != "auto":
         return FixedLength(int(size), settings.gate, Tree(settings.tree) if settings.tree else None)
-    tuned = paired and not settings.members and settings.budget is None and ranks is None
-    learned = read_tuning(Path(pair.name), place(settings.dtype, settings.threads, settings.device)) if tuned else None
-    nodes = settings.tree or 0
-    controller: Controller
-    if settings.controller == "throughput":
-        controller = Throughput(trained, settings.gate, learned, nodes, drafter.traits.copies_text)
-    else:
-        gates = GATES if settings.gate == OPEN and settings.indifferent else ()
-        bandit = {"thompson": Thompson, "ucb": Ucb}[settings.controller]
-        controller = bandit(trained, settings.gate, gates, learned, nodes)
+    controller = Throughput(trained, settings.gate, drafter.traits.copies_text)
     return controller if ranks is None else LedController(controller, ranks)
 
 

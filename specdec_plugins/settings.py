@@ -18,9 +18,9 @@ from specdec_plugins.decoding.options import (
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 # Drafters without weights that are built in, ..
-UNTRAINED = ("ngram", "recycling", "jacobi", "lookahead", "previous", "retrieval", "window")
+UNTRAINED = ("ngram", "recycling", "lookahead", "previous", "retrieval", "window")
 BRANCHING = ("recycling", "lookahead")  # .. and of these, those that draft trees
-CONTROLLERS = ("throughput", "thompson", "ucb")
+REMOVED_DRAFTERS = {"jacobi": "lookahead"}  # former names, and what to use instead
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 
 WHOLE = "sentence"  # windows of a sentence each
@@ -50,14 +50,10 @@ class Settings:
 
     strategy: str = "specdec"
     # Drafted tokens an iteration; "auto": as many as pay, down to none; "model": as many as the model was trained for. None: auto
-    # where that cannot change the output (specdec with beta 1), else the model's.
+    # where that cannot change the output (specdec with beta 1, without a tree), else the model's.
     block_size: int | str | None = None
-    # Drafts are trees of so many tokens at most; block_size is then the length of the longest path, and "auto" takes chains, too,
-    # or none.
-    tree: int | None = None
-    # A drafter without weights, by its name, or several, with the model's or without, such as "block_causal+ngram"; None: the
-    # model's.
-    draft_with: str | None = None
+    tree: int | None = None  # draft trees of up to this many tokens; block_size is then the longest path
+    draft_with: str | None = None  # a drafter without weights, by name; None: the model's
     datastore: str | None = None  # a file, for drafter retrieval
     # Of drafter window, and of the model's with a kv_budget: see `Budget`. None: of window the usual one, of the model's none.
     kv_budget: int | None = None
@@ -65,7 +61,6 @@ class Settings:
     kv_choice: str = USUAL_BUDGET.choice
     beta: int = 1
     tau: float = float("inf")  # nats
-    controller: str = "throughput"  # what chooses the block size auto
     verifier_gate: float = 0.0  # see `Gate`
     drafter_gate: float = 0.0
     # Sources are documents, cut into windows of so many source tokens at most, or of a "sentence" each; None: they are not cut.
@@ -99,13 +94,16 @@ class Settings:
     def _values(self) -> Iterable[Fault]:
         """Values that cannot be used, whatever the others are."""
         for name, value, known in (
-            ("strategy", self.strategy, STRATEGIES), ("dtype", self.dtype, DTYPES), ("controller", self.controller, CONTROLLERS),
-            ("kv_choice", self.kv_choice, CHOICES),
+            ("strategy", self.strategy, STRATEGIES), ("dtype", self.dtype, DTYPES), ("kv_choice", self.kv_choice, CHOICES),
         ):  # fmt: skip
             if value not in known:
                 yield name, f"'{value}' is unknown; available: {', '.join(known)}"
         if isinstance(self.block_size, str) and self.block_size not in ("auto", "model"):
             yield "block_size", f"'{self.block_size}' is neither a number, nor auto or model"
+        if self.draft_with in REMOVED_DRAFTERS:
+            yield "draft_with", f"{self.draft_with} was removed; use {REMOVED_DRAFTERS[self.draft_with]}"
+        elif self.draft_with and "+" in self.draft_with:
+            yield "draft_with", f"takes one drafter, not {self.draft_with}; use one of {', '.join(self.draft_with.split('+'))}"
         if isinstance(self.windows, str) and self.windows != WHOLE:
             yield "windows", f"'{self.windows}' is neither a number nor {WHOLE}"
         if self.context < 0:
@@ -159,17 +157,17 @@ class Settings:
         if isinstance(self.windows, int) and self.max_len_a * self.windows + self.max_len_b < self.windows:
             most = int(self.max_len_a * self.windows + self.max_len_b)
             yield "windows", f"of {self.windows} tokens would be cut to {most} tokens of output by the length limit"
-        if self.windows is not None and "previous" in self.members:
+        if self.windows is not None and self.draft_with == "previous":
             yield "windows", "does not go with drafter previous, whose hints are of whole lines"
         if self.sampling:
             yield from ((name, "is not used with sampling") for name in ("beta", "tau") if self._given(name))
         else:
             yield from ((name, "has a use only with sampling") for name in SAMPLING if self._given(name))
-        if "retrieval" in self.members and not self.datastore:
+        if self.draft_with == "retrieval" and not self.datastore:
             yield "datastore", "is missing, which drafter retrieval needs"
-        if "retrieval" not in self.members and self.datastore:
+        if self.draft_with != "retrieval" and self.datastore:
             yield "datastore", "has a use only with drafter retrieval"
-        if self.members and not {"window", *BUDGETED} & set(self.members):
+        if self.draft_with not in (None, "window"):
             yield from (
                 (name, f"has a use only with drafters window, {', '.join(BUDGETED)}") for name in BUDGET if self._given(name)
             )
@@ -177,18 +175,12 @@ class Settings:
             yield from ((name, "has a use only with kv_budget, or drafter window") for name in BUDGET if self._given(name))
         if self.mbr is not None and self.samples > 1:
             yield "samples", f"{self.samples} does not go with mbr, which says how many samples it takes"
-        if "window" in self.members and len(self.members) > 1:
-            yield "draft_with", "window does not go with others: it is the verifier, which takes as long as a pass"
-        if len(set(self.members)) < len(self.members):
-            yield "draft_with", f"{self.draft_with} names a drafter twice"
-        if self.tree is not None and len(self.members) > 1:
-            yield "tree", "does not go with several drafters, which draft chains"
         if self.tree is not None and self.draft_with in UNTRAINED and self.draft_with not in BRANCHING:
-            yield "tree", f"is nothing that drafter {self.draft_with} drafts"
+            yield "tree", f"is not supported by {self.draft_with}; use {' or '.join(BRANCHING)}"
+        if self.tree is not None and self.block_size == "auto":
+            yield "tree", "cannot be combined with block size auto; give the longest path as block size"
         if self.block_size == "auto" and self.strategy == "drafter":
             yield "block_size", "auto is not available with strategy drafter"
-        if self._given("controller") and not self.adaptive:
-            yield "controller", "has a use only with block size auto"
         if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
             yield "dtype", f"{self.dtype} is not available with strategy fairseq"
         if self.tensor_parallel:
@@ -204,9 +196,9 @@ class Settings:
             yield "tensor_parallel", f"splits the verifier, which strategy {self.strategy} does not run here"
         if self.dtype == "int8":
             yield "dtype", "int8 needs the CPU kernels, which tensor_parallel does not use"
-        if self.budget is not None and "window" not in self.members:
+        if self.budget is not None and self.draft_with != "window":
             yield "kv_budget", "is for drafter window alone with tensor_parallel"
-        untrained = self.strategy == "ar" or (self.members and all(name in UNTRAINED for name in self.members))
+        untrained = self.strategy == "ar" or self.draft_with in UNTRAINED
         if self._given("drafter_ranks") and untrained:
             yield "drafter_ranks", "has a use only with a drafter that has weights: others run on every rank"
 
@@ -215,14 +207,9 @@ class Settings:
         return getattr(self, name) != getattr(type(self), name)
 
     @property
-    def members(self) -> tuple[str, ...]:
-        """The drafters that `draft_with` names."""
-        return tuple(self.draft_with.split("+")) if self.draft_with else ()
-
-    @property
     def adaptive(self) -> bool:
-        """Whether drafts are as large as pays: by default where that cannot change an output."""
-        usual = self.block_size is None and self.strategy == "specdec"
+        """Whether the controller chooses the draft length: the default where that cannot change an output."""
+        usual = self.block_size is None and self.strategy == "specdec" and self.tree is None
         return self.block_size == "auto" or (usual and self.indifferent)
 
     @property
@@ -238,7 +225,7 @@ class Settings:
     @property
     def budget(self) -> Budget | None:
         """How much of a cache the drafter reads; None: all of it."""
-        return self.usual_budget if self.kv_budget is not None or "window" in self.members else None
+        return self.usual_budget if self.kv_budget is not None or self.draft_with == "window" else None
 
     @property
     def usual_budget(self) -> Budget:

@@ -65,8 +65,7 @@ class Translator:
         if pair.drafter is not None and not 1 <= pair.block_size <= MAX_BLOCK_SIZE:
             raise ValueError(f"{pair.name}: a block size of {pair.block_size:,}; from 1 to {MAX_BLOCK_SIZE:,}")
         self.trained_block_size = pair.block_size
-        joined = pair.drafter is not None and len(settings.members) > 1 and pair.drafter.code in settings.members
-        if drafter is not None or (settings.members and not joined):
+        if drafter is not None or settings.draft_with:
             self.trained_block_size = pair.block_size or USUAL_BLOCK_SIZE
             pair = replace(pair, drafter=None)
         elif pair.drafter is None and settings.strategy in DRAFTING:

@@ -166,7 +166,7 @@ def test_options(tmp_path):
     lines = ["A man is playing a guitar in the street while two dogs run through the snow.", "A dog runs."]
     plain = Translator.from_pretrained(DEMO, dtype="int8", strategy="ar").translate(lines)
     drafted = []
-    for how in ({}, {"kv_budget": 5, "sinks": 1}, {"kv_budget": WHOLE}, {"kv_budget": 5, "draft_with": "block_causal+ngram"}):
+    for how in ({}, {"kv_budget": 5, "sinks": 1}, {"kv_budget": WHOLE}):
         tree = {"tree": 6} if len(how) == 2 and "sinks" in how else {}
         for more in ({"block_size": 3}, {"block_size": 3, **tree}):
             translator = Translator.from_pretrained(DEMO, dtype="int8", **how, **more)

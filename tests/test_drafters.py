@@ -18,7 +18,7 @@ from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.datastore import CONTEXT, Datastore, sorted_places
-from specdec_plugins.decoding.drafters import PairFacts, jacobi, lookahead, ngram, previous, recycling, retrieval
+from specdec_plugins.decoding.drafters import PairFacts, lookahead, ngram, previous, recycling, retrieval
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.options import Sampling, Tree
@@ -30,7 +30,7 @@ from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdic
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.settings import UNTRAINED
 
-NAMES = ["jacobi", "lookahead", "memory", "ngram", "previous", "recycling", "retrieval"]  # memory: retrieval with sources
+NAMES = ["lookahead", "memory", "ngram", "previous", "recycling", "retrieval"]  # memory: retrieval with sources
 DEMO = ROOT / "data" / "demo.en-de"
 COPIES = [*range(4), *range(5, WORDS + 4), -1]  # the target has every token but the last, under another number
 
@@ -389,18 +389,6 @@ def test_what_is_learned_is_bounded_by_the_vocabulary():
     assert set(successors.after) == set(range(30))
 
 
-def test_jacobi_drafts_the_guesses_behind_the_refusal():
-    """Of tokens 5 6 7 8 the first is accepted, 10 is the verifier's own; 11, 12 and 13 follow the refused ones."""
-    drafter = jacobi.Jacobi()
-    state = told(drafter, [[4]], [[5, 6, 7, 8]], [[5, 10, 11, 12, 13]], [1])
-    assert state.rows[0].guesses == [11, 12, 13]
-    assert drafter.propose(state, prefix_of([[4, 5, 10]]), uniform(1, 4)).tokens == [[11, 12, 13]]
-    drafter.successors.after[11] = 20  # once chosen by the verifier, and so better than a guess
-    assert drafter.propose(state, prefix_of([[4, 5, 10]]), uniform(1, 4)).tokens == [[11, 20, 13]]
-    # A step without a draft came between: the guesses are for an output that is shorter now.
-    assert drafter.propose(state, prefix_of([[4, 5, 10, 25]]), uniform(1, 3)).tokens == [[]]
-
-
 # ---- n-grams that the verifier made
 
 
@@ -581,16 +569,6 @@ def test_rows_move_and_part(name):
         commit(prefix, [random_text(rng, rng.randrange(1, 3), 5) for _ in order])
 
 
-def test_guesses_move_with_their_rows():
-    drafter = jacobi.Jacobi()
-    state = told(drafter, [[4], [5]], [[6, 7], [8, 9]], [[10, 11, 12], [13, 14, 15]], [0, 0])
-    state.select([1, 1, 0])
-    drafts = drafter.propose(state, prefix_of([[5, 13], [5, 13], [4, 10]]), uniform(3, 2)).tokens
-    assert drafts == [[14, 15], [14, 15], [11, 12]]
-    drafter.observe(state, Told([[0, 16, 17]] * 3), Draft([[14, 15], [], []]), Verdict([0, 0, 0], [1, 1, 1], [], []))
-    assert [row.guesses for row in state.rows] == [[16, 17], [], []]
-
-
 def test_learning_asks_for_nothing_in_plain_steps():
     """The verifier's logits are read only after a draft was asked for."""
     fairseq_model, args = make_verifier(words=WORDS, **SHAPES["pre-norm"])
@@ -619,7 +597,7 @@ def test_drafters_are_found_by_what_they_need():
     with pytest.raises(
         ValueError,
         match=r"'block_causal' is no drafter without weights; these are: "
-        r"jacobi, lookahead, ngram, previous, recycling, retrieval, window$",
+        r"lookahead, ngram, previous, recycling, retrieval, window$",
     ):
         drafters.without_weights("block_causal", facts)
     with pytest.raises(ValueError, match=r"no drafter named 'nothing'\. Available: "):
@@ -673,7 +651,7 @@ def test_commands(capfd, tmp_path):
         (
             ["--draft-with", "magic"],
             1,
-            "no drafter named 'magic'. Available: block, block_causal, block_state, eagle, hydra, jacobi, ",
+            "no drafter named 'magic'. Available: block, block_causal, block_state, eagle, hydra, lookahead, ",
         ),
         (["--draft-with", "block"], 1, "'block' is no drafter without weights"),
         (["--draft-with", "ngram", "--strategy", "ar"], 2, "--draft-with is not used by strategy ar"),
@@ -685,15 +663,14 @@ def test_commands(capfd, tmp_path):
             2,
             "--kv-budget has a use only with drafters window, block_causal, small",
         ),
-        (["--draft-with", "ngram+other", "--kv-budget", "8"], 2, "--kv-budget has a use only with drafters window, "),
         (["--strategy", "drafter", "--kv-budget", "8"], 2, "--kv-budget is not used by strategy drafter"),
         (["--sinks", "2"], 2, "--sinks has a use only with kv_budget, or drafter window"),
         (["--kv-budget", "0"], 2, "--kv-budget 0 is less than 1"),
         (["--draft-with", "window", "--kv-budget", "0"], 2, "--kv-budget 0 is less than 1"),
         (["--draft-with", "window", "--kv-budget", "4"], 2, "--sinks 4 is negative, or leaves nothing of a budget of 4"),
         (["--draft-with", "window", "--sinks", "-1"], 2, "--sinks -1 is negative, or leaves nothing of a budget of 128"),
-        (["--draft-with", "previous"], 2, "--hint is missing, which --draft-with previous needs"),
-        (["--hint", "x"], 2, "--hint has a use only with --draft-with previous"),
+        (["--draft-with", "previous"], 2, "--hint is missing; --draft-with previous requires it"),
+        (["--hint", "x"], 2, "--hint requires --draft-with previous"),
         (["--draft-with", "previous", "--hint", "/nowhere"], 1, "/nowhere: No such file or directory"),
     ],
 )

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "translations": ("decoding",),
     "windowed": ("decoding", "documents", "text", "translations", "translator"),
     "encoders": ("formats", "text"),
-    "assignment": ("decoding", "formats", "settings", "measure.machine", "measure.tuned"),
+    "assignment": ("decoding", "formats", "settings"),
     "translator": (
         "assignment",
         "decoding",
@@ -127,7 +127,7 @@ def test_no_fairseq_outside_its_side():
     [
         *(
             ["-m", f"specdec_plugins.commands.{name}"]
-            for name in ("prepare", "average", "translate", "pack", "score", "benchmark", "report", "tune")
+            for name in ("prepare", "average", "translate", "pack", "score", "benchmark", "report")
         ),
         ["encoder_initial.py"],
     ],

@@ -122,7 +122,7 @@ def test_a_trace_has_drafts_and_changes_no_output(capfd):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [([], None), (["--trace"], "model"), (["--trace", "--block-size", "auto"], "auto"), (["--trace", "--block-size", "3"], 3),
-     (["--trace", "--controller", "ucb"], None), (["--trace", "--beta", "2"], "model")],
+     (["--trace", "--beta", "2"], "model")],
 )  # fmt: skip
 def test_block_size_of_a_trace(options, expected):
     assert settings_of(translate.parser().parse_args(["--model", "x", *options])).block_size == expected

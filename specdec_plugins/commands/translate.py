@@ -19,7 +19,7 @@ from specdec_plugins.commands.translation.formats import FORMATS
 from specdec_plugins.commands.translation.output import Output, Trace, Written, summary
 from specdec_plugins.commands.translation.ranks import follow, joined, lead, parallel_faults
 from specdec_plugins.decoding.options import CHOICES, RULES, USUAL_BUDGET
-from specdec_plugins.settings import CONTROLLERS, DTYPES, STRATEGIES, UNTRAINED, Fault, OptionError, Settings
+from specdec_plugins.settings import DTYPES, STRATEGIES, UNTRAINED, Fault, OptionError, Settings
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.workers import Workers
 
@@ -74,8 +74,7 @@ def parser() -> argparse.ArgumentParser:
                      "fairseq: its own generator")  # fmt: skip
     how.add_argument("--draft-with", metavar="NAME",
                      help=f"a drafter without weights in place of the model's: {', '.join(UNTRAINED)}, or "
-                     "module:object; several, joined by +, with the model's own or without: each sentence then takes the most "
-                     "promising draft")  # fmt: skip
+                     "module:object")  # fmt: skip
     how.add_argument("--hint", metavar="FILE", help="earlier translations, one for each input line, for --draft-with previous")
     how.add_argument("--datastore", metavar="FILE", help="what specdec-datastore made, for --draft-with retrieval")
     how.add_argument("--kv-budget", type=int, metavar="N",
@@ -89,15 +88,10 @@ def parser() -> argparse.ArgumentParser:
                      help="of the source. mass: those that the last verification attended to most; recent: those around the one "
                      f"it attended to most; sinks: the first and the last (default: {USUAL_BUDGET.choice})")  # fmt: skip
     how.add_argument("--block-size", type=number_or_word, metavar="K",
-                     help="drafted tokens an iteration; auto: as many as pay, down to none, and with --tree as a chain or a "
-                     "tree; model: as trained (default: auto with the exact rule, else, and with --trace, model; what is drafted "
-                     "can change a tolerant output)")  # fmt: skip
+                     help="drafted tokens per iteration; auto: as many as pay, down to none; model: as trained (default: auto "
+                     "with the exact rule; else, and with --trace or --tree, model)")  # fmt: skip
     how.add_argument("--tree", type=int, metavar="N",
-                     help="draft trees of N tokens at most, the likeliest paths of at most --block-size tokens; with auto, "
-                     "where they pay")  # fmt: skip
-    how.add_argument("--controller", choices=CONTROLLERS, default=Settings.controller,
-                     help="what chooses for auto. throughput: the length of most tokens a second, as measured; thompson, ucb: "
-                     "bandits, which choose thresholds of the gates, too (default: throughput)")  # fmt: skip
+                     help="draft trees of up to N tokens: the likeliest paths of up to --block-size tokens")  # fmt: skip
     how.add_argument("--beta", type=int, default=1, metavar="N",
                      help="accept a token among the verifier's N best (default: 1: exact)")  # fmt: skip
     how.add_argument("--tau", type=float, default=math.inf, metavar="X", help="and within X nats of its best (default: no limit)")
@@ -185,13 +179,12 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("model", "is missing: give --model DIR, or --verifier PT and --data DIR"))
     if options.verifier and not (options.drafter or options.draft_with) and options.strategy in ("specdec", "drafter"):
         faults.append(("strategy", f"{options.strategy} needs --drafter" + " or --draft-with" * (options.strategy == "specdec")))
-    if options.drafter and options.draft_with and "+" not in options.draft_with:
-        faults.append(("drafter", "has no use with --draft-with"))
-    members = (options.draft_with or "").split("+")
-    if options.hint and "previous" not in members and all(name in ("", *UNTRAINED) for name in members):
-        faults.append(("hint", "has a use only with --draft-with previous"))
-    if "previous" in members and not options.hint:
-        faults.append(("hint", "is missing, which --draft-with previous needs"))
+    if options.drafter and options.draft_with:
+        faults.append(("drafter", "cannot be combined with --draft-with"))
+    if options.hint and options.draft_with in (None, *UNTRAINED) and options.draft_with != "previous":
+        faults.append(("hint", "requires --draft-with previous"))
+    if options.draft_with == "previous" and not options.hint:
+        faults.append(("hint", "is missing; --draft-with previous requires it"))
     if options.windows is not None:
         faults += [(name, "has no use with --windows") for name in ("truncate_source", "skip_long") if getattr(options, name)]
         if options.hint:

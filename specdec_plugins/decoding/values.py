@@ -208,15 +208,12 @@ class Step(NamedTuple):
     """One iteration of one sentence: the draft, how many of its tokens were accepted, the verifier's own token after them.
 
     The accepted ones come first: of a drafted tree the accepted path, then all other nodes, in their order.
-    ``own`` is None where nothing follows: an accepted token ended the sentence, or there was no verifier. ``path`` are the nodes
-    of a tree that were accepted, ``firsts`` those that a chain in its place would have had: the first one after each of them.
+    ``own`` is None where nothing follows: an accepted token ended the sentence, or there was no verifier.
     """
 
     drafted: list[int]
     accepted: int
     own: int | None
-    path: tuple[int, ...] = ()
-    firsts: tuple[int, ...] = ()
 
 
 class Iteration(NamedTuple):
@@ -235,9 +232,6 @@ class Iteration(NamedTuple):
         for drafted, accepted, own in zip(offered, verdict.accepted, verdict.own or repeat(None)):
             ended = accepted and drafted[accepted - 1] == eos
             steps.append(Step(drafted, accepted, None if ended else own))
-        if verdict.paths is not None:
-            steps = [step._replace(path=tuple(path), firsts=first_nodes(parents))
-                     for step, path, parents in zip(steps, verdict.paths, draft.parents)]  # fmt: skip
         return cls(steps, verdict.scores, verdict.cut)
 
 
@@ -245,16 +239,6 @@ def path_first(tokens: Sequence[int], path: Sequence[int]) -> list[int]:
     """A tree's tokens: those on a path, then the others."""
     others = set(range(len(tokens))).difference(path)
     return [tokens[node] for node in (*path, *sorted(others))]
-
-
-def first_nodes(parents: Sequence[int]) -> tuple[int, ...]:
-    """The first node of a tree, the first one after that, and so on."""
-    nodes, last = [], -1
-    for node, parent in enumerate(parents):
-        if parent == last:
-            nodes.append(node)
-            last = node
-    return tuple(nodes)
 
 
 class Outcome(NamedTuple):

@@ -7,24 +7,13 @@ import resource
 import subprocess
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec_plugins.cpus import usable_cpus, usual_threads
+from specdec_plugins.cpus import usable_cpus
 
 PACKAGES = ("torch", "fairseq-fixed", "fairseq", "ctranslate2")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a table of `specdec-tune` was measured."""
-
-    processor: str
-    threads: int
-    dtype: str
-    build: str  # of the kernels, or the version of torch
 
 
 class Mix(NamedTuple):
@@ -56,21 +45,6 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "cores": cores(), "python": platform.python_version(),
         **versions, **gpu, **source(),
     }  # fmt: skip
-
-
-def place(dtype: str, threads: int | None, device: str = "cpu") -> Place:
-    """Where a table of `specdec-tune` holds: the processor, the threads, the data type, and the build."""
-    import torch
-
-    from specdec_plugins.decoding.assembly import fastest
-    from specdec_plugins.decoding.backends.cpu.binding import library
-
-    kind = torch.device(device).type
-    kernels = library() if kind == "cpu" else None
-    build = f"torch {torch.__version__}" if kernels is None else f"kernels {fingerprint([Path(kernels._name)])}"
-    dtype = fastest(kind) if dtype == "auto" else dtype
-    processor = torch.cuda.get_device_name(device) if kind == "cuda" else cpu_name() if kind == "cpu" else kind
-    return Place(processor, threads or usual_threads(), dtype, build)
 
 
 def source() -> dict[str, str]:

@@ -76,11 +76,10 @@ class Answerer:
 def settings_of(options: argparse.Namespace) -> Settings:
     """The decoding settings among the options. Raises OptionError.
 
-    A trace is there to show drafts, so that it has them where none would pay; as many cannot change an exact output.
+    A trace shows drafts, so it always drafts; the draft length cannot change an exact output.
     """
     given = {field.name: getattr(options, field.name) for field in fields(Settings)}
-    drafts = options.strategy in ("specdec", "drafter") and options.controller == Settings.controller
-    if options.trace is not None and options.block_size is None and drafts:
+    if options.trace is not None and options.block_size is None and options.strategy in ("specdec", "drafter"):
         given["block_size"] = "model"
     return Settings(**given)
 

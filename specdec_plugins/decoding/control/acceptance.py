@@ -10,12 +10,8 @@ and by the passes that short drafts make, longer ones would gain much. So it is 
 taken for the same tokens, if the same ones were drafted (`shorter`). That in turn is too little for those whose tokens pass more
 often, as they come sooner after the last committed one. For drafts as long as those that are made, the second estimate is what
 happened; for shorter ones the larger of the two counts, too, the more the shorter they are; for longer ones the smaller.
-
-Trees have an estimate for each size. The first nodes of a tree are the smaller tree that would have been drafted in its place
-(`trees.grow`), and the first one after each node is the chain, so that each tree tells of smaller ones and of chains, too.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -59,11 +55,9 @@ def shorter(offered: int, accepted: int, planned: int) -> Shorter:
 
 
 class AcceptanceEstimate:
-    """For drafts of up to ``longest`` tokens. ``like`` is an estimate that this one is expected to resemble, if there is one:
-    that of drafts without a gate.
-    """
+    """For drafts of up to ``longest`` tokens."""
 
-    def __init__(self, longest: int, like: "AcceptanceEstimate | None" = None, decay: float = DECAY):
+    def __init__(self, longest: int, decay: float = DECAY):
         self.reached = [0.0] * longest  # drafts that were verified at the position, decayed
         self.passed = [0.0] * longest  # of these, drafts that passed there
         # Of drafts that copy, by length less one: tokens that drafts at least as long committed, passes that this length takes
@@ -75,7 +69,7 @@ class AcceptanceEstimate:
         # Such drafts that were not taken in yet, by tokens offered, accepted and planned
         self.unread: Counter[tuple[int, int, int]] = Counter()
         self.planned = longest  # the last one's length
-        self.like, self.decay = like, decay
+        self.decay = decay
 
     def learn(self, outcome: Outcome) -> None:
         """Observe an outcome."""
@@ -130,16 +124,10 @@ class AcceptanceEstimate:
         """Probability that a token passes at each position, where all tokens before it did."""
         self._take_in()
         rates, rate = [], PRIOR
-        alike = self.like.rates() if self.like else ()
-        for position, (passed, reached) in enumerate(zip(self.passed, self.reached)):
-            prior = alike[position] if alike else rate
-            rate = (passed + PRIOR_WEIGHT * prior) / (reached + PRIOR_WEIGHT)
+        for passed, reached in zip(self.passed, self.reached):
+            rate = (passed + PRIOR_WEIGHT * rate) / (reached + PRIOR_WEIGHT)
             rates.append(rate)
         return rates
-
-    def deviations(self, rates: Sequence[float]) -> list[float]:
-        """Standard deviations of `rates`: those of beta distributions that weigh as many drafts."""
-        return [math.sqrt(rate * (1 - rate) / (reached + PRIOR_WEIGHT + 1)) for rate, reached in zip(rates, self.reached)]
 
     def fade(self, share: float) -> None:
         """Keep a ``share`` of what is known, but no fewer than `FADED` drafts."""
@@ -187,47 +175,6 @@ class AcceptanceEstimate:
             whole = (offers[planned] + prior * whole) / (passes + prior)
             means.append(mean)
         return means
-
-
-class TreeEstimates:
-    """For trees of the given ``sizes``, whose paths have up to ``longest`` tokens. They are expected to resemble ``chains``, the
-    estimate of which learns of trees, too.
-    """
-
-    def __init__(self, sizes: Sequence[int], longest: int, chains: AcceptanceEstimate, decay: float = DECAY):
-        self.longest, self.chains = longest, chains
-        self.by_size = {size: AcceptanceEstimate(self.depth(size), chains, decay) for size in sizes}
-
-    def depth(self, size: int) -> int:
-        """Tokens that the longest path of a tree may have."""
-        return min(size, self.longest)
-
-    def learn(self, outcome: Outcome) -> None:
-        """Observe the outcome of a plan with a tree."""
-        assert outcome.plan.tree is not None
-        for step in outcome.steps:
-            chain = chain_of(step)  # as far as it is known: it may go on where the tree's path leaves it
-            self.chains.count(chain.accepted - (chain.own is None), len(step.firsts))
-        for size, estimate in self.by_size.items():
-            if size <= outcome.plan.tree.nodes:
-                steps = [smaller(step, size) for step in outcome.steps]
-                estimate.observe(steps, [min(length, size) for length in outcome.plan.lengths] * outcome.times)
-
-    def expected_tokens(self) -> list[float]:
-        """Tokens that an iteration commits with a tree of each size."""
-        return [estimate.expected_tokens()[-1] for estimate in self.by_size.values()]
-
-
-def smaller(step: Step, nodes: int) -> Step:
-    """What would have been accepted of a tree's first nodes. A part of the path does not end the sentence."""
-    accepted = sum(node < nodes for node in step.path)
-    return step if accepted == step.accepted else Step([], accepted, 0)
-
-
-def chain_of(step: Step) -> Step:
-    """What would have been accepted of the chain in a tree's place."""
-    accepted = sum(first == node for first, node in zip(step.firsts, step.path))
-    return step if accepted == step.accepted else Step([], accepted, 0)
 
 
 def committed(rates: Iterable[float]) -> list[float]:

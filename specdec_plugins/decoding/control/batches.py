@@ -45,8 +45,7 @@ class BatchClass:
     key: int  # `class_of` the rows
     trials: Trials
     costs: CostModel = field(default_factory=CostModel)
-    tree_costs: CostModel = field(default_factory=CostModel)  # by the nodes of trees
-    choice: int = 0  # what is drafted: see `Throughput`; before the first decision, the choice of a similar class
+    choice: int = 0  # the draft length; before the first decision, that of a similar class
     promise: float = math.inf  # tokens a second of the choice, relative to plain passes, when it was made
     passes: int = 0
     decide_at: int = 0  # the pass from which the choice is reconsidered
@@ -61,8 +60,6 @@ class BatchClass:
         return min(LAST_SPACING, first + self.passes // SPACING_STEP)
 
     def varied(self, longest: int) -> int:
-        """The choice, at one measurement in four a fourth less or more; or a tree."""
-        if self.choice > longest:
-            return self.choice
+        """The choice, at one measurement in four a fourth less or more."""
         change = (0, 0, 0, -1, 0, 0, 0, 1)[self.passes // self.spacing % 8] * (self.choice // VARIATION)
         return min(self.choice + change, longest)

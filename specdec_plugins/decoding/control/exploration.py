@@ -6,7 +6,6 @@ a draft can take as long as many plain passes, and with few rows there may be no
 from a budget, a share of all time.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 BUDGET = 0.01  # share of all time that trials may take where they are rationed
@@ -14,10 +13,6 @@ LARGE_CREDIT = 10  # plain passes that trials in large batches may take at the s
 MIN_TRIAL = 5  # plain passes that a trial takes at least; what the last one took is known better
 SMALL_TRIAL, LARGE_TRIAL = 5, 2  # passes of a trial: the first after plain passes is no measurement, as the drafter catches up,
 # and the others are one call, as other calls are: a pass takes longer where Python ran before it
-CHOSEN_TURN, PLAIN_TURN = 2, 4  # of so many trials one is of a tree, where drafts are chosen, and where none are
-TREE_TRIAL = (
-    8  # passes of a trial of a tree in small batches, and of chains where trees are chosen: neither tells all of the other
-)
 WARM_START = 16  # passes in a new class of batches before the first trial, where similar classes tell what to do until then
 FIRST_INTERVAL, LAST_INTERVAL = 32, 512  # passes between trials: doubled after each
 RATIONED_INTERVAL = 256  # passes: from this interval on, small batches that do not draft pay from the budget, too
@@ -52,18 +47,17 @@ class Trials:
     """Schedule of one class of batches, in passes of that class.
 
     ``small`` batches are likely to gain from drafts: they try long and short ones and none, and once more unless drafts lose
-    clearly. Large ones are likely to be slowed down by drafts: they try a short one. ``trees`` that may be chosen, from small to
-    large, take turns.
+    clearly. Large ones are likely to be slowed down by drafts: they try a short one.
     """
 
-    def __init__(self, block_size: int, small: bool, trees: Sequence[int] = ()):
+    def __init__(self, block_size: int, small: bool):
         third = max(1, block_size // 3)
         self.block_size, self.small, self.passes = block_size, small, SMALL_TRIAL if small else LARGE_TRIAL
         self.drafts = (block_size, third) if small else (third, max(1, third // 2))  # lengths to try where nothing is drafted
-        once = [*self.drafts, 0, *trees[-1:], *trees[:1]]
+        once = [*self.drafts, 0]
         self.series = once * 2 if small else [third]  # lengths still to try before the first decision
         self.repetition = once if small else None  # the part of the series that is left out where drafts lose clearly
-        self.trees, self.turn = trees, 0
+        self.turn = 0
         self.due = 0  # the pass from which the next trial may be made
         self.checking = False  # whether what it tries first is the choice that it follows
         self.intervals = {False: FIRST_INTERVAL, True: FIRST_INTERVAL}  # by whether drafts are chosen
@@ -115,20 +109,9 @@ class Trials:
         self.due = now + interval
         self.seconds = 0.0
         turn, self.turn = self.turn, self.turn + 1
-        if self.trees and (affordable or self.small):
-            every, others = CHOSEN_TURN if drafting else PLAIN_TURN, [tree for tree in self.trees if tree != chosen]
-            of_trees, place = divmod(turn, every)  # turns of trees so far
-            if place == every - 1 and others:
-                return others[of_trees % len(others)]
-            turn -= of_trees
         long, short = self.drafts
         lengths = [length for length in ((self.block_size, 0, short) if drafting else (short, long)) if length != chosen]
         return lengths[turn % len(lengths)]
-
-    def passes_of(self, trial: int, chosen: int) -> int:
-        """How many passes a trial has."""
-        alone = trial in self.trees or (trial and chosen in self.trees)
-        return TREE_TRIAL if alone and self.small else self.passes
 
     def restart(self, drafting: bool) -> None:
         """Try more often again, as the decision changed. Where drafts were soon given up, they are tried as seldom as before."""

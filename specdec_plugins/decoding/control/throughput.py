@@ -5,8 +5,6 @@ as many tokens as the drafter is expected to offer. All are measured while decod
 there is a cost model for each class of batches (`batches`). The choice changes only if the gain is clear (hysteresis), since
 estimates are noisy; lengths that are not chosen are tried at times (`exploration`).
 
-A choice is a number: up to the longest, the length of a chain; beyond it, a tree, from the smallest one on.
-
 A plan holds for several iterations, which are made before the controller is asked again. The first call of a plan is measured, as
 the mean of its iterations; where it ended early, the rest repeats the class's choice unmeasured. A plain iteration can take less
 than 100 microseconds, and deciding anew takes some 50, so a plan holds ever longer. What passes of drafts is learned from all
@@ -16,13 +14,11 @@ iterations.
 import math
 from collections.abc import Sequence, Sized
 
-from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, TreeEstimates
-from specdec_plugins.decoding.control.arms import sizes_for
+from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
 from specdec_plugins.decoding.control.batches import HOLD, LONG_HOLD, BatchClass, class_of, is_small, nearest
-from specdec_plugins.decoding.control.costs import CostModel, Pace
-from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, LARGE_CREDIT, TrialBudget, Trials
-from specdec_plugins.decoding.control.learned import Learned
-from specdec_plugins.decoding.options import OPEN, Gate, Tree
+from specdec_plugins.decoding.control.costs import Pace
+from specdec_plugins.decoding.control.exploration import LARGE_CREDIT, TrialBudget, Trials
+from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 LONGEST = 2  # block sizes: the longest draft
@@ -46,21 +42,16 @@ def offered(outcome: Outcome) -> int:
 
 
 class Throughput:
-    """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``, and may be trees of up to
-    ``nodes`` tokens. What was ``learned`` before is where it starts from.
+    """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``.
 
     Of one that ``copies`` text costs are kept by the tokens that it had to offer, often fewer than planned, and the last rows
     of a batch draft at once. What a model takes depends on what was planned, also where the output ends within the draft.
     """
 
-    def __init__(
-        self, block_size: int, gate: Gate = OPEN, learned: Learned | None = None, nodes: int = 0, copies: bool = False
-    ):  # fmt: skip
+    def __init__(self, block_size: int, gate: Gate = OPEN, copies: bool = False):
         self.gate, self.copies = gate, copies and gate == OPEN
         self.block_size, self.longest = block_size, LONGEST * block_size
         self.acceptance = AcceptanceEstimate(self.longest)
-        self.sizes = sizes_for(nodes)  # of trees
-        self.trees = TreeEstimates(self.sizes, block_size, self.acceptance)
         self.pace, self.budget = Pace(), TrialBudget()
         self.classes: dict[int, BatchClass] = {}
         self.decided: list[BatchClass] = []  # classes with a choice of their own, in the order of their first decisions
@@ -70,17 +61,6 @@ class Throughput:
         self._again = uniform(0, 0)  # the plan after the last step
         self._again_until = 0  # before which pass of its class it begins: it may go on beyond that, as short calls are dear
         self._measured = self._comparable = False  # whether the present step is measured; whether its cost is like others'
-        if learned is not None:
-            self._start(learned)
-
-    def _start(self, learned: Learned) -> None:
-        """Begin with what was learned: nothing has to be tried before the first decision."""
-        learned.start(self.acceptance, self.gate)
-        for key in learned.keys([self.gate]):
-            batch = self.classes[key] = self._new_class(key)
-            batch.costs = learned.costs(key, self.gate)
-            batch.trials.series, batch.trials.due = [], FIRST_INTERVAL
-            self._decide(batch)
 
     def plan(self, prefix: Sized) -> Plan:
         rows, batch = len(prefix), self._batch
@@ -90,24 +70,18 @@ class Throughput:
             return self._again
         return self._plan(rows)
 
-    def _planned(self, rows: int, choice: int, times: int) -> Plan:
-        if choice <= self.longest:
-            return uniform(rows, choice, times, self.gate)
-        size = self.sizes[choice - self.longest - 1]
-        return uniform(rows, self.trees.depth(size), times, self.gate, Tree(size))
-
     def update(self, outcome: Outcome) -> None:
         self._batch.passes += outcome.times - 1
         self.budget.earn(outcome.seconds)
         if any(outcome.plan.lengths):
-            if self.copies and outcome.plan.tree is None:
+            if self.copies:
                 self.acceptance.copied(outcome.steps, outcome.plan.lengths[0])
             else:
-                (self.trees if outcome.plan.tree else self.acceptance).learn(outcome)
+                self.acceptance.learn(outcome)
         if not self._measured:
             return
-        batch, (costs, size) = self._batch, self._costs(self._batch, self._choice)
-        if size and outcome.plan.tree is None and self.copies:
+        batch, costs, size = self._batch, self._batch.costs, self._choice
+        if size and self.copies:
             size = offered(outcome)
         seconds = outcome.seconds / outcome.times
         if self._trial:
@@ -119,20 +93,6 @@ class Throughput:
                 self.budget.spend(outcome.seconds)
         if self._comparable and costs.observe(size, self.pace.normalised(seconds, size, costs)):
             batch.decide_at = 0
-
-    def _costs(self, batch: BatchClass, choice: int) -> tuple[CostModel, int]:
-        """The costs that a choice belongs to, and its length or its nodes there."""
-        if choice <= self.longest:
-            return batch.costs, choice
-        return batch.tree_costs, self.sizes[choice - self.longest - 1]
-
-    def _tree_seconds(self, batch: BatchClass) -> list[float]:
-        """Seconds of an iteration with a tree of each size; infinity where nothing is known."""
-        costs = batch.tree_costs
-        if 0 in batch.costs.measured:  # no tree costs less than a plain pass
-            costs.measured[0] = batch.costs.measured[0]
-        expected = costs.expected(min(costs.longest, self.sizes[-1]))
-        return [expected[size] if size < len(expected) else math.inf for size in self.sizes]
 
     def _plan(self, rows: int) -> Plan:
         """Choose a length, and what is repeated after it."""
@@ -152,7 +112,7 @@ class Throughput:
         self._comparable = batch.passes > 1 and not grown and not catches_up
         self._again_until = 0
         if self._trial:
-            return self._planned(rows, self._choice, 1 if catches_up else self._trial)
+            return uniform(rows, self._choice, 1 if catches_up else self._trial, self.gate)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
         if ending:
@@ -160,14 +120,13 @@ class Throughput:
             self._again_until = batch.passes + times - 1
         else:
             choice, times, self._again_until = batch.choice, batch.spacing, batch.repeat_until
-        self._again = self._planned(rows, choice, times)
-        return self._planned(rows, self._choice, times)
+        self._again = uniform(rows, choice, times, self.gate)
+        return uniform(rows, self._choice, times, self.gate)
 
     def _new_class(self, key: int) -> BatchClass:
-        trees = range(self.longest + 1, self.longest + 1 + len(self.sizes))
         # The last rows of a batch are few for a moment only, so what trying costs counts. (Other drafters have to wait there.)
         ending = self.copies and any(other > key for other in self.classes)
-        batch = BatchClass(key, Trials(self.block_size, is_small(key) and not ending, trees))
+        batch = BatchClass(key, Trials(self.block_size, is_small(key) and not ending))
         if self.decided:
             similar = self._similar(batch)
             batch.choice = similar.choice
@@ -194,7 +153,7 @@ class Throughput:
             trial = batch.trials.periodic(batch.passes, batch.choice, affordable)
             if trial is None:
                 return batch.varied(self.longest)
-        self._trial = batch.trials.passes_of(trial, batch.choice)
+        self._trial = batch.trials.passes
         if trial and not batch.choice:  # what is known of drafts is old: of harder sentences, or of a start with cold caches
             self.acceptance.fade(0)
             batch.costs.doubt([*batch.costs.measured] if self.copies else batch.trials.drafts)
@@ -206,15 +165,12 @@ class Throughput:
         return batch if key is None else self.classes[key]
 
     def _rates(self, batch: BatchClass) -> list[float]:
-        """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known, and with trees."""
+        """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known."""
         if self.copies:
             tokens = self.acceptance.expected_of_copies()
             seconds = batch.costs.expected_of(self.acceptance.mean_over_offers, self.longest)
         else:
             tokens, seconds = self.acceptance.expected_tokens(), batch.costs.known(self.longest)
-        if self.sizes:
-            tokens += self.trees.expected_tokens()
-            seconds += self._tree_seconds(batch)
         return [committed / cost for committed, cost in zip(tokens, seconds)]
 
     def _drafts_lose(self, batch: BatchClass) -> bool:

@@ -27,16 +27,11 @@ class Successors:
     def __init__(self) -> None:
         self.after: dict[int, int] = {}
 
-    def chain(self, token: int, guesses: Sequence[int], length: int) -> list[int]:
-        """Up to ``length`` tokens after a token: each one's successor; where none is known, the guess at its place."""
+    def chain(self, token: int, length: int) -> list[int]:
+        """Up to ``length`` tokens after a token: each one's successor, as far as known."""
         tokens: list[int] = []
         after = self.after
-        while len(tokens) < length:
-            known = after.get(token)
-            if known is None:
-                if len(tokens) >= len(guesses):
-                    break
-                known = guesses[len(tokens)]
+        while len(tokens) < length and (known := after.get(token)) is not None:
             token = known
             tokens.append(token)
         return tokens
@@ -118,7 +113,7 @@ class Recycling(Drafter):
         if plan.tree is not None:
             trees = [self.branches.tree(token, length, plan, self.successors) for token, length in zip(state.rows, plan.lengths)]
             return TreeDraft([tokens for tokens, _ in trees], [parents for _, parents in trees])
-        return Draft([self.successors.chain(token, (), length) for token, length in zip(state.rows, plan.lengths)])
+        return Draft([self.successors.chain(token, length) for token, length in zip(state.rows, plan.lengths)])
 
     def observe(self, state: Rows[int], scores: Any, draft: Draft, verdict: Verdict) -> None:
         if isinstance(draft, TreeDraft):
