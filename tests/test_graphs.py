@@ -66,7 +66,7 @@ def test_a_recording_is_bound_to_memory_not_to_a_cache():
 def twin(cache):
     """Another cache on the same memory."""
     other = KVCache(1, 1, cache.data)
-    other.data, other.used = cache.data, cache.used
+    other.data = cache.data
     other._locate()
     return other
 

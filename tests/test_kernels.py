@@ -338,7 +338,7 @@ def test_duplicated_rows_share_a_source_and_go_on_apart(variant):
 
     order = [2, 0, 2, 1, 2]
     state, together = after(order, [[11 + row] for row in range(5)])
-    assert len(set(state.slots)) == 5 and len(set(state.source_slots)) == 3
+    assert len(set(state.slots)) == 5 and len(set(state.sources.slots)) == 3
     for row, old in enumerate(order):
         assert torch.equal(after([old], [[11 + row]])[1][0], together[row])
 

@@ -14,6 +14,7 @@ from support import EOS, SHAPES, SYMBOLS, WORDS, commit, decode, engine_model, l
 
 from specdec_plugins.decoding.backends.cache import KVCache
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch import transformer
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.state import DenseState
@@ -417,12 +418,13 @@ def test_cache_is_addressed_by_row_and_position():
 
     more = torch.tensor([[[1.0] * 4], [[2.0] * 4], [[3.0] * 4]], dtype=torch.float64)
     cache.write(1, torch.arange(3)[:, None], torch.tensor([[5], [5], [5]]), more)
-    cache.copy({0: 2})
+    cache.copy([(2, 0, 6)])
     assert cache.read(1, 2, 6)[:, 5, 0].tolist() == [3.0, 2.0]
-    cache.copy({0: 1, 1: 0})
+    cache.copy([(1, 0, 6), (0, 1, 6)])
     assert cache.read(1, 2, 6)[:, 5, 0].tolist() == [2.0, 3.0]
     assert torch.equal(cache.read(1, 2, 2)[0], entries[1, [1, 0]])
-    cache.copy({})
+    cache.copy([(0, 1, 1), (0, 2, 0)])  # the first positions, and none
+    assert cache.read(1, 3, 6)[1:, 5, 0].tolist() == [3.0, 3.0] and torch.equal(cache.read(1, 2, 1)[1], entries[1, 1:])
 
 
 def test_sources_are_encoded_when_they_are_read():
@@ -437,29 +439,28 @@ def test_sources_are_encoded_when_they_are_read():
             cache.put(slots, values[None, :, None, None].expand(1, len(numbers), width, 1))
 
         like = torch.zeros(1)
-        state = kind(KVCache(1, 1, like), KVCache(1, 1, like), remember)
+        state = kind(KVCache(1, 1, like), Sources(KVCache(1, 1, like), remember))
 
         def first(state=state):
             state.encode()
-            slots = getattr(state, "source_slots", list(range(len(state.lengths))))
-            return state.sources.data[0, slots, 0, 0].tolist()
+            return state.sources.cache.data[0, state.sources.slots, 0, 0].tolist()
 
         state.admit(Source([[10, EOS], [11, EOS], [12, EOS]], SYMBOLS))
         state.admit(Source([[20, EOS]], SYMBOLS))
         state.select([3, 1])
         state.admit(Source([[30], [31, EOS]], SYMBOLS))
         assert not calls
-        assert first() == [20, 11, 30, 31] and len(calls) == 3 and state.lengths == [2, 2, 1, 2]
+        assert first() == [20, 11, 30, 31] and len(calls) == 3 and state.sources.lengths == [2, 2, 1, 2]
         state.select([3, 1, 3])
         state.admit(Source([[40, EOS]], SYMBOLS))
         state.select([3, 0, 3, 2])
-        assert first() == [40, 31, 40, 31] and state.lengths == [2, 2, 2, 2] and len(calls) == 4
+        assert first() == [40, 31, 40, 31] and state.sources.lengths == [2, 2, 2, 2] and len(calls) == 4
         state.select([])
-        assert first() == [] and state.rows == 0
+        assert first() == [] and state.held == []
 
 
 def test_the_mask_of_sources_hides_padding():
-    state = DenseState(KVCache(1, 1, torch.zeros(1)), KVCache(1, 1, torch.zeros(1)), None)
+    state = DenseState(KVCache(1, 1, torch.zeros(1)), Sources(KVCache(1, 1, torch.zeros(1)), None))
     state.admit(Source([[5, 6, EOS], [7, 8, EOS]], SYMBOLS))
     assert state.source_mask is None
     state.admit(Source([[5, 6, 7, 8, EOS]], SYMBOLS))
@@ -469,13 +470,13 @@ def test_the_mask_of_sources_hides_padding():
 
 
 def test_a_slotted_row_keeps_its_slot_and_siblings_share_a_source():
-    state = SlottedState(KVCache(1, 1, torch.zeros(1)), KVCache(1, 1, torch.zeros(1)), lambda *_: None)
+    state = SlottedState(KVCache(1, 1, torch.zeros(1)), Sources(KVCache(1, 1, torch.zeros(1)), lambda *_: None))
     state.admit(Source([[5, EOS]] * 4, SYMBOLS))
     state.select([3, 1])
-    assert state.slots == state.source_slots == [3, 1]
+    assert state.slots == state.sources.slots == [3, 1]
     state.select([0, 1, 0])
-    assert state.slots == [3, 1, 0] and state.source_slots == [3, 1, 3]
+    assert state.slots == [3, 1, 0] and state.sources.slots == [3, 1, 3]
     state.select([2])  # the first sibling leaves, the source stays
-    assert state.slots == [0] and state.source_slots == [3]
+    assert state.slots == [0] and state.sources.slots == [3]
     state.admit(Source([[5, EOS]] * 4, SYMBOLS))
-    assert state.slots == [0, 1, 2, 3, 4] and state.source_slots == [3, 0, 1, 2, 4]
+    assert state.slots == [0, 1, 2, 3, 4] and state.sources.slots == [3, 0, 1, 2, 4]

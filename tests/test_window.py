@@ -94,7 +94,7 @@ def test_a_pass_reads_what_is_selected_and_nothing_else():
             state, prefix = standing(ModelVerifier(model), sources, [[], []])
             ModelVerifier(model).score(state, prefix, Draft(outputs)).logits()
             if change is not None:
-                change(state.cache.data, state.sources.data)
+                change(state.cache.data, state.sources.cache.data)
             return model.read(state, tokens, places, selection=selection).logits()[:2].clone()
 
         def far(cache, memory):

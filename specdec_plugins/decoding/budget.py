@@ -115,6 +115,14 @@ class BudgetedRows:
     rows: RowState
     chosen: Chosen
 
+    @property
+    def held(self) -> list[int]:
+        return self.rows.held
+
+    @held.setter
+    def held(self, held: list[int]) -> None:
+        self.rows.held = held
+
     def admit(self, source: Source) -> None:
         self.rows.admit(source)
         self.chosen.admit(source.lengths)

@@ -150,9 +150,10 @@ class NativeLoop:
                 encoding = self._prepare_drafter(half, state, rows, longest, needed)
         bounds, tolerances = prefix.bounds(), [request.tolerance or self.tolerance for request in prefix.requests]
         numbers = integers(
-            places, plan.lengths if longest else [0] * rows, verifying.slots, verifying.source_slots,
-            drafter_state.slots, drafter_state.source_slots, verifying.lengths, [tolerance.beta for tolerance in tolerances],
-            bounds.room, bounds.minimum, starts(bounds.forced), *bounds.forced, starts(unread), *unread,
+            places, plan.lengths if longest else [0] * rows, verifying.slots, verifying.sources.slots,
+            drafter_state.slots, drafter_state.sources.slots, verifying.sources.lengths,
+            [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum,
+            starts(bounds.forced), *bounds.forced, starts(unread), *unread,
         )  # fmt: skip
         tau = array("d", [tolerance.tau for tolerance in tolerances])
         last_scores = array("d", [scores[-1] if scores else 0.0 for scores in prefix.scores])
@@ -169,6 +170,8 @@ class NativeLoop:
         engine = self.verifier.engine
         engine.library.specdec_decode(engine.pointer, byref(call))
         iterations = self._iterations(call.taken, rows, longest)
+        committed = [[step.accepted + (step.own is not None) for step in iteration.steps] for iteration in iterations]
+        verifying.held = list(map(sum, zip(places, *committed)))
         if half is not None:
             half.end(drafting)
         return Taken(iterations, encoding + self._seconds[0], self._seconds[1])
@@ -191,7 +194,7 @@ class NativeLoop:
     def _caches(state: SlottedState, positions: int) -> Caches:
         """Room for the next iteration at least; the call ends where there is no room for a further one."""
         state.cache.reserve(state.targets.bound, positions)
-        return Caches(*state.cache.layout, *state.sources.layout, state.cache.capacity)
+        return Caches(*state.cache.layout, *state.sources.cache.layout, state.cache.capacity)
 
     def _reserve(self, numbers: int) -> None:
         """Room for what the iterations write down."""

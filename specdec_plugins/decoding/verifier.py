@@ -40,9 +40,11 @@ class ModelVerifier(Verifier):
         return self.model.read(state, tokens, positions, parents=draft.parents if isinstance(draft, TreeDraft) else None)
 
     def commit(self, state: RowState, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
-        """Let the entries of the accepted paths follow the prefix, as those of a chain do."""
+        """Move the entries of the accepted paths behind the prefix, where those of a chain are already."""
+        roots = list(map(len, prefix.outputs))
         if verdict.paths is not None:
-            state.keep(list(map(len, prefix.outputs)), verdict.paths)
+            state.keep(roots, verdict.paths)
+        state.held = [root + 1 + accepted for root, accepted in zip(roots, verdict.accepted)]
 
     def bytes_for(self, request: Request) -> int:
         return self.model.bytes_for(len(request.tokens), request.limit + 1)

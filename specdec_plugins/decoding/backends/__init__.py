@@ -22,7 +22,13 @@ from specdec_plugins.formats.spec import ModelSpec
 
 
 class RowState(Protocol):
-    """What a model keeps of each row: keys and values of the target tokens that it read, and of the source."""
+    """What a model keeps of each row: keys and values of the target tokens that it read, and of the source.
+
+    ``held`` counts the target positions that each row holds, which a fork copies. A pass sets it to all that it wrote; whoever
+    knows that a row needs fewer, as after a refused draft, may lower it.
+    """
+
+    held: list[int]
 
     def admit(self, source: Source) -> None:
         """Append the sentences of ``source`` as rows. They are encoded when they are first read, or by `encode`."""
@@ -37,7 +43,7 @@ class RowState(Protocol):
         ...
 
     def select(self, order: list[int]) -> None:
-        """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice becomes two that go on apart."""
+        """See `State.select`. A fork copies the positions that its row holds and shares its source."""
         ...
 
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:

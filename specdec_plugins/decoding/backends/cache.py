@@ -6,13 +6,13 @@ at once and overwritten later, rows have different lengths, and nothing is cropp
 L layers, R slots of capacity, B rows in use, T positions of capacity, Q positions written, W numbers an entry.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.values import Source, send
+from specdec_plugins.decoding.values import send
 
 
 class Selection(NamedTuple):
@@ -36,7 +36,6 @@ class KVCache:
     def __init__(self, layers: int, width: int, like: Tensor, zeroed: bool = True):
         self.data = like.new_zeros(layers, 0, 0, width)
         self.zeroed = zeroed
-        self.used = 0  # positions that were asked for
         self._locate()
 
     def _locate(self) -> None:
@@ -46,7 +45,6 @@ class KVCache:
 
     def reserve(self, rows: int, positions: int) -> None:
         """Make room for positions 0 .. positions-1 of so many slots."""
-        self.used = max(self.used, positions)
         if rows > self.rows or positions > self.capacity:
             # At least doubling, so that growth costs little in all; the slots of a batch are mostly asked for at once.
             longer = max(positions, 2 * self.capacity, 32) if positions > self.capacity else self.capacity
@@ -69,6 +67,10 @@ class KVCache:
         """Entries (B, T, W) of the first ``rows`` and ``positions``; a view."""
         return self.data[layer, :rows, :positions]
 
+    def pick(self, layer: int, slots: Tensor, positions: int) -> Tensor:
+        """Entries (B, T, W) of ``slots`` (B,) and the first ``positions``; a copy."""
+        return self.data[layer, :, :positions].index_select(0, slots)
+
     def gather(self, layer: int, slots: Tensor, positions: Tensor) -> Tensor:
         """Entries (B, N, W) at ``positions`` (B, N) of ``slots`` (B, 1); a copy."""
         return self.data[layer][slots, positions]
@@ -86,21 +88,17 @@ class KVCache:
             slot, old, new = send(list(zip(*moves)), self.data.device)
             self.data[:, slot, new] = self.data[:, slot, old]  # all are read before any is written
 
-    def copy(self, moves: dict[int, int]) -> None:
-        """Let slot ``new`` hold what slot ``old`` held before, for all (new, old) of ``moves``; other slots are not touched."""
-        if not self.used or not moves:
+    def copy(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the first positions of slots into other slots, all at once: ``moves`` are (old slot, new slot, positions)."""
+        moves = [move for move in moves if move[2]]
+        if not moves:
             return
-        self.reserve(max(*moves, *moves.values()) + 1, self.used)
-        used = self.data[:, :, : self.used]
-        held = {new: used[:, old].clone() for new, old in moves.items()}
-        for new, entries in held.items():
-            used[:, new] = entries
-
-
-# Sentences that are not encoded yet, by slot: their source, and their number there.
-Due = dict[int, tuple[Source, int]]
-# Writes the cross-attention entries of some sentences of a source, given by number, into slots of a cache.
-Remember = Callable[[Source, Sequence[int], KVCache, Sequence[int]], None]
+        self.reserve(max(new for _, new, _ in moves) + 1, 0)
+        written = {new for _, new, _ in moves}
+        held = [self.data[:, old, :positions] for old, _, positions in moves]
+        held = [each.clone() if old in written else each for each, (old, _, _) in zip(held, moves)]
+        for each, (_, new, positions) in zip(held, moves):
+            self.data[:, new, :positions] = each
 
 
 def span(numbers: Sequence[int], device: torch.device) -> Tensor | slice:
@@ -115,11 +113,3 @@ def span(numbers: Sequence[int], device: torch.device) -> Tensor | slice:
 def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to attention scores: minus infinity where ``hidden`` (bool), else 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
-
-
-def write_due(due: Due, remember: Remember, cache: KVCache) -> None:
-    """Encode what is due, all sentences of a source together; nothing is due then."""
-    while due:
-        source = next(iter(due.values()))[0]
-        slots = [slot for slot, (other, _) in due.items() if other is source]
-        remember(source, [due.pop(slot)[1] for slot in slots], cache, slots)

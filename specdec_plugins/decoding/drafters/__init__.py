@@ -58,8 +58,12 @@ class Rows(Generic[Row]):
 
     def select(self, order: list[int]) -> None:
         """See `State`."""
-        copied = len(set(order)) < len(order)
-        self.rows = [deepcopy(self.rows[row]) if copied else self.rows[row] for row in order]
+        named: set[int] = set()
+        rows = []
+        for row in order:
+            rows.append(deepcopy(self.rows[row]) if row in named else self.rows[row])
+            named.add(row)
+        self.rows = rows
 
 
 def agreeing(tokens: Sequence[int], others: Sequence[int]) -> int:

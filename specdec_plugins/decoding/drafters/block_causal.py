@@ -26,6 +26,7 @@ class CausalState:
         self.read += [0] * len(rows)
 
     def select(self, order: list[int]) -> None:
+        self.rows.held = self.read.copy()  # without masks
         self.rows.select(order)
         self.read = [self.read[row] for row in order]
 

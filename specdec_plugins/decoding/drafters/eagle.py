@@ -113,6 +113,7 @@ class EagleState:
         return EagleRow(self.unknown[None])
 
     def select(self, order: list[int]) -> None:
+        self.rows.held = [row.read for row in self.inputs]  # without its own outputs
         self.rows.select(order)
         self.inputs = [replace(self.inputs[row]) for row in order]
 

@@ -142,6 +142,7 @@ class HeadsState:
         self.admit([self.starts[row] for row in rows])
 
     def select(self, order: list[int]) -> None:
+        self.rows.held = [0] * len(self.starts)  # each draft begins anew
         self.rows.select(order)
         self.starts = [self.starts[row] for row in order]
         self.places = [self.places[row] for row in order]

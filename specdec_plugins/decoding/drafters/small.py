@@ -73,6 +73,7 @@ class SmallState:
         self.read += [[] for _ in rows]
 
     def select(self, order: list[int]) -> None:
+        self.rows.held = list(map(len, self.read))
         self.rows.select(order)
         self.read = [self.read[row].copy() for row in order]
 

@@ -29,6 +29,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
 )
 from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass, CpuPass, TreePass
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Linear, Norm, Transformer
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Source
@@ -143,7 +144,7 @@ class CpuModel:
         layers = self.layers + (self.copy is not None)  # the source copy's entries are a last layer
         like = torch.empty(0)
         cache, sources = (KVCache(count, 2 * self.width, like, zeroed=False) for count in (self.layers, layers))
-        return SlottedState(cache, sources, self._remember)
+        return SlottedState(cache, Sources(sources, self._remember))
 
     def bytes_for(self, source: int, target: int) -> int:
         return (source + target) * self.layers * 2 * self.width * 4  # entries are float32

@@ -121,7 +121,8 @@ class CausalPass(CpuPass):
         if selection is not None:
             sinks, window, self._listed = selection  # which the native side reads
             self.selection = byref(NativeSelection(sinks, window, self._listed.size(1), address(self._listed)))
-        state.cache.reserve(state.targets.bound, max(map(int.__add__, positions, sizes)))
+        state.held = list(map(int.__add__, positions, sizes))
+        state.cache.reserve(state.targets.bound, max(state.held))
 
     @property
     def kept(self) -> bool:
@@ -130,7 +131,7 @@ class CausalPass(CpuPass):
 
     def _caches(self) -> tuple[int, ...]:
         """Where the entries of the target and of the source are."""
-        return *self.state.cache.layout, *self.state.sources.layout
+        return *self.state.cache.layout, *self.state.sources.cache.layout
 
     def _results(self) -> tuple[int, int | None, int | None]:
         """Make the results' tensors; returns where logits, gates and features go."""
@@ -147,7 +148,7 @@ class CausalPass(CpuPass):
         """Make the masses' tensor, if they are wanted; returns where they go, and how many a result has."""
         if not self.model.masses_wanted or self.selection is not None:
             return None, 0
-        longest = max(self.state.lengths)
+        longest = self.state.sources.longest
         size = -(-longest // BLOCK) * BLOCK
         held, masses = self.model.masses.view(self.rows, self.width, size)
         self._masses = held[..., :longest]
@@ -156,7 +157,7 @@ class CausalPass(CpuPass):
     def run(self) -> None:
         state = self.state
         numbers = integers(
-            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, state.slots, state.source_slots, state.lengths,
+            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, *state.placed(),
             *self.tokens,
         )  # fmt: skip
         stack = self.model.stack
@@ -171,7 +172,7 @@ class CausalPass(CpuPass):
             return super().choose(prefix, plan)
         state, model, symbols = self.state, self.model, prefix.symbols
         numbers = integers(
-            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, state.slots, state.source_slots, state.lengths,
+            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, *state.placed(),
             plan.lengths, (not output for output in prefix.outputs), *self.tokens,
         )  # fmt: skip
         logits, gates, _ = self._results()
@@ -191,7 +192,7 @@ class CausalPass(CpuPass):
         state = self.state
         judging = Judging(self.rows, self.width, tolerances, draft, draws)
         numbers = integers(
-            starts(self.tokens), self.positions, state.slots, state.source_slots, state.lengths,
+            starts(self.tokens), self.positions, *state.placed(),
             *judging_options(bounds, tolerances), *self.tokens,
         )  # fmt: skip
         logits, _, _ = self._results()
@@ -216,7 +217,7 @@ class TreePass(CausalPass):
     def run(self) -> None:
         state, stack = self.state, self.model.stack
         numbers = integers(
-            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, state.slots, state.source_slots, state.lengths,
+            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, *state.placed(),
             *self.tokens, *self.parents,
         )  # fmt: skip
         stack.library.specdec_read_tree(
@@ -239,12 +240,12 @@ class BlockPass(CpuPass):
         longest = max(len(output) + length for output, length in zip(outputs, self.lengths))
         scratch, scratch_address = model.block.view(state.targets.bound, longest, 2 * model.width)
         self._logits, logits = model.logits.view(self.rows, self.width, model.stack.vocabulary)
-        copied = None if model.copy is None else address(state.sources.data[model.layers])
-        numbers = integers(starts(outputs), self.lengths, state.slots, state.source_slots, state.lengths, *outputs)
+        copied = None if model.copy is None else address(state.sources.cache.data[model.layers])
+        numbers = integers(starts(outputs), self.lengths, *state.placed(), *outputs)
         model.stack.library.specdec_draft(
             model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), self.prefix.symbols.mask,
             scratch_address, scratch.stride(0),
-            *state.sources.layout, copied, logits,
+            *state.sources.cache.layout, copied, logits,
         )  # fmt: skip
 
 

@@ -1,112 +1,60 @@
-"""What the kernels' passes keep of each row: entries lie in numbered slots, and do not move while a row lives.
+"""What the kernels' passes keep of each row: entries lie in numbered slots and do not move while a row lives."""
 
-A row's target slot is its own. Its source slot may be shared: rows that were duplicated (samples, beams) attend to one source.
-"""
-
-import heapq
 from collections.abc import Sequence
 
 import torch
 
-from specdec_plugins.decoding.backends.cache import Due, KVCache, Remember, write_due
+from specdec_plugins.decoding.backends.cache import KVCache
+from specdec_plugins.decoding.backends.sources import Slots, Sources
 from specdec_plugins.decoding.values import Source
 
 
-class Slots:
-    """Slot numbers with a count of their users, the lowest free one handed out first."""
-
-    def __init__(self) -> None:
-        self.users: dict[int, int] = {}
-        self._free: list[int] = []
-        self._next = 0
-
-    def take(self) -> int:
-        """A free slot, with one user."""
-        if self._free:
-            slot = heapq.heappop(self._free)
-        else:
-            slot, self._next = self._next, self._next + 1
-        self.users[slot] = 1
-        return slot
-
-    def share(self, slot: int) -> int:
-        """The same slot, with one more user."""
-        self.users[slot] += 1
-        return slot
-
-    def release(self, slot: int) -> bool:
-        """Take one user away. Returns whether it was the last one, so that the slot is free."""
-        self.users[slot] -= 1
-        if self.users[slot]:
-            return False
-        del self.users[slot]
-        heapq.heappush(self._free, slot)
-        return True
-
-    @property
-    def bound(self) -> int:
-        """One more than the highest slot that was ever taken."""
-        return self._next
-
-
 class SlottedState:
-    """Keys and values of the target tokens (``cache``, by target slot) and of the source (``sources``, by source slot)."""
+    """Keys and values of the target tokens (``cache``, one slot per row) and of the sources."""
 
-    def __init__(self, cache: KVCache, sources: KVCache, remember: Remember):
-        self.cache, self.sources, self._remember = cache, sources, remember
-        self.targets, self.owners = Slots(), Slots()
-        self.slots: list[int] = []  # of each row, its target slot
-        self.source_slots: list[int] = []
-        self.lengths: list[int] = []  # of the rows' sources
-        self._due: Due = {}  # by source slot, until it is encoded
-
-    @property
-    def rows(self) -> int:
-        return len(self.slots)
+    def __init__(self, cache: KVCache, sources: Sources):
+        self.cache, self.sources = cache, sources
+        self.targets = Slots()
+        self.slots: list[int] = []  # each row's target slot
+        self.held: list[int] = []  # see `RowState`
 
     def admit(self, source: Source) -> None:
-        for number, length in enumerate(source.sizes):
-            slot = self.owners.take()
-            self._due[slot] = source, number
-            self.source_slots.append(slot)
-            self.slots.append(self.targets.take())
-            self.lengths.append(length)
+        self.sources.admit(source)
+        self._open(len(source.sizes))
 
     def share(self, rows: list[int]) -> None:
         """Append rows with nothing read, whose sources are those of ``rows``."""
-        self.source_slots += [self.owners.share(self.source_slots[row]) for row in rows]
-        self.slots += [self.targets.take() for _ in rows]
-        self.lengths += [self.lengths[row] for row in rows]
+        self.sources.share(rows)
+        self._open(len(rows))
+
+    def _open(self, rows: int) -> None:
+        self.slots += [self.targets.take() for _ in range(rows)]
+        self.held += [0] * rows
+
+    def placed(self) -> tuple[list[int], list[int], list[int]]:
+        """By row: its target slot, its source slot and the length of its source."""
+        return self.slots, self.sources.slots, self.sources.lengths
 
     def encode(self) -> None:
-        write_due(self._due, self._remember, self.sources)
+        self.sources.encode()
 
     @torch.inference_mode()
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self.cache.keep(self.slots, roots, paths)
 
-    def select(self, order: list[int]) -> None:
-        staying = set(order)
-        for row in range(self.rows):
-            if row not in staying:
-                self.targets.release(self.slots[row])
-                if self.owners.release(self.source_slots[row]):
-                    self._due.pop(self.source_slots[row], None)
-        slots = [self.slots[row] for row in order]
-        if len(staying) < len(order):
-            self._copy_repeated(order, slots)
-        self.slots = slots
-        self.source_slots = [self.source_slots[row] for row in order]
-        self.lengths = [self.lengths[row] for row in order]
-
     @torch.inference_mode()
-    def _copy_repeated(self, order: list[int], slots: list[int]) -> None:
-        """Give a row that the order names again a slot of its own, with a copy of what the first one holds."""
-        named, copies = set(), {}
-        for place, row in enumerate(order):
+    def select(self, order: list[int]) -> None:
+        self.sources.select(order)
+        named: set[int] = set()
+        for row in set(range(len(self.slots))).difference(order):
+            self.targets.release(self.slots[row])
+        slots, forks = [], []
+        for row in order:
+            slot = self.slots[row]
             if row in named:
-                fresh = self.targets.take()
-                copies[fresh], slots[place] = slots[place], fresh
-                self.owners.share(self.source_slots[row])
+                slot = self.targets.take()
+                forks.append((self.slots[row], slot, self.held[row]))
             named.add(row)
-        self.cache.copy(copies)
+            slots.append(slot)
+        self.cache.copy(forks)
+        self.slots, self.held = slots, [self.held[row] for row in order]

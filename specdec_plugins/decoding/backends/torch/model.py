@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import KVCache, Selection, hide, span
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of
+from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge
 from specdec_plugins.decoding.backends.torch.state import DenseState
@@ -102,6 +103,7 @@ class Extent(NamedTuple):
     chosen: bool  # whether some rows' first tokens need no prediction
     near: tuple[int, int] | None  # (sinks, window): the target positions that are read of those seen
     weighed: bool  # whether attention masses are wanted
+    shared: bool  # whether rows share sources, which then lie in other slots than the rows
 
 
 class TorchModel:
@@ -122,7 +124,7 @@ class TorchModel:
         width, like = decoder.entry, decoder.embedding.tokens
         layers = len(decoder.layers) + (decoder.copy is not None)  # the source copy's entries are a last layer
         cache, sources = self.idle.pop() if self.idle else (KVCache(layers, width, like), KVCache(layers, width, like))
-        state = DenseState(cache, sources, self._remember)
+        state = DenseState(cache, Sources(sources, self._remember))
         if self.runner is not EAGER:
             weakref.finalize(state, self.idle.append, (cache, sources))
         return state
@@ -175,15 +177,15 @@ class TorchModel:
     ) -> TorchPass:  # fmt: skip
         """See `LoadedModel.read`."""
         state.encode()
-        runner, cache, sources = self.runner, state.cache, state.sources
+        runner, cache, sources = self.runner, state.cache, state.sources.cache
         firsts = firsts or [0] * len(tokens)
         results = max(len(row) - first for row, first in zip(tokens, firsts))
         width = runner.round(max(map(len, tokens)), results)
         padding = runner.round(len(tokens)) - len(tokens)
         # One transfer to the device, not four. Rows of padding read at position 0 of a source with one token.
-        lines = [(position, first, length, *row, *[0] * (width - len(row)))
-                 for position, first, length, row in zip(positions, firsts, state.lengths, tokens)]  # fmt: skip
-        table = send([*lines, *[(0, 0, 1, *[0] * width)] * padding], cache.data.device)
+        lines = [(position, first, length, slot, *row, *[0] * (width - len(row))) for position, first, length, slot, row
+                 in zip(positions, firsts, state.sources.lengths, state.sources.slots, tokens)]  # fmt: skip
+        table = send([*lines, *[(0, 0, 1, 0, *[0] * width)] * padding], cache.data.device)
         inputs = [table]
         if guesses is not None:
             inputs.append(pad_rows(guesses, len(table)))
@@ -195,21 +197,24 @@ class TorchModel:
         if selection is not None:
             inputs.append(pad_rows(selection.sources, len(table)))
         longest = max(positions) + width
-        seen, read = runner.round(longest, 64), runner.round(state.longest, 32)
+        drafted = 0 if guesses is None else guesses.size(1)
+        state.held = [position + len(row) + drafted for position, row in zip(positions, tokens)]
+        seen, read = runner.round(longest, 64), runner.round(state.sources.longest, 32)
         cache.reserve(len(table), seen)
         sources.reserve(len(table), read)
         extent = Extent(
             seen, read, results,
             alone=len(table) * width == 1 and seen == longest and parents is None,
-            even=all(length == read for length in state.lengths) and not padding,
+            even=all(length == read for length in state.sources.lengths) and not padding,
             chosen=max(firsts) > 0,
             near=(min(selection.sinks, seen), min(selection.window, seen)) if selection else None,
             weighed=self.masses_wanted and not selection,
+            shared=state.shared,
         )  # fmt: skip
         return TorchPass(self, runner.run(self._read, inputs, (cache, sources), (extent,)))
 
     def _read(self, cache: KVCache, sources: KVCache, extent: Extent, table: Tensor, more: Tensor | None = None) -> list[Tensor]:
-        """A pass's results. ``table`` (R, 3 + Q) has each row's position, first result, source length and tokens.
+        """A pass's results. ``table`` (R, 4 + Q) has each row's position, first result, source length, source slot and tokens.
 
         Where ``extent`` has a window, ``more`` (R, N) are the source positions to read. Else ``more``, by its data type, are
         guesses (R, K) int64; vectors (N, D) that the tokens number; or of trees (R, Q, Q) bool: whether a token sees another one.
@@ -220,7 +225,7 @@ class TorchModel:
         vectors = more if more is not None and more.is_floating_point() else None
         families = more if more is not None and more.dtype == torch.bool else None
         decoder, device, rows = self.transformer.decoder, table.device, len(table)
-        start, first, lengths, tokens = table.tensor_split((1, 2, 3), 1)  # (R, 1) three times, (R, Q)
+        start, first, lengths, owners, tokens = table.tensor_split((1, 2, 3, 4), 1)  # (R, 1) four times, (R, Q)
         if guesses is not None:
             tokens = torch.cat([tokens, guesses], 1)
         width = tokens.size(1)
@@ -258,7 +263,10 @@ class TorchModel:
                 return attention(queries, known, decoder.heads, visible)
 
             def cross_attend(queries: Tensor, index: int = index) -> Tensor:
-                known = sources.read(index, rows, read) if listed is None else sources.gather(index, slots, listed)
+                if listed is not None:
+                    known = sources.gather(index, owners, listed)
+                else:
+                    known = sources.pick(index, owners[:, 0], read) if extent.shared else sources.read(index, rows, read)
                 if not extent.weighed:
                     return attention(queries, known, decoder.heads, padded)
                 mixed, mass = weighed_attention(queries, known, decoder.heads, padded)

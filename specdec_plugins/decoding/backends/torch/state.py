@@ -1,4 +1,4 @@
-"""What PyTorch's passes keep of each row: row b's entries lie in slot b, side by side, as batched attention wants them.
+"""What PyTorch's passes keep of each row: row b's entries lie in slot b, side by side, as batched attention reads them.
 
 B rows, S source positions.
 """
@@ -8,45 +8,42 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import Due, KVCache, Remember, hide, write_due
+from specdec_plugins.decoding.backends.cache import KVCache, hide
+from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.values import Source, send
 
 
 class DenseState:
-    """Keys and values of the target tokens (``cache``) and of the source (``sources``).
+    """Keys and values of the target tokens (``cache``) and of the sources.
 
-    Rows are copied when they are duplicated, source entries included: batched attention reads consecutive slots.
+    Row b's source lies in slot b, too, which batched attention reads in place. While rows share sources (``shared``), their
+    entries are gathered in each pass and stay where they are.
     """
 
-    def __init__(self, cache: KVCache, sources: KVCache, remember: Remember):
-        self.cache, self.sources, self._remember = cache, sources, remember
-        self.lengths: list[int] = []  # of the rows' sources
-        self._due: Due = {}  # by row, until it is encoded
+    def __init__(self, cache: KVCache, sources: Sources):
+        self.cache, self.sources = cache, sources
+        self.held: list[int] = []  # see `RowState`
+        self.shared = False
         self._mask: tuple[Tensor | None] | None = None
 
     @property
     def rows(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def longest(self) -> int:
-        """S"""
-        return max(self.lengths, default=0)
+        return len(self.held)
 
     def admit(self, source: Source) -> None:
-        start = self.rows
-        self._due |= {start + number: (source, number) for number in range(len(source.sizes))}
-        self.lengths += source.sizes
-        self._mask = None
+        self.sources.admit(source)
+        self._changed([*self.held, *[0] * len(source.sizes)])
 
     def share(self, rows: list[int]) -> None:
         """Append rows with nothing read, whose sources are those of ``rows``."""
-        self.encode()  # once, not in every row
-        self.select([*range(self.rows), *rows])
+        self.sources.share(rows)
+        self._changed([*self.held, *[0] * len(rows)])
 
-    @torch.inference_mode()
+    def _changed(self, held: list[int]) -> None:
+        self.held, self.shared, self._mask = held, not self.sources.compact(), None
+
     def encode(self) -> None:
-        write_due(self._due, self._remember, self.sources)
+        self.sources.encode()
 
     @torch.inference_mode()
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
@@ -54,24 +51,24 @@ class DenseState:
 
     @torch.inference_mode()
     def select(self, order: list[int]) -> None:
-        moves = {new: old for new, old in enumerate(order) if new != old}
-        self.cache.copy(moves)
-        self.sources.copy({new: old for new, old in moves.items() if old not in self._due})
-        self.lengths = [self.lengths[row] for row in order]
-        self._due = {new: self._due[old] for new, old in enumerate(order) if old in self._due}
-        self._mask = None
+        self.cache.copy([(old, new, self.held[old]) for new, old in enumerate(order) if new != old])
+        self.sources.select(order)
+        self._changed([self.held[row] for row in order])
 
     def read_sources(self, layer: int) -> Tensor:
-        """(B, S, W) entries of all rows' sources; a view."""
-        return self.sources.read(layer, self.rows, self.longest)
+        """(B, S, W) entries of all rows' sources; a view unless rows share sources."""
+        sources = self.sources
+        if self.shared:
+            return sources.cache.pick(layer, send(sources.slots, sources.cache.data.device), sources.longest)
+        return sources.cache.read(layer, self.rows, sources.longest)
 
     @property
     def source_mask(self) -> Tensor | None:
         """(B, 1, 1, S) added to attention scores; None where nothing is padded."""
         if self._mask is None:
             self._mask = (None,)
-            if min(self.lengths, default=0) < self.longest:
-                lengths = send(self.lengths, self.sources.data.device)
-                padding = torch.arange(self.longest, device=lengths.device) >= lengths[:, None]  # (B, S)
-                self._mask = (hide(padding, self.sources.data.dtype)[:, None, None],)
+            sizes, longest, like = self.sources.lengths, self.sources.longest, self.sources.cache.data
+            if min(sizes, default=0) < longest:
+                padding = torch.arange(longest, device=like.device) >= send(sizes, like.device)[:, None]  # (B, S)
+                self._mask = (hide(padding, like.dtype)[:, None, None],)
         return self._mask[0]

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""What forking a row costs, by rows, target positions and width, on both backends.
+
+    benchmarks/forks.py [--device cpu] [--layers 6] [--rows 1 4 16] [--positions 8 32 128] [--widths 256 512 1024]
+
+One row with that many positions and a source of 100 tokens is forked until there are so many further rows. Prints bytes copied
+and microseconds, both per fork: a fork should cost its own positions, whatever the batch holds, and nothing of the source.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+from tabulate import tabulate  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from specdec_plugins.decoding.backends.cache import KVCache  # noqa: E402
+from specdec_plugins.decoding.backends.cpu.state import SlottedState  # noqa: E402
+from specdec_plugins.decoding.backends.sources import Sources  # noqa: E402
+from specdec_plugins.decoding.backends.torch.state import DenseState  # noqa: E402
+from specdec_plugins.decoding.values import Source  # noqa: E402
+from specdec_plugins.formats.spec import Symbols  # noqa: E402
+
+SOURCE, REPEATS = 100, 20
+
+
+class Copied(TorchDispatchMode):
+    """Counts the bytes that tensor operations write, views aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        result = function(*arguments, **(options or {}))
+        if isinstance(result, torch.Tensor) and not function.is_view:
+            self.bytes += result.nbytes
+        return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16], help="forks made at once")
+    parser.add_argument("--positions", type=int, nargs="+", default=[8, 32, 128])
+    parser.add_argument("--widths", type=int, nargs="+", default=[256, 512, 1024])
+    options = parser.parse_args()
+    table = []
+    for kind, width, positions, rows in product((SlottedState, DenseState), options.widths, options.positions, options.rows):
+        if kind is SlottedState and options.device != "cpu":
+            continue
+        like = torch.empty(0, device=options.device)
+        state = standing(kind, options.layers, width, like, positions, rows + 1)
+        with Copied() as copied:
+            fork(state, rows)
+        seconds = [timed(state, rows, options.device) for _ in range(REPEATS)]
+        table.append([kind.__name__, width, positions, rows, copied.bytes // rows, statistics.median(seconds) / rows * 1e6])
+    headers = "state", "width", "positions", "forks", "bytes per fork", "us per fork"
+    print(tabulate(table, headers, floatfmt=".1f", intfmt=","))
+    return 0
+
+
+def standing(kind: type, layers: int, width: int, like: torch.Tensor, positions: int, rows: int) -> Any:
+    """A state with one row that holds so many positions, and room for ``rows``."""
+    cache, sources = (KVCache(layers, 2 * width, like) for _ in range(2))
+    sources.reserve(1, SOURCE)
+    state = kind(cache, Sources(sources, lambda *_: None))
+    state.admit(Source([[5] * SOURCE], Symbols()))
+    state.encode()
+    cache.reserve(rows, positions)
+    state.held = [positions]
+    return state
+
+
+def fork(state: Any, rows: int) -> None:
+    state.select([0] * (rows + 1))
+
+
+def timed(state: Any, rows: int, device: str) -> float:
+    """Seconds of a fork, from one row again."""
+    state.select([0])
+    synchronise = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    synchronise()
+    began = time.perf_counter()
+    fork(state, rows)
+    synchronise()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The sources of a batch's rows: one slot per source, shared by the rows that were forked from one another.
+
+Knows nothing about what is cached. B rows, S source positions.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+
+import torch
+
+from specdec_plugins.decoding.backends.cache import KVCache
+from specdec_plugins.decoding.values import Source
+
+# Writes the cross-attention entries of some sentences of a source, given by number, into slots of a cache.
+Remember = Callable[[Source, Sequence[int], KVCache, Sequence[int]], None]
+
+
+class Slots:
+    """Reference-counted slot numbers; the lowest free one is handed out first."""
+
+    def __init__(self, taken: int = 0) -> None:
+        """With slots 0 .. taken-1 in use."""
+        self.users = dict.fromkeys(range(taken), 1)
+        self._free: list[int] = []
+        self.bound = taken  # one more than the highest slot ever taken
+
+    def take(self) -> int:
+        """A free slot, with one user."""
+        if self._free:
+            slot = heapq.heappop(self._free)
+        else:
+            slot, self.bound = self.bound, self.bound + 1
+        self.users[slot] = 1
+        return slot
+
+    def share(self, slot: int) -> int:
+        """The same slot, with one more user."""
+        self.users[slot] += 1
+        return slot
+
+    def release(self, slot: int) -> bool:
+        """Drop one user. Returns whether it was the last one, so that the slot is free."""
+        self.users[slot] -= 1
+        if self.users[slot]:
+            return False
+        del self.users[slot]
+        heapq.heappush(self._free, slot)
+        return True
+
+
+class Sources:
+    """Keys and values of each row's source, encoded when they are first read."""
+
+    def __init__(self, cache: KVCache, remember: Remember):
+        self.cache, self._remember = cache, remember
+        self.slots: list[int] = []  # by row
+        self.lengths: list[int] = []  # by row
+        self._slots = Slots()
+        self._due: dict[int, tuple[Source, int]] = {}  # by slot, until it is encoded: its source and its number there
+
+    @property
+    def longest(self) -> int:
+        """S"""
+        return max(self.lengths, default=0)
+
+    def admit(self, source: Source) -> None:
+        """Append one row per sentence."""
+        for number, length in enumerate(source.sizes):
+            slot = self._slots.take()
+            self._due[slot] = source, number
+            self.slots.append(slot)
+            self.lengths.append(length)
+
+    def share(self, rows: Sequence[int]) -> None:
+        """Append rows with the sources of ``rows``."""
+        self.slots += [self._slots.share(self.slots[row]) for row in rows]
+        self.lengths += [self.lengths[row] for row in rows]
+
+    @torch.inference_mode()
+    def encode(self) -> None:
+        """Encode what was not read yet, all sentences of a source together."""
+        while self._due:
+            source = next(iter(self._due.values()))[0]
+            slots = [slot for slot, (other, _) in self._due.items() if other is source]
+            self._remember(source, [self._due.pop(slot)[1] for slot in slots], self.cache, slots)
+
+    def select(self, order: Sequence[int]) -> None:
+        """See `State.select`. No entry is copied or moved."""
+        kept = [self._slots.share(self.slots[row]) for row in order]
+        for slot in self.slots:
+            if self._slots.release(slot):
+                self._due.pop(slot, None)
+        self.slots, self.lengths = kept, [self.lengths[row] for row in order]
+
+    def compact(self) -> bool:
+        """Move row b's source to slot b, unless rows share sources. Returns whether all lie there."""
+        rows = len(self.slots)
+        if self.slots == [*range(rows)]:
+            return True
+        if len(set(self.slots)) < rows:
+            return False
+        encoded = [(old, new, self.lengths[new]) for new, old in enumerate(self.slots) if old not in self._due]
+        self.cache.copy([move for move in encoded if move[0] != move[1]])
+        self._due = {new: self._due[old] for new, old in enumerate(self.slots) if old in self._due}
+        self.slots, self._slots = [*range(rows)], Slots(rows)
+        return True

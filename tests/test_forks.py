@@ -1,0 +1,112 @@
+"""Forks of rows, on both backends: what they copy, and that they go on apart."""
+
+import pytest
+import torch
+from support import EOS, SYMBOLS, WORDS, commit, load, sentences, standing
+from test_kernels import on_kernels, wide_verifier
+from test_session import KERNELS
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
+from specdec_plugins.decoding.drafters.small import SmallDrafter
+from specdec_plugins.decoding.values import Draft, Source, Verdict, uniform
+from specdec_plugins.decoding.verifier import ModelVerifier
+
+BACKENDS = pytest.mark.parametrize("backend", ["torch", pytest.param("kernels", marks=KERNELS)])
+OUTPUTS = [[5, 6], [7], [8, 9, 10, 11]]
+
+
+class Copied(TorchDispatchMode):
+    """Counts the bytes that tensor operations write, views aside."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        if isinstance(result, torch.Tensor) and not function.is_view:
+            self.bytes += result.nbytes
+        return result
+
+
+def loaded(backend):
+    pair = wide_verifier()
+    return on_kernels(pair, dtype="float32")[0] if backend == "kernels" else load(pair, dtype=torch.float64)[0]
+
+
+def copied(state, order, rows=None):
+    """Bytes that a selection writes, once the caches have room for its rows."""
+    for cache in ((rows or state).cache, (rows or state).sources.cache):
+        cache.reserve(len(order), 0)
+    with Copied() as counted:
+        state.select(order)
+    return counted.bytes
+
+
+@BACKENDS
+@torch.inference_mode()
+def test_a_fork_copies_the_positions_that_its_row_holds_and_never_the_source(backend):
+    model = loaded(backend)
+    role, entry = ModelVerifier(model), model.bytes_for(0, 1)
+    state, prefix = standing(role, sentences(3, seed=2), [[] for _ in OUTPUTS])
+    assert copied(state, [0, 1, 2, 0, 2]) == 0  # nothing is read yet: a group starts for nothing
+    state.select([0, 1, 2])
+
+    draft = Draft([list(output) for output in OUTPUTS])
+    scores = role.score(state, prefix, draft)
+    scores.logits()
+    assert state.held == [3, 2, 5]  # with the start token
+    role.commit(state, prefix, draft, Verdict([1, 1, 3], [4, 4, 4], [[0.0]] * 3, [False] * 3))
+    assert state.held == [2, 2, 4]  # without refused tokens
+    assert copied(state, [0, 1, 2, 2, 0, 2]) == (2 + 4 + 4) * entry
+    assert state.held == [2, 2, 4, 4, 2, 4]
+    owners = state.sources.slots
+    assert len(set(owners)) == 3 and owners[2] == owners[3] == owners[5] and owners[0] == owners[4]
+    if backend == "kernels":
+        assert copied(state, [5, 3, 0]) == 0  # rows do not move
+
+
+@BACKENDS
+@torch.inference_mode()
+def test_forks_go_on_apart(backend):
+    """Each is what it would be alone, also when rows that shared a source have left and others have come."""
+    model = loaded(backend)
+    role, sources = ModelVerifier(model), sentences(4, seed=2)
+
+    def alone(source, tokens, draft):
+        state = model.start(1)
+        state.admit(Source([source], SYMBOLS))
+        return model.read(state, [[EOS, *tokens, *draft]], [0]).logits()[0, len(tokens) : len(tokens) + len(draft) + 1].clone()
+
+    state, prefix = standing(role, sources[:3], [[] for _ in OUTPUTS])
+    role.score(state, prefix, Draft([list(output) for output in OUTPUTS])).logits()
+    commit(prefix, OUTPUTS)
+    texts = list(zip(sources, OUTPUTS))
+    for seed, order in enumerate([[2, 0, 2, 1, 2], [1, 4, 0], [2, 0], [1, 0, 0, 1]]):
+        if seed == 2:  # while rows share sources another one comes
+            for each in (state, prefix):
+                each.select([0, 1, 2, 2])
+            texts.append(texts[2])
+            state.admit(Source(sources[3:], SYMBOLS))
+            prefix.admit([prefix.requests[0]])
+            texts.append((sources[3], []))
+            order = [4, 3, 2, 0]
+        for each in (state, prefix):
+            each.select(order)
+        texts = [texts[row] for row in order]
+        drafts = [[4 + (seed + row) % WORDS, 5 + row] for row in range(len(order))]
+        logits = role.score(state, prefix, Draft(drafts)).logits().clone()
+        for row, ((source, tokens), draft) in enumerate(zip(texts, drafts)):
+            expected, found = alone(source, tokens, draft), logits[row, :3]
+            torch.testing.assert_close(found, expected, rtol=0, atol=0 if backend == "kernels" else 1e-11)
+        commit(prefix, [draft[:1] for draft in drafts])
+        texts = [(source, [*tokens, draft[0]]) for (source, tokens), draft in zip(texts, drafts)]
+
+
+@BACKENDS
+@pytest.mark.parametrize("kind, length", [(CausalBlockDrafter, 3), (SmallDrafter, 1)])
+@torch.inference_mode()
+def test_a_drafters_fork_copies_what_it_has_read_of_the_prefix(backend, kind, length):
+    drafter = kind(loaded(backend))
+    state, prefix = standing(drafter, sentences(2, seed=1), [[5, 6], [7]])
+    drafter.propose(state, prefix, uniform(2, length))
+    assert copied(state, [0, 1, 0, 1], state.rows) == (3 + 2) * drafter.model.bytes_for(0, 1)  # masks aside
