@@ -22,6 +22,8 @@ import torch
 
 from specdec_plugins.decoding.memory import Memory
 from specdec_plugins.formats import files
+from specdec_plugins.formats.errors import brief
+from specdec_plugins.formats.spec import aligned
 
 FORMAT = "specdec-datastore 1"
 CONTEXT = 16  # tokens by which places are sorted: longer suffixes are no better (REST looks at 16)
@@ -99,15 +101,15 @@ class Datastore:
                     raise ValueError(f"{path}: not a datastore of specdec-datastore ({FORMAT})")
                 if about.get("dictionary") != dictionary:
                     raise ValueError(f"{path}: made with another target dictionary than the model's")
-                tokens, places = file.get_tensor("tokens"), file.get_tensor("places")
+                tokens, places = file.get_tensor("tokens"), aligned(file.get_tensor("places"))
                 if "source_dictionary" in about:
                     if about["source_dictionary"] != source_dictionary:
                         raise ValueError(f"{path}: made with another source dictionary than the model's")
-                    memory = Memory(*(file.get_tensor(field.name).numpy() for field in fields(Memory)))
+                    memory = Memory(*(aligned(file.get_tensor(field.name)).numpy() for field in fields(Memory)))
         except (SafetensorError, OSError) as error:
             missing = isinstance(error, FileNotFoundError) or not Path(path).exists()
-            raise ValueError(f"{path}: {'there is no such file' if missing else f'not a datastore ({error})'}") from None
-        count = len(places)
+            raise ValueError(f"{path}: {'there is no such file' if missing else f'not a datastore ({brief(error)})'}") from None
+        count = len(places) if places.dim() == 1 else 0
         if tokens.shape != (count, TOKEN_BYTES) or tokens.dtype != torch.uint8 or places.dtype != torch.int32 or not count:
             raise ValueError(f"{path}: damaged, its tensors do not belong together")
         if not 0 <= places.min() <= places.max() < count or tokens.numpy().view(">u4").max() >= symbols:

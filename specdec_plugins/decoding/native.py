@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.backends.candidates import numbered
 from specdec_plugins.decoding.backends.cpu.binding import Buffer, Caches, Decoding, address, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.model import CpuModel, NativeHeads
 from specdec_plugins.decoding.backends.cpu.passes import repeat_numbers, successor_tables
@@ -126,6 +127,8 @@ class NativeLoop:
             call.drafter = model.stack.pointer
             call.tokens, call.outs, call.candidates = successor_tables(model)
             call.names = model.names and start(model.names)
+            own = numbered(symbols, model.vocabulary)
+            call.drafter_pad, call.drafter_eos = own.pad, own.eos
 
     def __call__(self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int) -> Taken | None:
         """Make up to ``times`` iterations of the plan, at least one, and none after a row is finished; the prefix is not changed.

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from specdec_plugins.formats import files
+from specdec_plugins.formats.errors import brief
+from specdec_plugins.formats.spec import storage_fault
 
 Checkpoint = dict[str, Any]
 
@@ -65,6 +67,15 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(f"{path}: not a fairseq checkpoint (no 'model' in it)")
     if checkpoint.get("args") is None and checkpoint.get("cfg") is None:
         raise CheckpointError(f"{path}: not a fairseq checkpoint (neither 'args' nor 'cfg' in it)")
+    for name, tensor in checkpoint["model"].items():
+        if not isinstance(name, str) or (fault := storage_fault(tensor)):
+            raise CheckpointError(f"{path}: the weight {name!r:.80} {fault if isinstance(name, str) else 'has no name'}")
+    try:
+        model_args(checkpoint), task_settings(checkpoint)
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged or foreign settings ({type(error).__name__}: {brief(error)})") from None
+    if not isinstance(checkpoint.get("task_state") or {}, dict):
+        raise CheckpointError(f"{path}: damaged or foreign settings ('task_state' is no dictionary)")
     return checkpoint
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.formats.checkpoint import Checkpoint, CheckpointError, model_args, task_settings
+from specdec_plugins.formats.errors import brief, listed
 from specdec_plugins.formats.spec import (
     DrafterModel,
     Model,
@@ -109,7 +110,7 @@ def read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
         raise
     except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, OverflowError, ValueError) as error:
         # Untrusted settings and weights can be of any type.
-        raise CheckpointError(f"{name}: damaged or foreign settings ({type(error).__name__}: {error})") from None
+        raise CheckpointError(f"{name}: damaged or foreign settings ({type(error).__name__}: {brief(error)})") from None
 
 
 def _read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
@@ -118,11 +119,11 @@ def _read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
         return shimmed(checkpoint, args, name)
     faults = list(setting_faults(args))
     if faults:
-        raise CheckpointError(f"{name}: the engine does not support " + "; ".join(faults))
+        raise CheckpointError(f"{name}: the engine does not support {listed(faults, '; ', 40)}")
     weights = modern_names(checkpoint["model"])
     absent = [weight for weight in announced(args) if weight not in weights]
     if absent:
-        raise CheckpointError(f"{name}: its settings announce weights that it has not: {', '.join(absent)}")
+        raise CheckpointError(f"{name}: its settings announce weights that it has not: {listed(absent)}")
     code = architecture(args) if architecture(args) in DRAFTERS else None
     form = int(weights["block_format"]) if "block_format" in weights else 1
     if code and form not in (1, 2):
@@ -130,7 +131,7 @@ def _read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
     try:
         spec = spec_of(args, weights, unscaled=bool(args.get("no_scale_embedding")) or (code is not None and form == 1))
     except ValueError as error:
-        raise CheckpointError(f"{name}: {error}") from None
+        raise CheckpointError(f"{name}: {brief(error, 1000)}") from None
     tensors = canonical(weights, spec)
     given = tensor_shapes(tensors)
     # What a drafter has of its own is for its code to check.

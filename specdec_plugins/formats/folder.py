@@ -33,10 +33,13 @@ from specdec_plugins.formats.description import (
     VerifierEntry,
     read_description,
 )
+from specdec_plugins.formats.errors import brief, listed
 from specdec_plugins.formats.files import whole
 from specdec_plugins.formats.spec import (
+    WEIGHT_DTYPES,
     DrafterModel,
     Model,
+    aligned,
     fingerprint,
     own_shapes,
     sinusoidal_tables,
@@ -258,7 +261,7 @@ def _load_tensors(
         more = own_shapes(entry.spec, given) if isinstance(entry, DrafterEntry) else {}
         faults += tensor_faults(entry.spec, given, more)
     if faults:
-        raise ValueError(f"{folder}: {role}: {'; '.join(faults)}")
+        raise ValueError(f"{folder}: {role}: {listed(faults, '; ')}")
     weights = _read_tensors(path)
     weights |= {name: others[name] for name in shared} | {name: tables[name] for name in entry.sinusoidal}
     return weights | {name: weights[original] for name, original in entry.aliases.items()}
@@ -272,7 +275,11 @@ def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dictionary
     except SafetensorError as error:
-        raise ValueError(f"{path}: not a readable safetensors file, or a damaged one ({error})") from None
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path}: not a readable safetensors file, or a damaged one ({brief(error)})")
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -283,8 +290,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         stored = load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path}: not a readable safetensors file, or a damaged one ({error})") from None
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
+        raise unreadable(path, error) from None
+    placed = {name: aligned(tensor) for name, tensor in stored.items()}
+    return {name: tensor.float() if tensor.dtype in WEIGHT_DTYPES else tensor for name, tensor in placed.items()}
 
 
 def _load_models_of_format_1(folder: Path, described: DescriptionOfFormat1) -> tuple[Model, DrafterModel | None]:

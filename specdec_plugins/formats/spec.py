@@ -13,6 +13,7 @@ Position tables are tensors like any other, as their frequencies differ between 
 first token, and there are rows for ``max_positions`` tokens at least. Tied tensors are the same object.
 """
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
@@ -24,9 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec_plugins.formats.errors import listed
+
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
 # No known model is near these; a file of a few bytes must not ask for all the memory.
-MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE = 1_000, 1 << 17, 1 << 20, 1 << 28
+MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE, MAX_SCALE = 1_000, 1 << 17, 1 << 20, 1 << 26, 1e6
 
 HALF = 2**-11  # the largest error of a sine in float16
 
@@ -86,7 +89,7 @@ class ModelSpec:
                 faults.append(f"{name}: more than {MAX_LAYERS:,} layers, or wider than {MAX_WIDTH:,}")
             elif rows > MAX_POSITIONS or rows * side.width > MAX_TABLE:
                 faults.append(f"{name}: {rows:,} positions of width {side.width:,}")
-            if not (math.isfinite(side.embedding_scale) and side.embedding_scale > 0):
+            if not 0 < side.embedding_scale <= MAX_SCALE:
                 faults.append(f"{name}: embeddings scaled by {side.embedding_scale}")
         symbols = self.symbols
         if min(symbols.pad, symbols.eos, symbols.start, symbols.mask, *self.forced, *self.suppressed) < 0:
@@ -227,7 +230,7 @@ def tensor_faults(
     missing = [name for name in wanted if name not in given]
     foreign = [name for name in given if name not in wanted]
     return [
-        f"{what}: {', '.join(names)}"
+        f"{what}: {listed(names)}"
         for what, names in (
             ("missing weights", missing), ("weights without a place here", foreign), ("weights of another shape", wrong)
         )
@@ -250,6 +253,50 @@ def _fits(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """The shapes of tensors by name."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor where its elements may lie: safetensors files can hold them at any byte."""
+    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
+
+
+def storage_fault(tensor: Any) -> str | None:
+    """Why something from outside is no ordinary tensor in memory, to whose address a kernel may be sent; None if it is one."""
+    if not isinstance(tensor, Tensor):
+        return f"is no tensor but {type(tensor).__name__}"
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        kind = "quantised" if tensor.is_quantized else "without data" if tensor.device.type == "meta" else "sparse"
+        return f"is {kind}, not a dense tensor"
+    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+        return "has more elements than memory"  # expanded: a small file could ask for all memory
+    return None
+
+
+def weight_fault(tensor: Any) -> str | None:
+    """Why a tensor is no weight that models compute with; None if it is one."""
+    if fault := storage_fault(tensor):
+        return fault
+    if tensor.dtype not in WEIGHT_DTYPES:
+        return f"is {str(tensor.dtype).removeprefix('torch.')}, not floating-point"
+    # By the extremes, which are NaN if an element is: a tensor of bools would take a quarter of the weights' memory.
+    if tensor.numel() and not torch.stack(tensor.detach().aminmax()).isfinite().all():
+        return "has values that are not finite"
+    return None
+
+
+def symbol_faults(spec: ModelSpec, source_size: int, target_size: int) -> list[str]:
+    """Which special tokens are outside vocabularies of these sizes; sources are padded, too."""
+    named = {
+        **dataclasses.asdict(spec.symbols),
+        "forced": max(spec.forced, default=0),
+        "suppressed": max(spec.suppressed, default=0),
+    }
+    faults = [(f"{name} token", token, target_size) for name, token in named.items()]
+    faults.append(("pad token", spec.symbols.pad, source_size))
+    return [f"{name} {token:,} is outside the vocabulary of {size:,} tokens" for name, token, size in faults if token >= size]
 
 
 def fingerprint(model: Model) -> str:

@@ -6,6 +6,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from specdec_plugins.formats.errors import listed
+
 T = TypeVar("T")
 
 
@@ -17,7 +19,7 @@ def parse(cls: type[T], data: Any, where: str = "") -> T:
     faults: list[str] = []
     result = _object(cls, data, where, faults)
     if faults:
-        raise ValueError("; ".join(faults))
+        raise ValueError(listed(faults, "; "))
     return result
 
 
@@ -57,7 +59,7 @@ def _value(hint: Any, value: Any, where: str, faults: list[str]) -> Any:
         return tuple(_value(arguments[0], each, f"{where}[{index}]", faults) for index, each in enumerate(value))
     if origin is Mapping and isinstance(value, dict):
         return {key: _value(arguments[1], each, f"{where}.{key}", faults) for key, each in value.items()}
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) < 1 << 53:
         return float(value)
     if origin is None and type(value) is hint:
         return value

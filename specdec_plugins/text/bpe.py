@@ -7,6 +7,7 @@ from pathlib import Path
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.reversible import code_point
 
+VERSIONS = ("0.1", "0.2")  # of codes
 CONTINUED = "@@"  # ends every subword of a token but the last
 
 
@@ -23,6 +24,8 @@ class Bpe:
         from subword_nmt.apply_bpe import BPE
 
         lines = list(read_lines(codes))
+        if lines and lines[0].startswith("#version:") and lines[0].removeprefix("#version:").strip() not in VERSIONS:
+            raise ValueError(f"{codes}: BPE codes of {lines[0][1:80]!r}; this program reads versions {' and '.join(VERSIONS)}")
         merges = [line for line in lines if not line.startswith("#version:")]
         if not merges or any(len(merge.strip("\r\n ").split(" ")) != 2 for merge in merges):  # subword-nmt would end the process
             raise ValueError(f"{codes}: not a BPE codes file (two symbols a line)")

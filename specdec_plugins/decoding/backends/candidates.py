@@ -5,6 +5,9 @@ likely depends on the token before, which only a successor network sees, else 1.
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,6 +17,7 @@ from specdec_plugins.decoding.backends.torch.transformer import Successor
 from specdec_plugins.decoding.noise import Purpose, exponential
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, warp
+from specdec_plugins.formats.spec import Symbols
 
 CANDIDATES = 16  # tokens a position among which a successor network chooses
 
@@ -25,22 +29,49 @@ class Candidates(NamedTuple):
     scores: list[list[list[list[float]]]]
 
 
+def numbered(symbols: Symbols, names: Sequence[int] | None) -> Symbols:
+    """The symbols with pad and eos as numbers of logits, -1 where they have no logit.
+
+    ``names`` are the tokens that have logits, in ascending order; None: all.
+    """
+    if names is None:
+        return symbols
+
+    def number(token: int) -> int:
+        place = bisect_left(names, token)
+        return place if names[place : place + 1] == [token] else -1
+
+    return replace(symbols, pad=number(symbols.pad), eos=number(symbols.eos))
+
+
+def forbid(logits: Tensor, symbols: Symbols, empty: Tensor | list[int]) -> None:
+    """Ban pad in logits (R, K, V), and eos at the first position of ``empty`` rows: their numbers, or (R,) bool.
+
+    ``symbols`` are `numbered`.
+    """
+    if symbols.pad >= 0:
+        logits[..., symbols.pad] = -math.inf
+    if symbols.eos < 0:
+        return
+    if isinstance(empty, Tensor):
+        logits[:, 0, symbols.eos].masked_fill_(empty, -math.inf)
+    else:
+        logits[empty, 0, symbols.eos] = -math.inf
+
+
 @torch.inference_mode()
 def candidates_of(
-    logits: Tensor, gates: Tensor | None, successor: Successor | None, names: Tensor | None, prefix: Prefix
+    logits: Tensor, gates: Tensor | None, successor: Successor | None, names: Sequence[int] | None, prefix: Prefix
 ) -> Candidates:  # fmt: skip
     """By logits (R, K, V), and gates (R, K, G) with a successor network; ``names`` are the tokens that the logits are of.
 
     Never pad, and no eos in an empty output. In rows that draw their tokens what they warp is warped; under the coupled rule the
     noise counts, too, by which the verifier draws, so that the scores say which token it will draw.
     """
-    symbols, device = prefix.symbols, logits.device
-    logits = logits.clone()
-    logits[..., symbols.pad] = -math.inf
-    empty = [row for row, output in enumerate(prefix.outputs) if not output]
-    logits[empty, 0, symbols.eos] = -math.inf
+    device, logits = logits.device, logits.clone()
+    forbid(logits, numbered(prefix.symbols, names), [row for row, output in enumerate(prefix.outputs) if not output])
     few, numbers = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
-    tokens = numbers if names is None else names[numbers]
+    tokens = numbers if names is None else torch.tensor(names, device=device)[numbers]
     totals = few[:, :, None].double()  # (R, K, 1, C); in float64, so that rounding, which may depend on R, changes no tree
     if successor is not None and gates is not None:
         before = successor.tokens[numbers[:, :-1]]  # (R, K-1, C, G)

@@ -21,7 +21,7 @@ from torch import Tensor
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.options import USUAL_BUDGET, Budget
 from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, Symbols
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, Symbols, weight_fault
 
 GROUP = "specdec.drafters"
 Row = TypeVar("Row")
@@ -133,6 +133,7 @@ def matching(weights: DrafterModel, shapes: Mapping[str, tuple[int, ...]]) -> di
     own = {name: tensor for name, tensor in weights.tensors.items() if not name.startswith("decoder.")}
     faults = [f"no {name}" for name in shapes if name not in own]
     faults += [f"{name}, which has no place here" for name in own if name not in shapes]
+    faults += [f"{name}, which {fault}" for name, tensor in own.items() if (fault := weight_fault(tensor))]
     faults += [
         f"{name} {tuple(own[name].shape)}, not {shape}"
         for name, shape in shapes.items()

@@ -8,6 +8,8 @@ B rows, D width, V vocabulary, O outputs, I inputs.
 
 import ctypes
 import math
+import os
+import sys
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -15,11 +17,12 @@ from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
+from threading import Lock, get_ident
 
 import torch
 from torch import Tensor
 
-VERSION = 13  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 14  # of the library's functions and their parameters: `specdec_version` in api.cpp
 # Instruction sets that the library is compiled for, best first: see setup.py
 VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
@@ -88,7 +91,8 @@ class Decoding(ctypes.Structure):
     _fields_ = [
         ("verifier", POINTER), ("drafter", POINTER), ("verifying", Caches), ("drafting", Caches),
         *((name, POINTER) for name in ("logits", "drafter_logits", "gates", "tokens", "outs")), ("candidates", NUMBER),
-        ("names", POINTER), *((name, NUMBER) for name in ("drafter_positions", "pad", "eos", "mask", "suppressed_count")),
+        ("names", POINTER), *((name, NUMBER) for name in ("drafter_pad", "drafter_eos", "drafter_positions")),
+        *((name, NUMBER) for name in ("pad", "eos", "mask", "suppressed_count")),
         ("suppressed", POINTER), *((name, NUMBER) for name in ("batch", "longest", "steps")),
         *((name, POINTER) for name in ("numbers", "tau", "last_scores")), ("verifier_gate", c_double), ("drafter_gate", c_double),
         *((name, POINTER) for name in ("sampling", "repeats", "read", "heads", "embeddings")),
@@ -146,22 +150,78 @@ class Handle:
         made = library()
         assert made is not None, "no kernels were compiled for this machine"
         self.library = made
-        self.pointer: int = getattr(made, f"specdec_{kind}")(*arguments)
-        weakref.finalize(self, getattr(made, f"specdec_{kind}_free"), self.pointer)
+        pointer: int = getattr(made, f"specdec_{kind}")(*arguments)
+        self.pointer = pointer
+        self._free = weakref.finalize(self, getattr(made, f"specdec_{kind}_free"), pointer)
 
 
 class Engine(Handle):
-    """Threads and scratch memory, for one call at a time."""
+    """Threads and scratch memory, for one call at a time.
+
+    The thread that has rows in flight owns it: two threads would overwrite each other's results. In a forked process, which lacks
+    the other threads, it starts new ones at the first call.
+    """
 
     def __init__(self, threads: int):
+        self.threads, self._owner, self._claiming = threads, 0, Lock()
         super().__init__("engine", threads)
+        watch_forks().add(self)
+
+    @property
+    def pointer(self) -> int:
+        """For a call at once."""
+        self.claim()
+        return self._pointer
+
+    @pointer.setter
+    def pointer(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def claim(self) -> None:
+        """Own the engine. Raises RuntimeError if another thread does."""
+        if self._owner == get_ident():
+            return
+        with self._claiming:
+            if self._owner and self._owner in sys._current_frames():
+                raise RuntimeError(
+                    "two threads decode with one loaded model at the same time: let one thread own it, or load two"
+                )
+            self._owner = get_ident()
+            if not self._pointer:
+                super().__init__("engine", self.threads)
+
+    def release(self) -> None:
+        """Let another thread own it, as nothing of this thread's is in flight."""
+        if self._owner == get_ident():
+            self._owner = 0
+
+    def forget(self) -> None:
+        """After a fork, drop what the library made without freeing it: that would wait for threads that are not there."""
+        self._free.detach()
+        self._owner, self._pointer, self._claiming = 0, 0, Lock()
+
+
+@cache
+def watch_forks() -> "weakref.WeakSet[Engine]":
+    """The engines that a forked process forgets."""
+    engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+    def forget() -> None:
+        for engine in engines:
+            engine.forget()
+
+    os.register_at_fork(after_in_child=forget)
+    return engines
 
 
 class NativeLinear(Handle):
     """A linear layer's weights, packed."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
-        """``weight`` (O, I) to be held in ``dtype``, one of `DTYPES`; ``bias`` (O,) or None."""
+        """``weight`` (O, I) to be held in ``dtype``, one of `DTYPES`; ``bias`` (O,) or None. Other shapes are a ValueError."""
+        if weight.dim() != 2 or weight.size(1) % TILE or (bias is not None and bias.shape != weight.shape[:1]):
+            shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
+            raise ValueError(f"a linear layer of weight and bias {shapes}: they are (O, I) and (O,), I a multiple of {TILE}")
         self.outputs, self.inputs = weight.shape
         sources = floats(weight), None if bias is None else floats(bias)  # the library copies them
         super().__init__("linear", *map(address, sources), self.outputs, self.inputs, DTYPES[dtype])
@@ -170,6 +230,8 @@ class NativeLinear(Handle):
 
     def __call__(self, engine: Engine, x: Tensor) -> Tensor:
         """(N, I) -> (N, O)"""
+        if x.dim() != 2 or x.size(1) != self.inputs:
+            raise ValueError(f"a linear layer of {self.inputs} inputs was given {tuple(x.shape)}")
         x, result = floats(x), torch.empty(len(x), self.outputs)
         numbers = integers([0], [0], [len(x)])  # one sentence, in slot 0
         self.library.specdec_remember(

@@ -82,6 +82,9 @@ class NativeHeads:
     """Heads on a model's hidden states; the native loop has their parts from here."""
 
     def __init__(self, model: "CpuModel", weight: Tensor, bias: Tensor, reads_token: bool):
+        """Raises ValueError for other shapes than (K D, D), of heads that read the token (K D, 2 D), and (K D,)."""
+        if weight.dim() != 2 or len(weight) % model.width or weight.size(1) != model.width * (1 + reads_token):
+            raise ValueError(f"weights of heads are {tuple(weight.shape)}, which does not fit a width of {model.width}")
         self.engine, self.linear = model.engine, NativeLinear(weight, bias, model.dtype)
         self.embeddings = address(model.stack.tables[0]) if reads_token else None
         self.width, self.scale = model.width, model.spec.decoder.embedding_scale
@@ -89,6 +92,8 @@ class NativeHeads:
 
     def __call__(self, states: Tensor, tokens: Sequence[int]) -> Tensor:
         states, last = floats(states), integers(tokens)
+        if states.shape != (len(last), self.width):
+            raise ValueError(f"hidden states {tuple(states.shape)} for {len(last)} rows of width {self.width}")
         vectors = torch.empty(len(states), self.count, self.width)
         self.engine.library.specdec_heads(
             self.engine.pointer, self.linear.pointer, len(states), self.width, address(states), self.embeddings, self.scale,
@@ -101,11 +106,16 @@ class NativeBeginning:
     """As `transformer.beginning`, of weights that the kernels read as they are."""
 
     def __init__(self, engine: Engine, query: Tensor, weight: Tensor, bias: Tensor):
+        """Raises ValueError for other shapes than (D,), (D', D) and (D',)."""
+        if weight.dim() != 2 or query.shape != weight.shape[1:] or bias.shape != weight.shape[:1]:
+            raise ValueError(f"the weights of a beginning do not fit: {[tuple(each.shape) for each in (query, weight, bias)]}")
         self.engine, self.width, self._kept = engine, len(bias), [floats(each) for each in (query, weight, bias)]
         self._weights = [address(each) for each in self._kept]
 
     def __call__(self, encoded: Tensor) -> Tensor:
-        state = torch.empty(self.width)
+        encoded, state = floats(encoded), torch.empty(self.width)
+        if encoded.shape[1:] != self._kept[0].shape:
+            raise ValueError(f"an encoder's output {tuple(encoded.shape)} for a query of {tuple(self._kept[0].shape)}")
         self.engine.library.specdec_begin(
             self.engine.pointer, *self._weights, self.width, address(encoded), *encoded.shape, address(state)
         )
@@ -144,7 +154,7 @@ class CpuModel:
         layers = self.layers + (self.copy is not None)  # the source copy's entries are a last layer
         like = torch.empty(0)
         cache, sources = (KVCache(count, 2 * self.width, like, zeroed=False) for count in (self.layers, layers))
-        return SlottedState(cache, Sources(sources, self._remember))
+        return SlottedState(cache, Sources(sources, self._remember), self.engine)
 
     def bytes_for(self, source: int, target: int) -> int:
         return (source + target) * self.layers * 2 * self.width * 4  # entries are float32

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import Selection
-from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of, numbered
 from specdec_plugins.decoding.backends.cpu.binding import Selection as NativeSelection
 from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
@@ -78,7 +78,8 @@ class CpuPass:
         return done
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
-        model, symbols, logits = self.model, prefix.symbols, self.logits()
+        model, logits = self.model, self.logits()
+        symbols = numbered(prefix.symbols, model.vocabulary)
         numbers = integers(plan.lengths, (not output for output in prefix.outputs))
         choosing = Choosing(self, prefix, plan)
         model.engine.library.specdec_choose(
@@ -90,8 +91,7 @@ class CpuPass:
 
     def candidates(self, prefix: Prefix) -> Candidates:
         model, logits = self.model, self.logits()
-        names = None if model.vocabulary is None else torch.tensor(model.vocabulary)
-        return candidates_of(logits, self._gates, model.successor, names, prefix)
+        return candidates_of(logits, self._gates, model.successor, model.vocabulary, prefix)
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
@@ -117,6 +117,12 @@ class CausalPass(CpuPass):
         super().__init__(model, len(tokens), width)
         self.state, self.tokens, self.positions, self.firsts = state, tokens, positions, firsts
         self.embeddings = None if embeddings is None else floats(embeddings)
+        if self.embeddings is not None and (
+            self.embeddings.shape[1:] != (model.width,) or max(map(max, filter(None, tokens))) >= len(self.embeddings)
+        ):
+            raise ValueError(
+                f"vectors {tuple(self.embeddings.shape)} do not fit a width of {model.width}, or the numbers read of them"
+            )
         self.selection = None
         if selection is not None:
             sinks, window, self._listed = selection  # which the native side reads
@@ -170,7 +176,8 @@ class CausalPass(CpuPass):
         """In one call with the pass, if that has not run."""
         if self._logits is not None or self.model.features_wanted:
             return super().choose(prefix, plan)
-        state, model, symbols = self.state, self.model, prefix.symbols
+        state, model = self.state, self.model
+        symbols = numbered(prefix.symbols, model.vocabulary)
         numbers = integers(
             starts(self.tokens), self.positions, self.firsts or [0] * self.rows, *state.placed(),
             plan.lengths, (not output for output in prefix.outputs), *self.tokens,

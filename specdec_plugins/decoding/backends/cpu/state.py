@@ -1,10 +1,12 @@
 """What the kernels' passes keep of each row: entries lie in numbered slots and do not move while a row lives."""
 
+import weakref
 from collections.abc import Sequence
 
 import torch
 
 from specdec_plugins.decoding.backends.cache import KVCache
+from specdec_plugins.decoding.backends.cpu.binding import Engine
 from specdec_plugins.decoding.backends.sources import Slots, Sources
 from specdec_plugins.decoding.values import Source
 
@@ -12,8 +14,9 @@ from specdec_plugins.decoding.values import Source
 class SlottedState:
     """Keys and values of the target tokens (``cache``, one slot per row) and of the sources."""
 
-    def __init__(self, cache: KVCache, sources: Sources):
-        self.cache, self.sources = cache, sources
+    def __init__(self, cache: KVCache, sources: Sources, engine: Engine):
+        self.cache, self.sources, self.engine = cache, sources, engine
+        weakref.finalize(self, engine.release)  # a session that an error ended has rows left
         self.targets = Slots()
         self.slots: list[int] = []  # each row's target slot
         self.held: list[int] = []  # see `RowState`
@@ -36,6 +39,7 @@ class SlottedState:
         return self.slots, self.sources.slots, self.sources.lengths
 
     def encode(self) -> None:
+        self.engine.claim()  # before caches grow: another thread's pass may be reading them
         self.sources.encode()
 
     @torch.inference_mode()
@@ -44,6 +48,7 @@ class SlottedState:
 
     @torch.inference_mode()
     def select(self, order: list[int]) -> None:
+        self.engine.claim()
         self.sources.select(order)
         named: set[int] = set()
         for row in set(range(len(self.slots))).difference(order):
@@ -58,3 +63,5 @@ class SlottedState:
             slots.append(slot)
         self.cache.copy(forks)
         self.slots, self.held = slots, [self.held[row] for row in order]
+        if not order:
+            self.engine.release()

@@ -4,7 +4,6 @@ B rows, which become R >= B where a recorded pass computes more, Q tokens read i
 S source positions, T positions in the cache, D width, V vocabulary.
 """
 
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import KVCache, Selection, hide, span
-from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of, forbid, numbered
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge
@@ -83,7 +82,7 @@ class TorchPass:
 
     def candidates(self, prefix: Prefix) -> Candidates:
         decoder = self.model.transformer.decoder
-        return candidates_of(self.results[0], self.gates, decoder.successor, decoder.vocabulary, prefix)
+        return candidates_of(self.results[0], self.gates, decoder.successor, self.model.names, prefix)
 
     @torch.inference_mode()
     def judge(
@@ -112,6 +111,8 @@ class TorchModel:
     def __init__(self, transformer: Transformer, runner: Runner = EAGER):
         self.transformer, self.spec, self.runner = transformer, transformer.spec, runner
         self.target_embeddings = transformer.decoder.embedding.tokens
+        vocabulary = transformer.decoder.vocabulary
+        self.names = None if vocabulary is None else vocabulary.tolist()  # the tokens that the logits are of, if not all
         self.features_wanted = False  # they are kept all the same
         self.masses_wanted = False
         self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: recordings are bound to their memory
@@ -336,7 +337,7 @@ class TorchModel:
         if draws is not None:
             inputs += Table.of(draws, len(logits), logits.size(-1), device, self.runner.round)
         confident = plan.gate.drafter > 0
-        settings = prefix.symbols, gates is not None, draws is not None, confident
+        settings = numbered(prefix.symbols, self.names), gates is not None, draws is not None, confident
         tokens, *more = self.runner.run(self._choose, inputs, settings=settings)
         told = Distribution(*more[:2]) if draws is not None and rejecting(draws) else None
         return DeviceDraft(tokens, list(plan.lengths), distribution=told, sure=more[-1] if confident else None)
@@ -349,8 +350,7 @@ class TorchModel:
         ``more`` are gates and a `Table`, where told. With the latter the two tensors of a `Distribution` follow the tokens. The
         last one is (R, K) the confidence, where it is wanted.
         """
-        logits[..., symbols.pad] = -math.inf
-        logits[:, 0, symbols.eos].masked_fill_(sizes == 0, -math.inf)
+        forbid(logits, symbols, sizes == 0)
         decoder = self.transformer.decoder
         names, successor = decoder.vocabulary, decoder.successor if has_gates else None
         if not has_gates and not drawing and not confident:

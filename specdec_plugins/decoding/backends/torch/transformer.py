@@ -17,7 +17,17 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.values import Source
-from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, SideSpec, tensor_faults, tensor_shapes
+from specdec_plugins.formats.spec import (
+    DrafterModel,
+    Model,
+    ModelSpec,
+    SideSpec,
+    storage_fault,
+    symbol_faults,
+    tensor_faults,
+    tensor_shapes,
+    weight_fault,
+)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -273,10 +283,10 @@ POSITIONS = "encoder.embed_positions.weight"
 
 
 def draft_vocabulary(tokens: Tensor, size: int) -> Tensor:
-    """Those tokens (V',) int64 out of ``size``, ascending; the special symbols come first and so keep their numbers."""
-    proper = not tokens.is_floating_point() and tokens.dim() == 1 and tokens[:4].tolist() == [0, 1, 2, 3]
-    if not proper or not (tokens[1:] > tokens[:-1]).all() or int(tokens[-1]) >= size:
-        raise UnsupportedModel(f"{DRAFT_VOCABULARY} is not 0, 1, 2, 3 and then other tokens below {size:,}, ascending")
+    """Those tokens (V',) int64 out of ``size``, ascending. Logits are numbered by their places here: see `numbered`."""
+    proper = tokens.dtype == torch.int64 and tokens.dim() == 1 and len(tokens) > 0
+    if not proper or not (tokens[1:] > tokens[:-1]).all() or not 0 <= int(tokens[0]) <= int(tokens[-1]) < size:
+        raise UnsupportedModel(f"{DRAFT_VOCABULARY} must list tokens below {size:,} in ascending order, as int64")
     return tokens
 
 
@@ -336,6 +346,12 @@ class Transformer:
         if not faults:
             more = drafter_shapes(model) if isinstance(model, DrafterModel) else {}
             faults = tensor_faults(model.spec, tensor_shapes(model.tensors), more)
+        if not faults:
+            faults = symbol_faults(
+                model.spec, *(len(model.tensors[f"{side}.embed_tokens.weight"]) for side in ("encoder", "decoder"))
+            )
+        if COPY in model.tensors and model.spec.encoder.width != model.spec.decoder.width:
+            faults.append("a source copy with an encoder and a decoder of different widths")
         if faults:
             raise UnsupportedModel("; ".join(faults))
         weights = Weights(model.tensors)
@@ -369,14 +385,33 @@ def load_pair(
 ) -> tuple[Transformer, Transformer | None]:
     """Load verifier and drafter; None for a drafter that is no Transformer, whose code loads it.
 
-    A drafter whose encoder equals the verifier's gets that very encoder: held once, run once.
+    A drafter whose encoder equals the verifier's gets that very encoder: held once, run once. Raises UnsupportedModel also for
+    weights that are not numbers to compute with, and for a drafter of another vocabulary.
     """
+    check_weights(verifier, drafter)
     placed = replace(verifier, tensors=place(verifier.tensors, device, dtype))
     model = Transformer.load(placed)
     if drafter is None or drafter.spec is None:
         return model, None
     other = replace(drafter, tensors=place(drafter.tensors, device, dtype, beside=placed.tensors))
     return model, Transformer.load(other, model.encoder if same_encoder(placed, other) else None)
+
+
+def check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) -> None:
+    """Raise UnsupportedModel naming the first tensor that cannot be a weight, or vocabularies of different sizes."""
+    checked: set[int] = set()  # tensors that both have are looked at once
+    for role, model in (("verifier", verifier), ("drafter", drafter)):
+        for name, tensor in model.tensors.items() if model is not None and model.spec is not None else ():
+            if id(tensor) in checked:
+                continue
+            checked.add(id(tensor))
+            fault = storage_fault(tensor) if name == DRAFT_VOCABULARY else weight_fault(tensor)
+            if fault:
+                raise UnsupportedModel(f"the {role}'s {name} {fault}")
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+        sizes = [len(model.tensors[name]) for model in (verifier, drafter) if model is not None and name in model.tensors]
+        if len(set(sizes)) > 1 and drafter is not None and drafter.spec is not None:
+            raise UnsupportedModel(f"{name} has {sizes[0]:,} tokens in the verifier, {sizes[1]:,} in the drafter")
 
 
 def same_encoder(verifier: Model | DrafterModel, drafter: DrafterModel) -> bool:

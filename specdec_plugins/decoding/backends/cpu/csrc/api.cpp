@@ -50,7 +50,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 13; }
+int specdec_version() { return 14; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -270,7 +270,8 @@ int specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, i
 }
 
 // Chooses a token for each of row b's first drafted[b] positions by logits (B, width, V) -> to (B, width): never pad, and not eos
-// at the first position where empty[b]; sets those logits to minus infinity. Without `gates` (B, width, R) the best token; with
+// at the first position where empty[b]; sets those logits to minus infinity. Pad and eos are numbers of logits, and -1 where a drafter
+// has no logit of them. Without `gates` (B, width, R) the best token; with
 // them, among the `candidates` best, the best after the token chosen before it, by the successor network's tables (V, R):
 // `tokens` for the token before, `outs` for the candidate. Positions beyond drafted[b] are left as they are.
 // Rows that sample (`sampling`, NULL if none does) draw their tokens, each among the position's `candidates` best; those under

@@ -122,7 +122,7 @@ struct Origins {
 // The choice of a token for each position of drafts.
 struct Choice {
     float* logits;  // (B, width, V)
-    int64_t batch, width, vocabulary, pad, eos;
+    int64_t batch, width, vocabulary, pad, eos;  // pad and eos as numbers of logits; -1: no logit is of it
     const int64_t *drafted, *empty;  // (B)
     const float* gates;              // (B, width, R); NULL without a successor network
     int64_t gate_width;              // R
@@ -151,8 +151,8 @@ struct Choice {
         for (int number = mine.from; number < mine.to; ++number) {
             const int64_t position = engine.positions[number], k = position % width;
             float* values = logits + position * vocabulary;
-            values[pad] = -INFINITY;
-            if (k == 0 && empty[position / width]) values[eos] = -INFINITY;
+            if (pad >= 0) values[pad] = -INFINITY;
+            if (eos >= 0 && k == 0 && empty[position / width]) values[eos] = -INFINITY;
             const bool few = samples(position / width) || confidence, last = !gates || k == 0;
             if (few || !last) best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
             if (last) to[position] = few ? choose(engine, position) : best_of(values, vocabulary);

@@ -151,7 +151,7 @@ struct Judge {
             // If both distributions are equal, but for rounding nothing is refused.
             if (!subtract(weights, count, total, origin)) warp(draws, values, vocabulary, draft.tokens, k, weights);
         }
-        return race(weights, count, draws.noise(k, draws.rejects ? RECOVER : SAMPLE));
+        return race(weights, vocabulary, draws.noise(k, draws.rejects ? RECOVER : SAMPLE));
     }
 
     // Whether a token that is not the best passes. Equal logits rank in the order of the tokens' numbers.

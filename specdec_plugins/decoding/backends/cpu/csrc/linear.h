@@ -143,14 +143,18 @@ struct Input {
 constexpr int PREFETCH = 2048;
 
 // Keeps a vector in its register. GCC would read or convert it again for each row of a few, which then wait for that.
-template <class Vector>
-inline void hold(Vector& vector) {
+// Not a template: deducing the type drops `aligned(4)` from `Floats`, and the reference would then promise an alignment that
+// vectors on the stack do not have, which UBSan rightly reports.
+inline void hold(Floats& vector) {
 #if defined(__AVX512F__)
     __asm__("" : "+v"(vector));
 #elif defined(__SSE2__)
     __asm__("" : "+x"(vector));
 #endif
 }
+#if defined(__AVX512VNNI__)
+inline void hold(__m512i& vector) { __asm__("" : "+v"(vector)); }
+#endif
 
 // R rows times one panel -> to (R, TILE). The sums stay in registers only if the loops over them are unrolled early, which the
 // compiler has to be told; beside them there is room for a panel's row of weights, or for the inputs of few rows.

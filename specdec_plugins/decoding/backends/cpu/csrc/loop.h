@@ -31,7 +31,8 @@ struct Decoding {
     float *logits, *drafter_logits, *gates;  // (B, K + 1, V), (B, K, V), (B, K, R): room for the passes' results
     const float *tokens, *outs;              // the successor network's tables, and ..
     int64_t candidates;                      // .. how many tokens it chooses among
-    const int64_t* names;                    // the tokens that the drafter's logits stand for; NULL: all, in order
+    const int64_t* names;                    // the tokens that the drafter's logits are of; NULL: all, in order
+    int64_t drafter_pad, drafter_eos;        // as numbers of the drafter's logits; -1: no logit is of it
     int64_t drafter_positions;               // that the drafter has embeddings for
     int64_t pad, eos, mask, suppressed_count;
     const int64_t* suppressed;
@@ -237,7 +238,7 @@ class Sentences {
         const Stack& stack = *all.drafter;
         Forward forward(stack, pass, engine.team, engine.scratch);
         chosen.resize(batch * longest);
-        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.pad, all.eos, lengths.data(),
+        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.drafter_pad, all.drafter_eos, lengths.data(),
                             empty.data(), stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0, all.tokens,
                             all.outs, all.candidates, chosen.data(), drawing(), all.names, origins(),
                             confidence.empty() ? nullptr : confidence.data()};

@@ -141,12 +141,14 @@ __attribute__((noinline)) float warp(const Draws& draws, const float* logits, in
         store(weights + i, weight);
         total += weight;
     }
+    std::fill(weights + vocabulary, weights + count, 0.0f);  // of logits that are not finite padding could have some weight
     return draws.top_p < 1 ? keep_nucleus(weights, count, draws.top_p) : sum(total);
 }
 
-// The token that wins the race of exponentially distributed times divided by whole blocks of weights: the first among equals.
+// The token (< V) that wins the race of exponentially distributed times divided by whole blocks of weights: the first among equals.
 // Not inlined, so that it is the same code for all.
-__attribute__((noinline)) int64_t race(const float* weights, int64_t count, const Noise& noise) {
+__attribute__((noinline)) int64_t race(const float* weights, int64_t vocabulary, const Noise& noise) {
+    const int64_t count = weights_of(vocabulary);
     constexpr float SLACK = 1.0001f;  // far more than rounding
     float best = INFINITY;
     int64_t winner = -1;
@@ -168,7 +170,7 @@ __attribute__((noinline)) int64_t race(const float* weights, int64_t count, cons
             best = least, winner = token + part * W + lane;
         }
     }
-    return winner < 0 ? best_of(weights, count) : winner;
+    return winner < 0 ? best_of(weights, vocabulary) : winner;
 }
 
 // What a drafted token was drawn from: `probabilities` of `tokens`.

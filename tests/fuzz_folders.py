@@ -1,0 +1,373 @@
+"""Mutate model folders, checkpoints, dictionaries, codes and datastores: each loads and decodes, or is refused in one line.
+
+    python tests/fuzz_folders.py --count 10000 --seed 0
+
+``make sanitize`` runs it under AddressSanitizer. Seed and number determine a case. A crash or a hang ends the program; the
+last line of its output names the case, which ``--first N --count 1`` repeats.
+"""
+
+import argparse
+import faulthandler
+import json
+import logging
+import math
+import random
+import shutil
+import struct
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from naive import random_model
+from safetensors.torch import load_file, save_file
+
+from specdec_plugins.decoding.backends.torch.transformer import COPY, DRAFT_VOCABULARY
+from specdec_plugins.decoding.datastore import Datastore
+from specdec_plugins.decoding.drafters.eagle import shape as eagle_shape
+from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats.folder import Pair, load_folder, load_parts, save_folder
+from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, SideSpec, Symbols
+from specdec_plugins.settings import Settings
+from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.translator import Translator
+
+WIDTH, WORDS = 32, 36
+SIZE = WORDS + 4
+SIDE = SideSpec(1, 2, WIDTH, WIDTH, False, False, False, math.sqrt(WIDTH), 30, 2)
+PLAIN = ModelSpec(SIDE, SIDE, "relu")
+MARIAN = replace(
+    PLAIN, activation="swish", output_bias=True, zero_start=True, symbols=Symbols(pad=SIZE - 1, eos=0, start=SIZE - 1, mask=1),
+    suppressed=(SIZE - 1,),
+)  # fmt: skip
+PATIENCE = 60  # seconds a case may take, many times what it does
+LINES = ["w1 w2 w3", "w4 w35"]
+LONGEST_ERROR = 2000
+
+
+# ---- what is mutated
+
+
+def tensors_of(model: Model) -> dict[str, torch.Tensor]:
+    return {name: tensor.float() for name, tensor in model.tensors.items()}
+
+
+def random_tensors(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def successor() -> dict[str, torch.Tensor]:
+    parts = ("from_feature.weight", "from_feature.bias", "from_token.weight", "out.weight")
+    return random_tensors({f"decoder.successor.{part}": (WIDTH,) if "bias" in part else (WIDTH, WIDTH) for part in parts})
+
+
+def drafters_by_name() -> dict[str, DrafterModel]:
+    """A drafter of each kind, for a verifier with the symbols of fairseq."""
+    block = tensors_of(random_model(PLAIN, SIZE, SIZE, seed=1))
+    layer = tensors_of(random_model(eagle_shape(PLAIN, 1), SIZE, SIZE, seed=2))
+    begins = {"beginning.query": (WIDTH,), "beginning.out.weight": (WIDTH, WIDTH), "beginning.out.bias": (WIDTH,)}
+    heads = {"heads.weight": (2 * WIDTH, 2 * WIDTH), "heads.bias": (2 * WIDTH,), **begins}
+    eagle = random_tensors({"join.weight": (WIDTH, 2 * WIDTH), "join.bias": (WIDTH,), "unknown": (WIDTH,)})
+    names = torch.tensor([*range(8), 9, 13, 21, SIZE - 1])
+    return {
+        "causal": DrafterModel(
+            "block_causal", {**block, **successor(), DRAFT_VOCABULARY: names}, PLAIN, {"successor_width": WIDTH}, 4
+        ),
+        "block": DrafterModel("block", {**block, **random_tensors({COPY: (WIDTH, WIDTH)})}, PLAIN, {"source_copy": True}, 4),
+        "hydra": DrafterModel(
+            "hydra", {**random_tensors(heads), **successor()}, None, {"heads": 2, "successor_width": WIDTH}, 3
+        ),
+        "eagle": DrafterModel(
+            "eagle", {**eagle, **{name: each for name, each in layer.items() if name.startswith("decoder.layers.")}}, None, {}, 3
+        ),
+    }  # fmt: skip
+
+
+def build(folder: Path) -> None:
+    """A folder of each kind under ``folder``, and ``parts``: checkpoints, dictionaries, codes and a datastore."""
+    parts = folder / "parts"
+    parts.mkdir()
+    for lang in ("xa", "xb"):
+        (parts / f"dict.{lang}.txt").write_text("".join(f"w{number} 1\n" for number in range(WORDS)))
+    (parts / "codes").write_text("#version: 0.2\nw 1\nw 2</w>\nw1 2</w>\n")
+    source, target = (Vocabulary(parts / f"dict.{lang}.txt") for lang in ("xa", "xb"))
+    plain, marian = (Model(spec, tensors_of(random_model(spec, SIZE, SIZE))) for spec in (PLAIN, MARIAN))
+    pair = Pair("mine", plain, None, source, target, "xa", "xb", parts / "codes")
+    save_folder(replace(pair, verifier=marian), folder / "marian", half=True)
+    for name, drafter in drafters_by_name().items():
+        save_folder(replace(pair, drafter=drafter), folder / name)
+    verifier = checkpoint.untrained() | fairseq.checkpoint_of(plain)
+    vars(verifier["args"]).update(source_lang="xa", target_lang="xb")
+    checkpoint.save(verifier, parts / "verifier.pt")
+    torch.manual_seed(0)
+    sentences = [
+        (random.Random(n).choices(range(4, SIZE), k=4), random.Random(-n).choices(range(4, SIZE), k=4)) for n in range(9)
+    ]
+    store = Datastore.of_pairs(sentences, 2, SIZE)
+    store.save(str(parts / "datastore"), target.fingerprint(), source.fingerprint())
+
+
+# ---- mutations: each changes files of a folder, and returns what it did
+
+NUMBERS = (0, 1, -1, 2, 3, 4, SIZE - 1, SIZE, SIZE + 1, 31, 33, 1 << 20, 1 << 31, 1 << 32, 1 << 62, 1 << 63, -(1 << 63), 10**20,
+           10**400, 0.5, 1e308, -1e308, 1e-310, math.nan, math.inf, -math.inf)  # fmt: skip
+VALUES = (
+    *NUMBERS,
+    "",
+    "x",
+    "../x",
+    "x" * 5000,
+    "\0",
+    "\ud800",
+    "w1",
+    "zz",
+    None,
+    True,
+    False,
+    [],
+    {},
+    [0],
+    [-1],
+    [SIZE],
+    ["x"],
+    {"x": 1},
+)
+DTYPES = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.bool,
+          torch.complex64, torch.float8_e4m3fn, torch.uint16)  # fmt: skip
+
+
+def places_in(value, path=()):
+    """The paths of all values inside a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield (*path, key)
+        yield from places_in(each, (*path, key))
+
+
+def edit(content, rng: random.Random) -> str:
+    """Change a JSON value somewhere inside."""
+    path = rng.choice([*places_in(content)])
+    within = content
+    for key in path[:-1]:
+        within = within[key]
+    how, value = rng.choice(("set", "set", "set", "set", "delete", "add", "near")), rng.choice(VALUES)
+    if how == "delete":
+        del within[path[-1]]
+    elif how == "add" and isinstance(within, dict):
+        within[rng.choice(("x", *content))] = value
+    elif how == "near" and type(within[path[-1]]) in (int, float):
+        value = within[path[-1]] = within[path[-1]] * rng.choice((1, 2, -1)) + rng.choice((-1, 0, 1, 5))
+    else:
+        within[path[-1]] = value
+    return f"{how} {path} {value!r:.40}"
+
+
+def json_edit(folder: Path, rng: random.Random) -> str:
+    path = folder / "model.json"
+    content = json.loads(path.read_text())
+    done = edit(content, rng)
+    path.write_text(json.dumps(content))
+    return done
+
+
+def raw_edit(folder: Path, rng: random.Random) -> str:
+    """Change bytes of any file, or cut it."""
+    path = rng.choice(sorted(folder.iterdir()))
+    data = bytearray(path.read_bytes())
+    how = rng.choice(("flip", "flip", "cut", "append", "zero", "insert"))
+    at = rng.choice((rng.randrange(len(data) + 1), rng.randrange(min(len(data), 400) + 1)))
+    some = bytes(rng.choices(range(256), k=rng.randrange(1, 9)))
+    if how == "flip":
+        data[at : at + len(some)] = some
+    elif how == "cut":
+        del data[at:]
+    elif how == "zero":
+        data[at : at + 64] = bytes(64)
+    else:
+        data[at if how == "insert" else len(data) : at] = some
+    path.write_bytes(data)
+    return f"{how} {path.name} at {at}"
+
+
+def text_edit(folder: Path, rng: random.Random) -> str:
+    """Change lines of a dictionary or of codes."""
+    path = rng.choice([*folder.glob("dict.*"), folder / "codes"])
+    lines = path.read_text().split("\n")
+    at = rng.randrange(len(lines))
+    line = rng.choice(("", "w1", "w1 2", "w1 -2", "#version: 9.9", "#version:", "#version: x", "#version: 0.1", " ", "a b c",
+                       "\t\t", "w\u2028 3", "1 1 #fairseq:overwrite", "@@ 1", "x" * 3000, "\u00e9 \u0301", "\ufeff"))  # fmt: skip
+    lines[at : at + rng.randrange(3)] = [line] * rng.randrange(3)
+    path.write_text("\n".join(lines))
+    return f"{path.name} line {at}: {line!r:.40}"
+
+
+def header_edit(folder: Path, rng: random.Random) -> str:
+    """Change the header of a safetensors file, or where its data lie."""
+    path = rng.choice([path for path in folder.iterdir() if path.suffix == ".safetensors" or path.name == "datastore"])
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + size])
+    name = rng.choice([name for name in header if name != "__metadata__"])
+    how = rng.choice(("shift", "dtype", "shape", "rename", "edit", "split"))
+    if how == "dtype":
+        header[name]["dtype"] = rng.choice(
+            ("F32", "F16", "I32", "I64", "U8", "I8", "BOOL", "F8_E4M3", "F8_E8M0", "C64", "U16", "X")
+        )
+    elif how == "shape":
+        shape = header[name]["shape"]
+        header[name]["shape"] = rng.choice(
+            (shape[::-1], [math.prod(shape)], [1, *shape], [*shape, 1], [], [0], [-1], [1 << 62, 4])
+        )
+    elif how == "rename":
+        header[rng.choice(("x", DRAFT_VOCABULARY, *header))] = header.pop(name)
+    elif how == "edit":
+        edit(header, rng)
+    text = json.dumps(header).encode() + b" " * (rng.randrange(8) if how == "shift" else 0)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+    return f"{path.name} {how} {name}"
+
+
+def spoiled(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """Another tensor in the place of one."""
+    how = rng.choice(("number", "number", "dtype", "dtype", "shape", "order"))
+    if how == "dtype":
+        return tensor.to(rng.choice(DTYPES))
+    if how == "shape":
+        return tensor[: rng.randrange(len(tensor) + 1)].clone() if tensor.dim() else tensor[None].clone()
+    if how == "order":
+        return tensor.flip(0) if tensor.dim() else tensor
+    changed = tensor.clone()
+    numbers = NUMBERS if tensor.is_floating_point() else [n for n in NUMBERS if isinstance(n, int) and abs(n) < 1 << 31]
+    if changed.numel():
+        number = rng.choice(numbers)
+        changed.view(-1)[rng.randrange(changed.numel()) : rng.choice((None, changed.numel()))] = float(min(number, 10**300))
+    return changed
+
+
+def tensor_edit(folder: Path, rng: random.Random) -> str:
+    """Change a tensor of a safetensors file, more often a small one, or one of whole numbers."""
+    path = rng.choice([*folder.glob("*.safetensors")])
+    tensors = load_file(path)
+    names = [name for name, tensor in tensors.items() if not tensor.is_floating_point() and rng.random() < 0.5]
+    name = rng.choice(names or list(tensors))
+    tensors[name] = spoiled(tensors[name], rng)
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+    return f"{path.name} {name} {tensors[name].dtype} {tuple(tensors[name].shape)}"
+
+
+def checkpoint_edit(folder: Path, rng: random.Random) -> str:
+    """Change a checkpoint's settings or weights."""
+    path = folder / "verifier.pt"
+    content = checkpoint.load(path)
+    if rng.random() < 0.3:
+        settings = vars(content["args"])
+        name = rng.choice([*settings, "x", "encoder_x"])
+        settings[name] = rng.choice(VALUES)
+        done = f"args.{name} {settings[name]!r:.40}"
+    elif rng.random() < 0.2:
+        name = rng.choice([*content, "cfg"])
+        content[name] = rng.choice((*VALUES, {"model": 1}, {"task": [1]}, {"dictionaries": 3}, argparse.Namespace()))
+        done = f"{name} {content[name]!r:.40}"
+    else:
+        weights = content["model"]
+        name = rng.choice([*weights, "block_format", "block_verifier", "encoder.version"])
+        old = weights.get(name, torch.ones(3))
+        kinds: list[Callable] = [
+            lambda: spoiled(old, rng), lambda: rng.choice(VALUES), lambda: old.to_sparse(), lambda: old.to("meta"),
+            lambda: torch.quantize_per_tensor(old.float(), 0.1, 0, torch.qint8),
+            lambda: torch.zeros(1).expand(old.shape), lambda: torch.nested.nested_tensor([old]),
+            lambda: torch.zeros(1, 1).expand(1 << 20, 1 << 20),
+        ]  # fmt: skip
+        weights[name] = rng.choice(kinds)()
+        done = f"model.{name} {type(weights[name]).__name__}"
+    torch.save(content, path)
+    return done
+
+
+FOLDER_EDITS = (json_edit, json_edit, json_edit, tensor_edit, tensor_edit, header_edit, text_edit, raw_edit)
+PARTS_EDITS = (checkpoint_edit, checkpoint_edit, header_edit, text_edit, raw_edit)
+
+
+# ---- a case
+
+
+def settings_for(rng: random.Random, datastore: Path | None, drafts: bool) -> Settings:
+    options: dict = {"dtype": rng.choice(("float32", "float32", "int8", "bfloat16")), "threads": 1, "max_len_b": 12}
+    options["strategy"] = "specdec" if drafts else "ar"
+    if datastore is not None and rng.random() < 0.6:
+        options |= {"strategy": "specdec", "draft_with": "retrieval", "datastore": str(datastore)}
+    if options["strategy"] == "specdec":
+        options["block_size"] = rng.choice((1, 3, "auto"))
+        options |= {"tree": 4, "block_size": 3} if rng.random() < 0.15 and not datastore else {}
+    if rng.random() < 0.4:
+        rule = (
+            {"rule": rng.choice(("coupled", "rejection"))} if options["strategy"] == "specdec" and "tree" not in options else {}
+        )
+        options |= {"sampling": True, "top_k": rng.choice((0, 5)), "top_p": rng.choice((1.0, 0.9)), **rule}
+    return Settings(**options)
+
+
+def attempt(folder: Path, rng: random.Random) -> str:
+    """Load a folder and decode with it; returns ``decoded``, or the error's line."""
+    try:
+        if (folder / "verifier.pt").exists():
+            pair, datastore = (
+                load_parts(str(folder / "verifier.pt"), None, str(folder), None, None, str(folder / "codes")),
+                folder / "datastore",
+            )
+        else:
+            pair, datastore = load_folder(folder), None
+        translator = Translator(pair, settings_for(rng, datastore, pair.drafter is not None))
+        results = translator.translate(LINES, bpe=rng.random() < 0.5)
+    except (ValueError, OSError) as error:
+        line = str(error)
+        assert "\n" not in line and 0 < len(line) <= LONGEST_ERROR, f"not one line: {line!r:.3000}"
+        return line
+    assert len(results) == len(LINES)
+    return "decoded"
+
+
+def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
+    """Case ``number``: what was done, and what came of it."""
+    rng = random.Random(f"{seed} {number}")
+    kind = rng.choice(("marian", "causal", "causal", "block", "hydra", "eagle", "parts", "parts"))
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(base / kind, work)
+    edits = PARTS_EDITS if kind == "parts" else FOLDER_EDITS
+    done = [kind]
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        try:
+            done.append(rng.choice(edits)(work, rng))
+        except Exception as error:  # of an edit of what an edit has left
+            done.append(f"no edit ({type(error).__name__})")
+    description = "; ".join(done)
+    print(f"\r{number}: {description[:200]}", end="", file=sys.stderr, flush=True)
+    return description, attempt(work, rng)
+
+
+def main(first: int, count: int, seed: int) -> int:
+    logging.disable(logging.WARNING)
+    results: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder))
+        for number in range(first, first + count):
+            faulthandler.dump_traceback_later(PATIENCE, exit=True)
+            description, result = run(Path(folder), number, seed, Path(folder, "case"))
+            results["decoded" if result == "decoded" else "refused"] += 1
+            if count == 1:
+                print(f"\n{description}\n{result}")
+    faulthandler.cancel_dump_traceback_later()
+    print(f"\n{count:,} cases of seed {seed}: {results['decoded']:,} decoded, {results['refused']:,} refused in one line")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    sys.exit(main(**vars(parser.parse_args())))

@@ -1,0 +1,291 @@
+"""What an attacker's model folder, or two threads, could do to the engine's memory: each is an error of one line.
+
+Structured cases; `fuzz_folders.py` mutates the same folders at random, many times under AddressSanitizer.
+"""
+
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import fuzz_folders
+import pytest
+import torch
+from conftest import run_python
+from fuzz_folders import SIZE
+from safetensors.torch import load_file, save_file
+
+from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
+from specdec_plugins.formats import checkpoint
+from specdec_plugins.formats.folder import load_folder, load_parts
+from specdec_plugins.settings import Settings
+from specdec_plugins.text.bpe import Bpe
+from specdec_plugins.translator import Translator
+
+WITH_KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("folders")
+    fuzz_folders.build(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(folders, tmp_path):
+    """Copies one of the folders, with changes to model.json and to tensors by file and name."""
+
+    def make(kind, change=None, tensors=()):
+        folder = tmp_path / kind
+        folder.mkdir()
+        for path in (folders / kind).iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+        if change:
+            content = json.loads((folder / "model.json").read_text())
+            change(content)
+            (folder / "model.json").write_text(json.dumps(content))
+        for file, name, make_tensor in tensors:
+            held = load_file(folder / f"{file}.safetensors")
+            save_file({**held, name: make_tensor(held[name])}, folder / f"{file}.safetensors")
+        return folder
+
+    return make
+
+
+def outputs(folder, **settings):
+    """Tokens by plain decoding, and with drafts by what a folder has; they are the same."""
+    both = [
+        Translator(load_folder(folder), Settings(strategy=strategy, max_len_b=12, threads=1, **settings)).translate_tokens(
+            [[5, 6, 7, 8], [9, 8]]
+        )
+        for strategy in ("ar", "specdec")
+    ]
+    plain, drafted = ([hypothesis.tokens for hypothesis in each] for each in both)
+    assert plain == drafted and all(0 <= token < SIZE for output in plain for token in output)
+    return plain
+
+
+# ---- special tokens and draft vocabularies
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float64"])
+@pytest.mark.parametrize(
+    "symbols", [{"pad": SIZE - 2}, {"pad": 20, "eos": 30}, {"pad": SIZE - 1, "eos": 0, "mask": SIZE - 2}, {}]
+)
+@pytest.mark.parametrize("sampling", [False, True])
+@pytest.mark.parametrize("block", [3, "auto"])
+def test_special_tokens_outside_the_draft_vocabulary(copied, symbols, dtype, sampling, block):
+    """They have no logit, whatever their numbers among the 12 drafted tokens would be; some are among these."""
+
+    def change(content):
+        for role in ("verifier", "drafter"):
+            content[role]["spec"]["symbols"].update(symbols)
+
+    folder = copied("causal", change)
+    assert (
+        outputs(folder, dtype=dtype, sampling=sampling) == outputs(folder, dtype="float64", sampling=sampling) or dtype == "int8"
+    )
+    tree = Translator(load_folder(folder), Settings(tree=5, block_size=3, dtype=dtype, threads=1, max_len_b=12))
+    assert len(tree.translate(["w1 w2", "w3"], bpe=True)) == 2
+
+
+def test_pad_may_be_the_last_token(folders):
+    translator = Translator(load_folder(folders / "marian"), Settings(strategy="ar", max_len_b=12, threads=1))
+    assert translator.pair.verifier.spec.symbols.pad == SIZE - 1
+    assert all(SIZE - 1 not in each.tokens for each in translator.translate_tokens([[5, 6, 0], [9, 0]]))
+
+
+VOCABULARIES = {
+    "uint8": lambda names: names.to(torch.uint8),
+    "int32": lambda names: names.to(torch.int32),
+    "floats": lambda names: names.float(),
+    "descending": lambda names: names.flip(0),
+    "a token twice": lambda names: torch.cat([names[:1], names]),
+    "beyond the vocabulary": lambda names: names + SIZE,
+    "negative": lambda names: names - 1,
+    "none": lambda names: names[:0],
+    "a table": lambda names: names[None],
+}
+
+
+@pytest.mark.parametrize("case", VOCABULARIES)
+def test_a_draft_vocabulary_lists_tokens(copied, case):
+    folder = copied("causal", tensors=[("drafter", DRAFT_VOCABULARY, VOCABULARIES[case])])
+    with pytest.raises(ValueError, match=r"decoder\.draft_vocabulary must list tokens below 40 in ascending order, as int64"):
+        Translator(load_folder(folder), Settings())
+
+
+# ---- weights
+
+
+def spoiled(number):
+    def change(tensor):
+        tensor = tensor.clone()
+        tensor.view(-1)[-1] = number
+        return tensor
+
+    return change
+
+
+@pytest.mark.parametrize("kind, file, name", [
+    ("causal", "drafter", "decoder.successor.out.weight"), ("causal", "drafter", "decoder.successor.from_token.weight"),
+    ("causal", "drafter", "decoder.embed_tokens.weight"), ("block", "drafter", "decoder.copy_attn.weight"),
+    ("hydra", "drafter", "heads.weight"), ("hydra", "drafter", "beginning.query"), ("eagle", "drafter", "unknown"),
+    ("marian", "verifier", "encoder.layers.0.fc1.bias"), ("marian", "verifier", "decoder.output_projection.bias"),
+])  # fmt: skip
+@pytest.mark.parametrize("change, fault", [
+    (lambda tensor: tensor.to(torch.int8), "is int8, not floating-point"), (lambda tensor: tensor.to(torch.int64), "is int64"),
+    (spoiled(float("nan")), "has values that are not finite"), (spoiled(float("-inf")), "has values that are not finite"),
+])  # fmt: skip
+def test_weights_are_finite_floating_point_numbers(copied, kind, file, name, change, fault):
+    folder = copied(kind, tensors=[(file, name, change)])
+    with pytest.raises(ValueError, match=rf"{name}.*{fault}"):
+        Translator(load_folder(folder), Settings(strategy="ar" if kind == "marian" else "specdec"))
+
+
+@WITH_KERNELS
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_weights_that_overflow_draw_tokens_of_the_vocabulary(copied, rule, top_p):
+    """Finite weights can make infinite logits; the padding behind the vocabulary is never drawn."""
+    for number in (3e38, -3e38):
+        folder = copied(
+            "causal", tensors=[("verifier", "decoder.output_projection.weight", lambda w, n=number: torch.full_like(w, n))]
+        )
+        how = Settings(sampling=True, rule=rule, top_p=top_p, max_len_b=12, threads=1, samples=8)
+        for hypothesis in Translator(load_folder(folder), how).translate_tokens([[5, 6, 2], [9, 2]]):
+            assert all(0 <= token < SIZE for token in hypothesis.tokens)
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+def test_a_drafter_has_the_verifiers_vocabulary(folders):
+    pair = load_folder(folders / "eagle")
+    tensors = {
+        **pair.drafter.tensors,
+        "decoder.embed_tokens.weight": torch.ones(5, 32),
+        "decoder.output_projection.weight": torch.ones(5, 32),
+    }
+    with pytest.raises(ValueError, match=r"decoder\.embed_tokens\.weight has 40 tokens in the verifier, 5 in the drafter"):
+        Translator(replace(pair, drafter=replace(pair.drafter, tensors=tensors)), Settings())
+
+
+TENSORS = {
+    "is quantised": lambda old: torch.quantize_per_tensor(old, 0.1, 0, torch.qint8),
+    "is sparse": lambda old: old.to_sparse(),
+    "is without data": lambda old: old.to("meta"),
+    "has more elements than memory": lambda old: torch.zeros(1, 1).expand(1 << 20, 1 << 20),
+    "is no tensor but list": lambda old: [1],
+}
+
+
+@pytest.mark.parametrize("fault", TENSORS)
+def test_tensors_of_checkpoints_are_dense(folders, tmp_path, fault):
+    content = checkpoint.load(folders / "parts" / "verifier.pt")
+    name = "encoder.layers.0.fc1.weight"
+    content["model"][name] = TENSORS[fault](content["model"][name])
+    torch.save(content, tmp_path / "odd.pt")
+    with pytest.raises(ValueError, match=rf"odd\.pt: the weight '{name}' {fault}"):
+        load_parts(str(tmp_path / "odd.pt"), None, str(folders / "parts"), None, None, None)
+
+
+# ---- other files
+
+
+@pytest.mark.parametrize("padding", range(8))
+def test_unaligned_files_are_read(folders, tmp_path, padding):
+    """safetensors files may hold numbers at any byte."""
+
+    def shifted(path, to):
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        to.write_bytes((size + padding).to_bytes(8, "little") + data[8 : 8 + size] + b" " * padding + data[8 + size :])
+
+    parts, folder = folders / "parts", tmp_path / "causal"
+    folder.mkdir()
+    for path in (folders / "causal").iterdir():
+        shifted(path, folder / path.name) if path.suffix == ".safetensors" else (folder / path.name).write_bytes(
+            path.read_bytes()
+        )
+    assert outputs(folder) == outputs(folders / "causal")
+    assert all(tensor.data_ptr() % 4 == 0 for tensor in load_folder(folder).verifier.tensors.values())
+    shifted(parts / "datastore", tmp_path / "datastore")
+    pair = load_parts(str(parts / "verifier.pt"), None, str(parts), None, None, None)
+    retrieval = Translator(pair, Settings(draft_with="retrieval", datastore=str(tmp_path / "datastore"), threads=1, max_len_b=12))
+    assert len(retrieval.translate(["w1 w2"], bpe=True)) == 1
+
+
+@pytest.mark.parametrize("version", ["9.9", "", "x", "0.2.1"])
+def test_codes_of_an_unknown_version(tmp_path, version):
+    (tmp_path / "codes").write_text(f"#version: {version}\na b\n")
+    with pytest.raises(ValueError, match=r"codes: BPE codes of 'version:.*'; this program reads versions 0\.1 and 0\.2"):
+        Bpe(tmp_path / "codes")
+
+
+@pytest.mark.parametrize("value", [10**20, 10**400, -(10**20), 1e308, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "name", ["layers", "heads", "width", "inner_width", "max_positions", "position_offset", "embedding_scale"]
+)
+def test_absurd_numbers_in_a_description(copied, name, value):
+    folder = copied("causal", lambda content: content["verifier"]["spec"]["decoder"].update({name: value}))
+    with pytest.raises(ValueError, match=r"^[^\n]{20,1000}$"):
+        Translator(load_folder(folder), Settings())
+
+
+# ---- threads and processes
+
+
+@WITH_KERNELS
+def test_two_threads_at_a_time_are_an_error_and_in_turn_they_are_none(folders):
+    translator = Translator(load_folder(folders / "causal"), Settings(threads=2, max_len_b=12))
+    usual = translator.translate(["w1 w2"], bpe=True)[0].text
+    session = translator.session(1)
+    session.submit(translator.request(0, [5, 6, 2]))
+    session.step()  # in flight from here on
+    found: list = []
+
+    def other():
+        try:
+            found.append(translator.translate(["w1 w2"], bpe=True)[0].text)
+        except RuntimeError as error:
+            found.append(str(error))
+
+    def run_other():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    run_other()
+    assert "two threads decode with one loaded model" in found[0]
+    while not session.idle:
+        session.step()
+    run_other()
+    assert found[1] == usual == translator.translate(["w1 w2"], bpe=True)[0].text
+
+
+@WITH_KERNELS
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_decodes(folders):
+    """Also one that ends as Python usually does, and one that forks in turn."""
+    result = run_python("-c", f"""
+import os, sys
+from specdec_plugins import Translator
+translator = Translator.from_pretrained({str(folders / "causal")!r}, threads=2, max_len_b=12)
+usual = [each.text for each in translator.translate(["w1 w2"], bpe=True)]
+for child in range(2):
+    if process := os.fork():
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+    assert [each.text for each in translator.translate(["w1 w2"], bpe=True)] == usual
+print("decoded")
+""", timeout=60)  # fmt: skip
+    assert result.stdout == "decoded\n"
+
+
+@pytest.mark.parametrize("number", range(0, 120, 10))
+def test_mutated_files_load_or_are_refused(folders, tmp_path, number):
+    for case in range(number, number + 10):
+        fuzz_folders.run(folders, case, 1, tmp_path / "case")
