@@ -1,49 +1,72 @@
-# make demo: translate with the pairs that ship.  make toy: train a toy pair.  make test, make test-long: the tests.
-# make check: lint, types.  make sanitize: the kernels under sanitizers.
+# make demo: translate with the pairs that ship; needs no fairseq.  make test, make test-long: the tests.  make check: lint, types.
+# make toy: train a toy pair.  make wheel: dist/.  make sanitize: the kernels under sanitizers.  make install: everything.
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check
-# Where torch comes from, if not PyPI: make TORCH_INDEX=https://download.pytorch.org/whl/cpu install
-TORCH_INDEX ?=
+INSTALL := $(PIP) install -q -c constraints.txt --no-build-isolation
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard specdec_plugins/decoding/backends/cpu/csrc/*)
+# PyPI's torch for Linux is the CUDA build, several gigabytes. Take the CPU build instead, unless CUDA=1 is given, or pip is
+# configured with indexes or folders of its own, such as a company's mirror, which must decide.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?= $(if $(CUDA),,$(shell $(PYTHON) -m pip config list 2>/dev/null | grep -Eq 'index|find-links' || echo $(CPU_INDEX)))
 
-.PHONY: install demo toy test test-long check sanitize bench clean
+.PHONY: install demo toy test test-long check sanitize bench wheel index clean
 
-install: .venv/installed
+install: .venv/all
 
-.venv/installed: setup.py constraints.txt $(wildcard specdec_plugins/decoding/backends/cpu/csrc/*)
-	@echo "== making .venv (once; building fairseq takes about three minutes)"
+# What translates and scores. The kernels compile while torch is fetched; Python compiles what it imports, not all of torch.
+DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
+.venv/base: $(SOURCES)
+	@echo "== making .venv: torch and the CPU kernels (once, about a minute)"
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	@echo "== torch and build tools first, so that fairseq builds against them and fetches no torch of its own"
-	@$(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch numpy cython setuptools wheel ninja
-	@echo "== fairseq and the rest"
-	@$(PIP) install -q --no-build-isolation -c constraints.txt -e ".[dev]"
+	@$(INSTALL) setuptools wheel
+	@$(INSTALL) --no-deps -e . & package=$$!; \
+	    .venv/bin/python -c '$(DEPENDENCIES)' | $(INSTALL) --no-compile $(addprefix --extra-index-url ,$(TORCH_INDEX)) -r /dev/stdin \
+	    && wait $$package
 	@touch $@
 
-demo: .venv/installed
+# The same, and what trains, tests and checks.
+.venv/all: .venv/base
+	@echo "== fairseq and the tools (once; building fairseq takes about three minutes)"
+	@$(INSTALL) cython ninja
+	@$(INSTALL) "specdec-seq2seq[dev]"
+	@touch $@
+
+demo: .venv/base
 	.venv/bin/python -m specdec_plugins.commands.demo
 
-toy: .venv/installed
+toy: .venv/all
 	./train.sh toy
 
-test: .venv/installed
+test: .venv/all
 	.venv/bin/python -m pytest -q -rs --durations 10 -n 2 --dist worksteal -m "not long"
 
-test-long: .venv/installed
+test-long: .venv/all
 	.venv/bin/python -m pytest -q -rs --durations 10 -n 2 --dist worksteal -m long
 
-check: .venv/installed
+check: .venv/all
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-sanitize: .venv/installed
+sanitize: .venv/all
 	.ci/sanitize
 
 # Text to measure with: the demo's few sentences, unless data/multi30k.sh has fetched a test set or SPECDEC_CORPORA names a folder
 BENCH_TEXT ?= $(firstword $(wildcard $(SPECDEC_CORPORA)/multi30k/test2016.en data/prepared/multi30k/raw/test.en) data/demo.txt)
 
-bench: .venv/installed
-	@$(PIP) install -q -c constraints.txt -e ".[bench]" --no-build-isolation
+bench: .venv/all
+	@$(INSTALL) "specdec-seq2seq[bench]"
 	.venv/bin/specdec-benchmark --model data/demo.en-de --input $(BENCH_TEXT)
 
+# The wheel is built from the source distribution, so that both are known to be whole.
+wheel: .venv/base
+	rm -rf dist build/lib.* build/bdist.*
+	.venv/bin/python setup.py -q sdist
+	$(PIP) wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz
+
+# For scripts: where torch comes from, empty for where pip looks anyway.
+index:
+	@echo $(TORCH_INDEX)
+
 clean:
-	rm -rf .venv build *.egg-info runs/toy specdec_plugins/decoding/backends/cpu/*.so
+	rm -rf .venv build dist *.egg-info runs/toy specdec_plugins/decoding/backends/cpu/*.so

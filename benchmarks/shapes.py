@@ -208,7 +208,7 @@ def systems_of(dtype: str, options: argparse.Namespace) -> list[tuple[str, str]]
     if find_spec("ctranslate2"):  # with 1 thread, too, which can be faster
         systems += [("ctranslate2", str(threads)) for threads in sorted({1, options.threads} if on_cpu else {1})]
     else:
-        print("ctranslate2 is not installed, and is left out: pip install -e '.[bench]'", file=sys.stderr)
+        print("ctranslate2 is not installed, and is left out (extra: bench)", file=sys.stderr)
     return systems + ([("fairseq", str(options.threads))] if dtype == "float32" or not on_cpu else [])
 
 

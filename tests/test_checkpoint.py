@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from conftest import run_python
 
 from specdec_plugins.commands import average
 from specdec_plugins.formats import checkpoint
@@ -76,6 +77,11 @@ def test_settings_of_every_fairseq_version_load(tmp_path):
         assert (args.arch, args.encoder_layers) == ("block", 4)
     for task in ({"data": "x"}, argparse.Namespace(data="x")):  # fairseq 0.12 writes a namespace for its older tasks
         assert checkpoint.task_settings({"cfg": {"task": task}}) == checkpoint.task_settings({"args": task}) == {"data": "x"}
+    code = f"""import sys; sys.modules |= dict.fromkeys(("omegaconf", "fairseq"))
+from specdec_plugins.formats import checkpoint
+read = checkpoint.load({str(tmp_path / "c.pt")!r})
+print(vars(checkpoint.model_args(read)), checkpoint.task_settings(read))"""
+    assert run_python("-c", code).stdout == "{'arch': 'block', 'encoder_layers': 4} {'data': 'x', 'list': [1, 2.5, 'a']}\n"
 
 
 def test_average_is_the_mean_of_the_weights(tmp_path):

@@ -109,7 +109,7 @@ def test_without_the_library_there_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     path = tmp_path / "codes"
     path.write_text("Ġ t\n", encoding="utf-8")
-    with pytest.raises(ImportError, match=r"pip install -e '\.\[summarisation\]'"):
+    with pytest.raises(ImportError, match=r'pip install "specdec-seq2seq\[summarisation\]"'):
         load_codes("byte-level", path)
     assert load_tokenizer("byte-level", "en").tokenize(" a  b ") == "a b"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import less_than_one, run_command
+from specdec_plugins.extras import install_command
 from specdec_plugins.measure.machine import machine, thread_choices
 from specdec_plugins.measure.runs import PERCENTILES, Plan, measure, read_text, summarise, workloads
 from specdec_plugins.measure.systems import DRAFTERLESS, DTYPES, GPU_DTYPES, KINDS, SYSTEMS, System
@@ -26,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Throughput is measured with every mix of processes and threads that keeps all cores busy, and a system's fastest "
         "counts; in CTranslate2 the processes are translators (inter_threads). Peak memory is the most that a system's processes "
         "had held by the end, loading and larger batches included. The last line on stdout is JSON with everything "
-        "measured. ctranslate2 and plots need: pip install -e '.[bench]'",
+        "measured. ctranslate2 and plots need: " + install_command("bench"),
     )  # fmt: skip
     p.add_argument("--model", required=True, metavar="DIR", help="model folder")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
@@ -73,7 +74,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
     if options.plot and "throughput" not in options.measure:
         faults.append(("plot", "draws throughput, which --measure leaves out"))
     elif options.plot and not find_spec("matplotlib"):
-        faults.append(("plot", "needs matplotlib, which is not installed: pip install -e '.[bench]'"))
+        faults.append(("plot", f"needs matplotlib, which is not installed: {install_command('bench')}"))
     return faults
 
 

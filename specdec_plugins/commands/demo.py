@@ -31,7 +31,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(options: argparse.Namespace) -> list[Fault]:
     faults = less_than_one(options, "batch_size")
-    if bool(options.model) != bool(options.input):
+    if not options.model and not DATA.is_dir():
+        faults.append(("model", "and --input are missing: a wheel comes without the repository's data folder"))
+    elif bool(options.model) != bool(options.input):
         faults.append(("model" if options.input else "input", "is missing: a model needs sentences, and they a model"))
     return faults
 

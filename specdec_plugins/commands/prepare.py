@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from typing import Any
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import run_command
 from specdec_plugins.cpus import usable_cpus
+from specdec_plugins.extras import install_command
 from specdec_plugins.formats import files
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
@@ -497,6 +499,8 @@ def share(value: str) -> float:
 
 def run(options: argparse.Namespace) -> None:
     """Prepare a data set. Raises ValueError or OSError, with a message for the user, before anything half-made is left."""
+    if not find_spec("fairseq_cli"):  # said now, not after hours of work
+        raise ImportError(f"fairseq, which binarises the text, is not installed: {install_command('train')}")
     if options.max_length is None:
         options.max_length = 0 if options.bpe_applied else 175
     if options.max_ratio is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from specdec_plugins.commands.benchmark import check_measurement
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import run_command
+from specdec_plugins.extras import install_command
 from specdec_plugins.measure.machine import thread_choices
 from specdec_plugins.measure.report import BASELINE, Matrix, Report, TestSet
 from specdec_plugins.measure.runs import read_text
@@ -22,8 +23,8 @@ def parser() -> argparse.ArgumentParser:
         usage="%(prog)s --model DIR --test-set SOURCE REFERENCE --output DIR [option ...]",
         description="Measure a matrix of ways to decode, and write tables, figures and JSON. Run again, it goes on where it was.",
         epilog="Writes report.md, report.json, figures, and in cells/ what is measured. While a group is measured, each system "
-        "has as many processes as cores, and fewer for each further number of threads; each process holds a model. Needs: pip "
-        "install -e '.[bench]'. Exit status: 0 done; 1 bad input; 2 wrong options.",
+        "has as many processes as cores, and fewer for each further number of threads; each process holds a model. Needs: "
+        f"{install_command('bench')}. Exit status: 0 done; 1 bad input; 2 wrong options.",
     )  # fmt: skip
     names = [name for name in SYSTEMS if name != "specdec-tolerant"]
     p.add_argument("--model", required=True, metavar="DIR", help="model folder")
@@ -56,9 +57,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
     names = [Path(source).stem for source, _ in options.test_set]
     faults += [("test_set", f"has two of the name '{name}'") for name in dict.fromkeys(names) if names.count(name) > 1]
     if not find_spec("matplotlib"):
-        faults.append(("output", "needs matplotlib, which is not installed: pip install -e '.[bench]'"))
+        faults.append(("output", f"needs matplotlib, which is not installed: {install_command('bench')}"))
     if "ctranslate2" in options.systems and not find_spec("ctranslate2"):
-        faults.append(("systems", "ctranslate2 is not installed: pip install -e '.[bench]' (or leave it out)"))
+        faults.append(("systems", f"ctranslate2 is not installed: {install_command('bench')} (or leave it out)"))
     return faults
 
 

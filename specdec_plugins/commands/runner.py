@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+from specdec_plugins import __version__
 from specdec_plugins.settings import Fault, OptionError
 
 
@@ -32,6 +33,7 @@ def run_command(
     ImportError for bad input. ``ending`` says what has been written when a run ends early, and ``resumption`` how to go on after
     a signal.
     """
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     options = parser.parse_args(argv)
     try:
         if faults := list(check(options)):

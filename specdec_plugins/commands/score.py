@@ -35,8 +35,8 @@ def parser() -> argparse.ArgumentParser:
                    help="all text is in tokens (H lines, JSON's tokens): tokenised BLEU instead of BLEU and chrF")  # fmt: skip
     p.add_argument("--remove-bpe", action="store_true", help="join subwords first")
     p.add_argument("--rouge", action="store_true",
-                   help="also ROUGE-1, ROUGE-2 and ROUGE-Lsum of summaries (pip install -e '.[summarisation]')")  # fmt: skip
-    p.add_argument("--comet", metavar="MODEL", help="also COMET, such as Unbabel/wmt22-comet-da (pip install -e '.[comet]')")
+                   help="also ROUGE-1, ROUGE-2 and ROUGE-Lsum of summaries (extra: summarisation)")  # fmt: skip
+    p.add_argument("--comet", metavar="MODEL", help="also COMET, such as Unbabel/wmt22-comet-da (extra: comet)")
     p.add_argument("--source", metavar="FILE", help="source text, for --comet")
     p.add_argument("--json", metavar="FILE", help="write everything as one JSON object; -: to stdout, instead of the table")
     return p

@@ -9,7 +9,11 @@ import argparse
 import os
 import pickle
 import struct
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -25,23 +29,45 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message names the file and every fault found."""
 
 
+class Node(Mapping):
+    """Stands in for omegaconf's containers and values where that is not installed: it holds what a file says."""
+
+    _content: Any = None  # of a container
+    _val: Any = None  # of a value
+
+    def __getitem__(self, key: Any) -> Any:
+        item = self._content[key]
+        if not isinstance(item, Node) or isinstance(item._content, dict):
+            return item
+        return item._val if item._content is None else [item[index] for index in range(len(item))]
+
+    def __iter__(self) -> Iterator:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
+OMEGACONF = {
+    "dictconfig": ("DictConfig",),
+    "listconfig": ("ListConfig",),
+    "base": ("ContainerMetadata", "Metadata"),
+    "nodes": ("AnyNode", "BooleanNode", "EnumNode", "FloatNode", "IntegerNode", "StringNode"),
+}
+
+
+@cache
 def allow_fairseq_types() -> None:
     """Let ``torch.load(weights_only=True)`` read the containers in which fairseq stores a model's settings.
 
     None of them runs code when unpickled: a namespace and, in checkpoints of fairseq 1.0.0a0, omegaconf's nodes.
     """
-    types: list[Any] = [argparse.Namespace]
-    try:
-        from omegaconf import DictConfig, ListConfig, nodes
-        from omegaconf.base import ContainerMetadata, Metadata
-    except ImportError:
-        pass
-    else:
-        # The engine's side can do without omegaconf; what is not installed cannot be asked for either.
-        from collections import defaultdict
-
-        values = [nodes.AnyNode, nodes.BooleanNode, nodes.EnumNode, nodes.FloatNode, nodes.IntegerNode, nodes.StringNode]
-        types += [DictConfig, ListConfig, ContainerMetadata, Metadata, Any, dict, list, int, defaultdict, *values]
+    installed = find_spec("omegaconf") is not None
+    types: list[Any] = [argparse.Namespace, Any, dict, list, int, defaultdict]
+    for name, classes in OMEGACONF.items():
+        module = f"omegaconf.{name}"
+        found = import_module(module) if installed else None
+        types += [getattr(found, each) if found else type(each, (Node,), {"__module__": module}) for each in classes]
     torch.serialization.add_safe_globals(types)
 
 

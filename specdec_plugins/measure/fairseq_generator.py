@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Source
+from specdec_plugins.extras import needed
 from specdec_plugins.formats.fairseq import checkpoint_of
 from specdec_plugins.formats.spec import Model, Symbols
 
@@ -21,8 +22,9 @@ class FairseqGenerator:
         """Raises ValueError if fairseq does not compute the model."""
         checkpoint = checkpoint_of(replace(model, spec=replace(model.spec, forced=())))
         logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it reports optional packages that are missing
-        from fairseq.data import Dictionary
-        from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+        with needed("train", "strategy fairseq"):
+            from fairseq.data import Dictionary
+            from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
         args = checkpoint["args"]
         ARCH_CONFIG_REGISTRY[args.arch](args)

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+from specdec_plugins.extras import needed
 from specdec_plugins.measure.hypotheses import Text
 from specdec_plugins.text.moses import Moses
 
@@ -113,10 +114,8 @@ def rouge_lines(summary: str) -> str:
 
 def add_rouge(systems: Sequence[Text], reference: Text, result: dict[str, Any]) -> None:
     """Add to ``result`` the mean F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum over all texts, in per cent. Raises ImportError."""
-    try:
+    with needed("summarisation", "--rouge"):
         from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise ImportError(f"--rouge needs a package that is not here: pip install -e '.[summarisation]' ({error})") from None
     scorer = RougeScorer(list(ROUGE), use_stemmer=True)
     for text, row in zip(systems, result["systems"]):
         pairs = zip(map(rouge_lines, reference.lines), map(rouge_lines, text.lines))
@@ -129,10 +128,8 @@ def add_rouge(systems: Sequence[Text], reference: Text, result: dict[str, Any]) 
 
 def add_comet(model: str, source: Text, systems: Sequence[Text], reference: Text, result: dict[str, Any]) -> None:
     """Add COMET's scores to ``result``."""
-    try:
+    with needed("comet", "--comet"):
         import comet
-    except ImportError as error:
-        raise ImportError(f"--comet needs a package that is not here: pip install -e '.[comet]' ({error})") from None
     import torch
 
     try:

@@ -9,10 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from specdec_plugins.extras import needed
 from specdec_plugins.measure.machine import Mix, tensor_bytes
 
 if TYPE_CHECKING:
@@ -143,9 +143,8 @@ class CTranslate2:
     """
 
     def __init__(self, system: System, pair: "Pair", mix: Mix, sources: Sources):
-        if not find_spec("ctranslate2"):
-            raise ValueError("ctranslate2 is not installed: pip install -e '.[bench]'")
-        import ctranslate2
+        with needed("bench", "system ctranslate2"):
+            import ctranslate2
         import torch
 
         self.sources = [pair.source.decode(source[:-1]).split() for source in sources]
@@ -203,7 +202,9 @@ def convert(pair: "Pair", folder: Path) -> None:
     """Write the verifier for CTranslate2 into ``folder/converted``, by way of a fairseq checkpoint."""
     import torch
     from ctranslate2.converters import FairseqConverter
-    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    with needed("train", "converting for CTranslate2"):
+        from fairseq.models import ARCH_CONFIG_REGISTRY
 
     from specdec_plugins.formats.checkpoint import allow_fairseq_types
     from specdec_plugins.formats.fairseq import checkpoint_of

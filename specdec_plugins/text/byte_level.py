@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from specdec_plugins.extras import needed
 from specdec_plugins.text.lines import read_lines
 
 BEGIN = "<s>"
@@ -99,10 +100,6 @@ def tokenizer_of(numbers: dict[str, int], merges: list[tuple[str, str]]) -> Any:
 
 def load_library() -> Any:
     """The package ``tokenizers``. Raises ImportError in one line."""
-    try:
+    with needed("summarisation", "byte-level BPE"):
         import tokenizers
-    except ImportError as error:
-        raise ImportError(
-            f"byte-level BPE needs a package that is not here: pip install -e '.[summarisation]' ({error})"
-        ) from None
     return tokenizers

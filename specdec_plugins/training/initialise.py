@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from specdec_plugins.extras import needed
+
 # What two Transformers must have in common for the weights of one half to mean the same in the other.
 HALF_SETTINGS = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
 COMMON_SETTINGS = ("activation_fn", "no_scale_embedding", "layernorm_embedding")
@@ -172,8 +174,9 @@ def load_dictionaries(verifier, weights, data: str | None) -> tuple[SimpleNamesp
     With ``data`` they are read from there and held against the verifier's: its embedding's rows and, where its own
     data folder can still be read, symbol by symbol. Without, stand-ins of the right size serve to build the model.
     """
-    from fairseq.data import Dictionary
-    from fairseq.data.data_utils import infer_language_pair
+    with needed("train", "an initial drafter"):
+        from fairseq.data import Dictionary
+        from fairseq.data.data_utils import infer_language_pair
 
     from specdec_plugins.formats import checkpoint
 
