@@ -50,7 +50,7 @@ def assign(
     if settings.strategy == "drafter":
         if drafting.traits.needs_verifier:
             raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
-        return Roles(drafting, Unverified(), accept_all, controller_of(settings, trained, drafting, ranks))
+        return Roles(drafting, Unverified(verifying.limits), accept_all, controller_of(settings, trained, drafting, ranks))
     rule = TopBetaTau(settings.beta, settings.tau)
     return Roles(drafting, verifying, rule, controller_of(settings, trained, drafting, ranks))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from specdec_plugins.decoding.loop import TOGETHER, Session
-from specdec_plugins.decoding.values import Hypothesis, Request, Step
+from specdec_plugins.decoding.values import Hypothesis, Request
 
 ROOM = 1.5  # output tokens for each source token of a window that its context leaves room for
 
@@ -104,7 +104,6 @@ class Documents:
         return document is not None
 
     def _tasks(self, document: Document, window: list[int]) -> list[Task]:
-        texts: dict[int, list[int]] = {}  # by the length of the context; requests with one list share its encoding
         tasks = []
         for sample in range(document.samples):
             context = [(source, outputs[sample]) for source, outputs in document.context]
@@ -114,7 +113,6 @@ class Documents:
                     break
                 del context[0]
             tokens = [*(token for source, _ in context for token in source), *window, self.eos]
-            tokens = texts.setdefault(len(context), tokens)
             forced = [token for _, output in context for token in output]
             tasks.append(Task(document.number, document.taken, sample, tokens, len(window), forced))
         document.taken += 1
@@ -148,24 +146,20 @@ def decode(
                 number += 1
         if session.idle:
             break
-        for hypothesis in session.step(TOGETHER):
+        for commit in session.step(TOGETHER):
+            hypothesis = commit.finished
+            if hypothesis is None:
+                continue
+            if hypothesis.error is not None:
+                raise hypothesis.error
             task = flying.pop(hypothesis.index)
-            forced = given + len(task.forced) if task.forced else 0
-            own = without(hypothesis, forced)
-            session.stats.discount(hypothesis.steps, own.steps)
-            documents.finish(task, own.tokens[given:] if not forced else own.tokens)
+            own = without(hypothesis, given + len(task.forced)) if task.forced else hypothesis
+            documents.finish(task, own.tokens if task.forced else own.tokens[given:])
             yield task, own
     session.stats.settle()
 
 
-def without(hypothesis: Hypothesis, count: int) -> Hypothesis:
-    """An output without its first ``count`` tokens, which were forced: nobody drafted or chose them. The passes stay."""
-    if not count:
-        return hypothesis
-    steps, left = [], count
-    for step in hypothesis.steps:
-        first = min(left, step.accepted)
-        own = step.own if first == left else None
-        steps.append(Step(step.drafted[left:], step.accepted - first, own))
-        left -= first + (step.own is not None and own is None)
-    return replace(hypothesis, tokens=hypothesis.tokens[count:], token_scores=hypothesis.token_scores[count:], steps=steps)
+def without(hypothesis: Hypothesis, forced: int) -> Hypothesis:
+    """An output without its first ``forced`` tokens, which belong to no step."""
+    tokens, scores = hypothesis.tokens[forced:], hypothesis.token_scores[forced:]
+    return replace(hypothesis, tokens=tokens, token_scores=scores, prefilled=hypothesis.prefilled - forced)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from threading import get_ident
 from typing import Literal
 
 import torch
@@ -36,7 +37,7 @@ from specdec_plugins.decoding.options import MAX_BLOCK_SIZE
 from specdec_plugins.decoding.ranks import LedAdmission, all_ranks, local
 from specdec_plugins.decoding.roles import Admission, Drafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Hypothesis, Request
+from specdec_plugins.decoding.values import Hypothesis, ModelLimits, Request
 from specdec_plugins.encoders import source_encoder, target_encoder
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.settings import WHOLE, OptionError, Settings, rank_faults
@@ -90,6 +91,7 @@ class Translator:
         self.max_target = pair.verifier.spec.decoder.max_positions - 1  # as in fairseq, which counts the closing eos
         if settings.strategy == "drafter":
             self.max_target = min(spec.decoder.max_positions for spec in specs) - 1
+        self.limits = ModelLimits(len(pair.source.symbols), len(pair.target.symbols), self.max_source, self.max_target + 1)
         if isinstance(settings.windows, int) and settings.windows >= self.max_source:
             raise OptionError([("windows", f"of {settings.windows} tokens: the models read at most {self.max_source - 1:,}")])
         if settings.strategy == "fairseq":
@@ -152,10 +154,10 @@ class Translator:
             raise ValueError(f"{len(sentences):,} sentences, and {len(hints):,} hints")
         hinted = self.encode_target(hints, bpe) if hints else []
         requests = self._requests({i: source.tokens for i, source in enumerate(sources) if len(source.tokens) > 1}, first, hinted)
-        found = {hypothesis.index: hypothesis for hypothesis in self._decode(requests, batch_size, max_tokens)}
+        found = {(each.index, each.output): each for each in self._decode(requests, batch_size, max_tokens)}
         samples, keep_bpe = self.settings.drawn, bpe and not remove_bpe
         return [
-            self.finish(source, found.get(samples * index + sample), keep_bpe, bpe, sample)
+            self.finish(source, found.get((index, sample)), keep_bpe, bpe, sample)
             for index, source in enumerate(sources)
             for sample in range(samples)
         ]
@@ -172,7 +174,7 @@ class Translator:
         A source is its token numbers with the closing eos. ``batch_size``, ``max_tokens`` and ``first`` as for `translate`.
         """
         requests = self._requests(dict(enumerate(sources)), first)
-        return sorted(self._decode(requests, batch_size, max_tokens), key=lambda hypothesis: hypothesis.index)
+        return sorted(self._decode(requests, batch_size, max_tokens), key=lambda each: (each.index, each.output))
 
     def encode(self, sentences: Sequence[str], bpe: bool = False) -> list[list[int]]:
         """What `translate_tokens` takes: the token numbers of some sentences, eos included. Raises SourceTooLong."""
@@ -188,40 +190,31 @@ class Translator:
 
     def request(self, index: int, source: Sequence[int], **options) -> Request:
         """A request for a session, with the lengths, the rule against repeats and the sampling of the settings; ``options`` are
-        further fields of `Request`. Raises SourceTooLong, or ValueError for tokens of no dictionary, a limit beyond the models'
-        positions, and as `Request.check` does.
+        further fields of `Request`. Raises SourceTooLong, or ValueError for a request that these models cannot decode.
         """
         if len(source) > self.max_source:
             raise SourceTooLong(index, f"{len(source) - 1:,}", self.max_source - 1)
-        pair = self.pair
-        sides = {"source": pair.source, "forced": pair.target, "hint": pair.target}
-        for name, tokens in {"source": source, **options}.items():
-            if name in sides and tokens and not 0 <= min(tokens) <= max(tokens) < len(sides[name].symbols):
-                raise ValueError(f"request {index}: {name} has numbers of no token of the {len(sides[name].symbols):,} there are")
         how = self.settings
         usual = {
             "limit": self.limit(len(source)), "min_length": how.min_len, "no_repeat": how.no_repeat_ngram_size,
             "sampling": how.drawing,
         }  # fmt: skip
         request = Request(index, source, **{**usual, **options})
-        request.check()
-        if request.limit > self.max_target:
-            raise ValueError(f"request {index}: limit {request.limit:,} is over the {self.max_target:,} tokens that models write")
+        request.check(self.limits)
         return request
 
     def _requests(self, sources: Mapping[int, Sequence[int]], first: int, hints: Sequence[Sequence[int]] = ()) -> list[Request]:
-        """A request for each sample of each source; those of source i have the numbers from i * samples on."""
-        samples, seed = self.settings.drawn, self.settings.seed
+        """A request for each source, with an output for each sample."""
+        samples, seed = range(self.settings.drawn), self.settings.seed
         return [
             self.request(
-                samples * index + sample, source, seed=mixed(seed, first + index, sample), hint=hints[index] if hints else ()
+                index, source, seeds=[mixed(seed, first + index, sample) for sample in samples], hint=hints[index] if hints else ()
             )
             for index, source in sources.items()
-            for sample in range(samples)
         ]
 
     def session(self, rows: int, max_tokens: int | None = None, max_bytes: int | None = None) -> Session:
-        """A session on this translator's roles; adds to its statistics. At most ``rows`` requests are in flight, ``max_tokens``
+        """A session on this translator's roles; adds to its statistics. At most ``rows`` rows are in flight, ``max_tokens``
         source tokens (padding included) and about ``max_bytes`` bytes of cache. Not under strategy ``fairseq``.
         """
         roles = self.roles
@@ -295,17 +288,18 @@ class Translator:
         if not requests:
             return
         requests = sorted(requests, key=lambda request: -len(request.tokens))  # short outputs end a run, and leave few rows idle
-        rows = batch_size or len(requests)
+        rows = batch_size or len(requests) * options.drawn
         if options.strategy == "fairseq":
             yield from self._generator.decode(requests, rows, max_tokens, options.max_len_a, options.max_len_b, self.stats)
             return
-        with self.borrowed(min(rows, len(requests)), max_tokens) as session:
+        rows = max(options.drawn, min(rows, len(requests) * options.drawn))  # all samples of a sentence at least
+        with self.borrowed(rows, max_tokens) as session:
             yield from session.run(requests)
 
     @contextmanager
     def borrowed(self, rows: int, max_tokens: int | None) -> Iterator[Session]:
         """The last session, if it was for as many, else a new one; one whose caller went away is not used again."""
-        how = rows, max_tokens, self.roles
+        how = rows, max_tokens, self.roles, get_ident()
         kept, self._kept = self._kept, None
         session = kept[1] if kept and kept[0] == how else self.session(rows, max_tokens)
         session.stats = self.stats

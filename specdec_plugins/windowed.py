@@ -32,7 +32,7 @@ def translate_documents(
         later = [task.window] if task.window else []  # the first is drawn as a line of its own is
         seed = mixed(translator.settings.seed, first + task.document, task.sample, *later)
         least = begun + translator.settings.min_len
-        return translator.request(number, task.tokens, forced=task.forced, limit=limit, min_length=least, seed=seed)
+        return translator.request(number, task.tokens, forced=task.forced, limit=limit, min_length=least, seeds=[seed])
 
     sources = (translator.windows(line, bpe) for line in lines)
     documents = Documents(sources, samples, translator.settings.context, fits, rows, translator.pair.source.EOS)

@@ -273,7 +273,8 @@ def check_sums(stats, hypotheses):
     steps = [step for hypothesis in hypotheses for step in hypothesis.steps]
     assert stats.sentences == len(hypotheses) and stats.iterations == len(steps)
     assert stats.cut == sum(hypothesis.cut for hypothesis in hypotheses)
-    assert stats.committed == sum(len(hypothesis.token_scores) for hypothesis in hypotheses)
+    assert stats.prefilled == sum(hypothesis.prefilled for hypothesis in hypotheses)
+    assert stats.committed + stats.prefilled == sum(len(hypothesis.token_scores) for hypothesis in hypotheses)
     assert stats.drafted == sum(len(step.drafted) for step in steps)
     assert stats.accepted == sum(step.accepted for step in steps)
     assert stats.own_tokens == sum(step.own is not None for step in steps)
@@ -284,7 +285,13 @@ def check_sums(stats, hypotheses):
             assert step.accepted <= len(step.drafted)
             assert EOS not in step.drafted[: step.accepted][:-1]
             assert stats.own_tokens == 0 or step.own is not None or step.drafted[step.accepted - 1] == EOS
-        assert said in (hypothesis.tokens, [*hypothesis.tokens, EOS])
+        tokens = hypothesis.tokens[hypothesis.prefilled :]
+        assert said in (tokens, [*tokens, EOS])
+
+
+def finished(commits):
+    """The outputs that a step finished."""
+    return [commit.finished for commit in commits if commit.finished]
 
 
 def standing(role, sources, targets, limit=60):

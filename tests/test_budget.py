@@ -34,7 +34,7 @@ TINY = Shape(2, 1, 64, 96, 4, vocabulary=WORDS + 4, successor_width=32, position
 
 
 def requests_of(sources, **options):
-    return [Request(index, source, 24, seed=index, **options) for index, source in enumerate(sources)]
+    return [Request(index, source, 24, seeds=[index], **options) for index, source in enumerate(sources)]
 
 
 def decode(verifier, drafter, requests, lengths, rows, tree=None):

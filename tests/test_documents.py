@@ -223,7 +223,6 @@ def test_documents_by_hand(way):
             forced = flat(outputs[first:])
             read = [*flat(done[first:]), *window]
             session = plain.session(1)
-            session._given = lambda: None
             limit = len(forced) + plain.limit(len(window) + 1)
             request = plain.request(0, [*read, 2], forced=forced, min_length=len(forced) + 1, limit=limit)
             (hypothesis,) = session.run([request])
@@ -302,52 +301,42 @@ def test_samples_of_documents(tmp_path):
 # ---- forced beginnings, many tokens a pass
 
 
-def test_long_beginnings_are_read_many_tokens_a_pass():
-    """In float64, against the naive decoder; beside rows without, and never where a draft could change an output."""
-    model, args = make_verifier(words=WORDS, **SHAPES["pre-norm"])
-    tilt, rng = make_tilt(3, -1.0), random.Random(2)
-    verifier = tilted_verifier(load((model.double(), args))[0], tilt)
-    requests, expected = [], []
-    for index, source in enumerate(random_sources(14, seed=5)):
-        forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 7, 8, 30, 50]))]
-        request = Request(index, source, limit=rng.choice([5, 40, 60]), min_length=len(forced) + 1, forced=forced)
-        requests.append(request)
-        expected.append(constrained(model, request, tilt))
-    passes = []
-    for least in (prefix.LEAST_GIVEN, 1000):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prefix, "LEAST_GIVEN", least)
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=KERNELS)])
+def test_prefill_is_plain_decoding_with_forced_tokens(kernels):
+    """For every rule, beside rows without: each output, its scores, and no drafted or accepted token of those that were forced."""
+    if kernels:
+        fairseq_model = wide_verifier(**KERNEL_SHAPES["pre-norm"])
+        verifier, tilt, close = ModelVerifier(on_kernels(fairseq_model)[0]), None, {"abs": 1e-3}
+    else:
+        fairseq_model = make_verifier(words=WORDS, **SHAPES["pre-norm"])
+        tilt = make_tilt(3, -1.0)
+        verifier, close = tilted_verifier(load((fairseq_model[0].double(), fairseq_model[1]))[0], tilt), {"abs": 1e-5}
+    model, rng = fairseq_model[0], random.Random(2)
+    for rule in (None, Tolerance(3, 2.0), Sampling(0.8), Sampling(0.8, rule="rejection")):
+        requests = []
+        for index, source in enumerate(random_sources(14, seed=5)):
+            forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 1, 7, 30, 50]))]
+            how = {"tolerance" if isinstance(rule, Tolerance) else "sampling": rule if index % 4 else None}
+            limit, seeds = rng.choice([5, 40, 60]), [index] * rng.choice([1, 1, 2])
+            requests.append(Request(index, source, limit, len(forced) + 1, forced, seeds=seeds, **how))
+        plain = [] if kernels else [constrained(model, each, tilt) for each in requests]
+        for drafter in (NoDrafter(), Knowing([[5] * 60] * 14, 0.3)):
             stats = DecodeStats()
-            roles = Knowing(expected, 0.3), verifier, TopBetaTau(), Lengths([3, 0], ragged=True)
-            found = {each.index: each for each in speculative_decode(*roles, requests, 4, stats)}
-        assert [found[index].tokens for index in range(14)] == expected
-        assert stats.committed == sum(len(each.token_scores) for each in found.values())
-        passes.append(stats.passes)
-    assert passes[0] < 0.7 * passes[1]
-    tolerant = Session(Knowing(expected, 0.0), verifier, TopBetaTau(2, 1.0), Lengths([3]), BoundedAdmission(4), 4)
-    tolerant.submit(requests[0])
-    tolerant.submit(next(request for request in requests if len(request.forced) == 50))
-    tolerant.step()
-    assert tolerant.prefix.asking and tolerant._given() is None
-
-
-def test_steps_without_what_was_forced():
-    """Of any steps, by their definition: what they commit beyond the first tokens."""
-    rng = random.Random(3)
-    for _ in range(300):
-        steps, tokens = [], []
-        for _ in range(rng.randrange(1, 6)):
-            drafted = [rng.randrange(9) for _ in range(rng.randrange(4))]
-            step = Step(drafted, rng.randrange(len(drafted) + 1), rng.randrange(9))
-            tokens += [*drafted[: step.accepted], step.own]
-            steps.append(step)
-        count = rng.randrange(len(tokens) + 1)
-        kept = without(Hypothesis(0, tokens, [float(n) for n in range(len(tokens))], steps, False), count)
-        left = [[*step.drafted[: step.accepted], *([] if step.own is None else [step.own])] for step in kept.steps]
-        assert kept.tokens == tokens[count:] == flat(left) and kept.token_scores == list(map(float, range(count, len(tokens))))
-        assert len(kept.steps) == len(steps)
-        for step, before, rest in zip(kept.steps, steps, left):
-            assert step.accepted <= len(step.drafted) <= len(before.drafted) and len(rest) <= before.accepted + 1
+            roles = drafter, verifier, TopBetaTau(), Lengths([3, 0], ragged=True)
+            found = list(speculative_decode(*roles, requests, 4, stats))
+            check_balance(stats, found)
+            for each in found:
+                request = requests[each.index]
+                count = min(len(request.forced), request.limit)
+                assert each.prefilled == count and each.tokens[:count] == list(request.forced[:count])
+                if not kernels and not request.sampling and not request.tolerance:
+                    assert each.tokens == plain[each.index]
+                said = log_probabilities(model, request.tokens, each.tokens, tilt)
+                expected = said[:count].gather(1, torch.tensor(each.tokens[:count]).long()[:, None])[:, 0].tolist()
+                assert each.token_scores[:count] == pytest.approx(expected, **close)
+                if isinstance(request.sampling, Sampling) and request.sampling.rule == "coupled":
+                    assert each.tokens == again[each.index] if isinstance(drafter, Knowing) else True
+            again = {each.index: each.tokens for each in found}
 
 
 # ---- positions beyond training

@@ -534,10 +534,10 @@ def test_exact_on_the_kernels(name, dtype):
     verifier = ModelVerifier(on_kernels((fairseq_model, args), dtype=dtype)[0])
     for sampling in (None, Sampling(0.4)):
         rng, sources = random.Random(5), sentences(12, seed=6)
-        requests = [Request(i, source, 20, sampling=sampling, seed=i) for i, source in enumerate(sources)]
+        requests = [Request(i, source, 20, sampling=sampling, seeds=[i]) for i, source in enumerate(sources)]
         expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
         hinted = [
-            Request(i, source, 20, sampling=sampling, seed=i, hint=damaged(expected[i], rng)) for i, source in enumerate(sources)
+            Request(i, source, 20, sampling=sampling, seeds=[i], hint=damaged(expected[i], rng)) for i, source in enumerate(sources)
         ]
         drafter, accepted = make(name, expected, sources), 0
         for rows, lengths in ((1, [4]), (5, [6, 0, 3])):

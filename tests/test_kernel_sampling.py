@@ -215,7 +215,7 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
     for _ in range(40):
         prefix, draws = Prefix(), [draws_of(rng, size) if row else None for row in range(rows)]
         prefix.admit([
-            Request(row, [EOS], 90, sampling=draw and draw.sampling, seed=draw.seed if draw else 0)
+            Request(row, [EOS], 90, sampling=draw and draw.sampling, seeds=[draw.seed if draw else 0])
             for row, draw in enumerate(draws)
         ])  # fmt: skip
         commit(prefix, [draw.prefix if draw else [5] for draw in draws])
@@ -265,7 +265,7 @@ def test_rejection_keeps_the_distribution(kind):
     generator = torch.Generator().manual_seed(4)
     first, second = torch.randn(words, generator=generator), torch.randn(words, words, generator=generator)
     prefix = Prefix()
-    prefix.admit([Request(row, [EOS], 90, 0, sampling=rule, seed=noise.mixed(7, row)) for row in range(rows)])
+    prefix.admit([Request(row, [EOS], 90, 0, sampling=rule, seeds=[noise.mixed(7, row)]) for row in range(rows)])
     names = [0, 1, 2, 3, 4, 8]
     drafter = SimpleNamespace(
         engine=binding.Engine(2), successor=None, vocabulary=names, names=binding.integers(names),
@@ -358,7 +358,7 @@ def test_a_seed_decides():
     found = []
     for seed in (1, 1, 2):
         requests = [
-            Request(each.index, each.tokens, 20, sampling=Sampling() if each.index % 2 else None, seed=seed)
+            Request(each.index, each.tokens, 20, sampling=Sampling() if each.index % 2 else None, seeds=[seed])
             for each in requests_of(8, seed=5, plain=True)
         ]
         outputs, _, _ = run(roles, requests, next(controllers(4, 0)), 4, True)

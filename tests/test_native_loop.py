@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import ROOT
-from support import EOS, SYMBOLS, WORDS, check_balance, sentences
+from support import EOS, SYMBOLS, WORDS, check_balance, finished, sentences
 from test_kernels import DTYPES, KERNEL_SHAPES, on_kernels, variant, wide_drafter, wide_verifier  # noqa: F401
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
@@ -66,7 +66,7 @@ def run(roles, requests, controller, rows, native, acceptance=None, constraints=
         session.submit(request)
     found, calls = [], 0
     while not session.idle:
-        found += session.step(TOGETHER if native else 1)
+        found += finished(session.step(TOGETHER if native else 1))
         calls += 1
         assert calls < 3000, "the loop does not end"
     check_balance(session.stats, found)
@@ -216,7 +216,7 @@ def test_a_step_is_bounded():
     session.submit(Request(1, [6, EOS], 60, min_length=60))
     session.step()
     assert len(session.prefix) == 2
-    partial = session.cancel(0)
+    (partial,) = session.cancel(0)
     assert len(partial.tokens) == len(partial.token_scores) == 8 + TOGETHER
     assert [len(each.tokens) for each in session.run([])] == [60]
 

@@ -180,7 +180,7 @@ def decode(case, ranks=None):
     if ranks is not None:
         controller, admission = LedController(Erratic(case.tree), ranks), LedAdmission(admission, ranks)
     requests = [
-        Request(index, tokens, 9, sampling=case.sampling, seed=case.seed + index) for index, tokens in enumerate(sources_of(case))
+        Request(index, tokens, 9, sampling=case.sampling, seeds=[case.seed + index]) for index, tokens in enumerate(sources_of(case))
     ]
     stats = DecodeStats()
     session = Session(drafting, verifying, TopBetaTau(), controller, admission, 4, stats=stats)
@@ -253,7 +253,7 @@ def decode_rejecting(case):
         models = load_pair(verifier, drafter, dtype=torch.float64)
         loaded = TorchModel(models[0])
         assembled = drafters.find(drafter.code).build(drafter, TorchModel(models[1]), loaded), ModelVerifier(loaded)
-    requests = [Request(index, tokens, 9, sampling=case.sampling, seed=index) for index, tokens in enumerate(sources_of(case))]
+    requests = [Request(index, tokens, 9, sampling=case.sampling, seeds=[index]) for index, tokens in enumerate(sources_of(case))]
     stats = DecodeStats()
     session = Session(*assembled, TopBetaTau(), Lengths([3]), BoundedAdmission(4), 4, stats=stats)
     return sorted((each.index, each.tokens) for each in session.run(requests)), stats.accepted

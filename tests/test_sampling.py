@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 import random
+from dataclasses import replace
 from collections import Counter
 
 import pytest
@@ -234,7 +235,7 @@ def test_cutting_by_the_dropped_tokens_own_probability_is_noticed():
 def run(verifier, drafter, requests, lengths, rows, ragged=False, gate=OPEN):
     stats, controller = DecodeStats(), Lengths(lengths, ragged, most=20 * len(requests), gate=gate)
     found = speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats)
-    hypotheses = sorted(found, key=lambda hypothesis: hypothesis.index)
+    hypotheses = sorted(found, key=lambda hypothesis: (hypothesis.index, hypothesis.output))
     check_balance(stats, hypotheses)
     return hypotheses, stats
 
@@ -250,9 +251,9 @@ def test_output_is_the_oracles(warping):
         tilt = make_tilt(seed, bias)
         sources = sentences(10, seed=rng.random())
         requests = [
-            Request(i, source, rng.randrange(1, 20), sampling=how, seed=mixed(seed, i)) for i, source in enumerate(sources)
+            Request(i, source, rng.randrange(1, 20), sampling=how, seeds=[mixed(seed, i)]) for i, source in enumerate(sources)
         ]
-        expected = [sampled(fairseq_model, each.tokens, each.limit, how, each.seed, tilt) for each in requests]
+        expected = [sampled(fairseq_model, each.tokens, each.limit, how, each.seeds[0], tilt) for each in requests]
         for error, rows, ragged in ((0.0, 3, False), (0.3, 10, True), (1.0, 4, False)):
             lengths = [rng.randrange(9) for _ in range(5)]
             hypotheses, stats = run(tilted_verifier(model, tilt), Knowing(expected, error), requests, lengths, rows, ragged)
@@ -269,7 +270,7 @@ def test_no_drafter_changes_coupled_samples(kind):
     _, (verifier, drafter), _ = make_pair(seed=3, bias=-1.0, drafter=DRAFTERS[kind], shake=0.3)
     how = Sampling(0.9, top_k=12, top_p=0.95, repetition_penalty=1.2)
     greedy_too = [how, None]
-    requests = [Request(i, source, 12, sampling=greedy_too[i % 5 == 4], seed=i) for i, source in enumerate(sentences(10, seed=4))]
+    requests = [Request(i, source, 12, sampling=greedy_too[i % 5 == 4], seeds=[i]) for i, source in enumerate(sentences(10, seed=4))]
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     offered = []
     for lengths, rows, ragged, gate in (([3, 0, 8], 5, True, OPEN), ([6], 10, False, OPEN), ([6], 10, False, Gate(0.1, 0.2))):
@@ -325,7 +326,7 @@ def test_sentences_come_as_often_as_they_should(count, rows, rule, warping, draf
     drafter = {"own": own, "gated": own, "none": NoDrafter()}.get(drafting) or Elsewhere(drafting)
     how = Sampling(**{**vars(WARPS[warping]), "rule": rule})
     source = [4, 5, 4, EOS]
-    requests = [Request(index, source, 3, sampling=how, seed=mixed(7, index)) for index in range(count)]
+    requests = [Request(index, source, 3, sampling=how, seeds=[mixed(7, index)]) for index in range(count)]
     lengths, gate = [0] if drafting == "none" else [3, 1, 2], Gate(0.4, 0.5) if drafting == "gated" else OPEN
     hypotheses, stats = run(verifier, drafter, requests, lengths, rows, gate=gate)
     counts = Counter(tuple(each.tokens) + (() if each.cut else (EOS,)) for each in hypotheses)
@@ -347,16 +348,12 @@ def test_samples_of_a_sentence_share_what_is_computed_of_it(monkeypatch):
         lambda self, source, numbers, *more: encoded.extend(numbers) or remember(self, source, numbers, *more),
     )  # fmt: skip
     sources = sentences(3, seed=4)
-    requests = [
-        Request(7 * i + j, source, 15, sampling=Sampling(), seed=mixed(i, j))
-        for i, source in enumerate(sources)
-        for j in range(7)
-    ]
+    requests = [Request(i, source, 15, sampling=Sampling(), seeds=[mixed(i, j) for j in range(7)]) for i, source in enumerate(sources)]
     shared, _ = run(verifier, drafter, requests, [4], 30)
-    assert len(encoded) == 2 * len(sources)  # by the verifier and the drafter
+    assert len(shared) == 21 and len(encoded) == 2 * len(sources)  # by the verifier and the drafter
     few, _ = run(verifier, drafter, requests, [4], 10)
-    assert [each.tokens for each in few] == [each.tokens for each in shared]
-    assert len(encoded) < 2 * len(requests)  # again where all samples of a sentence had left before the next one came
-    apart, _ = run(verifier, drafter, [Request(**{**vars(each), "tokens": list(each.tokens)}) for each in requests], [4], 10)
+    assert [each.tokens for each in few] == [each.tokens for each in shared] and len(encoded) == 4 * len(sources)
+    singles = [replace(each, index=7 * each.index + j, seeds=[seed]) for each in requests for j, seed in enumerate(each.seeds)]
+    apart, _ = run(verifier, drafter, singles, [4], 10)
     assert [each.tokens for each in shared] == [each.tokens for each in apart]
     assert len({tuple(each.tokens) for each in shared}) > 10

@@ -3,12 +3,14 @@
 import itertools
 import random
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from conftest import make_verifier
 from naive import repeating
-from reference import following, greedy
+from reference import following, greedy, sampled
 from support import (
     EOS,
     SHAPES,
@@ -18,6 +20,7 @@ from support import (
     check_balance,
     commit,
     decode,
+    finished,
     load,
     make_pair,
     make_tilt,
@@ -32,9 +35,11 @@ from specdec_plugins.decoding.admission import PATIENCE, BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.sources import Slots
 from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.drafters import Rows
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
-from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.noise import mixed
+from specdec_plugins.decoding.options import Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
@@ -64,57 +69,147 @@ def make_session(verifier, drafter, rows, lengths=(3,), **bounds):
     return session, stats
 
 
-def test_requests_join_and_leave_while_others_are_in_flight(world):
-    """Submitted at any time, cancelled at any time, whether they wait or are in flight: the others are not affected."""
-    _, verifier, _, sources, limits, expected = world
-    rng, interrupted = random.Random(0), 0
-    for rows in (1, 3, 7):
+def test_groups_join_stream_and_leave_while_others_are_in_flight(world):
+    """Groups of one to three rows, submitted and cancelled at any time, whether they wait or are in flight: the others are not
+    affected, and what was streamed of an output is the output."""
+    model, verifier, tilt, sources, limits, expected = world
+    rng, interrupted, how = random.Random(0), 0, Sampling(0.8, top_k=9)
+    requests = [
+        Request(index, source, limit, sampling=how if index % 4 else None, seeds=[mixed(index, n) for n in range(1 + index % 3)])
+        for index, (source, limit) in enumerate(zip(sources, limits))
+    ]
+    outputs = {
+        (each.index, n): sampled(model, each.tokens, each.limit, how, seed, tilt) if each.sampling else expected[each.index]
+        for each in requests
+        for n, seed in enumerate(each.seeds)
+    }
+    for rows in (3, 5, 7):
         session, stats = make_session(verifier, Knowing(expected, 0.3), rows, (0, 3, 5, 1))
-        waiting, cancelled, partial, found = deque(range(30)), set(), {}, []
+        waiting, cancelled, partial, done = deque(requests), set(), [], []
+        streams = {key: ([], []) for key in outputs}
         while waiting or not session.idle:
             for _ in range(rng.randrange(3)):
                 if waiting:
-                    index = waiting.popleft()
-                    session.submit(Request(index, sources[index], limits[index]))
-            found += session.step()
+                    session.submit(waiting.popleft())
+            for request, output, tokens, scores, whole in session.step(rng.choice([1, 1, 3])):
+                stream = streams[request, output]
+                stream[0].extend(tokens), stream[1].extend(scores)
+                if whole:
+                    assert (whole.index, whole.output) == (request, output) and stream == (whole.tokens, whole.token_scores)
+                    done.append(whole)
+            assert len(session.prefix) <= rows
             if rng.random() < 0.4:
                 index = rng.randrange(30)
                 known = {request.index for request in (*session.waiting, *session.prefix.requests)}
-                hypothesis = session.cancel(index)
-                if index in known:
-                    cancelled.add(index)
-                if hypothesis is not None:
-                    partial[index] = hypothesis
+                flying = session.prefix.group(index)
+                found = session.cancel(index)
+                assert len(found) == len(flying) and not session.prefix.group(index)
+                assert all(streams[index, each.output] == (each.tokens, each.token_scores) for each in found)
+                cancelled |= {index} & known
+                partial += found
         assert session.step() == []
-        outputs = {hypothesis.index: hypothesis.tokens for hypothesis in found}
-        assert outputs == {index: tokens for index, tokens in enumerate(expected) if index not in cancelled}
+        kept = {(each.index, each.output): each.tokens for each in done if each.index not in cancelled}
+        assert kept == {key: tokens for key, tokens in outputs.items() if key[0] not in cancelled}
         interrupted += len(partial)
-        for index, hypothesis in partial.items():
-            assert hypothesis.tokens == expected[index][: len(hypothesis.tokens)]
-        check_balance(stats, [*found, *partial.values()])
+        assert all(each.tokens == outputs[each.index, each.output][: len(each.tokens)] for each in partial)
+        check_balance(stats, [*done, *partial])
     assert interrupted > 1
 
 
+FINE = Request(7, [5, EOS], 9)
+
+
 @pytest.mark.parametrize(
-    "request_, fault",
+    "changes, fault",
     [
-        (Request(7, [5, EOS], 0), "an output has at least one token, and its limit is 0"),
-        (Request(7, [], 9), "a source has at least one token, the closing eos"),
-        (Request(7, [5, EOS], 9, seed=1 << 63), "seed 9223372036854775808 does not fit into 64 bits"),
+        ({"limit": 0}, "limit is 0, not a whole number from 1 to 63"),
+        ({"limit": 64}, "limit is 64, not"),
+        ({"limit": 9.0}, "limit is 9.0, not"),
+        ({"limit": True}, "limit is True, not"),
+        ({"min_length": -1}, "min_length is -1, not"),
+        ({"min_length": 10**20}, "min_length is 1"),
+        ({"no_repeat": 1.5}, "no_repeat is 1.5, not"),
+        ({"index": "a"}, "index is 'a', not"),
+        ({"tokens": []}, "the source is empty"),
+        ({"tokens": [5] * 65}, "the source has 65 tokens; the models read at most 64"),
+        ({"tokens": [WORDS + 4, EOS]}, f"source has token ids outside the vocabulary of {WORDS + 4}"),
+        ({"tokens": [5, -1]}, "source has token ids"),
+        ({"tokens": [10**30, EOS]}, "source has token ids"),
+        ({"tokens": [5.0, EOS]}, "source has token ids"),
+        ({"forced": [WORDS + 4]}, "forced has token ids"),
+        ({"forced": [EOS]}, "the forced tokens include eos"),
+        ({"hint": [-5]}, "hint has token ids"),
+        ({"seeds": [1 << 63]}, "seeds are .9223372036854775808., not one 64-bit integer for each output"),
+        ({"seeds": []}, "seeds are"),
+        ({"seeds": [0.5]}, "seeds are"),
+        ({"seeds": [1, 2, 3]}, "3 outputs need as many rows; the session has 2"),
+        ({"tolerance": 0.5}, "tolerance is 0.5, not a Tolerance"),
+        ({"sampling": "yes"}, "sampling is 'yes', not a Sampling"),
     ],
 )
-def test_requests_that_cannot_be_decoded_are_refused(world, request_, fault):
+def test_requests_that_cannot_be_decoded_are_refused(world, changes, fault):
     """And others go on."""
     session, _ = make_session(world[1], NoDrafter(), 2)
     session.submit(Request(0, world[3][0], world[4][0]))
-    with pytest.raises(ValueError, match=f"request 7: {fault}"):
-        session.submit(request_)
+    with pytest.raises(ValueError, match=f"request {changes.get('index', 7)}: {fault}"):
+        session.submit(replace(FINE, **changes))
     assert [output.tokens for output in session.run([])] == [world[5][0]]
+
+
+class Choosy(Knowing):
+    """A drafter with a row's state that does not take every source."""
+
+    def start(self, rows, shared):
+        return Rows()
+
+    def admit(self, state, source):
+        for tokens in source.sentences:
+            state.rows.append(len(tokens))
+            if len(tokens) % 4 == 3:
+                raise RuntimeError("not of this length")
+
+    def propose(self, state, prefix, plan):
+        assert state.rows == [len(request.tokens) for request in prefix.requests]
+        return super().propose(state, prefix, plan)
+
+
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=KERNELS)])
+def test_a_request_that_fails_ends_alone(kernels):
+    """In the middle of a batch, with all outputs of its group; those admitted with it are decoded."""
+    model = wide_verifier()
+    verifier = ModelVerifier((on_kernels(model) if kernels else load(model))[0])
+    sources = sentences(24, seed=2)
+    requests = [Request(index, source, 9, seeds=[0] * (1 + index % 2)) for index, source in enumerate(sources)]
+    session, stats = make_session(verifier, NoDrafter(), 6)
+    expected = {each.index: each.tokens for each in session.run(requests)}
+    failing = {index for index, source in enumerate(sources) if len(source) % 4 == 3}
+    assert 2 < len(failing) < 12
+    session, stats = make_session(verifier, Choosy([expected[index] for index in range(24)], 0.3), 6)
+    for request in requests:
+        session.submit(request)
+    found = []
+    while not session.idle:
+        found += finished(session.step())
+    assert {(each.index, each.output) for each in found} == {(each.index, n) for each in requests for n in range(each.rows)}
+    for each in found:
+        assert each.tokens == ([] if each.index in failing else expected[each.index])
+        assert (str(each.error) == "not of this length") == (each.index in failing)
+    check_balance(stats, [each for each in found if not each.error])
+    with pytest.raises(RuntimeError, match="not of this length"):
+        list(session.run(requests))
+
+
+def test_a_session_belongs_to_its_thread(world):
+    session, _ = make_session(world[1], NoDrafter(), 2)
+    with ThreadPoolExecutor(1) as pool:
+        for use in (session.step, lambda: session.submit(FINE), lambda: session.cancel(0)):
+            with pytest.raises(RuntimeError, match="belongs to the thread that made it"):
+                pool.submit(use).result()
 
 
 def test_a_session_has_rows():
     for rows in (0, -1):
-        with pytest.raises(ValueError, match=f"^{rows} sentences at a time: at least one"):
+        with pytest.raises(ValueError, match=f"^a batch of {rows} rows: it has at least one"):
             BoundedAdmission(rows)
 
 
@@ -143,7 +238,7 @@ def test_what_a_wild_drafter_drafts(kernels):
     assert decoded(Wild([7] * 20), stats) == decoded(NoDrafter(), DecodeStats())
     assert 0 < stats.drafted <= 3 * stats.iterations
     for wrong in (-1, WORDS + 4, 10**12):
-        with pytest.raises(ValueError, match="drafted a number of no token"):
+        with pytest.raises(ValueError, match="a token id outside the verifier's vocabulary"):
             decoded(Wild([7, wrong]), DecodeStats())
 
 
@@ -292,9 +387,9 @@ def test_a_plan_is_repeated_up_to_the_end_of_a_row_before_the_controller_is_aske
     assert session.native is None
     for index in range(12):
         session.submit(Request(index, sources[index], limits[index]))
-    found = session.step(3)
+    found = finished(session.step(3))
     while not session.idle:
-        found += session.step(9)
+        found += finished(session.step(9))
     assert controller.told[0] <= 3 < max(controller.told) == 4  # what was asked for, what was planned
     assert min(controller.told[1:]) < 4 and sum(controller.told) == session.stats.passes  # a row ended, others join
     assert [each.tokens for each in sorted(found, key=lambda each: each.index)] == expected[:12]
@@ -309,10 +404,10 @@ def test_the_encoders_time_is_booked_as_such(world):
     session, stats = make_session(verifier, NoDrafter(), 4, (0,))
     for index in range(4):
         session.submit(Request(index, sources[index], limits[index]))
-    found = session.step()
+    found = finished(session.step())
     encoding = stats.seconds["encoding"]
     while not session.idle:
-        found += session.step()
+        found += finished(session.step())
     assert stats.seconds["encoding"] == encoding > 0 and stats.seconds["verifying"] > 0
     assert sorted(hypothesis.tokens for hypothesis in found) == sorted(expected[:4])
 

@@ -92,7 +92,7 @@ def test_exact(name, dtype, sampling):
     rng, accepted = random.Random(1), 0
     drafter, verifier = make_pair(name, dtype)
     sources = sentences(12, seed=6)
-    requests = [Request(i, source, rng.randrange(1, 25), sampling=sampling, seed=i) for i, source in enumerate(sources)]
+    requests = [Request(i, source, rng.randrange(1, 25), sampling=sampling, seeds=[i]) for i, source in enumerate(sources)]
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     for rows, lengths, gate in ((1, [4], None), (5, [3, 0, 2], None), (12, [5], Gate(drafter=0.1))):
         outputs, stats = run(verifier, drafter, requests, lengths, rows, gate)
@@ -107,7 +107,7 @@ def test_exact(name, dtype, sampling):
 def test_trees_of_heads(name, dtype, sampling):
     """They branch, pass more than one token in some passes, and change no output."""
     drafter, verifier = make_pair(name, dtype)
-    requests = [Request(i, source, 20, sampling=sampling, seed=i) for i, source in enumerate(sentences(10, seed=3))]
+    requests = [Request(i, source, 20, sampling=sampling, seeds=[i]) for i, source in enumerate(sentences(10, seed=3))]
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     for rows in (1, 4):
         stats = DecodeStats()
@@ -123,7 +123,7 @@ def test_outputs_where_chains_and_trees_take_turns(name, dtype):
     """From none to chains to trees and back, within sentences."""
     drafter, verifier = make_pair(name, dtype)
     how = Sampling(0.7), None
-    requests = [Request(i, source, 20, sampling=how[i % 2], seed=i) for i, source in enumerate(sentences(20, seed=3))]
+    requests = [Request(i, source, 20, sampling=how[i % 2], seeds=[i]) for i, source in enumerate(sentences(20, seed=3))]
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     for rows in (1, 4):
         stats, noted = DecodeStats(), Noted(Mixed(5, 9, 1))
@@ -139,7 +139,7 @@ def test_rejection_sampling_runs_on_both_backends(name):
     for dtype in ("float64", "float32"):
         drafter, verifier = make_pair(name, dtype)
         requests = [
-            Request(i, source, 12, sampling=Sampling(1.0, rule="rejection"), seed=i)
+            Request(i, source, 12, sampling=Sampling(1.0, rule="rejection"), seeds=[i])
             for i, source in enumerate(sentences(8, seed=2))
         ]
         outputs, stats = run(verifier, drafter, requests, [3, 1], 4)

@@ -213,7 +213,7 @@ def test_sentences_come_as_often_as_they_should(rows, warping):
     fairseq_model, verifier, _, tilt = tiny()
     how = Sampling(**{**vars(WARPS[warping]), "rule": "rejection"})
     source = [4, 5, 4, EOS]
-    requests = [Request(index, source, 3, sampling=how, seed=mixed(7, index)) for index in range(3_000)]
+    requests = [Request(index, source, 3, sampling=how, seeds=[mixed(7, index)]) for index in range(3_000)]
     drafter = Fixed([4, 5, EOS, 3, 4, EOS, 4], [-1, -1, 0, 0, 3, 1, 1])
     hypotheses, stats = decode(verifier, drafter, requests, 3, rows)
     counts = Counter(tuple(each.tokens) + (() if each.cut else (EOS,)) for each in hypotheses)

@@ -181,7 +181,7 @@ def test_the_output_is_that_without_drafts(dtype, how):
         verifier = tilted_verifier(loaded(dtype), make_tilt(3, bias).to(torch.float64 if dtype == "float64" else torch.float32))
         requests = [
             Request(index, source, rng.randrange(1, 22), min_length=rng.choice((0, 1, 4)), forced=rng.choice(((), (), (7, 9))),
-                    sampling=rng.choice((DRAWN[how], DRAWN[how], None)), seed=rng.randrange(99),
+                    sampling=rng.choice((DRAWN[how], DRAWN[how], None)), seeds=[rng.randrange(99)],
                     no_repeat=rng.choice((0, 0, 1, 2)))
             for index, source in enumerate(sentences(10, seed=4))
         ]  # fmt: skip
@@ -205,7 +205,7 @@ def test_an_output_does_not_depend_on_the_batch(dtype):
     model, drafting = load(verifier, drafter) if dtype == "float64" else on_kernels(verifier, drafter, dtype)
     tilt = make_tilt(3, -1.0).to(torch.float64 if dtype == "float64" else torch.float32) / 2
     how = Sampling(0.9, top_k=9, rule="rejection")
-    requests = [Request(index, source, 14, sampling=[how, None][index % 2], seed=index)
+    requests = [Request(index, source, 14, sampling=[how, None][index % 2], seeds=[index])
                 for index, source in enumerate(sentences(12, seed=8))]  # fmt: skip
     found = []
     for rows in (1, 5, 12):
@@ -323,7 +323,7 @@ def test_trees_of_a_models_own_drafter(dtype, arch):
     tilt = make_tilt(3, -1.0).to(torch.float64 if dtype == "float64" else torch.float32) / 2
     role, first = ROLES[arch](Tilted(drafting, tilt)), Tree(9, ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)))
     how = Sampling(1.2, top_k=9, top_p=0.97, repetition_penalty=1.2)
-    requests = [Request(index, source, 14, sampling=[how, None, how][index % 3], seed=index)
+    requests = [Request(index, source, 14, sampling=[how, None, how][index % 3], seeds=[index])
                 for index, source in enumerate(sentences(9, seed=8))]  # fmt: skip
     drafts = []
     for plan in (Plan([4] * 9, tree=first), Plan([4] * 9)):
@@ -349,7 +349,7 @@ def test_trees_of_drafters_without_weights(dtype, make):
     model = loaded(dtype)
     tilt = make_tilt(3, -2.0, positions=1).expand(64, -1).to(torch.float64 if dtype == "float64" else torch.float32)
     verifier = tilted_verifier(model, tilt)
-    requests = [Request(index, source, 30, sampling=[Sampling(0.9), None][index % 2], seed=index)
+    requests = [Request(index, source, 30, sampling=[Sampling(0.9), None][index % 2], seeds=[index])
                 for index, source in enumerate(sentences(10, seed=8))]  # fmt: skip
     alone, _ = decode(verifier, NoDrafter(), requests, 0, 4)
     rates = []
@@ -387,7 +387,7 @@ def test_outputs_where_chains_and_trees_take_turns(dtype, kind):
     verifier[0].decoder.output_projection.weight.data[EOS] *= 0.5
     drafter = wide_drafter(arch=kind, **({"successor_width": 32} if kind == "block_causal" else {})) if trained else None
     model, drafting = load(verifier, drafter) if dtype == "float64" else on_kernels(verifier, drafter, dtype)
-    requests = [Request(index, source, 24, seed=index, sampling=DRAWN["drawn"] if index % 2 else None)
+    requests = [Request(index, source, 24, seeds=[index], sampling=DRAWN["drawn"] if index % 2 else None)
                 for index, source in enumerate(sentences(20, seed=9))]  # fmt: skip
     alone, _ = decode(ModelVerifier(model), NoDrafter(), requests, 0, 4)
     for rows in (1, 5):
@@ -434,7 +434,7 @@ def test_recorded_passes_of_trees():
         found = []
         for runner in (EAGER, Tapes()):
             _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter=DRAFTERS[kind], shake=0.1, runner=runner)
-            requests = [Request(index, source, 5 + index, sampling=DRAWN["drawn"] if index % 3 else None, seed=index)
+            requests = [Request(index, source, 5 + index, sampling=DRAWN["drawn"] if index % 3 else None, seeds=[index])
                         for index, source in enumerate(sentences(12, seed=5))]  # fmt: skip
             for _ in range(2):
                 hypotheses, _ = decode(verifier, drafter, requests, 4, 5, TopBetaTau(3, 2.0), tree=Tree(9))

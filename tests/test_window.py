@@ -29,7 +29,7 @@ BUDGETS = [Budget(positions, sinks, choice) for choice in CHOICES for positions,
 
 
 def requests_of(sources, **options):
-    return [Request(index, source, 24, seed=index, **options) for index, source in enumerate(sources)]
+    return [Request(index, source, 24, seeds=[index], **options) for index, source in enumerate(sources)]
 
 
 def exact_on_pytorch(budget, runner):

@@ -18,7 +18,8 @@ class BoundedAdmission:
     """At most ``rows`` rows, ``tokens`` source tokens (rows x the longest source, as padding counts) and ``bytes`` of cache.
 
     Requests join together, a quarter of the batch at a time, because encoding them one by one costs more. A request that exceeds
-    a bound by itself is decoded alone. ``bytes_for`` is the memory that a request takes.
+    a bound by itself is decoded alone. A request joins with its whole group of rows, or waits. ``bytes_for`` is the memory that
+    a request takes.
     """
 
     rows: int
@@ -29,13 +30,13 @@ class BoundedAdmission:
 
     def __post_init__(self):
         if self.rows < 1:
-            raise ValueError(f"{self.rows} sentences at a time: at least one has to be decoded")
+            raise ValueError(f"a batch of {self.rows} rows: it has at least one")
 
     def admits(self, prefix: Prefix, waiting: Sequence[Request]) -> int:
         """How many of the first waiting requests join now."""
         if len(prefix) >= self.rows or not waiting:
             return 0
-        fitting, capacity = self._fitting(prefix.requests, waiting)
+        fitting, capacity = self._fitting(prefix, waiting)
         free = capacity - len(prefix)
         self._waited += 1
         if not fitting or (len(prefix) and 4 * free < capacity and self._waited <= PATIENCE):
@@ -43,20 +44,21 @@ class BoundedAdmission:
         self._waited = 0
         return fitting
 
-    def _fitting(self, flying: Sequence[Request], waiting: Sequence[Request]) -> tuple[int, int]:
+    def _fitting(self, prefix: Prefix, waiting: Sequence[Request]) -> tuple[int, int]:
         """How many requests fit beside those in flight, and how many rows a full batch of such requests has."""
-        rows, longest = len(flying), max((len(request.tokens) for request in flying), default=0)
-        used = sum(map(self.bytes_for, flying)) if self.bytes is not None and self.bytes_for else 0
+        rows, longest = len(prefix), max((len(request.tokens) for request in prefix.requests), default=0)
+        used = 0
+        if self.bytes is not None and self.bytes_for:
+            used = sum(map(self.bytes_for, {request.index: request for request in prefix.requests}.values()))
         fitting, capacity = 0, self.rows
         for request in waiting:
-            longest = max(longest, len(request.tokens))
+            rows, longest = rows + request.rows, max(longest, len(request.tokens))
             if self.tokens is not None:
                 capacity = max(1, min(self.rows, self.tokens // longest))
             if self.bytes is not None and self.bytes_for:
                 used += self.bytes_for(request)
-                if used > self.bytes and rows + fitting:
-                    break
-            if rows + fitting >= capacity:
+            alone = rows == request.rows and rows <= self.rows
+            if not alone and (rows > capacity or (self.bytes is not None and used > self.bytes)):
                 break
             fitting += 1
         return fitting, capacity

@@ -26,6 +26,10 @@ class Constraints:
     forced: tuple[int, ...] = ()
     suppressed: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.symbols.eos in self.forced:
+            raise ValueError("the model's forced tokens include eos, which would end every output at once")
+
     @classmethod
     def of(cls, spec: ModelSpec) -> "Constraints":
         return cls(spec.symbols, spec.forced, spec.suppressed)

@@ -7,123 +7,130 @@ A batch has B rows, each a sentence in flight; up to K tokens are drafted at a t
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from threading import get_ident
 
 import torch
 
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.constraints import Constraints
-from specdec_plugins.decoding.native import Taken, native_loop
+from specdec_plugins.decoding.native import Iterations, native_loop
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import Acceptance, Admission, Controller, Drafter, Verifier
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step, uniform
+from specdec_plugins.decoding.values import Commit, Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step
 
-TOGETHER = 16  # iterations that a run makes before it asks again what to do: Python's part of each is small from four on
+TOGETHER = 16  # iterations per step of a run: Python overhead is negligible from four on
+PREFILL = 24  # forced tokens read per pass: more would take more logits than a long draft
 
 
 class Session:
-    """Requests in flight. They join by `submit` and leave when they finish or by `cancel`; `step` advances all of them."""
+    """Requests in flight. They join by `submit` and leave when they finish or by `cancel`; `step` advances all of them.
+
+    A session has at most ``rows`` rows and belongs to the thread that made it.
+    """
 
     def __init__(
         self, drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, admission: Admission,
         rows: int, constraints: Constraints | None = None, stats: DecodeStats | None = None, device: torch.device | str = "cpu",
     ):  # fmt: skip
         self.drafter, self.verifier, self.acceptance, self.controller = drafter, verifier, acceptance, controller
-        self.admission, self.device = admission, torch.device(device)
+        self.admission, self.rows, self.device = admission, rows, torch.device(device)
         self.waiting: deque[Request] = deque()
         self.prefix = Prefix(constraints, device)
-        # The states of the two models, a row a sentence.
+        # The states of the two models, by row.
         self.verifying = verifier.start(rows)
         self.drafting = drafter.start(rows, self.verifying)
         self.stats = DecodeStats() if stats is None else stats
         self.native = native_loop(drafter, verifier, acceptance, self.prefix.constraints)
+        self._failed: list[Hypothesis] = []  # what requests had said when they failed, until it is returned
+        self._thread = get_ident()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight or waiting."""
-        return not self.waiting and not len(self.prefix)
+        """Whether nothing is in flight, waiting or to be returned."""
+        return not self.waiting and not len(self.prefix) and not self._failed
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn. Raises ValueError as `Request.check` does."""
-        request.check()
+        """Let a request wait for its turn. Raises ValueError for one that cannot be decoded."""
+        self._check_thread()
+        request.check(self.verifier.limits)
+        if self.prefix.symbols.eos in request.forced:
+            raise ValueError(f"request {request.index}: the forced tokens include eos, which ends an output")
+        if request.rows > self.rows:
+            raise ValueError(f"request {request.index}: {request.rows:,} outputs need as many rows; the session has {self.rows:,}")
         self.waiting.append(request)
 
-    def cancel(self, index: int) -> Hypothesis | None:
-        """Drop the request ``index``: returns what it has said so far, None if it was waiting or is unknown."""
-        for row, request in enumerate(self.prefix.requests):
-            if request.index == index:
-                return self._retire([row])[0]
+    def cancel(self, index: int) -> list[Hypothesis]:
+        """Drop the request ``index``. Returns what its outputs in flight have said so far; none if it was waiting or is unknown."""
+        self._check_thread()
         self.waiting = deque(request for request in self.waiting if request.index != index)
-        return None
+        rows = self.prefix.group(index)
+        return self._retire(rows) if rows else []
 
     def run(self, requests: Iterable[Request]) -> Iterator[Hypothesis]:
-        """Submit requests, and yield outputs as they finish, until nothing is in flight."""
+        """Submit requests, and yield outputs as they finish, until nothing is in flight. Raises the error of one that failed."""
         for request in requests:
             self.submit(request)
         while not self.idle:
-            yield from self.step(TOGETHER)
+            yield from self._retire(self._advance(TOGETHER))
+            if failed := self._take_failed():
+                assert failed[0].error is not None
+                raise failed[0].error
         self.stats.settle()
 
-    def step(self, times: int = 1) -> list[Hypothesis]:
-        """Refill, and advance all rows by an iteration; by up to ``times`` of the same plan, but not beyond the end of a row.
-        Returns the outputs that finished.
+    def step(self, times: int = 1) -> list[Commit]:
+        """Admit waiting requests, and run up to ``times`` iterations of one plan; stop early when a row finishes.
+
+        Returns what was committed. An output that finished or failed has its hypothesis in its last commit.
         """
+        sizes = list(map(len, self.prefix.outputs))
+        finished = self._advance(times)
+        commits = self.prefix.commits(sizes, finished)
+        self._retire(finished)
+        return commits + [Commit(failed.index, failed.output, [], [], failed) for failed in self._take_failed()]
+
+    def _advance(self, times: int) -> list[int]:
+        """The work of a step. Returns the rows that are finished, which still have their places."""
+        self._check_thread()
         prefix, stats, device = self.prefix, self.stats, self.device
         stats.lap(None, device)
         if self.waiting:
             self._refill()
         if not len(prefix):
             return []
-        given = self._given()
-        plan = self.controller.plan(prefix) if given is None else uniform(len(prefix), 0)
-        times, native = min(times, plan.times), self.native if given is None else None
+        plan = self.controller.plan(prefix)
+        times = min(times, plan.times)
 
-        # Iterate until a row is finished, in native calls of many iterations where the roles are those that the kernels know.
+        # Iterate until a row is finished, in native calls of many iterations where the kernels know the roles.
         steps: list[Step] = []
         finished: list[int] = []
         made, seconds = 0, 0.0
         while made < times and not finished:
-            taken = native(self.verifying, self.drafting, prefix, plan, times - made) if native else None
-            if taken is None:
-                taken = self._iterate(plan, given)
+            batch = self.native(self.verifying, self.drafting, prefix, plan, times - made) if self.native else None
+            if batch is None:
+                batch = self._iterate(plan)
             else:
-                stats.book(drafting=taken.drafting, verifying=taken.verifying)
-            # Commit what passed with the verifier's own next token.
-            for iteration in taken.iterations:
+                stats.book(drafting=batch.drafting, verifying=batch.verifying)
+            # Commit what was accepted, and the verifier's own next token.
+            for iteration in batch.iterations:
                 finished = prefix.commit(iteration)
                 steps += iteration.steps
             stats.lap("elsewhere", device)
-            made += len(taken.iterations)
-            seconds += taken.drafting + taken.verifying
+            made += len(batch.iterations)
+            seconds += batch.drafting + batch.verifying
         stats.record(steps, made, max(plan.lengths))
-        if given is None:
-            self.controller.update(Outcome(plan, steps, seconds, made))
+        self.controller.update(Outcome(plan, steps, seconds, made))
+        return finished
 
-        # Finished sentences leave.
-        done = self._retire(finished) if finished else []
-        stats.lap("elsewhere", device)
-        return done
-
-    def _given(self) -> Draft | None:
-        """The next of the tokens that outputs are forced to begin with, as a draft, so that one pass reads many of them; other
-        rows draft nothing meanwhile. None where no row has some left, or where a draft could change an output."""
-        usual = getattr(self.acceptance, "tolerance", None)
-        if not self.prefix.asking or usual is None:
-            return None
-        exact = all(
-            (request.tolerance or usual).beta == 1 and not (request.sampling and request.sampling.rule == "rejection")
-            for request in self.prefix.requests
-        )
-        return self.prefix.given() if exact else None
-
-    def _iterate(self, plan: Plan, given: Draft | None = None) -> Taken:
-        """One iteration, with ``given`` in place of a draft. The prefix is not changed yet."""
+    def _iterate(self, plan: Plan) -> Iterations:
+        """One iteration. The prefix is not changed yet."""
         prefix, stats, device = self.prefix, self.stats, self.device
 
         # 1. Draft, in one pass or in one a token (turns.py). A plain autoregressive iteration drafts nothing, at no cost.
         began = time.perf_counter()
         plan = prefix.gated(plan)
-        draft = given or Draft([[] for _ in prefix.requests])
+        draft = Draft([[] for _ in prefix.requests])
         asked = any(plan.lengths) and max(prefix.room) > 0
         if asked:
             draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan), plan.lengths).cut(plan.gate)
@@ -141,45 +148,69 @@ class Session:
         if asked or self.drafter.traits.follows:
             self.drafter.observe(self.drafting, scores, draft, verdict)
         stats.lap("verifying", device)
-        return Taken([Iteration.of(draft, verdict, prefix.symbols.eos)], drafted - began, time.perf_counter() - drafted)
+        return Iterations([Iteration.of(draft, verdict, prefix.symbols.eos)], drafted - began, time.perf_counter() - drafted)
 
     def _refill(self) -> None:
-        """Let waiting requests join, as many as admission allows."""
+        """Admit as many waiting requests as admission allows, and read their forced tokens."""
         count = self.admission.admits(self.prefix, self.waiting)
         if not count:
             return
-        present = len(self.prefix)
-        owners = {id(request.tokens): row for row, request in enumerate(self.prefix.requests)}
-        first: list[Request] = []  # of their sources ..
-        further: list[Request] = []  # .. and others with a source that a row has already
-        for request in (self.waiting.popleft() for _ in range(count)):
-            new = owners.setdefault(id(request.tokens), present + len(first)) == present + len(first)
-            (first if new else further).append(request)
-        if first:
-            source = Source([request.tokens for request in first], self.prefix.symbols, self.device)
+        self._admit([self.waiting.popleft() for _ in range(count)])
+        self.stats.lap("encoding", self.device)
+        while any(unread := [tokens[:PREFILL] for tokens in self.prefix.unread()]):
+            self.prefix.prefill(unread, self.verifier.prefill(self.verifying, self.prefix, unread))
+            self.stats.prefilled += sum(map(len, unread))
+            self.stats.lap("verifying", self.device)
+
+    def _admit(self, requests: list[Request]) -> None:
+        """Append the groups of some requests. Each source is encoded once; the further rows of a group are forks of its first.
+
+        One that a role cannot admit ends with the error; the others are admitted without it.
+        """
+        present = range(len(self.prefix))
+        try:
+            source = Source([request.tokens for request in requests], self.prefix.symbols, self.device)
             self.verifier.admit(self.verifying, source)
             self.drafter.admit(self.drafting, source)
-        if further:
-            rows = [owners[id(request.tokens)] for request in further]
-            source = Source([request.tokens for request in further], self.prefix.symbols, self.device)
-            for role, state in ((self.verifier, self.verifying), (self.drafter, self.drafting)):
-                if hasattr(state, "share"):
-                    state.share(rows)
-                else:
-                    role.admit(state, source)
-        self.prefix.admit(first + further)
-        self.stats.lap("encoding", self.device)
+        except Exception as error:  # a role may be anybody's code
+            self._select([*present])
+            if len(requests) == 1:
+                (failed,) = requests
+                self._failed += [Hypothesis(failed.index, [], [], [], False, n, error=error) for n in range(failed.rows)]
+            else:
+                for request in requests:
+                    self._admit([request])
+            return
+        if any(request.rows > 1 for request in requests):
+            self._select([*present, *chain(*([row] * each.rows for row, each in enumerate(requests, len(present))))])
+        self.prefix.admit(requests)
 
     def _retire(self, rows: list[int]) -> list[Hypothesis]:
         """Remove rows; rows from the end of the batch take their places. Returns what the removed ones hold."""
+        if not rows:
+            return []
         done = [self.prefix.hypothesis(row) for row in rows]
         order = compacted(len(self.prefix), rows)
-        for state in (self.prefix, self.drafting, self.verifying):
-            if state is not None:
-                state.select(order)
+        self.prefix.select(order)
+        self._select(order)
         for hypothesis in done:
             self.stats.finish(hypothesis)
+        self.stats.lap("elsewhere", self.device)
         return done
+
+    def _select(self, order: list[int]) -> None:
+        """Reorder the rows of both states."""
+        for state in (self.drafting, self.verifying):
+            if state is not None:
+                state.select(order)
+
+    def _take_failed(self) -> list[Hypothesis]:
+        failed, self._failed = self._failed, []
+        return failed
+
+    def _check_thread(self) -> None:
+        if get_ident() != self._thread:
+            raise RuntimeError("a session belongs to the thread that made it; other threads must send their requests there")
 
 
 def speculative_decode(
@@ -187,10 +218,10 @@ def speculative_decode(
     rows: int, stats: DecodeStats, constraints: Constraints | None = None, device: torch.device | str = "cpu",
     max_tokens: int | None = None,
 ) -> Iterator[Hypothesis]:  # fmt: skip
-    """Yield the outputs of ``requests`` as they finish, with up to ``rows`` sentences in flight; adds to ``stats``.
+    """Yield the outputs of ``requests`` as they finish, with up to ``rows`` rows in flight; adds to ``stats``.
 
     ``max_tokens`` bounds the source tokens in flight, padding included.
     """
-    rows = min(rows, max(1, len(requests)))
+    rows = min(rows, max(1, sum(request.rows for request in requests)))
     admission = BoundedAdmission(rows, max_tokens)
     yield from Session(drafter, verifier, acceptance, controller, admission, rows, constraints, stats, device).run(requests)

@@ -36,7 +36,7 @@ ENDLESS = 1 << 40  # positions of a drafter that embeds none
 
 
 @dataclass(frozen=True)
-class Taken:
+class Iterations:
     """The iterations that were made, and the seconds that drafting and verifying took."""
 
     iterations: list[Iteration]
@@ -130,7 +130,7 @@ class NativeLoop:
             own = numbered(symbols, model.vocabulary)
             call.drafter_pad, call.drafter_eos = own.pad, own.eos
 
-    def __call__(self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int) -> Taken | None:
+    def __call__(self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int) -> Iterations | None:
         """Make up to ``times`` iterations of the plan, at least one, and none after a row is finished; the prefix is not changed.
 
         ``drafting`` is the drafter's state; it is not read if a drafter is foreign or none. None where the session has to iterate
@@ -177,7 +177,7 @@ class NativeLoop:
         verifying.held = list(map(sum, zip(places, *committed)))
         if half is not None:
             half.end(drafting)
-        return Taken(iterations, encoding + self._seconds[0], self._seconds[1])
+        return Iterations(iterations, encoding + self._seconds[0], self._seconds[1])
 
     def _prepare_drafter(self, half: Half, state: SlottedState, rows: int, longest: int, positions: int) -> float:
         """Encode the drafter's new sources, and make room for its pass. Returns the seconds that encoding took."""

@@ -11,17 +11,13 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
-from specdec_plugins.decoding.values import Draft, Draws, Hypothesis, Iteration, Plan, Request, Step, send
-
-# Of the tokens that a request begins with, a pass of their own commits so many, which takes as many logits as a long draft. Fewer
-# than the least are left to plain passes and drafts: rows beside it draft nothing in such a pass.
-LEAST_GIVEN, MOST_GIVEN = 8, 24
+from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, Iteration, Plan, Request, Step, send
 
 
 class Prefix:
-    """One row a sentence. Rows join by `admit`; `select` moves, copies and drops them.
+    """The rows of the batch. A request's group joins by `admit`; `select` moves, forks and drops rows.
 
-    ``outputs[b]`` is row b's y1 .. yn. For models that read the whole prefix each time there are tensors, too: ``tokens`` (B,
+    Row b is output ``numbers[b]`` of ``requests[b]``, and ``outputs[b]`` its y1 .. yn. For models that read the whole prefix each time there are tensors, too: ``tokens`` (B,
     T) begins with the start token, as the verifier's input does, and is undefined past row b's n = ``lengths[b]`` tokens.
     """
 
@@ -30,12 +26,12 @@ class Prefix:
         self.symbols = self.constraints.symbols
         self.device = torch.device(device)
         self.requests: list[Request] = []
+        self.numbers: list[int] = []
         self.outputs: list[list[int]] = []
         self.scores: list[list[float]] = []
         self.steps: list[list[Step]] = []
         self.cut: list[bool] = []
-        self.forced: list[tuple[int, ...]] = []  # the tokens that a row's output begins with
-        self.asking = False  # whether a request names any of them
+        self.prefilled: list[int] = []  # how many of each row's tokens were forced
         self._tensors: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -70,20 +66,19 @@ class Prefix:
         """What constrains the next tokens of each row."""
         sizes = list(map(len, self.outputs))
         minimum = [max(0, request.min_length - size) for request, size in zip(self.requests, sizes)]
-        forced = [tokens[size:] if tokens else () for tokens, size in zip(self.forced, sizes)]
         repeats = None
         if any(request.no_repeat for request in self.requests):
             rows = zip(self.requests, self.outputs)
             repeats = [Repeats(request.no_repeat, output if request.no_repeat else ()) for request, output in rows]
-        return Bounds(self.constraints, self.room, minimum, forced, repeats)
+        return Bounds(self.constraints, self.room, minimum, [()] * len(sizes), repeats)
 
     def draws(self) -> list[Draws | None] | None:
         """What draws the next tokens of each row, None for one that takes the best; None where all do."""
         if all(request.sampling is None for request in self.requests):
             return None
         return [
-            Draws(request.sampling, request.seed, output) if request.sampling else None
-            for request, output in zip(self.requests, self.outputs)
+            Draws(request.sampling, request.seeds[number], output) if request.sampling else None
+            for request, number, output in zip(self.requests, self.numbers, self.outputs)
         ]
 
     def _placed(self) -> tuple[Tensor, Tensor]:
@@ -95,29 +90,31 @@ class Prefix:
         return self._tensors
 
     def admit(self, requests: Sequence[Request]) -> None:
-        """Append rows with nothing committed."""
-        self.requests.extend(requests)
+        """Append the groups of some requests, with nothing committed."""
+        for request in requests:
+            self.requests += [request] * request.rows
+            self.numbers += range(request.rows)
+        fresh = len(self.requests) - len(self.outputs)
         for histories in (self.outputs, self.scores, self.steps):
-            histories.extend([] for _ in requests)
-        self.cut.extend(False for _ in requests)
-        self.forced.extend((*self.constraints.forced, *request.forced) for request in requests)
-        self._changed()
+            histories.extend([] for _ in range(fresh))
+        self.cut += [False] * fresh
+        self.prefilled += [0] * fresh
+        self._tensors = None
 
     def select(self, order: list[int]) -> None:
-        """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice becomes two that go on apart."""
-        for name in ("requests", "cut", "forced"):
+        """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice is forked."""
+        for name in ("requests", "numbers", "cut", "prefilled"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in order])
-        copied = len(set(order)) < len(order)
+        forked = len(set(order)) < len(order)
         for name in ("outputs", "scores", "steps"):
             values = getattr(self, name)
-            setattr(self, name, [values[row].copy() if copied else values[row] for row in order])
-        self._changed()
-
-    def _changed(self) -> None:
-        """Note what depends on which rows there are."""
-        self.asking = any(request.forced for request in self.requests)
+            setattr(self, name, [values[row].copy() if forked else values[row] for row in order])
         self._tensors = None
+
+    def group(self, index: int) -> list[int]:
+        """The rows of the request ``index``."""
+        return [row for row, request in enumerate(self.requests) if request.index == index]
 
     def ahead(self, drafted: Sequence[Sequence[int]]) -> "Prefix":
         """What the prefix would be with drafted tokens, for drafters that draft one token after the other. Only to be read."""
@@ -138,13 +135,18 @@ class Prefix:
         """Offer no drafted token after eos, none beyond the length limit, and of row b ``lengths[b]`` at most."""
         return draft.clip(list(map(min, self.room, lengths)), self.symbols.eos)
 
-    def given(self) -> Draft | None:
-        """The next tokens that requests ask to begin with, for rows that have many of them left; None where none has."""
-        rows = [
-            list(tokens[len(output) : len(output) + MOST_GIVEN]) if len(tokens) - len(output) >= LEAST_GIVEN else []
-            for tokens, output in zip(self.forced, self.outputs)
-        ]
-        return Draft(rows).clip(self.room, self.symbols.eos) if any(rows) else None
+    def unread(self) -> list[tuple[int, ...]]:
+        """The forced tokens that each row still has to read, as far as its limit."""
+        model, rows = self.constraints.forced, zip(self.requests, self.outputs)
+        return [(*model, *request.forced)[len(output) : request.limit] for request, output in rows]
+
+    def prefill(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> None:
+        """Append forced tokens, which no step accounts for."""
+        for row, (forced, own) in enumerate(zip(tokens, scores)):
+            self.outputs[row] += forced
+            self.scores[row] += own
+            self.prefilled[row] += len(forced)
+        self._tensors = None
 
     def commit(self, iteration: Iteration) -> list[int]:
         """Append each row's accepted tokens and the verifier's own. Returns the rows that are finished."""
@@ -171,7 +173,21 @@ class Prefix:
         """What a row holds."""
         output = self.outputs[row]
         tokens = output[:-1] if output[-1:] == [self.symbols.eos] else output
-        return Hypothesis(self.requests[row].index, tokens, self.scores[row], self.steps[row], self.cut[row])
+        return Hypothesis(
+            self.requests[row].index, tokens, self.scores[row], self.steps[row], self.cut[row], self.numbers[row],
+            self.prefilled[row],
+        )  # fmt: skip
+
+    def commits(self, sizes: Sequence[int], finished: Sequence[int]) -> list[Commit]:
+        """What each row has committed since its output had ``sizes[b]`` tokens, none for a new row; with the whole output of
+        ``finished`` rows."""
+        commits = []
+        for row, (request, number) in enumerate(zip(self.requests, self.numbers)):
+            size = sizes[row] if row < len(sizes) else 0
+            whole = self.hypothesis(row) if row in finished else None
+            tokens = whole.tokens if whole else self.outputs[row]
+            commits.append(Commit(request.index, number, tokens[size:], self.scores[row][size:], whole))
+        return commits
 
 
 def compacted(rows: int, leaving: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Draws, Outcome, Plan, Request, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Draws, ModelLimits, Outcome, Plan, Request, Source, Verdict
 
 
 class State(Protocol):
@@ -61,7 +61,7 @@ class Drafter(Protocol):
         return None
 
     def bytes_for(self, request: Request) -> int:
-        """Memory that a request's row takes, for admission."""
+        """Memory that a request's group takes, for admission."""
         return 0
 
 
@@ -94,6 +94,8 @@ class Scores(Protocol):
 class Verifier(Protocol):
     """Scores drafts."""
 
+    limits: ModelLimits | None = None  # what requests are checked against; None: anything goes
+
     def start(self, rows: int) -> Any:
         """A `State` without rows, for at most ``rows``; None for a verifier that keeps nothing."""
         return None
@@ -101,6 +103,10 @@ class Verifier(Protocol):
     def admit(self, state: Any, source: Source) -> None:
         """Append the sentences of ``source`` as rows."""
         return None
+
+    def prefill(self, state: Any, prefix: Prefix, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Read forced tokens behind each row's prefix; returns their log-probabilities (nats). A row without any reads nothing."""
+        return [[0.0] * len(row) for row in tokens]
 
     def score(self, state: Any, prefix: Prefix, draft: Draft) -> Scores | None:
         """The pass over a draft; None if nothing is scored."""
@@ -111,7 +117,7 @@ class Verifier(Protocol):
         return None
 
     def bytes_for(self, request: Request) -> int:
-        """Memory that a request's row takes, for admission."""
+        """Memory that a request's group takes, for admission."""
         return 0
 
 

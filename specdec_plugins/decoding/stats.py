@@ -23,6 +23,7 @@ class DecodeStats:
     accepted: int = 0
     own_tokens: int = 0  # the verifier's own, recovered or bonus
     cut: int = 0  # outputs that the length limit ended
+    prefilled: int = 0  # forced tokens of outputs, which no iteration commits
     lengths: Counter[int] = field(default_factory=Counter)  # passes by the longest planned draft
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("text", "encoding", "drafting", "verifying", "elsewhere"), 0.0)
@@ -32,7 +33,7 @@ class DecodeStats:
 
     @property
     def committed(self) -> int:
-        """Tokens of all outputs, the closing eos included."""
+        """Tokens of all outputs, the closing eos included and forced ones excluded."""
         return self.accepted + self.own_tokens
 
     @property
@@ -47,7 +48,7 @@ class DecodeStats:
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
         """The sums over both."""
-        counts = ("sentences", "passes", "iterations", "drafted", "accepted", "own_tokens", "cut")
+        counts = ("sentences", "passes", "iterations", "drafted", "accepted", "own_tokens", "cut", "prefilled")
         return DecodeStats(
             **{name: getattr(self, name) + getattr(other, name) for name in counts}, lengths=self.lengths + other.lengths,
             seconds={name: seconds + other.seconds[name] for name, seconds in self.seconds.items()},
@@ -68,13 +69,6 @@ class DecodeStats:
         self.drafted += drafted
         self.accepted += accepted
         self.own_tokens += own_tokens
-
-    def discount(self, steps: Sequence["Step"], kept: Sequence["Step"]) -> None:
-        """Count ``kept`` in place of ``steps``, of as many iterations, where a part of what was committed is no output."""
-        for sign, each in ((-1, steps), (1, kept)):
-            self.drafted += sign * sum(len(step[0]) for step in each)
-            self.accepted += sign * sum(step[1] for step in each)
-            self.own_tokens += sign * sum(step[2] is not None for step in each)
 
     def book(self, **seconds: float) -> None:
         """Book parts of the time since the last lap, by the name of what took them; the rest belongs to the next lap."""

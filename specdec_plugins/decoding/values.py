@@ -3,7 +3,7 @@
 B rows of the batch (sentences in flight), S source positions, K drafted tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, repeat, takewhile
@@ -16,16 +16,26 @@ from torch import Tensor
 from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance, Tree
 from specdec_plugins.formats.spec import Symbols
 
+HUGE = 1 << 31  # numbers of a request stay below: sums of them fit into the kernels' 64 bits
+
+
+class ModelLimits(NamedTuple):
+    """What the models can read: token ids below ``source`` and ``target``, and sequences of at most so many positions."""
+
+    source: int
+    target: int
+    source_positions: int
+    target_positions: int
+
 
 @dataclass(frozen=True)
 class Request:
-    """A sentence to translate, and what it asks for.
+    """A sentence to translate. It owns a group of rows, one for each output: one for each of its ``seeds``.
 
-    ``tokens`` close with eos. ``limit`` is the most tokens that the output may have before eos, ``min_length`` the fewest.
-    ``forced`` tokens begin the output, after those that the model itself prescribes. ``tolerance`` replaces the session's.
-    With ``sampling`` tokens are drawn at random, by numbers that depend on ``seed`` (an int64). Requests with the same list of
-    ``tokens``, such as several samples of one sentence, share what is computed of the source. ``hint`` is an earlier translation,
-    without eos, for drafters that use one. With ``no_repeat`` n > 0 the output has no n-gram twice.
+    ``tokens`` end with eos. ``limit`` is the most tokens that an output may have before eos, ``min_length`` the fewest. Outputs
+    begin with the ``forced`` tokens, after those that the model itself prescribes. ``tolerance`` replaces the session's. With
+    ``sampling``, output n is drawn with ``seeds[n]`` (an int64). ``hint`` is an earlier translation, without eos, for drafters
+    that use one. With ``no_repeat`` n > 0 no output repeats an n-gram.
     """
 
     index: int
@@ -35,18 +45,43 @@ class Request:
     forced: Sequence[int] = ()
     tolerance: Tolerance | None = None
     sampling: Sampling | None = None
-    seed: int = 0
+    seeds: Sequence[int] = (0,)
     hint: Sequence[int] = ()
     no_repeat: int = 0
 
-    def check(self) -> None:
-        """Raises ValueError if there is no source, no room for an output, or too large a seed."""
+    @property
+    def rows(self) -> int:
+        """The size of its group."""
+        return len(self.seeds)
+
+    def check(self, limits: ModelLimits | None = None) -> None:
+        """Raises ValueError for a field that cannot be decoded at all, or not within the models' limits."""
+        for fault in self._faults(limits or ModelLimits(HUGE, HUGE, HUGE, HUGE)):
+            raise ValueError(f"request {self.index}: {fault}")
+
+    def _faults(self, limits: ModelLimits) -> Iterator[str]:
+        for name, least, most in (
+            ("index", -HUGE, HUGE - 1), ("limit", 1, limits.target_positions - 1), ("min_length", 0, HUGE - 1),
+            ("no_repeat", 0, HUGE - 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                yield f"{name} is {value!r}, not a whole number from {least:,} to {most:,}"
         if not self.tokens:
-            raise ValueError(f"request {self.index}: a source has at least one token, the closing eos")
-        if self.limit < 1:
-            raise ValueError(f"request {self.index}: an output has at least one token, and its limit is {self.limit}")
-        if not -(1 << 63) <= self.seed < 1 << 63:
-            raise ValueError(f"request {self.index}: seed {self.seed} does not fit into 64 bits")
+            yield "the source is empty; it has at least one token, the closing eos"
+        if len(self.tokens) > limits.source_positions:
+            yield f"the source has {len(self.tokens):,} tokens; the models read at most {limits.source_positions:,}"
+        for name, tokens, size in (
+            ("source", self.tokens, limits.source), ("forced", self.forced, limits.target), ("hint", self.hint, limits.target)
+        ):  # fmt: skip
+            if tokens and (set(map(type, tokens)) != {int} or not 0 <= min(tokens) <= max(tokens) < size):
+                yield f"{name} has token ids outside the vocabulary of {size:,}"
+        if not self.seeds or any(type(seed) is not int or not -(1 << 63) <= seed < 1 << 63 for seed in self.seeds):
+            yield f"seeds are {self.seeds!r}, not one 64-bit integer for each output"
+        if not isinstance(self.tolerance, Tolerance | None):
+            yield f"tolerance is {self.tolerance!r}, not a Tolerance"
+        if not isinstance(self.sampling, Sampling | None):
+            yield f"sampling is {self.sampling!r}, not a Sampling"
 
 
 class Draws(NamedTuple):
@@ -252,13 +287,33 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished output. ``tokens`` end before eos; ``token_scores`` (nats, the verifier's) include it, as in fairseq."""
+    """An output: ``output`` is its number within the request ``index``.
+
+    ``tokens`` end before eos; ``token_scores`` (nats, the verifier's) include it, as in fairseq. The first ``prefilled`` tokens
+    were forced, and belong to no step. ``error`` is what ended the request early.
+    """
 
     index: int
     tokens: list[int]
     token_scores: list[float]
     steps: list[Step]
     cut: bool  # the length limit ended it, not the model
+    output: int = 0
+    prefilled: int = 0
+    error: Exception | None = None
+
+
+class Commit(NamedTuple):
+    """What a step added to an output of a request, and the whole output once it has finished.
+
+    The commits of an output concatenate to its hypothesis: nothing is taken back. ``tokens`` end before eos.
+    """
+
+    request: int
+    output: int
+    tokens: list[int]
+    scores: list[float]
+    finished: Hypothesis | None = None
 
 
 def send(rows: Sequence[Sequence[int]] | Sequence[int], device: torch.device) -> Tensor:

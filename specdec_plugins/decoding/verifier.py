@@ -3,13 +3,14 @@
 B rows, K drafted tokens.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Verifier
 from specdec_plugins.decoding.trees import TreeDraft
-from specdec_plugins.decoding.values import Draft, Request, Source, Verdict
+from specdec_plugins.decoding.values import Draft, ModelLimits, Request, Source, Verdict, send
 
 
 class ModelVerifier(Verifier):
@@ -17,7 +18,10 @@ class ModelVerifier(Verifier):
 
     def __init__(self, model: LoadedModel):
         self.model = model
-        self.vocabulary = model.target_embeddings.size(0)
+        self.limits = ModelLimits(
+            model.source_vocabulary, len(model.target_embeddings), model.spec.encoder.max_positions,
+            model.spec.decoder.max_positions,
+        )  # fmt: skip
 
     def start(self, rows: int) -> RowState:
         return self.model.start(rows)
@@ -29,15 +33,24 @@ class ModelVerifier(Verifier):
 
     def score(self, state: RowState, prefix: Prefix, draft: Draft) -> Pass:
         """The pass that reads the last committed token and the draft; what came before is in the cache. Raises ValueError if a
-        drafted token is in no vocabulary, which a drafter of somebody's own may draft.
+        drafter returns token ids outside the vocabulary.
         """
         last, positions = prefix.last, list(map(len, prefix.outputs))
         if draft.guesses is not None:
             return self.model.read(state, [[token] for token in last], positions, None, draft.guesses)
-        if (drafted := [*chain.from_iterable(draft.tokens)]) and not 0 <= min(drafted) <= max(drafted) < self.vocabulary:
-            raise ValueError(f"the drafter drafted a number of no token of the {self.vocabulary:,} that the verifier has")
+        if (drafted := [*chain.from_iterable(draft.tokens)]) and not 0 <= min(drafted) <= max(drafted) < self.limits.target:
+            raise ValueError(f"the drafter returned a token id outside the verifier's vocabulary ({self.limits.target:,})")
         tokens = [[token, *row] for token, row in zip(last, draft.tokens)]
         return self.model.read(state, tokens, positions, parents=draft.parents if isinstance(draft, TreeDraft) else None)
+
+    def prefill(self, state: RowState, prefix: Prefix, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Read forced tokens behind each row's prefix; a row without any reads nothing."""
+        reading = [[last, *row[:-1]] if row else [] for last, row in zip(prefix.last, tokens)]
+        logits = self.model.read(state, reading, list(map(len, prefix.outputs))).logits()[: len(tokens)].float()
+        width = max(map(len, tokens))
+        forced = send([[*row, *[0] * (width - len(row))] for row in tokens], logits.device)
+        scores = logits[:, :width].gather(2, forced[..., None])[..., 0] - logits[:, :width].logsumexp(-1)
+        return [each[: len(row)] for each, row in zip(scores.tolist(), tokens)]
 
     def commit(self, state: RowState, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
         """Move the entries of the accepted paths behind the prefix, where those of a chain are already."""
@@ -47,8 +60,11 @@ class ModelVerifier(Verifier):
         state.held = [root + 1 + accepted for root, accepted in zip(roots, verdict.accepted)]
 
     def bytes_for(self, request: Request) -> int:
-        return self.model.bytes_for(len(request.tokens), request.limit + 1)
+        return self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
 
 
 class Unverified(Verifier):
-    """No verifier: every draft is accepted (strategy ``drafter``)."""
+    """No verifier: every draft is accepted (strategy ``drafter``). ``limits`` are the drafter's."""
+
+    def __init__(self, limits: ModelLimits | None = None):
+        self.limits = limits

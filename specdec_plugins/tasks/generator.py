@@ -89,14 +89,16 @@ class SpeculativeGenerator:
         # fairseq-interactive does not number its sentences.
         numbers = sample["id"].tolist() if "id" in sample else range(self.unnumbered, self.unnumbered + len(sources))
         self.unnumbered += len(sources)
+        samples = range(self.samples)
         requests = [
-            Request(self.samples * index + number, source, limit, sampling=self.sampling, seed=mixed(self.seed, line, number))
+            Request(index, source, limit, sampling=self.sampling, seeds=[mixed(self.seed, line, number) for number in samples])
             for index, (source, line) in enumerate(zip(sources, numbers))
-            for number in range(self.samples)
         ]
-        done = speculative_decode(*self.roles, requests, len(requests), self.stats, Constraints(self.symbols), self.device)
-        found = [self.hypothesis(hypothesis) for hypothesis in sorted(done, key=lambda hypothesis: hypothesis.index)]
-        groups = (found[start : start + self.samples] for start in range(0, len(found), self.samples))
+        rows = len(requests) * self.samples
+        groups: list[list[dict[str, Any]]] = [[] for _ in requests]
+        done = speculative_decode(*self.roles, requests, rows, self.stats, Constraints(self.symbols), self.device)
+        for each in sorted(done, key=lambda each: each.output):
+            groups[each.index].append(self.hypothesis(each))
         return [sorted(group, key=lambda each: -each["score"]) for group in groups]
 
     def hypothesis(self, found: Hypothesis) -> dict[str, Any]:

@@ -99,6 +99,7 @@ class LoadedModel(Protocol):
     """A model on a backend."""
 
     spec: ModelSpec
+    source_vocabulary: int  # token ids that the encoder reads
     target_embeddings: Tensor  # (V, D) of the target side, for drafters that share them
     features_wanted: bool  # set by drafters that read this model's hidden states: passes keep them
     masses_wanted: bool  # set by drafters that read its attention to the source: see `Pass.masses`

@@ -64,7 +64,7 @@ class CausalBlockDrafter(Drafter):
         return within_positions(drafted(done, prefix, plan), prefix, self.model)
 
     def bytes_for(self, request: Request) -> int:
-        return self.model.bytes_for(len(request.tokens), request.limit + 1)
+        return self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
 
 
 def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> CausalBlockDrafter:

@@ -179,7 +179,7 @@ class EagleDrafter(Drafter):
             state.inputs[row] = replace(kept, states=torch.cat([kept.states, told]))
 
     def bytes_for(self, request: Request) -> int:
-        return self.model.bytes_for(len(request.tokens), request.limit + 1)
+        return self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

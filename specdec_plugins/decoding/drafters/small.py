@@ -111,7 +111,7 @@ class SmallDrafter(Drafter):
         return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
 
     def bytes_for(self, request: Request) -> int:
-        return self.model.bytes_for(len(request.tokens), request.limit + 1)
+        return self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

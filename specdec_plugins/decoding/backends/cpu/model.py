@@ -140,6 +140,7 @@ class CpuModel:
         self.layers, self.width = len(decoder.layers), decoder.width
         self.successor, self.copy = decoder.successor, decoder.copy
         self.source_embedding, self.target_embeddings = model.encoder.embedding, decoder.embedding.tokens
+        self.source_vocabulary = len(self.source_embedding.tokens)
         self.features_wanted = False  # a drafter that reads the verifier's hidden states sets this; passes then keep them
         self.masses_wanted = False  # so for drafters that read its attention to the source
         # The tokens that the numbers of the logits are, if a drafter drafts only some.

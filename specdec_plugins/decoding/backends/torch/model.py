@@ -113,6 +113,7 @@ class TorchModel:
         self.target_embeddings = transformer.decoder.embedding.tokens
         vocabulary = transformer.decoder.vocabulary
         self.names = None if vocabulary is None else vocabulary.tolist()  # the tokens that the logits are of, if not all
+        self.source_vocabulary = len(transformer.encoder.embedding.tokens)
         self.features_wanted = False  # they are kept all the same
         self.masses_wanted = False
         self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: recordings are bound to their memory
