@@ -47,12 +47,12 @@ def assign(
         raise ValueError(f"kv_budget has a use only with drafters window, {', '.join(BUDGETED)}")
     if settings.tree and not drafting.traits.trees:
         raise ValueError(f"drafter '{drafter_name(pair, settings, own)}' drafts no trees")
+    if settings.strategy == "drafter" and drafting.traits.needs_verifier:
+        raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
+    controller = controller_of(settings, trained, drafting, ranks)
     if settings.strategy == "drafter":
-        if drafting.traits.needs_verifier:
-            raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
-        return Roles(drafting, Unverified(verifying.limits), accept_all, controller_of(settings, trained, drafting, ranks))
-    rule = TopBetaTau(settings.beta, settings.tau)
-    return Roles(drafting, verifying, rule, controller_of(settings, trained, drafting, ranks))
+        return Roles(drafting, Unverified(verifying.limits), accept_all, controller)
+    return Roles(drafting, verifying, TopBetaTau(settings.beta, settings.tau), controller)
 
 
 def drafter_name(pair: Pair, settings: Settings, own: Drafter | None) -> str | None:

@@ -208,7 +208,7 @@ class Translator:
         samples, seed = range(self.settings.drawn), self.settings.seed
         return [
             self.request(
-                index, source, seeds=[mixed(seed, first + index, sample) for sample in samples], hint=hints[index] if hints else ()
+                index, source, seeds=[mixed(seed, first + index, n) for n in samples], hint=hints[index] if hints else ()
             )
             for index, source in sources.items()
         ]

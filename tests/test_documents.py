@@ -12,24 +12,20 @@ import pytest
 import torch
 from conftest import ROOT, make_verifier
 from reference import greedy
-from support import SHAPES, WORDS, Knowing, Lengths, engine_model, load, make_tilt, tilted_verifier
-from support import sentences as random_sources
-from test_session import constrained
+from support import SHAPES, WORDS, Lengths, engine_model, make_tilt, tilted_verifier
 from test_translate import folder, parts, run  # noqa: F401
 
 from specdec_plugins import Translator
 from specdec_plugins.commands.translation import buffers
-from specdec_plugins.decoding import prefix
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Hypothesis, Request, Step
-from specdec_plugins.documents import Documents, windows, without
+from specdec_plugins.decoding.values import Request
+from specdec_plugins.documents import Documents, windows
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, extended
 from specdec_plugins.settings import OptionError
@@ -296,47 +292,6 @@ def test_samples_of_documents(tmp_path):
     same = demo(strategy="ar", **how).translate(texts)[3].text
     assert len(set(re.findall(r"[^.]+\.", same))) > 1
     assert mixed(7, 1, 0) != mixed(7, 1, 0, 1)
-
-
-# ---- forced beginnings, many tokens a pass
-
-
-@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=KERNELS)])
-def test_prefill_is_plain_decoding_with_forced_tokens(kernels):
-    """For every rule, beside rows without: each output, its scores, and no drafted or accepted token of those that were forced."""
-    if kernels:
-        fairseq_model = wide_verifier(**KERNEL_SHAPES["pre-norm"])
-        verifier, tilt, close = ModelVerifier(on_kernels(fairseq_model)[0]), None, {"abs": 1e-3}
-    else:
-        fairseq_model = make_verifier(words=WORDS, **SHAPES["pre-norm"])
-        tilt = make_tilt(3, -1.0)
-        verifier, close = tilted_verifier(load((fairseq_model[0].double(), fairseq_model[1]))[0], tilt), {"abs": 1e-5}
-    model, rng = fairseq_model[0], random.Random(2)
-    for rule in (None, Tolerance(3, 2.0), Sampling(0.8), Sampling(0.8, rule="rejection")):
-        requests = []
-        for index, source in enumerate(random_sources(14, seed=5)):
-            forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 1, 7, 30, 50]))]
-            how = {"tolerance" if isinstance(rule, Tolerance) else "sampling": rule if index % 4 else None}
-            limit, seeds = rng.choice([5, 40, 60]), [index] * rng.choice([1, 1, 2])
-            requests.append(Request(index, source, limit, len(forced) + 1, forced, seeds=seeds, **how))
-        plain = [] if kernels else [constrained(model, each, tilt) for each in requests]
-        for drafter in (NoDrafter(), Knowing([[5] * 60] * 14, 0.3)):
-            stats = DecodeStats()
-            roles = drafter, verifier, TopBetaTau(), Lengths([3, 0], ragged=True)
-            found = list(speculative_decode(*roles, requests, 4, stats))
-            check_balance(stats, found)
-            for each in found:
-                request = requests[each.index]
-                count = min(len(request.forced), request.limit)
-                assert each.prefilled == count and each.tokens[:count] == list(request.forced[:count])
-                if not kernels and not request.sampling and not request.tolerance:
-                    assert each.tokens == plain[each.index]
-                said = log_probabilities(model, request.tokens, each.tokens, tilt)
-                expected = said[:count].gather(1, torch.tensor(each.tokens[:count]).long()[:, None])[:, 0].tolist()
-                assert each.token_scores[:count] == pytest.approx(expected, **close)
-                if isinstance(request.sampling, Sampling) and request.sampling.rule == "coupled":
-                    assert each.tokens == again[each.index] if isinstance(drafter, Knowing) else True
-            again = {each.index: each.tokens for each in found}
 
 
 # ---- positions beyond training

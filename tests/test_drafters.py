@@ -537,7 +537,8 @@ def test_exact_on_the_kernels(name, dtype):
         requests = [Request(i, source, 20, sampling=sampling, seeds=[i]) for i, source in enumerate(sources)]
         expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
         hinted = [
-            Request(i, source, 20, sampling=sampling, seeds=[i], hint=damaged(expected[i], rng)) for i, source in enumerate(sources)
+            Request(i, source, 20, sampling=sampling, seeds=[i], hint=damaged(expected[i], rng))
+            for i, source in enumerate(sources)
         ]
         drafter, accepted = make(name, expected, sources), 0
         for rows, lengths in ((1, [4]), (5, [6, 0, 3])):

@@ -180,7 +180,8 @@ def decode(case, ranks=None):
     if ranks is not None:
         controller, admission = LedController(Erratic(case.tree), ranks), LedAdmission(admission, ranks)
     requests = [
-        Request(index, tokens, 9, sampling=case.sampling, seeds=[case.seed + index]) for index, tokens in enumerate(sources_of(case))
+        Request(index, tokens, 9, sampling=case.sampling, seeds=[case.seed + index])
+        for index, tokens in enumerate(sources_of(case))
     ]
     stats = DecodeStats()
     session = Session(drafting, verifying, TopBetaTau(), controller, admission, 4, stats=stats)

@@ -4,8 +4,8 @@ import inspect
 import itertools
 import math
 import random
-from dataclasses import replace
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -270,7 +270,9 @@ def test_no_drafter_changes_coupled_samples(kind):
     _, (verifier, drafter), _ = make_pair(seed=3, bias=-1.0, drafter=DRAFTERS[kind], shake=0.3)
     how = Sampling(0.9, top_k=12, top_p=0.95, repetition_penalty=1.2)
     greedy_too = [how, None]
-    requests = [Request(i, source, 12, sampling=greedy_too[i % 5 == 4], seeds=[i]) for i, source in enumerate(sentences(10, seed=4))]
+    requests = [
+        Request(i, source, 12, sampling=greedy_too[i % 5 == 4], seeds=[i]) for i, source in enumerate(sentences(10, seed=4))
+    ]
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     offered = []
     for lengths, rows, ragged, gate in (([3, 0, 8], 5, True, OPEN), ([6], 10, False, OPEN), ([6], 10, False, Gate(0.1, 0.2))):
@@ -348,7 +350,9 @@ def test_samples_of_a_sentence_share_what_is_computed_of_it(monkeypatch):
         lambda self, source, numbers, *more: encoded.extend(numbers) or remember(self, source, numbers, *more),
     )  # fmt: skip
     sources = sentences(3, seed=4)
-    requests = [Request(i, source, 15, sampling=Sampling(), seeds=[mixed(i, j) for j in range(7)]) for i, source in enumerate(sources)]
+    requests = [
+        Request(i, source, 15, sampling=Sampling(), seeds=[mixed(i, j) for j in range(7)]) for i, source in enumerate(sources)
+    ]
     shared, _ = run(verifier, drafter, requests, [4], 30)
     assert len(shared) == 21 and len(encoded) == 2 * len(sources)  # by the verifier and the drafter
     few, _ = run(verifier, drafter, requests, [4], 10)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import make_verifier
 from naive import repeating
-from reference import following, greedy, sampled
+from reference import following, greedy, log_probabilities, sampled
 from support import (
     EOS,
     SHAPES,
@@ -28,7 +28,7 @@ from support import (
     standing,
     tilted_verifier,
 )
-from test_kernels import on_kernels, wide_verifier
+from test_kernels import KERNEL_SHAPES, on_kernels, wide_verifier
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import PATIENCE, BoundedAdmission
@@ -197,6 +197,38 @@ def test_a_request_that_fails_ends_alone(kernels):
     check_balance(stats, [each for each in found if not each.error])
     with pytest.raises(RuntimeError, match="not of this length"):
         list(session.run(requests))
+
+
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=KERNELS)])
+@pytest.mark.parametrize("rule", [None, Tolerance(3, 2.0), Sampling(0.8), Sampling(0.8, rule="rejection")], ids=str)
+def test_prefill_is_plain_decoding_with_forced_tokens(world, rule, kernels):
+    """Under every rule, beside requests without: the outputs, the scores, and figures that leave forced tokens out."""
+    model, verifier, tilt, *_ = world
+    if kernels:
+        model, args = wide_verifier(**KERNEL_SHAPES["pre-norm"])
+        verifier, tilt = ModelVerifier(on_kernels((model, args))[0]), None
+    rng, requests, options = random.Random(2), [], {"tolerance" if isinstance(rule, Tolerance) else "sampling": rule}
+    for index, source in enumerate(sentences(12, seed=5)):
+        forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 1, 7, 30, 50]))]
+        limit, seeds = rng.choice([5, 40, 60]), [index] * rng.choice([1, 1, 2])
+        requests.append(Request(index, source, limit, len(forced) + 1, forced, seeds=seeds, **(options if index % 4 else {})))
+    outputs = []
+    for drafter in (NoDrafter(), Knowing([[5] * 60] * 12, 0.3)):
+        stats = DecodeStats()
+        found = list(speculative_decode(drafter, verifier, TopBetaTau(), Lengths([3, 0], ragged=True), requests, 4, stats))
+        check_balance(stats, found)
+        outputs.append({(each.index, each.output): each.tokens for each in found})
+        for each in found:
+            request = requests[each.index]
+            count = min(len(request.forced), request.limit)
+            assert each.prefilled == count and each.tokens[:count] == list(request.forced[:count])
+            said = log_probabilities(model, request.tokens, each.tokens[:count], tilt)[:count].tolist()
+            expected = [row[token] for row, token in zip(said, each.tokens)]
+            assert each.token_scores[:count] == pytest.approx(expected, abs=1e-3 if kernels else 1e-5)
+            if not kernels and not (request.sampling or request.tolerance):
+                assert each.tokens == constrained(model, request, tilt)
+    if rule in (None, Sampling(0.8)):
+        assert outputs[0] == outputs[1]
 
 
 def test_a_session_belongs_to_its_thread(world):

@@ -58,11 +58,13 @@ class Session:
         if self.prefix.symbols.eos in request.forced:
             raise ValueError(f"request {request.index}: the forced tokens include eos, which ends an output")
         if request.rows > self.rows:
-            raise ValueError(f"request {request.index}: {request.rows:,} outputs need as many rows; the session has {self.rows:,}")
+            raise ValueError(
+                f"request {request.index}: {request.rows:,} outputs need as many rows; the session has {self.rows:,}"
+            )
         self.waiting.append(request)
 
     def cancel(self, index: int) -> list[Hypothesis]:
-        """Drop the request ``index``. Returns what its outputs in flight have said so far; none if it was waiting or is unknown."""
+        """Drop the request ``index``. Returns what its outputs in flight have said so far; [] if it was waiting or is unknown."""
         self._check_thread()
         self.waiting = deque(request for request in self.waiting if request.index != index)
         rows = self.prefix.group(index)

@@ -17,8 +17,9 @@ from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, It
 class Prefix:
     """The rows of the batch. A request's group joins by `admit`; `select` moves, forks and drops rows.
 
-    Row b is output ``numbers[b]`` of ``requests[b]``, and ``outputs[b]`` its y1 .. yn. For models that read the whole prefix each time there are tensors, too: ``tokens`` (B,
-    T) begins with the start token, as the verifier's input does, and is undefined past row b's n = ``lengths[b]`` tokens.
+    Row b is output ``numbers[b]`` of ``requests[b]``, and ``outputs[b]`` its y1 .. yn. For models that read the whole prefix each
+    time there are tensors: ``tokens`` (B, T) begins with the start token, as the verifier's input does, and is undefined past row
+    b's n = ``lengths[b]`` tokens.
     """
 
     def __init__(self, constraints: Constraints | None = None, device: torch.device | str = "cpu"):

@@ -105,7 +105,7 @@ class Verifier(Protocol):
         return None
 
     def prefill(self, state: Any, prefix: Prefix, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Read forced tokens behind each row's prefix; returns their log-probabilities (nats). A row without any reads nothing."""
+        """Read the forced tokens after each row's prefix, if any, and return their log-probabilities (nats)."""
         return [[0.0] * len(row) for row in tokens]
 
     def score(self, state: Any, prefix: Prefix, draft: Draft) -> Scores | None:

@@ -16,6 +16,8 @@ from specdec_plugins.decoding.values import Draft, ModelLimits, Request, Source,
 class ModelVerifier(Verifier):
     """An encoder-decoder model as verifier, on whichever backend it was loaded."""
 
+    limits: ModelLimits
+
     def __init__(self, model: LoadedModel):
         self.model = model
         self.limits = ModelLimits(
