@@ -599,18 +599,18 @@ def test_the_python_interface(folder, lines):
     assert stats.committed == stats.accepted + stats.own_tokens == 2 * sum(len(result.token_scores) for result in results)
     symbols, eos = len(translator.pair.source.symbols), translator.encode(["a"])[0][-1]
     for source, options, said in (
-        ([symbols, eos], {}, f"request 7: source has numbers of no token of the {symbols} there are"),
-        ([4, eos], {"forced": [4, -1]}, "request 7: forced has numbers"),
-        ([4, eos], {"hint": [10**6]}, "request 7: hint has numbers"),
+        ([symbols, eos], {}, f"request 7: source has token ids outside the vocabulary of {symbols:,}"),
+        ([4, eos], {"forced": [4, -1]}, "request 7: forced has token ids"),
+        ([4, eos], {"hint": [10**6]}, "request 7: hint has token ids"),
         ([4] * 5000, {}, "4,999 tokens, and the models read at most"),
-        ([], {}, "request 7: a source has at least one token, the closing eos"),
-        ([4, eos], {"limit": 5000}, r"request 7: limit 5,000 is over the [\d,]+ tokens that models write"),
+        ([], {}, "request 7: the source is empty"),
+        ([4, eos], {"limit": 5000}, r"request 7: limit is 5000, not a whole number from 1 to [\d,]+"),
     ):
         with pytest.raises(ValueError, match=said):
             translator.request(7, source, **options)
-    with pytest.raises(ValueError, match="request 1: a source has"):
+    with pytest.raises(ValueError, match="request 1: the source is empty"):
         translator.translate_tokens([[4, eos], []])
-    with pytest.raises(ValueError, match=r"^0 sentences at a time"):
+    with pytest.raises(ValueError, match=r"^a batch of 0 rows"):
         translator.session(0)
     with pytest.raises(SourceTooLong) as error:
         list(translator.stream(["a"] * 3 + ["a " * 5000], buffer_size=3))

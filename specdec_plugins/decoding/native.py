@@ -1,8 +1,8 @@
-"""Iterations of the loop in one native call, for roles that the CPU kernels know: the same as those of `Session`, which is the
-reference.
+"""Many iterations of `Session` in one call of the CPU kernels, with the same results.
 
-The roles are the verifier on the kernels, the causal block drafter or heads there or no drafter, and the exact or the tolerant
-rule, with those for rows that sample. Beside another drafter iterations that draft nothing are native, if it need not be told.
+Runs where the verifier is on the kernels under the exact or tolerant rule (and the sampling rules), with the causal block drafter
+or heads on the kernels. With any other drafter only iterations that draft nothing run natively, and only if the drafter need not
+observe them.
 
 B rows, K drafted tokens.
 """
@@ -26,7 +26,6 @@ from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, CausalState
 from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsState
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
 from specdec_plugins.decoding.values import Iteration, Plan, Step
@@ -37,33 +36,32 @@ ENDLESS = 1 << 40  # positions of a drafter that embeds none
 
 @dataclass(frozen=True)
 class Iterations:
-    """The iterations that were made, and the seconds that drafting and verifying took."""
+    """Some iterations, and the seconds that drafting and verifying took."""
 
     iterations: list[Iteration]
     drafting: float
     verifying: float
 
 
-class Half(Protocol):
-    """What the loop needs of a drafter on the kernels."""
+class NativeDrafter(Protocol):
+    """A drafter as the native loop reads it."""
 
     model: CpuModel
-    keeps: bool  # entries of what it reads
+    caches_prefix: bool  # its passes leave entries for the next ones
 
     def begin(self, call: Decoding, state: Any, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
-        """Give a call what it needs of the rows; returns the model's state, and of each row the tokens that are not read yet, the
-        last one of the prefix included."""
+        """Fill in a call. Returns the model's state and each row's unread tokens, which end with the last one of the prefix."""
         ...
 
     def end(self, state: Any) -> None:
-        """Take over what the call changed."""
+        """Copy what the call changed back into the state."""
         ...
 
 
-class BlockHalf:
-    """Of a causal block drafter."""
+class NativeBlock:
+    """The causal block drafter."""
 
-    keeps = True
+    caches_prefix = True
 
     def __init__(self, drafter: CausalBlockDrafter):
         self.model = cast(CpuModel, drafter.model)
@@ -83,10 +81,10 @@ class BlockHalf:
             state.read, self._read = self._read.tolist(), array("q")
 
 
-class HeadsHalf:
-    """Of heads on the verifier's hidden states, which keep no entries of what they read."""
+class NativeHiddenHeads:
+    """Heads on the verifier's hidden states."""
 
-    keeps = False
+    caches_prefix = False
 
     def __init__(self, drafter: HeadsDrafter):
         self.model, self.heads, self.length = cast(CpuModel, drafter.model), cast(NativeHeads, drafter.heads), drafter.length
@@ -104,16 +102,14 @@ class HeadsHalf:
         return cast(SlottedState, state.rows), [[token] for token in prefix.last]
 
     def end(self, state: HeadsState) -> None:
-        state.told(self._states)
+        state.replace(self._states)
 
 
 class NativeLoop:
-    """For one session; with ``foreign``, of a drafter that is not here. Not for use by several threads at once."""
+    """For one session. ``drafter`` is None where drafts do not come from the kernels."""
 
-    def __init__(
-        self, half: Half | None, verifier: CpuModel, acceptance: TopBetaTau, constraints: Constraints, foreign: bool = False
-    ):  # fmt: skip
-        self.half, self.verifier, self.tolerance, self.foreign = half, verifier, acceptance.tolerance, foreign
+    def __init__(self, drafter: NativeDrafter | None, verifier: CpuModel, acceptance: TopBetaTau, constraints: Constraints):
+        self.drafter, self.verifier, self.tolerance = drafter, verifier, acceptance.tolerance
         symbols = constraints.symbols
         self._suppressed = integers(constraints.suppressed)
         self._seconds = array("d", [0.0, 0.0])
@@ -122,8 +118,8 @@ class NativeLoop:
             verifier=verifier.stack.pointer, pad=symbols.pad, eos=symbols.eos, mask=symbols.mask,
             suppressed_count=len(self._suppressed), suppressed=start(self._suppressed), seconds=start(self._seconds),
         )  # fmt: skip
-        if half is not None:
-            call, model = self._call, half.model
+        if drafter is not None:
+            call, model = self._call, drafter.model
             call.drafter = model.stack.pointer
             call.tokens, call.outs, call.candidates = successor_tables(model)
             call.names = model.names and start(model.names)
@@ -131,29 +127,30 @@ class NativeLoop:
             call.drafter_pad, call.drafter_eos = own.pad, own.eos
 
     def __call__(self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int) -> Iterations | None:
-        """Make up to ``times`` iterations of the plan, at least one, and none after a row is finished; the prefix is not changed.
+        """Run up to ``times`` iterations of the plan, at least one; stop early when a row finishes. The prefix does not change.
 
-        ``drafting`` is the drafter's state; it is not read if a drafter is foreign or none. None where the session has to iterate
-        itself, because a foreign drafter or a tree is to be drafted.
+        ``drafting`` is the drafter's state. Returns None where the session has to iterate itself: for a tree, or a draft that
+        does not come from the kernels.
         """
-        if any(plan.lengths) and (self.foreign or plan.tree is not None):
+        drafter = self.drafter
+        if any(plan.lengths) and (drafter is None or plan.tree is not None):
             return None
-        call, half, outputs, rows = self._call, self.half, prefix.outputs, len(prefix)
-        longest = 0 if half is None else max(plan.lengths)
-        places = list(map(len, outputs))
-        needed = max(places) + longest + 1
+        call, outputs, rows = self._call, prefix.outputs, len(prefix)
+        longest = max(plan.lengths)
+        positions = list(map(len, outputs))
+        needed = max(positions) + longest + 1
         verifying.encode()
         call.verifying = self._caches(verifying, needed)
         call.logits = self.verifier.logits.view(rows, longest + 1, self.verifier.stack.vocabulary)[1]
         drafter_state, unread, encoding = verifying, [[token] for token in prefix.last], 0.0
-        if half is not None:
-            state, unread = half.begin(call, drafting, prefix, longest)
+        if drafter is not None:
+            state, unread = drafter.begin(call, drafting, prefix, longest)
             if longest:
                 drafter_state = state
-                encoding = self._prepare_drafter(half, state, rows, longest, needed)
+                encoding = self._prepare_drafter(drafter, state, rows, longest, needed)
         bounds, tolerances = prefix.bounds(), [request.tolerance or self.tolerance for request in prefix.requests]
         numbers = integers(
-            places, plan.lengths if longest else [0] * rows, verifying.slots, verifying.sources.slots,
+            positions, plan.lengths, verifying.slots, verifying.sources.slots,
             drafter_state.slots, drafter_state.sources.slots, verifying.sources.lengths,
             [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum,
             starts(bounds.forced), *bounds.forced, starts(unread), *unread,
@@ -174,23 +171,23 @@ class NativeLoop:
         engine.library.specdec_decode(engine.pointer, byref(call))
         iterations = self._iterations(call.taken, rows, longest)
         committed = [[step.accepted + (step.own is not None) for step in iteration.steps] for iteration in iterations]
-        verifying.held = list(map(sum, zip(places, *committed)))
-        if half is not None:
-            half.end(drafting)
+        verifying.held = list(map(sum, zip(positions, *committed)))
+        if drafter is not None:
+            drafter.end(drafting)
         return Iterations(iterations, encoding + self._seconds[0], self._seconds[1])
 
-    def _prepare_drafter(self, half: Half, state: SlottedState, rows: int, longest: int, positions: int) -> float:
+    def _prepare_drafter(self, drafter: NativeDrafter, state: SlottedState, rows: int, longest: int, positions: int) -> float:
         """Encode the drafter's new sources, and make room for its pass. Returns the seconds that encoding took."""
-        call, drafter = self._call, half.model
+        call, model = self._call, drafter.model
         began = time.perf_counter()
         state.encode()
         encoding = time.perf_counter() - began
-        call.drafting = self._caches(state, positions if half.keeps else longest)
-        if not half.keeps:  # each draft takes the place of the one before
+        call.drafting = self._caches(state, positions if drafter.caches_prefix else longest)
+        if not drafter.caches_prefix:  # each draft takes the place of the one before
             call.drafting.positions = ENDLESS
-        call.drafter_logits = drafter.logits.view(rows, longest, drafter.stack.vocabulary)[1]
-        if drafter.stack.gate:
-            call.gates = drafter.gates.view(rows, longest, drafter.stack.gate.outputs)[1]
+        call.drafter_logits = model.logits.view(rows, longest, model.stack.vocabulary)[1]
+        if model.stack.gate:
+            call.gates = model.gates.view(rows, longest, model.stack.gate.outputs)[1]
         return encoding
 
     @staticmethod
@@ -200,33 +197,32 @@ class NativeLoop:
         return Caches(*state.cache.layout, *state.sources.cache.layout, state.cache.capacity)
 
     def _reserve(self, numbers: int) -> None:
-        """Room for what the iterations write down."""
+        """Room for the iterations' record."""
         if len(self._record) < numbers:
             self._record, self._scores = array("q", bytes(16 * numbers)), array("f", bytes(8 * numbers))
             self._call.record, self._call.scores = start(self._record), start(self._scores)
 
-    def _iterations(self, taken: int, rows: int, longest: int) -> list[Iteration]:
-        """What the call wrote down."""
-        record = self._record[: taken * rows * (longest + 4)].tolist()
-        scores = self._scores[: taken * rows * (longest + 1)].tolist()
+    def _iterations(self, count: int, rows: int, longest: int) -> list[Iteration]:
+        """Read the record of a call."""
+        record = self._record[: count * rows * (longest + 4)].tolist()
+        scores = self._scores[: count * rows * (longest + 1)].tolist()
         steps, parts, cut = [], [], []
         for at, first in zip(range(0, len(record), longest + 4), range(0, len(scores), longest + 1)):
             drafted, accepted, own, ended = record[at : at + 4]
             steps.append(Step(record[at + 4 : at + 4 + drafted], accepted, None if own < 0 else own))
             parts.append(scores[first : first + accepted + 1])
             cut.append(ended != 0)
-        ranges = (slice(first, first + rows) for first in range(0, taken * rows, rows))
+        ranges = (slice(first, first + rows) for first in range(0, count * rows, rows))
         return [Iteration(steps[each], parts[each], cut[each]) for each in ranges]
 
 
 def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, constraints: Constraints) -> NativeLoop | None:
-    """The native loop for these roles; None where verifier and rule are not, both exactly, those that it knows."""
+    """The native loop for these roles; None if the kernels do not know the verifier or the rule, or the drafter observes."""
     if type(verifier) is not ModelVerifier or type(verifier.model) is not CpuModel or type(acceptance) is not TopBetaTau:
         return None
-    halves: dict[type, type] = {CausalBlockDrafter: BlockHalf, HeadsDrafter: HeadsHalf}
-    make = halves.get(type(drafter))
-    if make and type(drafter.model) is CpuModel:  # type: ignore[attr-defined]
-        return NativeLoop(make(drafter), verifier.model, acceptance, constraints)
-    if drafter.traits.follows:
+    natives: dict[type, type] = {CausalBlockDrafter: NativeBlock, HeadsDrafter: NativeHiddenHeads}
+    make = natives.get(type(drafter))
+    native = make(drafter) if make and type(drafter.model) is CpuModel else None  # type: ignore[attr-defined]
+    if native is None and drafter.traits.follows:
         return None
-    return NativeLoop(None, verifier.model, acceptance, constraints, type(drafter) is not NoDrafter)
+    return NativeLoop(native, verifier.model, acceptance, constraints)

@@ -147,15 +147,15 @@ class HeadsState:
         self.starts = [self.starts[row] for row in order]
         self.places = [self.places[row] for row in order]
 
-    def told(self, states: Tensor) -> None:
-        """An iteration chose each row's last token by ``states`` (B, D)."""
+    def replace(self, states: Tensor) -> None:
+        """``states`` (B, D) chose each row's last token."""
         self.states, self.places = states, [*range(len(states))]
 
     def current(self) -> Tensor:
         """(B, D) each row's hidden state."""
         if self.places != [*range(len(self.states))]:
             states = [start.state if place is None else self.states[place] for start, place in zip(self.starts, self.places)]
-            self.told(torch.stack(states))
+            self.replace(torch.stack(states))
         return self.states
 
 
@@ -191,7 +191,7 @@ class HeadsDrafter(Drafter):
 
     def observe(self, state: HeadsState, scores: Any, draft: Draft, verdict: Verdict) -> None:
         features = scores.features()
-        state.told(torch.stack([features[row, verdict.places(row)[-1]] for row in range(len(state.places))]))
+        state.replace(torch.stack([features[row, verdict.places(row)[-1]] for row in range(len(state.places))]))
 
     def bytes_for(self, request: Request) -> int:
         encoded = self.verifier.target_embeddings.element_size() * self.verifier.spec.encoder.width  # kept for the beginning
