@@ -89,9 +89,9 @@ def controllers(longest, seed, **options):
         yield Repeated(longest, seed, **options)
 
 
-def roles_of(drafter, dtype="float32", seed=0, **changes):
+def roles_of(drafter, dtype="float32", seed=0, positions=64, **changes):
     """A random pair whose outputs vary: the output bias makes eos likelier, or nothing would end."""
-    verifier = wide_verifier(seed, **KERNEL_SHAPES["pre-norm"])
+    verifier = wide_verifier(seed, **KERNEL_SHAPES["pre-norm"], max_target_positions=positions)
     with torch.no_grad():
         verifier[0].decoder.output_projection.weight[EOS] *= 0.5
     given = wide_drafter(arch="block_causal", **{**KERNEL_SHAPES["pre-norm"], **changes}) if drafter else None
@@ -192,7 +192,7 @@ def test_a_drafter_with_few_positions():
 @torch.inference_mode()
 def test_caches_grow_within_a_call():
     """A call ends where the caches are full, and the next one goes on with larger ones."""
-    roles = roles_of(False, max_target_positions=200)
+    roles = roles_of(False, positions=200)
     requests = [Request(index, [5 + index, EOS], 150, min_length=100) for index in range(3)]
     outputs, _, _ = both(roles, requests, controllers(0, 3), 2)
     assert all(len(output.tokens) >= 100 for output in outputs)

@@ -172,6 +172,7 @@ def test_heads_in_the_native_loop(name, dtype):
 def test_heads_with_layers_keep_no_cache_of_the_output():
     """In the native loop, too: room for a draft is enough, however long the output."""
     drafter, verifier = make_pair("block_state", "float32")
+    verifier.limits = verifier.limits._replace(target_positions=151)
     requests = [Request(0, [5, 6, EOS], 150, min_length=150)]
     session = Session(drafter, verifier, TopBetaTau(), FixedLength(4), BoundedAdmission(1), 1)
     expected = [output.tokens for output in session.run(requests)]
