@@ -128,7 +128,7 @@ def test_no_fairseq_outside_its_side():
     [
         *(
             ["-m", f"specdec_plugins.commands.{name}"]
-            for name in ("prepare", "average", "translate", "pack", "score", "benchmark", "report")
+            for name in ("prepare", "average", "translate", "pack", "score", "benchmark")
         ),
         ["encoder_initial.py"],
     ],

@@ -48,13 +48,13 @@ class Workload:
 
     kind: str
     batch_size: int
-    mixes: Sequence[Mix]
+    mixes: tuple[Mix, ...]
 
 
 def workloads(kinds: Sequence[str], batch_sizes: Sequence[int], threads: Sequence[int], device: str = "cpu") -> list[Workload]:
     """Latency, and throughput at each batch size, as far as ``kinds`` has them; a worker may have any of ``threads``."""
-    latency = Workload("latency", 1, [Mix(1, number) for number in threads])
-    throughput = [Workload("throughput", size, full_mixes(threads, device)) for size in batch_sizes]
+    latency = Workload("latency", 1, tuple(Mix(1, number) for number in threads))
+    throughput = [Workload("throughput", size, tuple(full_mixes(threads, device))) for size in batch_sizes]
     return [workload for workload in (latency, *throughput) if workload.kind in kinds]
 
 

@@ -1,33 +1,35 @@
-"""The tables of ``specdec-report``, in Markdown, from the rows of its JSON alone."""
+"""The tables of ``specdec-benchmark``, in Markdown, from the rows of its JSON."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 Row = dict[str, Any]
+NAMES = {
+    "fairseq": "fairseq, beam 1", "fairseq-beam5": "fairseq, beam 5", "drafter": "`drafter`", "ar": "`ar`",
+    "ctranslate2": "CTranslate2 {ctranslate2}, greedy,", "specdec": "exact `specdec`", "specdec-tolerant": "tolerant `specdec`",
+}  # fmt: skip
 
 
-def rows_of(result: dict[str, Any], test_set: str | None) -> list[Row]:
-    """The rows of one test set; those of a benchmark name none."""
-    return [row for row in result["rows"] if row.get("test_set") == test_set]
+def tables(rows: list[Row], signature: dict[str, Any]) -> dict[str, str]:
+    """The tables, by kind, for which there are figures."""
+    made = {kind: make(rows, signature) for kind, make in TABLES.items()}
+    return {kind: table for kind, table in made.items() if table.count("\n") > 1}
 
 
 def label(row: Row, signature: dict[str, Any]) -> str:
     """A system, for tables."""
-    names = {
-        "fairseq": "fairseq, beam 1", "fairseq-beam5": "fairseq, beam 5", "drafter": "`drafter`", "ar": "`ar`",
-        "ctranslate2": f"CTranslate2 {signature.get('ctranslate2', '')}, greedy,", "specdec": "exact `specdec`",
-        "specdec-tolerant": "tolerant `specdec`",
-    }  # fmt: skip
-    name = names[row["strategy"]] + (f" {row['dtype']}" if not row["strategy"].startswith("fairseq") else "")
+    name = NAMES[row["strategy"]].format(ctranslate2=signature.get("ctranslate2", ""))
+    name += f" {row['dtype']}" if not row["strategy"].startswith("fairseq") else ""
     name += f", always {row['block_size']} tokens" if (row["block_size"] or "auto") != "auto" else ""
-    tolerance = {**signature, **row} if row["strategy"] == "specdec-tolerant" else {}
-    return name + (f", beta {tolerance['beta']}, tau {tolerance['tau']:g}" if tolerance else "")
+    return name + (f", beta {row['beta']}, tau {row['tau']:g}" if row["strategy"] == "specdec-tolerant" else "")
 
 
 def table(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table whose columns are not padded: one changed figure changes one line of a README."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (titles, ["---"] * len(titles), *lines)) + "\n"
+    from tabulate import tabulate
+
+    alignment = ["left", *["right"] * (len(titles) - 1)]
+    return tabulate(list(lines), titles, tablefmt="pipe", disable_numparse=True, colalign=alignment)
 
 
 def ratio(row: Row, rows: Iterable[Row], strategy: str) -> str:
@@ -39,6 +41,12 @@ def ratio(row: Row, rows: Iterable[Row], strategy: str) -> str:
 
 def of_kind(rows: Iterable[Row], kind: str) -> list[Row]:
     return [row for row in rows if row["kind"] == kind]
+
+
+def smallest(rows: list[Row]) -> list[Row]:
+    """The rows of the smallest batch size, of throughput where it was measured."""
+    rows = of_kind(rows, "throughput") or rows
+    return [row for row in rows if row["batch_size"] == min(row["batch_size"] for row in rows)]
 
 
 def by_batch(rows: list[Row], signature: dict[str, Any], title: str, value: Callable[[Row], str]) -> str:
@@ -59,13 +67,16 @@ def latency(rows: list[Row], signature: dict[str, Any]) -> str:
         "95 %": lambda row: f"{row['latency_p95_ms']:.1f} ms",
         "99 %": lambda row: f"{row['latency_p99_ms']:.1f} ms",
         "tokens/s": lambda row: f"{row['tokens_per_second']:,}",
+        "rounds": lambda row: (
+            f"± {(max(row['seconds']) - min(row['seconds'])) / sum(row['seconds']) * len(row['seconds']) / 2:.0%}"
+        ),
         "threads": lambda row: f"{row['threads']}",
         "times CTranslate2": lambda row: ratio(row, rows, "ctranslate2"),
         "times `ar`": lambda row: ratio(row, rows, "ar"),
     }
-    if any("bleu" in row for row in rows):
-        columns["BLEU"] = lambda row: f"{row['bleu']:.2f}"
-    return table(list(columns), [[value(row) for value in columns.values()] for row in of_kind(rows, "latency")])
+    shown = {title: [value(row) for row in of_kind(rows, "latency")] for title, value in columns.items()}
+    shown = {title: cells for title, cells in shown.items() if any(cells)}
+    return table(list(shown), list(zip(*shown.values())))
 
 
 def throughput(rows: list[Row], signature: dict[str, Any]) -> str:
@@ -81,20 +92,15 @@ def against(strategy: str, name: str, rows: list[Row], signature: dict[str, Any]
     return by_batch(found, signature, f"throughput, times {name} in the same data type", lambda row: ratio(row, rows, strategy))
 
 
-def smallest(rows: list[Row]) -> list[Row]:
-    """The rows of throughput at the smallest batch size."""
-    rows = of_kind(rows, "throughput")
-    return [row for row in rows if row["batch_size"] == min(row["batch_size"] for row in rows)]
-
-
 def quality(rows: list[Row], signature: dict[str, Any]) -> str:
     lines = []
     for row in smallest(rows):
         found = row.get("bleu_difference")
         away = f"{found['difference']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})" if found else "same output"
+        scored = [f"{row['bleu']:.2f}", away] if "bleu" in row else ["", ""]
         same = f"{row['identical']:,} of {row['of']:,} ({row['identical'] / row['of']:.1%})"
-        lines.append([label(row, signature), f"{row['bleu']:.2f}", away, same])
-    return table(["", "BLEU", "difference to `ar` float32 (95 %)", "identical to it"], lines)
+        lines.append([label(row, signature), *scored, same])
+    return table(["output", "BLEU", "difference to the baseline (95 %)", "identical to it"], lines)
 
 
 def acceptance(rows: list[Row], signature: dict[str, Any]) -> str:
@@ -104,13 +110,15 @@ def acceptance(rows: list[Row], signature: dict[str, Any]) -> str:
     for row in drafted:
         rates = [f"{rate:.0%}" for rate in row["acceptance_by_position"]]
         lines.append([label(row, signature), f"{row['mean_accepted_length']:.2f}", *rates, *[""] * (longest - len(rates))])
-    return table(["drafts that pass, by position", "tokens a pass", *map(str, range(1, longest + 1))], lines)
+    return table(["drafts accepted, by position", "tokens per pass", *map(str, range(1, longest + 1))], lines)
 
 
 def memory(rows: list[Row], signature: dict[str, Any]) -> str:
-    ours = [row for row in of_kind(rows, "throughput") if row["strategy"] in ("ar", "specdec")]
-    return by_batch(ours, signature, "model states / in all, MiB",
-                    lambda row: f"{row['weights_mib'] + row['caches_mib']:.0f} / {row['peak_memory_mib']:,}")  # fmt: skip
+    def held(row: Row) -> str:
+        states = f"{row['weights_mib'] + row['caches_mib']:.0f}" if "weights_mib" in row else "?"
+        return f"{states} / {row['peak_memory_mib']:,}"
+
+    return by_batch(of_kind(rows, "throughput") or rows, signature, "model states / peak, MiB", held)
 
 
 TABLES: dict[str, Callable[[list[Row], dict[str, Any]], str]] = {
@@ -124,8 +132,8 @@ ABOUT = {
     "ctranslate2": "Each at its best, in the same run.",
     "ar": "Each at its best, in the same run.",
     "quality": "At the smallest batch size. The interval is that of sacreBLEU's paired bootstrap, 1,000 samples, seed 12345.",
-    "acceptance": "At the smallest batch size. Tokens a pass: the verifier's own included, so 1.00 is plain decoding. A "
-    "position's share is of the drafts that were so long; without a fixed length these can be a few trials.",
-    "memory": "All processes of the mix of the throughput. Model states: weights as they are held, and keys and values "
-    "while the longest sources are decoded. In all: the most that was held, interpreter, libraries and loading included.",
+    "acceptance": "At the smallest batch size. Tokens per pass include the verifier's own: 1.00 is plain decoding. A position's "
+    "rate is of the drafts that were so long; without a fixed length these can be a few trials.",
+    "memory": "All processes of the throughput's mix. Model states: weights as they are held, and keys and values while the "
+    "longest sources are decoded. Peak: the most that was held, interpreter, libraries and loading included.",
 }
