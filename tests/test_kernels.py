@@ -92,7 +92,7 @@ def test_product(variant, dtype):
     """(N, I) x (I, O) for shapes around the sizes of tiles, on any number of threads."""
     generator = torch.Generator().manual_seed(0)
     quantised = dtype == "int8" and any(name in variant._name for name in QUANTISING)
-    for rows, inputs, outputs in itertools.product((1, 2, 11, 12, 13, 25, 40), (32, 96, 128), (1, 31, 32, 33, 100)):
+    for rows, inputs, outputs in itertools.product((1, 2, 3, 5, 11, 12, 13, 25, 40), (32, 96, 128), (1, 31, 32, 33, 100)):
         weight, bias = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
         x = torch.randn(rows, inputs, generator=generator)
         expected = x.double()

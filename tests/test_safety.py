@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
+from specdec_plugins.decoding.roles import Traits
+from specdec_plugins.decoding.values import Distribution, Draft
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.folder import load_folder, load_parts
 from specdec_plugins.settings import Settings
@@ -172,6 +174,41 @@ def test_a_drafter_has_the_verifiers_vocabulary(folders):
     }
     with pytest.raises(ValueError, match=r"decoder\.embed_tokens\.weight has 40 tokens in the verifier, 5 in the drafter"):
         Translator(replace(pair, drafter=replace(pair.drafter, tensors=tensors)), Settings())
+
+
+class Returning:
+    """A drafter from outside, which returns what it was made with."""
+
+    traits = Traits()
+
+    def __init__(self, draft):
+        self.draft = draft
+
+    def start(self, rows, shared):
+        return None
+
+    def admit(self, state, source):
+        return None
+
+    def propose(self, state, prefix, plan):
+        return self.draft
+
+
+def drawn_from(*tokens):
+    return Distribution(torch.tensor([[tokens]] * 2), torch.full((2, 1, len(tokens)), 1 / len(tokens)))
+
+
+@pytest.mark.parametrize("draft, fault", [
+    (Draft([[7]]), "returned 1 drafts for 2 rows"), (Draft([[7], [SIZE]]), "outside the verifier's vocabulary"),
+    (Draft([[7], [-1]]), "outside the verifier's vocabulary"),
+    (Draft([[7], [8]], drawn_from(7, 1 << 40)), "distribution has token ids outside"),
+    (Draft([[7, 8], [8]], drawn_from(7, 8)), r"distribution \(2, 1, 2\) does not fit 2 drafts of 2 tokens"),
+])  # fmt: skip
+def test_drafts_fit_the_batch_and_the_vocabulary(folders, draft, fault):
+    how = Settings(block_size=2, sampling=True, rule="rejection", threads=1)
+    translator = Translator(load_folder(folders / "eagle"), how, Returning(draft))
+    with pytest.raises(ValueError, match=fault):
+        translator.translate_tokens([[5, 6, 2], [9, 2]])
 
 
 TENSORS = {

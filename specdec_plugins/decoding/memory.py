@@ -62,7 +62,9 @@ class Memory:
             return False
         if begins[0] != text - 1 or begins[-1] != 0 or np.diff(begins).max() >= 0:
             return False
-        if first[0] != 0 or first[-1] != len(sentences) or np.diff(first).min() < 0:
+        if first[0] != 0 or first[-1] != len(sentences) or not 0 <= np.diff(first).min() <= np.diff(first).max() <= len(totals):
+            return False
+        if not (totals >= 0).all() or not np.isfinite(totals).all():
             return False
         return not len(sentences) or bool(0 <= sentences.min() <= sentences.max() < len(totals))
 

@@ -6,11 +6,13 @@ B rows, K drafted tokens.
 from collections.abc import Sequence
 from itertools import chain
 
+import torch
+
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Verifier
 from specdec_plugins.decoding.trees import TreeDraft
-from specdec_plugins.decoding.values import Draft, ModelLimits, Request, Source, Verdict, send
+from specdec_plugins.decoding.values import Distribution, Draft, ModelLimits, Request, Source, Verdict, send
 
 
 class ModelVerifier(Verifier):
@@ -34,14 +36,20 @@ class ModelVerifier(Verifier):
         state.encode()
 
     def score(self, state: RowState, prefix: Prefix, draft: Draft) -> Pass:
-        """The pass that reads the last committed token and the draft; what came before is in the cache. Raises ValueError if a
-        drafter returns token ids outside the vocabulary.
+        """The pass that reads the last committed token and the draft; what came before is in the cache.
+
+        Raises ValueError for a draft that does not fit the batch or the vocabulary: a drafter may be anybody's.
         """
         last, positions = prefix.last, list(map(len, prefix.outputs))
         if draft.guesses is not None:
             return self.model.read(state, [[token] for token in last], positions, None, draft.guesses)
-        if (drafted := [*chain.from_iterable(draft.tokens)]) and not 0 <= min(drafted) <= max(drafted) < self.limits.target:
+        if len(draft.tokens) != len(last):
+            raise ValueError(f"the drafter returned {len(draft.tokens):,} drafts for {len(last):,} rows")
+        drafted = [*chain.from_iterable(draft.tokens)]
+        if drafted and not 0 <= min(drafted) <= max(drafted) < self.limits.target:
             raise ValueError(f"the drafter returned a token id outside the verifier's vocabulary ({self.limits.target:,})")
+        if draft.distribution is not None:
+            self._check(draft.distribution, len(last), max(map(len, draft.tokens)))
         tokens = [[token, *row] for token, row in zip(last, draft.tokens)]
         return self.model.read(state, tokens, positions, parents=draft.parents if isinstance(draft, TreeDraft) else None)
 
@@ -53,6 +61,17 @@ class ModelVerifier(Verifier):
         forced = send([[*row, *[0] * (width - len(row))] for row in tokens], logits.device)
         scores = logits[:, :width].gather(2, forced[..., None])[..., 0] - logits[:, :width].logsumexp(-1)
         return [each[: len(row)] for each, row in zip(scores.tolist(), tokens)]
+
+    def _check(self, distribution: Distribution, rows: int, length: int) -> None:
+        """The rejection rule subtracts what the drafter says from weights in memory."""
+        tokens, probabilities = distribution
+        whole = tokens.dim() == 3 and tokens.shape == probabilities.shape and tokens.dtype == torch.int64
+        if not whole or len(tokens) < rows or tokens.size(1) < length:
+            raise ValueError(
+                f"the drafter's distribution {tuple(tokens.shape)} does not fit {rows:,} drafts of {length:,} tokens"
+            )
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.limits.target:
+            raise ValueError(f"the drafter's distribution has token ids outside the vocabulary ({self.limits.target:,})")
 
     def commit(self, state: RowState, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
         """Move the entries of the accepted paths behind the prefix, where those of a chain are already."""

@@ -32,6 +32,7 @@ from specdec_plugins.formats.description import (
     EntryOfFormat1,
     VerifierEntry,
     read_description,
+    read_json,
 )
 from specdec_plugins.formats.errors import brief, listed
 from specdec_plugins.formats.files import whole
@@ -132,10 +133,7 @@ def recorded_tokenizer(data: Path) -> str:
     """
     for path in (data / "prepare.json", data.parent / "prepare.json"):
         if path.is_file():
-            try:
-                name = json.loads(path.read_text(encoding="utf-8")).get("tokenizer", TOKENIZERS[0])
-            except (ValueError, AttributeError) as error:
-                raise ValueError(f"{path}: damaged or not ours ({error})") from None
+            name = read_json(path).get("tokenizer", TOKENIZERS[0])
             if name not in TOKENIZERS:
                 raise ValueError(f"{path}: tokenizer '{name}'; available: {', '.join(TOKENIZERS)}")
             return name

@@ -21,6 +21,7 @@ from torch import Tensor
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.options import USUAL_BUDGET, Budget
 from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, Symbols, weight_fault
 
 GROUP = "specdec.drafters"
@@ -84,8 +85,8 @@ def find(name: str) -> Any:
     if separator:
         try:
             code = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, TypeError) as error:
-            raise ValueError(f"drafter '{name}': {error}") from None
+        except (Exception, SystemExit) as error:  # a module can do anything when it is imported
+            raise ValueError(f"drafter '{brief(name)}': {brief(error) or type(error).__name__}") from None
     else:
         points = {point.name: point for point in entry_points(group=GROUP)}
         if name not in points:

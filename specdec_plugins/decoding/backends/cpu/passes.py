@@ -118,7 +118,7 @@ class CausalPass(CpuPass):
         self.state, self.tokens, self.positions, self.firsts = state, tokens, positions, firsts
         self.embeddings = None if embeddings is None else floats(embeddings)
         if self.embeddings is not None and (
-            self.embeddings.shape[1:] != (model.width,) or max(map(max, filter(None, tokens))) >= len(self.embeddings)
+            self.embeddings.shape[1:] != (model.width,) or max(map(max, filter(None, tokens)), default=-1) >= len(self.embeddings)
         ):
             raise ValueError(
                 f"vectors {tuple(self.embeddings.shape)} do not fit a width of {model.width}, or the numbers read of them"
