@@ -182,14 +182,16 @@ need() { # need STAGE FILE...: every file, or say which stage makes it
 
 translate() { # translate SOURCE OUTPUT BEAM DTYPE: the verifier's translations of subword text; goes on where it was cut off
     if up_to_date "$2" "$out/verifier.pt"; then return; fi
-    [ "$2.part" -nt "$out/verifier.pt" ] || rm -f "$2.part"
-    local strategy=(ar --dtype "$4")
+    [ "$2.part" -nt "$out/verifier.pt" ] || rm -f "$2.part" "$2.part.resume"
+    local strategy=(ar --dtype "$4") resume=()
+    [ ! -f "$2.part.resume" ] || resume=(--resume)
     [ "$3" -le 1 ] || strategy=(fairseq --beam "$3")
-    "$python" -m specdec_plugins.commands.translate --verifier "$out/verifier.pt" --data "$bin" -s $src -t $tgt --bpe --input "$1" \
-        --output "$2.part" --resume --strategy "${strategy[@]}" "${decoding_options[@]}" --truncate-source \
+    "$python" -m specdec_plugins.commands.translate --verifier "$out/verifier.pt" --data "$bin" -s $src -t $tgt --tokenized --input "$1" \
+        --output "$2.part" "${resume[@]}" --strategy "${strategy[@]}" "${decoding_options[@]}" --too-long truncate \
         --device "$device" --workers "$translators" --max-tokens $((2 * device_tokens)) --buffer-size 5000 ||
         die "$stage: $1 was not translated"
     mv "$2.part" "$2"
+    rm -f "$2.part.resume"
 }
 
 # ---- stages

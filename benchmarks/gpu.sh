@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Tests, measures and trains on one GPU, in about six minutes.
-#     benchmarks/gpu.sh OUTPUT [--python PYTHON] [--text FILE [--bpe]] [--device cpu]
+#     benchmarks/gpu.sh OUTPUT [--python PYTHON] [--text FILE [--tokenized]] [--device cpu]
 # Writes OUTPUT/results.jsonl (a line a measurement, and the summary) and a log a part; the exit status is 1 if a part failed. Python
 # needs torch; what else is missing is installed into OUTPUT, if there is a network. A part has a time limit, and fails alone.
 #   --python PYTHON  (default: .venv/bin/python, else python3)
 #   --text FILE      English captions to measure the shipped pair with (default: those of data/demo.txt, repeated)
-#   --bpe            the text is tokens of the pair's BPE already: tokenising needs sacremoses and subword-nmt
+#   --tokenized      the text is tokens of the pair's BPE already: tokenising needs sacremoses and subword-nmt
 #   --device cpu     the same parts, small, where there is no GPU: whether the script works
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -18,7 +18,7 @@ while [ $# -gt 0 ]; do
             [ $# -ge 2 ] || die "$1 needs a value"
             case $1 in --python) python=$2 ;; --text) text=$2 ;; --device) device=$2 ;; esac
             shift 2 ;;
-        --bpe) bpe=(--bpe); shift ;;
+        --tokenized) bpe=(--tokenized); shift ;;
         -*) die "unknown option $1 (the head of the script says which there are)" ;;
         *) [ -z "$out" ] || die "one output folder, not '$out' and '$1'"
            out=$1; shift ;;
@@ -78,7 +78,7 @@ part tests 110 "$python" -m pytest -q -rsP -p no:cacheprovider "${which[@]}" tes
 
 # ---- the shipped pair. Loading six processes and recording their graphs takes most of the time
 if [ -z "$text" ]; then
-    bpe=(--bpe) text=$out/demo.bpe
+    bpe=(--tokenized) text=$out/demo.bpe
     for _ in {1..32}; do cat data/demo.bpe; done >"$text"
 fi
 pair() { # pair NAME SECONDS DTYPE SENTENCES ROUNDS "BATCH SIZES" SYSTEM...

@@ -1,5 +1,6 @@
 """From a pair and settings to the roles of a session: drafter, verifier, acceptance rule and controller. Knows no text."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +53,7 @@ def assign(
     controller = controller_of(settings, trained, drafting, ranks)
     if settings.strategy == "drafter":
         return Roles(drafting, Unverified(verifying.limits), accept_all, controller)
-    return Roles(drafting, verifying, TopBetaTau(settings.beta, settings.tau), controller)
+    return Roles(drafting, verifying, TopBetaTau(settings.beta, math.inf if settings.tau is None else settings.tau), controller)
 
 
 def drafter_name(pair: Pair, settings: Settings, own: Drafter | None) -> str | None:

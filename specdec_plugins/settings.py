@@ -1,31 +1,28 @@
-"""How to decode. Imports neither torch nor fairseq, so that a command can check its options at once."""
+"""Decoding options: their defaults, ranges, help texts and the combinations that make sense.
+
+Imports neither torch nor fairseq, so that a command can check its options at once.
+"""
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any
 
 from specdec_plugins.cpus import usual_threads
-from specdec_plugins.decoding.options import (
-    BUDGETED,
-    CHOICES,
-    MAX_BLOCK_SIZE,
-    USUAL_BUDGET,
-    Budget,
-    Gate,
-    Sampling,
-    sampling_faults,
-)  # fmt: skip
+from specdec_plugins.decoding.options import BUDGETED, CHOICES, MAX_BLOCK_SIZE, RULES, USUAL_BUDGET, Budget, Gate, Sampling
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
-# Drafters without weights that are built in, ..
-UNTRAINED = ("ngram", "recycling", "lookahead", "previous", "retrieval", "window")
-BRANCHING = ("recycling", "lookahead")  # .. and of these, those that draft trees
-REMOVED_DRAFTERS = {"jacobi": "lookahead"}  # former names, and what to use instead
+UNTRAINED = ("ngram", "recycling", "lookahead", "previous", "retrieval", "window")  # built-in drafters without weights
+BRANCHING = ("recycling", "lookahead")  # those of them that draft trees
+REMOVED_DRAFTERS = {"jacobi": "lookahead"}  # and what to use instead
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
+WHOLE = "sentence"  # windows of one sentence each
 
-WHOLE = "sentence"  # windows of a sentence each
-BUDGET = ("kv_budget", "sinks", "kv_choice")  # how much of a cache drafts read
-SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "samples", "mbr")  # how to draw tokens
+MOST = 2**31 - 1  # of any count: what the kernels' integers hold
+MOST_THREADS = 1024
+MOST_PER_TOKEN = 1000  # output tokens for each source token
+BUDGET = ("kv_budget", "sinks", "kv_choice")
+SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "num_samples", "mbr")
 
 Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to be read after the name
 
@@ -33,7 +30,8 @@ Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to 
 class OptionError(ValueError):
     """Options that cannot be used. ``faults`` are (field, message), such as ``("beta", "0 is less than 1")``.
 
-    As text it names the fields as Python does; a command names its options (``--block-size``) from ``faults``.
+    Messages put the names of other fields in backticks: as text they stay as Python spells them, and a command turns them into
+    its options (``--block-size``).
     """
 
     def __init__(self, faults: Iterable[Fault]):
@@ -41,169 +39,238 @@ class OptionError(ValueError):
         super().__init__(self.faults)
 
     def __str__(self) -> str:
-        return "; ".join(f"{field} {message}" for field, message in self.faults)
+        return "; ".join(f"{field} {message}" for field, message in self.faults).replace("`", "")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field accepts, and its help text in ``specdec-translate``; Python-only without one.
+
+    ``words`` are the strings that it takes: all of its values, or those in place of a number. ``above`` excludes ``least``.
+    ``strategies`` are those that use it; ``common`` options appear in the short help.
+    """
+
+    help: str = ""
+    letter: str | None = None
+    kind: type = int
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+    words: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()  # words for tests and measurements only
+    strategies: tuple[str, ...] = STRATEGIES
+    common: bool = False
+    group: str = "decoding"
+
+    def fault(self, value: Any) -> str | None:
+        """What is wrong with a value that was given, or None."""
+        if isinstance(value, str) and self.words:
+            if value in self.words:
+                return None
+            known = ", ".join(word for word in self.words if word not in self.hidden)
+            return f"'{value}' is unknown; available: {'a number, ' * (self.least is not None)}{known}"
+        if self.kind is str or self.kind is bool:
+            return None if isinstance(value, self.kind) else f"{value!r} is not a {self.kind.__name__}"
+        if isinstance(value, bool) or not isinstance(value, (int, float) if self.kind is float else int):
+            return f"{value!r} is not {'a number' if self.kind is float else 'an int'}"
+        if value != value:
+            return f"{value} is not a number"
+        if self.least is not None and (value < self.least or (self.above and value == self.least)):
+            return f"{value:,} is {'not above' if self.above else 'less than'} {self.least:g}"
+        if self.most is not None and value > self.most:
+            return f"{value:,} is more than {self.most:,}"
+        return None
+
+
+def option(default: Any, help: str = "", letter: str | None = None, **rest: Any) -> Any:
+    """A field of `Settings` and its `Option`."""
+    kind = rest.pop("kind", int if default is None else type(default))
+    return field(default=default, metadata={"option": Option(help, letter, kind, **rest)})
+
+
+def count(default: int | None, help: str = "", letter: str = "N", **rest: Any) -> Any:
+    """A field for an integer from 1 on."""
+    return option(default, help, letter, **{"kind": int, "least": 1, "most": MOST, **rest})
+
+
+DRAFTED, SCORED, OWN = ("specdec",), ("specdec", "ar"), ("specdec", "ar", "drafter")
 
 
 @dataclass(frozen=True)
 class Settings:
     """How to decode; the names are those of ``specdec-translate``'s options. Raises `OptionError` with everything wrong."""
 
-    strategy: str = "specdec"
-    # Drafted tokens an iteration; "auto": as many as pay, down to none; "model": as many as the model was trained for. None: auto
-    # where that cannot change the output (specdec with beta 1, without a tree), else the model's.
-    block_size: int | str | None = None
-    tree: int | None = None  # draft trees of up to this many tokens; block_size is then the longest path
-    draft_with: str | None = None  # a drafter without weights, by name; None: the model's
-    datastore: str | None = None  # a file, for drafter retrieval
-    # Of drafter window, and of the model's with a kv_budget: see `Budget`. None: of window the usual one, of the model's none.
-    kv_budget: int | None = None
-    sinks: int = USUAL_BUDGET.sinks
-    kv_choice: str = USUAL_BUDGET.choice
-    beta: int = 1
-    tau: float = float("inf")  # nats
-    verifier_gate: float = 0.0  # see `Gate`
-    drafter_gate: float = 0.0
-    # Sources are documents, cut into windows of so many source tokens at most, or of a "sentence" each; None: they are not cut.
-    windows: int | str | None = None
-    context: int = 0  # windows before each that are read with it
-    max_positions: int | None = None  # read and write so many tokens, beyond what the models were trained for
-    max_len_a: float = 0.0
-    max_len_b: int = 200
-    min_len: int = 1  # tokens of an output before eos, at least
-    no_repeat_ngram_size: int = 0  # no n-gram of this size comes twice in an output; 0: any may
-    beam: int = 1  # of strategy fairseq
-    sampling: bool = False  # draw tokens at random; the fields down to `mbr` say how
-    temperature: float = 1.0
-    top_k: int = 0  # 0: all tokens
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    rule: str = "coupled"  # which drafted tokens are accepted
-    seed: int = 0  # with a sentence's number and the sample's, it determines the numbers that are drawn
-    samples: int = 1  # of each sentence
-    mbr: int | None = None  # draw so many samples, and take the one most like the others (minimum Bayes risk)
-    device: str = "cpu"
-    dtype: str = "float32"  # "auto": the fastest, as `assemble` says
-    threads: int | None = None  # of the whole process; None: `usual_threads`
-    tensor_parallel: bool = False  # this process is a rank that torchrun started, and all ranks decode together
-    drafter_ranks: int = 1  # so many of them, the first ones, share the drafter
+    strategy: str = option(
+        "specdec", "specdec: draft and verify; ar: the model alone, one token per pass; drafter: drafts, unverified; fairseq: "
+        "fairseq's generator", words=STRATEGIES, common=True,
+    )  # fmt: skip
+    block_size: int | str | None = count(
+        None, "draft length in tokens, or auto: whatever is fastest; model: the drafter's training length (default: auto where "
+        "it cannot change the output, else and with --tree or --trace model)", "K", most=MAX_BLOCK_SIZE, words=("auto", "model"),
+        strategies=("specdec", "drafter"), common=True,
+    )  # fmt: skip
+    beta: int = count(1, "accept drafted tokens among the model's N best; requires --tau (default: 1, exact)", strategies=DRAFTED,
+                      common=True)  # fmt: skip
+    tau: float | None = option(None, "and within X nats of its best token; requires --beta", "X", kind=float, least=0,
+                               strategies=DRAFTED, common=True)  # fmt: skip
+    tree: int | None = count(None, "draft trees of up to N tokens; --block-size limits their depth", most=MAX_BLOCK_SIZE,
+                             strategies=DRAFTED, group="drafting")  # fmt: skip
+    draft_with: str | None = option(
+        None, f"a drafter that needs no training: {', '.join(UNTRAINED)}, or one of your own, module:object", "NAME", kind=str,
+        strategies=DRAFTED, group="drafting",
+    )  # fmt: skip
+    datastore: str | None = option(
+        None, "made by specdec-datastore; for --draft-with retrieval", "FILE", kind=str, group="drafting"
+    )
+    kv_budget: int | None = count(
+        None, "cache positions that a drafting pass reads: with --draft-with window "
+        f"({USUAL_BUDGET.positions}), or the drafters {' and '.join(BUDGETED)} (all)", strategies=DRAFTED, group="drafting",
+    )  # fmt: skip
+    sinks: int = option(USUAL_BUDGET.sinks, least=0, most=MOST)
+    kv_choice: str = option(USUAL_BUDGET.choice, words=CHOICES)
+    verifier_gate: float = option(0.0, least=0, most=1, strategies=DRAFTED)  # see `Gate`
+    drafter_gate: float = option(0.0, least=0, most=1, strategies=DRAFTED)
+
+    max_len_a: float = option(
+        0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN, group="limits"
+    )
+    max_len_b: int = option(200, "(default: 0 and 200, as in fairseq)", "B", least=0, most=MOST, group="limits")
+    min_len: int = count(
+        1, "least number of tokens before the end (default: 1)", strategies=("specdec", "ar", "fairseq"), group="limits"
+    )
+    no_repeat_ngram_size: int = option(0, "never repeat N tokens in a row in an output (default: 0, off)", "N", least=0,
+                                       most=MOST, strategies=("specdec", "ar", "fairseq"), group="limits")  # fmt: skip
+    beam: int = count(1, "beam size of --strategy fairseq (default: 1)", most=1000, strategies=("fairseq",), group="limits")
+
+    sampling: bool = option(
+        False, "draw tokens at random instead of taking the best", strategies=OWN, common=True, group="sampling"
+    )
+    temperature: float = option(
+        1.0, "divides the logits (default: 1)", "T", least=0, above=True, most=1_000_000, group="sampling"
+    )
+    top_k: int = option(0, "sample from the K likeliest tokens (default: 0, all)", "K", least=0, most=MOST, group="sampling")
+    top_p: float = option(1.0, "sample from the likeliest tokens with a total probability of P (default: 1)", "P", least=0,
+                          above=True, most=1, group="sampling")  # fmt: skip
+    repetition_penalty: float = option(1.0, "divides positive and multiplies negative logits of tokens already in the output "
+                                       "(default: 1)", "R", least=0, above=True, most=1_000_000, strategies=SCORED,
+                                       group="sampling")  # fmt: skip
+    seed: int = option(0, "same seed, same samples (default: 0)", "S", least=-(2**63), most=2**63 - 1, group="sampling")
+    num_samples: int = count(1, "outputs per line, one after the other (default: 1)", most=100_000, group="sampling")
+    mbr: int | None = count(None, "draw N samples and write the one closest to the others (minimum Bayes risk, chrF)", least=2,
+                            most=10_000, group="sampling")  # fmt: skip
+    rule: str = option("coupled", "coupled: drafts never change a sample; rejection: they do, and keep the distribution "
+                       "(default: coupled)", words=RULES, strategies=DRAFTED, group="sampling")  # fmt: skip
+
+    windows: int | str | None = count(
+        None, "lines are documents: cut them at sentence ends into windows of up to N source tokens, or into sentences "
+        f"({WHOLE})", words=(WHOLE,), strategies=OWN, group="documents",
+    )  # fmt: skip
+    context: int = option(0, "read each window with the C windows before it (default: 0)", "C", least=0, most=MOST,
+                          strategies=SCORED, group="documents")  # fmt: skip
+    max_positions: int | None = count(None, "allow N tokens where the model was trained on fewer; sinusoidal positions only",
+                                      most=10_000_000, strategies=OWN, group="documents")  # fmt: skip
+
+    device: str = option("cpu", "cpu, cuda or cuda:N (default: cpu)", "D", common=True, group="machine")
+    dtype: str = option("float32", "of the weights; auto: the fastest, int8 on a CPU and float16 on a GPU (default: float32)",
+                        words=DTYPES, hidden=("float64",), common=True, group="machine")  # fmt: skip
+    threads: int | None = count(
+        None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, common=True, group="machine"
+    )
+    tensor_parallel: bool = option(False, "split the model among the processes of torchrun --nproc-per-node N -m "
+                                   "specdec_plugins.commands.translate", group="machine")  # fmt: skip
+    drafter_ranks: int = count(1, "how many of them share the drafter's weights (default: 1)", group="machine")
 
     def __post_init__(self):
-        if faults := [*self._values(), *self._combinations()]:
+        if faults := [*self._values()] or [*self._combinations()]:
             raise OptionError(faults)
 
     def _values(self) -> Iterable[Fault]:
-        """Values that cannot be used, whatever the others are."""
-        for name, value, known in (
-            ("strategy", self.strategy, STRATEGIES), ("dtype", self.dtype, DTYPES), ("kv_choice", self.kv_choice, CHOICES),
-        ):  # fmt: skip
-            if value not in known:
-                yield name, f"'{value}' is unknown; available: {', '.join(known)}"
-        if isinstance(self.block_size, str) and self.block_size not in ("auto", "model"):
-            yield "block_size", f"'{self.block_size}' is neither a number, nor auto or model"
+        """Values that are wrong whatever the others are, and options that the strategy does not use."""
+        for each in fields(self):
+            value, how = getattr(self, each.name), option_of(each)
+            if value is not None and (fault := how.fault(value)):
+                yield each.name, fault
+            elif value is None and each.default is not None:
+                yield each.name, f"None is not a{'n int' if how.kind is int else f' {how.kind.__name__}'}"
+            if self._given(each.name) and self.strategy in STRATEGIES and self.strategy not in how.strategies:
+                yield each.name, f"is not supported by strategy {self.strategy}"
+
+    def _combinations(self) -> Iterable[Fault]:
+        """Values that do not go together."""
+        yield from self._lengths()
+        yield from self._drawing()
+        yield from self._drafting()
+        if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
+            yield "dtype", f"{self.dtype} is not supported by strategy fairseq"
+        if self.tensor_parallel:
+            yield from self._parallel()
+        elif self._given("drafter_ranks"):
+            yield "drafter_ranks", "requires `tensor_parallel`"
+
+    def _lengths(self) -> Iterable[Fault]:
+        """Lengths of windows and outputs that leave no room."""
+        if self.max_len_a + self.max_len_b < 1:
+            yield "max_len_b", f"{self.max_len_b} leaves no room for an output, with {self.max_len_a} tokens per source token"
+        elif self.max_len_a == 0 and self.min_len > self.max_len_b:
+            yield "min_len", f"{self.min_len} is more than `max_len_b`, {self.max_len_b}"
+        if self.context and self.windows is None:
+            yield "context", "requires `windows`"
+        if isinstance(self.windows, int) and self.max_len_a * self.windows + self.max_len_b < self.windows:
+            most = int(self.max_len_a * self.windows + self.max_len_b)
+            yield "windows", f"of {self.windows} tokens: the length limit would cut their output to {most} tokens"
+        if self.windows is not None and self.draft_with == "previous":
+            yield "windows", "cannot be combined with drafter previous, whose hints are for whole lines"
+
+    def _drawing(self) -> Iterable[Fault]:
+        """Sampling options without sampling, and what sampling excludes."""
+        if self.sampling:
+            yield from ((name, "cannot be combined with `sampling`") for name in ("beta", "tau") if self._given(name))
+        else:
+            yield from ((name, "requires `sampling`") for name in SAMPLING if self._given(name))
+            if self.strategy == "specdec" and self._given("beta") != self._given("tau"):
+                given, missing = ("beta", "`tau`") if self._given("beta") else ("tau", "`beta` over 1")
+                yield given, f"requires {missing}: tolerance needs both, such as `beta` 3 and `tau` 1"
+        if self.mbr is not None and self._given("num_samples"):
+            yield "num_samples", "cannot be combined with `mbr`, which sets the number of samples"
+
+    def _drafting(self) -> Iterable[Fault]:
+        """What the drafter cannot use."""
         if self.draft_with in REMOVED_DRAFTERS:
             yield "draft_with", f"{self.draft_with} was removed; use {REMOVED_DRAFTERS[self.draft_with]}"
         elif self.draft_with and "+" in self.draft_with:
             yield "draft_with", f"takes one drafter, not {self.draft_with}; use one of {', '.join(self.draft_with.split('+'))}"
-        if isinstance(self.windows, str) and self.windows != WHOLE:
-            yield "windows", f"'{self.windows}' is neither a number nor {WHOLE}"
-        if self.context < 0:
-            yield "context", f"{self.context} is negative"
-        yield from sampling_faults(self)
-        counts = ("block_size", "tree", "beta", "beam", "threads", "samples", "kv_budget", "windows", "max_positions", "min_len")
-        for name in (*counts, "drafter_ranks"):
-            value = getattr(self, name)
-            if not isinstance(value, int | str | None):
-                yield name, f"{value!r} is no int"
-            elif isinstance(value, int) and value < 1:
-                yield name, f"{value} is less than 1"
-        for name in ("block_size", "tree"):
-            value = getattr(self, name)
-            if isinstance(value, int) and value > MAX_BLOCK_SIZE:
-                yield name, f"{value:,} is over {MAX_BLOCK_SIZE:,}"
-        if self.mbr is not None and self.mbr < 2:
-            yield "mbr", f"{self.mbr} is less than 2"
-        if not 0 <= self.sinks < max(1, self.usual_budget.positions):
-            yield "sinks", f"{self.sinks} is negative, or leaves nothing of a budget of {self.usual_budget.positions}"
-        if self.no_repeat_ngram_size < 0:
-            yield "no_repeat_ngram_size", f"{self.no_repeat_ngram_size} is negative"
-        for name in ("verifier_gate", "drafter_gate"):
-            if not 0 <= getattr(self, name) <= 1:
-                yield name, f"{getattr(self, name)} is not a probability, from 0 up to 1"
-        if not self.tau >= 0:
-            yield "tau", f"{self.tau} is negative or no number"
-        for name in ("max_len_a", "max_len_b"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                yield name, f"{getattr(self, name)} is negative, infinite or no number"
-
-    def _combinations(self) -> Iterable[Fault]:
-        """Values that do not go together."""
-        if self.max_len_a >= 0 and self.max_len_b >= 0 and self.max_len_a + self.max_len_b < 1:
-            yield "max_len_b", f"{self.max_len_b} leaves no room for an output, with {self.max_len_a} tokens per source token"
-        elif self.max_len_a == 0 and self.min_len > self.max_len_b:
-            yield "min_len", f"{self.min_len} is over max_len_b, {self.max_len_b}"
-        users = {
-            "block_size": ("specdec", "drafter"), "beta": ("specdec",), "tau": ("specdec",), "beam": ("fairseq",),
-            "sampling": ("specdec", "ar", "drafter"), "rule": ("specdec",), "repetition_penalty": ("specdec", "ar"),
-            "min_len": ("specdec", "ar", "fairseq"), "no_repeat_ngram_size": ("specdec", "ar", "fairseq"),
-            "verifier_gate": ("specdec",), "drafter_gate": ("specdec",), "draft_with": ("specdec",), "tree": ("specdec",),
-            "windows": ("specdec", "ar", "drafter"), "context": ("specdec", "ar"), "max_positions": ("specdec", "ar", "drafter"),
-            "kv_budget": ("specdec",),
-        }  # fmt: skip
-        for name, strategies in users.items():
-            if self._given(name) and self.strategy in STRATEGIES and self.strategy not in strategies:
-                yield name, f"is not used by strategy {self.strategy}"
-        if self.context and self.windows is None:
-            yield "context", "has a use only with windows"
-        if isinstance(self.windows, int) and self.max_len_a * self.windows + self.max_len_b < self.windows:
-            most = int(self.max_len_a * self.windows + self.max_len_b)
-            yield "windows", f"of {self.windows} tokens would be cut to {most} tokens of output by the length limit"
-        if self.windows is not None and self.draft_with == "previous":
-            yield "windows", "does not go with drafter previous, whose hints are of whole lines"
-        if self.sampling:
-            yield from ((name, "is not used with sampling") for name in ("beta", "tau") if self._given(name))
-        else:
-            yield from ((name, "has a use only with sampling") for name in SAMPLING if self._given(name))
         if self.draft_with == "retrieval" and not self.datastore:
-            yield "datastore", "is missing, which drafter retrieval needs"
+            yield "datastore", "is required by drafter retrieval"
         if self.draft_with != "retrieval" and self.datastore:
-            yield "datastore", "has a use only with drafter retrieval"
+            yield "datastore", "requires drafter retrieval"
+        given = [name for name in BUDGET if self._given(name)]
         if self.draft_with not in (None, "window"):
-            yield from (
-                (name, f"has a use only with drafters window, {', '.join(BUDGETED)}") for name in BUDGET if self._given(name)
-            )
+            yield from ((name, f"is supported only by drafters window, {', '.join(BUDGETED)}") for name in given)
         elif self.budget is None:
-            yield from ((name, "has a use only with kv_budget, or drafter window") for name in BUDGET if self._given(name))
-        if self.mbr is not None and self.samples > 1:
-            yield "samples", f"{self.samples} does not go with mbr, which says how many samples it takes"
+            yield from ((name, "requires `kv_budget` or drafter window") for name in given)
+        if self.sinks >= max(1, self.usual_budget.positions):
+            yield "sinks", f"{self.sinks} leaves nothing of a budget of {self.usual_budget.positions}"
         if self.tree is not None and self.draft_with in UNTRAINED and self.draft_with not in BRANCHING:
             yield "tree", f"is not supported by {self.draft_with}; use {' or '.join(BRANCHING)}"
         if self.tree is not None and self.block_size == "auto":
-            yield "tree", "cannot be combined with block size auto; give the longest path as block size"
+            yield "tree", "cannot be combined with `block_size` auto; give the longest path as `block_size`"
         if self.block_size == "auto" and self.strategy == "drafter":
-            yield "block_size", "auto is not available with strategy drafter"
-        if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
-            yield "dtype", f"{self.dtype} is not available with strategy fairseq"
-        if self.tensor_parallel:
-            yield from self._parallel()
-        elif self._given("drafter_ranks"):
-            yield "drafter_ranks", "has a use only with tensor_parallel"
-        if self.beta == 1 and not self.sampling and self.tau != float("inf") and self.strategy == "specdec":
-            yield "tau", "has a use only with beta over 1"
+            yield "block_size", "auto is not supported by strategy drafter"
 
     def _parallel(self) -> Iterable[Fault]:
         """Values that do not go with tensor parallel decoding."""
         if self.strategy in ("fairseq", "drafter"):
             yield "tensor_parallel", f"splits the verifier, which strategy {self.strategy} does not run here"
         if self.dtype == "int8":
-            yield "dtype", "int8 needs the CPU kernels, which tensor_parallel does not use"
+            yield "dtype", "int8 needs the CPU kernels, which `tensor_parallel` does not use"
         if self.budget is not None and self.draft_with != "window":
-            yield "kv_budget", "is for drafter window alone with tensor_parallel"
+            yield "kv_budget", "is supported only by drafter window with `tensor_parallel`"
         untrained = self.strategy == "ar" or self.draft_with in UNTRAINED
         if self._given("drafter_ranks") and untrained:
-            yield "drafter_ranks", "has a use only with a drafter that has weights: others run on every rank"
+            yield "drafter_ranks", "requires a drafter with weights: others run on every rank"
 
     def _given(self, name: str) -> bool:
-        """Whether a field has another value than it has by itself."""
+        """Whether a field differs from its default."""
         return getattr(self, name) != getattr(type(self), name)
 
     @property
@@ -214,12 +281,17 @@ class Settings:
 
     @property
     def indifferent(self) -> bool:
-        """Whether drafts cannot change which output comes."""
+        """Whether the output does not depend on the drafts."""
         return self.beta == 1 and not (self.sampling and self.rule == "rejection")
 
     @property
+    def tolerant(self) -> bool:
+        """Whether accepted tokens may differ from the verifier's own."""
+        return self.beta > 1
+
+    @property
     def gate(self) -> Gate:
-        """How sure the models have to be for drafting to go on."""
+        """How sure the models must be for drafting to go on."""
         return Gate(self.verifier_gate, self.drafter_gate)
 
     @property
@@ -229,37 +301,42 @@ class Settings:
 
     @property
     def usual_budget(self) -> Budget:
-        """The budget, or of as many positions as drafter window reads by itself."""
+        """The budget, with the default number of positions if none is given."""
         positions = USUAL_BUDGET.positions if self.kv_budget is None else self.kv_budget
         return Budget(positions, self.sinks, self.kv_choice)
 
     @property
     def drawing(self) -> Sampling | None:
-        """How tokens are drawn; None where the best is taken."""
+        """How tokens are drawn; None under greedy decoding."""
         if not self.sampling:
             return None
         return Sampling(self.temperature, self.top_k, self.top_p, self.repetition_penalty, self.rule)
 
     @property
     def drawn(self) -> int:
-        """How many samples of a sentence are drawn."""
-        return self.mbr or self.samples
+        """Samples drawn per sentence."""
+        return self.mbr or self.num_samples
 
     @property
     def outputs(self) -> int:
-        """How many outputs a sentence has."""
-        return 1 if self.mbr else self.samples
+        """Outputs per sentence."""
+        return 1 if self.mbr else self.num_samples
 
-    def share(self, number: int, workers: int) -> "Settings":
-        """The settings of worker ``number``, from 0, of so many: its part of the threads, or a GPU of its own."""
+    def for_worker(self, number: int, workers: int) -> "Settings":
+        """The settings of one worker process, counted from 0: its part of the threads, or a GPU of its own."""
         if workers == 1:
             return self
         device = f"cuda:{number}" if self.device == "cuda" else self.device
         return replace(self, device=device, threads=max(1, (self.threads or usual_threads()) // workers))
 
 
+def option_of(one: Field) -> Option:
+    """What a field of `Settings` accepts."""
+    return one.metadata["option"]
+
+
 def rank_faults(device: str) -> list[Fault]:
     """What keeps the ranks of tensor parallel decoding from having a device each."""
     if not re.fullmatch(r"cuda:\d+", device):
         return []
-    return [("device", f"{device} is one GPU: with tensor_parallel say cuda, of which each rank takes one")]
+    return [("device", f"{device} is one GPU; use cuda with `tensor_parallel`, which gives each rank its own")]

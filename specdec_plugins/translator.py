@@ -80,7 +80,7 @@ class Translator:
             raise OptionError(faults)
         self.ranks = all_ranks() if settings.tensor_parallel else None
         if self.ranks is not None:
-            settings = settings.share(local("RANK"), local("WORLD_SIZE"))
+            settings = settings.for_worker(local("RANK"), local("WORLD_SIZE"))
         self.pair, self.settings = pair, settings
         self.drafter_name, self.block_size = drafter_name(pair, settings, drafter), block_size(settings, self.trained_block_size)
         self.stats = DecodeStats()

@@ -124,7 +124,7 @@ def test_peak_memory_is_not_the_parent_s():
 
 
 def test_the_demo_in_bpe_is_the_demo():
-    """For machines without a tokeniser; ``--bpe`` reads it."""
+    """For machines without a tokeniser; ``--tokenized`` reads it."""
     reader = Translator.from_pretrained(PAIR, strategy="ar")
     text, bpe = (str(ROOT / "data" / name) for name in ("demo.txt", "demo.bpe"))
     found = read_text(reader, bpe, None, None, bpe=True).sources

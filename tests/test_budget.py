@@ -161,7 +161,7 @@ def test_options(tmp_path):
     assert Settings(kv_budget=128).budget == Budget() and Settings(kv_budget=9, sinks=2).budget == Budget(9, 2)
     with pytest.raises(ValueError, match="drafter 'medusa' reads no budget of a cache, which block_causal and small can"):
         build(DrafterModel("medusa", {}, None, {}), None, None, Budget())
-    with pytest.raises(ValueError, match="kv_budget has a use only with drafters window, block_causal, small"):
+    with pytest.raises(ValueError, match="kv_budget is supported only by drafters window, block_causal, small"):
         Translator.from_pretrained(DEMO, NoDrafter(), kv_budget=8)
     lines = ["A man is playing a guitar in the street while two dogs run through the snow.", "A dog runs."]
     plain = Translator.from_pretrained(DEMO, dtype="int8", strategy="ar").translate(lines)

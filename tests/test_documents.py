@@ -13,10 +13,10 @@ import torch
 from conftest import ROOT, make_verifier
 from reference import greedy
 from support import SHAPES, WORDS, Lengths, engine_model, make_tilt, tilted_verifier
-from test_translate import folder, parts, run  # noqa: F401
+from test_translate import folder, parts, run, stopped_after  # noqa: F401
 
 from specdec_plugins import Translator
-from specdec_plugins.commands.translation import buffers
+from specdec_plugins.commands.translation import inputs
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
@@ -30,7 +30,6 @@ from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, extended
 from specdec_plugins.settings import OptionError
 from specdec_plugins.text import lines as text_lines
-from specdec_plugins.text.lines import LineReader
 from specdec_plugins.text.sentences import cut, sentences
 from specdec_plugins.translator import beyond_training
 
@@ -346,19 +345,18 @@ def test_the_command_reads_sources_beyond_training(folder, tmp_path, capfd):  # 
 
 MISUSE = {
     "--windows 0": "--windows 0 is less than 1",
-    "--windows words": "--windows 'words' is neither a number nor sentence",
+    "--windows words": "--windows 'words' is unknown; available: a number, sentence",
     "--windows 100": "--windows of 100 tokens: the models read at most 99",
-    "--windows 90 --max-len-b 50": "--windows of 90 tokens would be cut to 50 tokens of output by the length limit",
-    "--context 1": "--context has a use only with windows",
-    "--windows 9 --context -1": "--context -1 is negative",
-    "--windows 9 --strategy fairseq": "--windows is not used by strategy fairseq",
-    "--windows 9 --context 1 --strategy drafter": "--context is not used by strategy drafter",
-    "--windows 9 --skip-long": "--skip-long has no use with --windows",
-    "--windows 9 --truncate-source": "--truncate-source has no use with --windows",
-    "--windows 9 --draft-with previous --hint x": "--windows does not go with drafter previous, whose hints are of whole lines; "
-    "--hint is for whole lines, and does not go with --windows",
+    "--windows 90 --max-len-b 50": "--windows of 90 tokens: the length limit would cut their output to 50 tokens",
+    "--context 1": "--context requires --windows",
+    "--windows 9 --context -1": "--context -1 is less than 0",
+    "--windows 9 --strategy fairseq": "--windows is not supported by strategy fairseq",
+    "--windows 9 --context 1 --strategy drafter": "--context is not supported by strategy drafter",
+    "--windows 9 --too-long skip": "--too-long cannot be combined with --windows, which cut long sources",
+    "--windows 9 --draft-with previous --hint x": "--windows cannot be combined with drafter previous, whose hints are for whole "
+    "lines; --hint is for whole lines and cannot be combined with --windows",
     "--max-positions 0": "--max-positions 0 is less than 1",
-    "--max-positions 200 --strategy fairseq": "--max-positions is not used by strategy fairseq",
+    "--max-positions 200 --strategy fairseq": "--max-positions is not supported by strategy fairseq",
 }
 
 
@@ -388,7 +386,10 @@ def test_the_command_writes_a_line_for_each_document(source, tmp_path, capfd):
     assert [row[0] for row in rows] == [f"{kind}-{number}" for number in range(5) for kind in "SHDP"]
     assert [row[2] for row in rows if row[0][0] == "D"] == plain
     output = tmp_path / "out"
-    output.write_text("\n".join(plain[:2]) + "\nhalf a li", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        stopped_after(monkeypatch, 1)
+        run(capfd, *options, "--output", output, "--buffer-size", 2, status=130)
+    assert output.read_text(encoding="utf-8").splitlines() == plain[:2]
     run(capfd, *options, "--output", output, "--resume", "--workers", 2, "--buffer-size", 1)
     assert output.read_text(encoding="utf-8").splitlines() == plain
 
@@ -399,7 +400,7 @@ def test_documents_in_bpe(source, tmp_path, capfd):
     path.write_text("".join(f"{translator.to_subwords(line)}\n" for line in source.read_text().splitlines()))
     options = ("--model", DEMO, "--strategy", "ar", "--windows", "sentence", "--quiet")
     records = [json.loads(line) for line in run(capfd, *options, "--input", source, "--format", "json")[0].splitlines()]
-    found = run(capfd, *options, "--input", path, "--bpe")[0].splitlines()
+    found = run(capfd, *options, "--input", path, "--tokenized")[0].splitlines()
     assert found == [" ".join(record["tokens"]) for record in records]
 
 
@@ -416,10 +417,10 @@ def test_a_document_beyond_all_limits_is_named(folder, tmp_path, capfd, monkeypa
 
 
 def test_buffers_hold_so_many_characters(tmp_path, monkeypatch):
-    monkeypatch.setattr(buffers, "FULL", 20)
+    monkeypatch.setattr(inputs, "FULL", 20)
     path = tmp_path / "text"
     path.write_text("".join(f"{'x' * size}\n" for size in (3, 30, 5, 5, 12, 1, 1)))
-    found = list(buffers.read_buffers(LineReader(path), None, 3))
+    found = list(inputs.read_buffers(inputs.Inputs([str(path)]), 3))
     assert [(each.first, list(map(len, each.lines))) for each in found] == [(0, [3, 30]), (2, [5, 5, 12]), (5, [1, 1])]
 
 

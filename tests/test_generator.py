@@ -89,14 +89,18 @@ def test_interactive(toy_data, pair, tmp_path):
 def test_tolerance_reaches_the_rule(toy_data, pair):
     verifier, drafter = pair
     exact = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1)
-    loose = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1, "--beta", 100)
+    loose = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1, "--beta", 100, "--tau", "inf")
     strict = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1, "--beta", 100, "--tau", 0)
     assert lines(strict, "H") == lines(exact, "H") != lines(loose, "H")
 
 
 REFUSED = {
     ("--nbest", 2, "--beam", 2, "--unkpen", 1): ["--beam 2", "--nbest 2", "--unkpen 1"],
-    ("--nbest", 2, "--beam", 2, "--sampling", "--beta", 3, "--min-len", 3): ["--min-len 3", "--beta 3 together with --sampling"],
+    ("--nbest", 2, "--beam", 2, "--sampling", "--beta", 3, "--min-len", 3): [
+        "--min-len 3",
+        "--beta 3 together with --sampling",
+        "--beta 3 without --tau",
+    ],
     ("--prefix-size", 1, "--temperature", 0.5, "--min-len", 3, "--retain-dropout"): [
         "--min-len 3",
         "--prefix-size 1",

@@ -18,6 +18,7 @@ import torch
 from support import Lengths, Tilted, check_balance
 
 from specdec_plugins.commands import translate
+from specdec_plugins.commands.removed import REMOVED
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
@@ -40,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEATH = 10.0  # seconds in which a run ends when a rank dies, of which less than one is not due to a busy machine
 TORCHRUN = 40.0  # and those in which torchrun then ends: it gives the ranks 30
 NEAR = 1e-5  # a near-tie: nats between two tokens, in float64, of which float32 may take either
-COMMAND = "--model", "data/demo.en-de", "--bpe", "--quiet"
+COMMAND = "--model", "data/demo.en-de", "--tokenized", "--quiet"
 
 # ---- ranks
 
@@ -301,13 +302,15 @@ def command(output, *options):
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{output}.{name}{rank}", os.O_WRONLY | os.O_CREAT), number)
     sys.stdin = open(os.devnull)  # noqa: SIM115
+    REMOVED["specdec-translate"].pop("--dtype float64", None)  # here ranks must agree to the last bit
     return translate.main([*COMMAND, *options])
 
 
 PARALLEL = "--tensor-parallel", "--dtype", "float64", "--input", "data/demo.bpe"
 
 
-def test_the_command_writes_on_rank_0_what_one_process_writes(tmp_path, capfd):
+def test_the_command_writes_on_rank_0_what_one_process_writes(tmp_path, capfd, monkeypatch):
+    monkeypatch.delitem(REMOVED["specdec-translate"], "--dtype float64")
     options = "--sampling", "--seed", "3", "--max-len-b", "8"
     assert results_of(2, command, tmp_path / "two", *PARALLEL, "--drafter-ranks", "2", *options) == [0, 0]
     assert translate.main([*COMMAND, "--dtype", "float64", "--input", "data/demo.bpe", *options]) == 0
@@ -401,7 +404,7 @@ def test_no_thread_is_left_when_ranks_part(tmp_path):
 @pytest.mark.long
 def test_torchrun(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    options = "--dtype", "float64", "--input", "data/demo.bpe"
+    options = "--input", "data/demo.bpe"
     done = subprocess.run(torchrun(4, *options), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     alone = [sys.executable, "-m", "specdec_plugins.commands.translate", *COMMAND, *options]
     expected = subprocess.run(alone, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
@@ -439,7 +442,7 @@ def rank_of(parent, rank):
 
 def test_each_rank_takes_a_gpu():
     settings = Settings(tensor_parallel=True, device="cuda", threads=4)
-    assert [settings.share(number, 2).device for number in (0, 1)] == ["cuda:0", "cuda:1"]
+    assert [settings.for_worker(number, 2).device for number in (0, 1)] == ["cuda:0", "cuda:1"]
 
 
 # ---- what is refused
@@ -448,14 +451,14 @@ def test_each_rank_takes_a_gpu():
 @pytest.mark.parametrize(
     "options, said",
     [
-        (["--workers", "2"], "--workers does not go with --tensor-parallel"),
+        (["--workers", "2"], "--workers cannot be combined with --tensor-parallel"),
         (["--dtype", "int8"], "--dtype int8 needs the CPU kernels"),
         (["--strategy", "fairseq"], "--tensor-parallel splits the verifier, which strategy fairseq does not run here"),
         (["--strategy", "drafter", "--block-size", "4"], "--tensor-parallel splits the verifier, which strategy drafter"),
         (["--device", "cuda:1"], "--device cuda:1 is one GPU"),
         (["--drafter-ranks", "0"], "--drafter-ranks 0 is less than 1"),
-        (["--drafter-ranks", "2", "--strategy", "ar"], "--drafter-ranks has a use only with a drafter that has weights"),
-        (["--drafter-ranks", "2", "--draft-with", "ngram"], "--drafter-ranks has a use only with a drafter that has weights"),
+        (["--drafter-ranks", "2", "--strategy", "ar"], "--drafter-ranks requires a drafter with weights"),
+        (["--drafter-ranks", "2", "--draft-with", "ngram"], "--drafter-ranks requires a drafter with weights"),
     ],
 )
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -474,9 +477,9 @@ def test_what_does_not_go_together_is_said_once(rank, options, said, monkeypatch
 def test_ranks_are_torchruns(monkeypatch, capsys):
     monkeypatch.delenv("RANK", raising=False)
     assert translate.main([*COMMAND, "--tensor-parallel"]) == 2
-    assert "--tensor-parallel needs torchrun" in capsys.readouterr().err
+    assert "--tensor-parallel requires torchrun" in capsys.readouterr().err
     assert translate.main([*COMMAND, "--drafter-ranks", "2"]) == 2
-    assert "--drafter-ranks has a use only with tensor_parallel" in capsys.readouterr().err
+    assert "--drafter-ranks requires --tensor-parallel" in capsys.readouterr().err
     with pytest.raises(ValueError, match="needs torchrun"):
         all_ranks()
 

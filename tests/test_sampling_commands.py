@@ -2,11 +2,10 @@
 
 import itertools
 import json
-import re
 
 import pytest
 from sacrebleu.metrics.chrf import CHRF
-from test_translate import folder, lines, parts, run, source  # noqa: F401  # fixtures
+from test_translate import folder, lines, parts, run, source, stopped_after  # noqa: F401  # fixtures
 
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.agreement import most_agreed
@@ -19,7 +18,7 @@ def test_drafts_batches_buffers_and_processes_do_not_change_samples(folder, sour
     quick = ("--model", folder, "--input", source, *DRAW)
     expected, _ = run(capfd, *quick, "--strategy", "ar")
     for choice in (
-        [], ["--block-size", 9], ["--verifier-gate", 0.3, "--drafter-gate", 0.2], ["--batch-size", 1], ["--buffer-size", 2],
+        [], ["--block-size", 9], ["--batch-size", 1], ["--buffer-size", 2],
         ["--workers", 2, "--buffer-size", 3],
     ):  # fmt: skip
         assert run(capfd, *quick, *choice)[0] == expected
@@ -33,7 +32,7 @@ def test_drafts_batches_buffers_and_processes_do_not_change_samples(folder, sour
 
 
 def test_formats_write_all_samples_of_a_line(folder, source, lines, capfd):  # noqa: F811
-    quick = ("--model", folder, "--input", source, *DRAW, "--samples", 3)
+    quick = ("--model", folder, "--input", source, *DRAW, "--num-samples", 3)
     text = run(capfd, *quick)[0].split("\n")[:-1]
     assert len(text) == 3 * len(lines)
     assert text[::3] == run(capfd, *quick[:-2])[0].split("\n")[:-1]  # more samples leave the first one as it is
@@ -50,24 +49,22 @@ def test_formats_write_all_samples_of_a_line(folder, source, lines, capfd):  # n
 @pytest.mark.parametrize("form", ["text", "json", "fairseq"])
 def test_resume_goes_on_with_the_same_samples(folder, source, tmp_path, capfd, form):  # noqa: F811
     output = tmp_path / "out"
-    command = ("--model", folder, "--input", source, "--output", output, "--format", form, *DRAW, "--samples", 2,
-               "--block-size", 4)  # fmt: skip
+    command = ("--model", folder, source, "--output", output, "--format", form, *DRAW, "--num-samples", 2, "--block-size", 4,
+               "--buffer-size", 3)  # fmt: skip
     run(capfd, *command)
-    whole = output.read_text()
-    for part in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1):
-        output.write_text(whole[:part])
+    whole = output.read_bytes()
+    for calls in (1, 2):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            stopped_after(monkeypatch, calls)
+            run(capfd, *command, status=130)
+        assert whole.startswith(output.read_bytes()) and output.read_bytes() != whole
         run(capfd, *command, "--resume")
-        assert rounded(output.read_text()) == rounded(whole)
-
-
-def rounded(text: str) -> str:
-    """Scores with three digits: PyTorch's passes round differently in other batches."""
-    return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.3f}", text)
+        assert output.read_bytes() == whole
 
 
 def test_minimum_bayes_risk_takes_the_sample_most_like_the_others(folder, lines):  # noqa: F811
     drawing = {"sampling": True, "temperature": 0.7, "seed": 2, "max_len_b": 12}
-    several = Translator.from_pretrained(folder, samples=5, **drawing).translate(lines, batch_size=4)
+    several = Translator.from_pretrained(folder, num_samples=5, **drawing).translate(lines, batch_size=4)
     chosen = Translator.from_pretrained(folder, mbr=5, **drawing).translate(lines, batch_size=4)
     assert len(several) == 5 * len(lines) and len(chosen) == len(lines)
     for index, best in enumerate(chosen):
@@ -81,7 +78,7 @@ def test_minimum_bayes_risk_takes_the_sample_most_like_the_others(folder, lines)
 
 
 def test_streams_draw_as_whole_texts_do(folder, lines):  # noqa: F811
-    translator = Translator.from_pretrained(folder, sampling=True, seed=1, samples=2, max_len_b=12)
+    translator = Translator.from_pretrained(folder, sampling=True, seed=1, num_samples=2, max_len_b=12)
     whole = [each.text for each in translator.translate(lines)]
     assert [each.text for each in translator.stream(lines, buffer_size=3)] == whole
     tokens = translator.encode([line for line in lines if line.strip()])
@@ -91,18 +88,20 @@ def test_streams_draw_as_whole_texts_do(folder, lines):  # noqa: F811
 
 
 BAD = {
-    "--top-p 0": "--top-p 0.0 is not above 0 and at most 1",
-    "--top-p nan": "--top-p nan is not above 0 and at most 1",
-    "--temperature -1": "--temperature -1.0 is not a number above 0",
-    "--temperature inf": "--temperature inf is not a number above 0",
-    "--top-k -3": "--top-k -3 is negative or no number",
-    "--samples 0": "--samples 0 is less than 1",
+    "--top-p 0": "--top-p 0.0 is not above 0",
+    "--top-p 1.5": "--top-p 1.5 is more than 1",
+    "--top-p nan": "--top-p nan is not a number",
+    "--temperature -1": "--temperature -1.0 is not above 0",
+    "--temperature inf": "--temperature inf is more than 1,000,000",
+    "--top-k -3": "--top-k -3 is less than 0",
+    "--num-samples 0": "--num-samples 0 is less than 1",
+    "--nbest 0": "--num-samples 0 is less than 1",
     "--mbr 1": "--mbr 1 is less than 2",
-    "--mbr 4 --samples 2": "--samples 2 does not go with mbr, which says how many samples it takes",
-    "--beta 3": "--beta is not used with sampling",
-    "--strategy fairseq": "--sampling is not used by strategy fairseq",
-    "--strategy ar --rule rejection": "--rule is not used by strategy ar",
-    "--strategy drafter --repetition-penalty 2": "--repetition-penalty is not used by strategy drafter",
+    "--mbr 4 --num-samples 2": "--num-samples cannot be combined with --mbr, which sets the number of samples",
+    "--beta 3": "--beta cannot be combined with --sampling",
+    "--strategy fairseq": "--sampling is not supported by strategy fairseq",
+    "--strategy ar --rule rejection": "--rule is not supported by strategy ar",
+    "--strategy drafter --repetition-penalty 2": "--repetition-penalty is not supported by strategy drafter",
 }
 
 
@@ -115,11 +114,11 @@ def test_values_that_cannot_be(folder, options, capfd):  # noqa: F811
 def test_a_seed_that_is_no_number(folder, capfd):  # noqa: F811
     with pytest.raises(SystemExit) as ended:
         run(capfd, "--model", folder, "--sampling", "--seed", "x")
-    assert ended.value.code == 2 and "error: argument --seed: invalid int value: 'x'" in capfd.readouterr().err
+    assert ended.value.code == 2 and "error: --seed: 'x' is not a whole number" in capfd.readouterr().err
 
 
 def test_options_for_drawing_need_sampling():
-    for name, value in {"temperature": 0.5, "top_k": 4, "seed": 1, "samples": 3, "mbr": 4, "rule": "rejection"}.items():
-        with pytest.raises(OptionError, match=f"{name} has a use only with sampling"):
+    for name, value in {"temperature": 0.5, "top_k": 4, "seed": 1, "num_samples": 3, "mbr": 4, "rule": "rejection"}.items():
+        with pytest.raises(OptionError, match=f"{name} requires sampling"):
             Settings(**{name: value})
     assert Settings(sampling=True).adaptive and not Settings(sampling=True, rule="rejection").adaptive

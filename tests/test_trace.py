@@ -10,7 +10,7 @@ from conftest import ROOT
 from specdec_plugins.commands import translate
 from specdec_plugins.commands.trace import HtmlTrace, TracedSentence, TracedStep, legend, terminal
 from specdec_plugins.commands.translation.answers import settings_of
-from specdec_plugins.commands.translation.output import summary
+from specdec_plugins.commands.translation.summary import summary
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.settings import Settings
 
@@ -122,7 +122,7 @@ def test_a_trace_has_drafts_and_changes_no_output(capfd):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [([], None), (["--trace"], "model"), (["--trace", "--block-size", "auto"], "auto"), (["--trace", "--block-size", "3"], 3),
-     (["--trace", "--beta", "2"], "model")],
+     (["--trace", "--beta", "2", "--tau", "1"], "model")],
 )  # fmt: skip
 def test_block_size_of_a_trace(options, expected):
     assert settings_of(translate.parser().parse_args(["--model", "x", *options])).block_size == expected
@@ -138,7 +138,7 @@ def test_a_summary_says_why_nothing_was_drafted():
     stats = DecodeStats(sentences=2, passes=5, iterations=9, own_tokens=9)
     stats.lengths[0] = 5
     said = summary(Settings(), stats, 1.0)[1]
-    assert said.startswith("specdec, exact, block size auto: no draft, as where plain passes make more tokens a second")
+    assert said.startswith("specdec, exact, block size auto: no draft, because plain passes were faster")
     stats.lengths[4], stats.drafted, stats.accepted, stats.own_tokens = 5, 8, 4, 5
     assert summary(Settings(), stats, 1.0)[1].startswith("specdec, exact, block size auto (no draft in 100%, 4 tokens in 100% of")
     assert summary(Settings(block_size=4), stats, 1.0)[1].startswith(

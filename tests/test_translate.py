@@ -1,5 +1,7 @@
 """From text to text: packing, strategies, formats, resuming, bad input. The models are random and tiny."""
 
+import errno
+import fcntl
 import gzip
 import json
 import os
@@ -19,7 +21,9 @@ import pytest
 import torch
 from conftest import ROOT, make_drafter, make_verifier, run_python
 
-from specdec_plugins.commands import pack, translate
+from specdec_plugins.commands import benchmark, pack, translate
+from specdec_plugins.commands.removed import REMOVED
+from specdec_plugins.commands.translation import answers
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import Settings
@@ -97,7 +101,7 @@ def test_every_strategy_answers_every_line(folder, parts, source, lines, capfd):
 def test_tolerance_changes_the_output_only_within_its_bounds(folder, source, capfd):
     exact, _ = run(capfd, "--model", folder, "--quiet", "--input", source)
     assert run(capfd, "--model", folder, "--quiet", "--input", source, "--beta", 4, "--tau", 0)[0] == exact
-    assert run(capfd, "--model", folder, "--quiet", "--input", source, "--beta", 1000)[0] != exact
+    assert run(capfd, "--model", folder, "--quiet", "--input", source, "--beta", 1000, "--tau", "inf")[0] != exact
 
 
 def test_formats_agree(folder, source, lines, capfd):
@@ -134,9 +138,9 @@ def test_text_in_bpe(folder, toy_data, tmp_path, capfd):
     raw, bpe = toy_data / "raw" / "test.xa", toy_data / "bpe" / "test.xa"
     options = ("--model", folder, "--quiet", "--max-len-b", 12)
     records = [json.loads(line) for line in run(capfd, *options, "--input", raw, "--format", "json")[0].splitlines()]
-    subwords = run(capfd, *options, "--input", bpe, "--bpe")[0].splitlines()
+    subwords = run(capfd, *options, "--input", bpe, "--tokenized")[0].splitlines()
     assert subwords == [" ".join(record["tokens"]) for record in records]
-    joined = run(capfd, *options, "--input", bpe, "--bpe", "--remove-bpe")[0].splitlines()
+    joined = run(capfd, *options, "--input", bpe, "--tokenized", "--remove-bpe")[0].splitlines()
     assert joined == [f"{line} ".replace("@@ ", "").strip() for line in subwords]
 
 
@@ -218,26 +222,123 @@ def test_gzip_and_carriage_returns(folder, lines, tmp_path, source, capfd, monke
     assert f"{packed}: " in run(capfd, "--model", folder, "--input", packed, status=1)[1]
 
 
-def rounded(content):
-    """Scores in fewer digits: a batch of other sentences rounds otherwise."""
-    return re.sub(rb"-\d+\.\d+", lambda number: b"%.3f" % float(number[0]), content)
+def stopped_after(monkeypatch, calls):
+    """Let runs stop, as by Ctrl-C, instead of translating another buffer after so many."""
+    answer, left = answers.Answerer.__call__, iter(range(calls))
+
+    def stopping(self, buffer):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return answer(self, buffer)
+
+    monkeypatch.setattr(answers.Answerer, "__call__", stopping)
 
 
-@pytest.mark.parametrize("form", ["text", "fairseq", "json"])
-def test_resume_gives_the_file_of_an_unbroken_run(folder, source, tmp_path, capfd, form):
-    options = ("--model", folder, "--input", source, "--quiet", "--format", form, "--max-len-b", 9, "--block-size", 3)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run(capfd, *options, "--output", whole)
-    content = whole.read_bytes()
-    for kept in (0, 1, len(content) // 3, len(content) // 2, len(content) - 1, len(content)):
-        cut.write_bytes(content[:kept])
-        run(capfd, *options, "--output", cut, "--resume")
-        assert rounded(cut.read_bytes()) == rounded(content)
-    cut.unlink()
-    run(capfd, *options, "--output", cut, "--resume")
-    assert rounded(cut.read_bytes()) == rounded(content)
-    cut.write_bytes(content + content)
-    assert "made from something else" in run(capfd, *options, "--output", cut, "--resume", status=1)[1]
+@pytest.mark.parametrize(("form", "suffix"), [("text", ""), ("text", ".gz"), ("fairseq", ""), ("json", "")])
+def test_resume_gives_the_file_of_an_unbroken_run(folder, source, tmp_path, capfd, form, suffix):
+    options = ("--model", folder, source, "--quiet", "--format", form, "--max-len-b", 9, "--block-size", 3, "--buffer-size", 2)
+    whole, part = tmp_path / f"whole{suffix}", tmp_path / f"part{suffix}"
+    record = Path(f"{part}.resume")
+    run(capfd, *options, "-o", whole)
+    content = (gzip.decompress if suffix else bytes)(whole.read_bytes())
+    for calls in (0, 1, 3):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            stopped_after(monkeypatch, calls)
+            run(capfd, *options, "-o", part, status=130)
+        with part.open("ab") as stream:
+            stream.write(b"half a li")  # killed before the record was written
+        done = run(capfd, *options, "-o", part, "--resume", status=0 if calls else 1)[1]
+        if not calls:  # nothing was recorded, so those bytes may be anyone's
+            assert done.startswith(f"specdec-translate: error: {part}: cannot be resumed, as {record} is missing")
+            part.unlink()
+            run(capfd, *options, "-o", part, "--resume")
+        assert part.read_bytes() == whole.read_bytes() and record.exists()
+        run(capfd, *options, "-o", part, "--resume")  # nothing is left to do
+        assert part.read_bytes() == whole.read_bytes()
+        run(capfd, *options, "-o", part)
+        assert part.read_bytes() == whole.read_bytes() and not record.exists()
+    assert content.count(b"\n") == (1 if form != "fairseq" else 4) * len(source.read_text().splitlines())
+
+
+def test_resume_touches_no_file_of_another_run(folder, parts, source, lines, tmp_path, capfd):
+    """Other options, another model, another input, a changed file, somebody's text, a false record: refused, nothing modified."""
+    part, record = tmp_path / "part", tmp_path / "part.resume"
+    options = ["--model", folder, "--quiet", "--max-len-b", 9, "--buffer-size", 2, "--threads", 1]
+    other, longer = tmp_path / "other", tmp_path / "longer"
+    other.write_text("\n".join(lines[::-1]) + "\n", encoding="utf-8")
+    longer.write_text("\n".join([*lines, "more"]) + "\n", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        stopped_after(monkeypatch, 3)
+        assert "(lines written: 6, to " in run(capfd, *options, source, "-o", part, status=130)[1]
+    content, made = part.read_bytes(), record.read_text()
+
+    def refused(said, *arguments, content=content, record_text=made):
+        part.write_bytes(content)
+        record.write_text(record_text) if record_text is not None else record.unlink()
+        err = run(capfd, *arguments, "--resume", "-o", part, status=1)[1]
+        assert err.startswith("specdec-translate: error: ") and said in err and err.count("\n") == 1
+        assert part.read_bytes() == content and (record.read_text() if record.exists() else None) == record_text
+
+    refused("made with --format text, not json", *options, source, "--format", "json")
+    refused("made with --max-len-b 9, not 8", *options, source, "--max-len-b", 8)
+    refused("made with --beta 1, not 2", *options, source, "--beta", 2, "--tau", 1)
+    refused("made with another model", *flat(parts), "--quiet", "--max-len-b", 9, source)
+    refused("made from another input than", *options, other)
+    refused("changed since", *options, source, content=bytes([content[0] ^ 1]) + content[1:])
+    refused("changed since", *options, source, content=content[:-1])
+    refused("part.resume is missing", *options, source, content=b"somebody's text\n", record_text=None)
+    for false in ("", "[]", "{}", '{"lines": "x"}', made.replace('"lines": 6', '"lines": "1e9"')):
+        refused("part.resume: not a record of a run", *options, source, record_text=false)
+    refused("another input", *options, source, record_text=made.replace('"lines": 6', '"lines": 5'))
+    part.write_bytes(content)
+    record.write_text(made)
+    run(capfd, *options, longer, "--resume", "-o", part, "--batch-size", 3, "--threads", 2)  # these do not change the text
+    assert part.read_bytes().startswith(content) and part.read_bytes().count(b"\n") == len(lines) + 1
+
+
+def test_two_runs_do_not_write_one_file(folder, source, tmp_path, capfd):
+    output = tmp_path / "out"
+    with output.open("wb") as held:
+        held.write(b"of another run\n")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for resume in ([], ["--resume"]):
+            err = run(capfd, "--model", folder, source, "-o", output, *resume, status=1)[1]
+            assert err == f"specdec-translate: error: {output}: another run is writing this file\n"
+    assert output.read_bytes() == b"of another run\n"
+
+
+def test_several_input_files(folder, lines, tmp_path, capfd):
+    """One after the other; faults name the file and its line."""
+    paths = [tmp_path / name for name in ("one", "two", "three")]
+    for path, text in zip(paths, (lines[:3], [], lines[3:])):
+        path.write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+    quick = ("--model", folder, "--quiet", "--max-len-b", 9)
+    whole = tmp_path / "whole"
+    whole.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    expected = run(capfd, *quick, whole)[0]
+    assert run(capfd, *quick, *paths, "--buffer-size", 2)[0] == run(capfd, *quick, "-i", whole)[0] == expected
+    paths[2].write_text(f"{lines[3]}\n{'word ' * 500}\n", encoding="utf-8")
+    assert f"{paths[2]}, line 2: 500 tokens" in run(capfd, *quick, *paths, status=1)[1].replace("over 99", "500")
+    paths[2].write_bytes(b"good\ncaf\xe9\n")
+    assert f"{paths[2]}, line 2: not UTF-8" in run(capfd, *quick, *paths, status=1)[1]
+    assert f"{tmp_path / 'none'}: No such file" in run(capfd, *quick, paths[0], tmp_path / "none", status=1)[1]
+
+
+def test_help_is_short_and_removed_options_are_named(capsys):
+    for option, most in (("--help", 20), ("--help-all", 60)):
+        with pytest.raises(SystemExit) as ended:
+            translate.parser().parse_args([option])
+        shown = re.findall(r"^  (?:-\w(?: \w+)?, )?(--[\w-]+)", capsys.readouterr().out, re.M)
+        assert ended.value.code == 0 and len(shown) <= most
+        assert {"--model", "--strategy", "--block-size", "--beta", "--tau"} <= set(shown)
+        assert ("--mbr" in shown) == (option == "--help-all")
+    commands = {"specdec-translate": translate, "specdec-benchmark": benchmark}
+    for name, options in REMOVED.items():
+        for option, advice in options.items():
+            with pytest.raises(SystemExit) as ended:
+                commands[name].parser().parse_args(["--model", "x", *option.split(), "3"])
+            assert ended.value.code == 2
+            assert capsys.readouterr().err == f"{name}: error: {option} was removed: {advice}\n"
 
 
 def started(options, output):
@@ -352,13 +453,13 @@ def test_workers_report_faults_as_one_process_does(folder, parts, lines, tmp_pat
 
 
 def test_shares_of_workers():
-    four = [Settings(threads=6).share(number, 4) for number in range(4)]
+    four = [Settings(threads=6).for_worker(number, 4) for number in range(4)]
     assert four == [Settings(threads=1)] * 4
-    assert Settings(threads=8, beta=2).share(1, 3) == Settings(threads=2, beta=2)
-    assert [Settings(device="cuda").share(number, 2).device for number in range(2)] == ["cuda:0", "cuda:1"]
-    assert Settings().share(1, 2).threads == max(1, torch.get_num_threads() // 2)
+    assert Settings(threads=8, beta=2, tau=1.0).for_worker(1, 3) == Settings(threads=2, beta=2, tau=1.0)
+    assert [Settings(device="cuda").for_worker(number, 2).device for number in range(2)] == ["cuda:0", "cuda:1"]
+    assert Settings().for_worker(1, 2).threads == max(1, torch.get_num_threads() // 2)
     alone = Settings(device="cuda")
-    assert alone.share(0, 1) is alone
+    assert alone.for_worker(0, 1) is alone
 
 
 def test_memory_does_not_grow_with_the_file(folder, tmp_path, monkeypatch):
@@ -412,13 +513,13 @@ def test_long_sources_can_be_cut_or_skipped(folder, lines, tmp_path, capfd):
     path = tmp_path / "long"
     path.write_text(f"{lines[1]}\n{'word ' * 100_000}\n{lines[2]}\n", encoding="utf-8")
     options = ("--model", folder, "--input", path, "--max-len-b", 9)
-    out, err = run(capfd, *options, "--skip-long")
-    assert out.split("\n")[1] == "" and out.count("\n") == 3 and f"{path}, line 2: too long for the models, skipped" in err
-    out, err = run(capfd, *options, "--truncate-source")
-    assert out.split("\n")[1] and out.count("\n") == 3 and f"{path}, line 2: too long for the models, cut" in err
+    out, err = run(capfd, *options, "--too-long", "skip")
+    assert out.split("\n")[1] == "" and out.count("\n") == 3 and f"{path}, line 2: too long for the model, skipped" in err
+    out, err = run(capfd, *options, "--too-long", "truncate")
+    assert out.split("\n")[1] and out.count("\n") == 3 and f"{path}, line 2: too long for the model, cut" in err
     path.write_text(f"{'w' * 900_000}\n", encoding="utf-8")  # of a single word, which takes minutes to split
-    assert "line 1: too long for the models, skipped" in run(capfd, *options, "--skip-long")[1]
-    assert "line 1: too long for the models, cut" in run(capfd, *options, "--truncate-source")[1]
+    assert "line 1: too long for the model, skipped" in run(capfd, *options, "--too-long", "skip")[1]
+    assert "line 1: too long for the model, cut" in run(capfd, *options, "--too-long", "truncate")[1]
     with pytest.raises(SourceTooLong, match="over 99 tokens, and the models read at most 99") as error:
         Translator.from_pretrained(folder).translate(["one", "word " * 200])
     sent = pickle.loads(pickle.dumps(error.value))
@@ -438,39 +539,43 @@ def test_cut_outputs_are_reported(folder, source, capfd):
 MISUSE = {
     "--block-size 0": "--block-size 0 is less than 1",
     "--beta 0": "--beta 0 is less than 1",
-    "--beta 2 --tau -1": "--tau -1.0 is negative or no number",
-    "--beta 2 --tau nan": "--tau nan is negative or no number",
-    "--verifier-gate 2": "--verifier-gate 2.0 is not a probability, from 0 up to 1",
-    "--drafter-gate nan": "--drafter-gate nan is not a probability, from 0 up to 1",
+    "--beta 2 --tau -1": "--tau -1.0 is less than 0",
+    "--beta 2 --tau nan": "--tau nan is not a number",
+    "--beta 5": "--beta requires --tau: tolerance needs both, such as --beta 3 and --tau 1",
+    "--tau 1": "--tau requires --beta over 1: tolerance needs both, such as --beta 3 and --tau 1",
+    "--beta 99999999999999999999 --tau 1": "--beta 99,999,999,999,999,999,999 is more than 2,147,483,647",
+    "--temperature 0.5": "--temperature requires --sampling",
+    "--nbest 5": "--num-samples requires --sampling",
+    "--threads 100000 --workers 100000": "--threads 100,000 is more than 1,024; --workers 100,000 is more than 1,024",
+    "--max-len-a 1e308": "--max-len-a 1e+308 is more than 1,000",
+    "--min-len -3": "--min-len -3 is less than 1",
     "--tree 0": "--tree 0 is less than 1",
-    "--strategy ar --tree 5": "--tree is not used by strategy ar",
-    "--tree 5 --block-size auto": "--tree cannot be combined with block size auto; give the longest path as block size",
-    "--tree 5 --draft-with ngram": "--tree is not supported by ngram; use recycling or lookahead",
+    "--strategy ar --tree 5": "--tree is not supported by strategy ar",
+    "--tree 5 --block-size auto": "--tree cannot be combined with --block-size auto; give the longest path as --block-size",
     "--draft-with jacobi": "--draft-with jacobi was removed; use lookahead",
     "--draft-with ngram+recycling": "--draft-with takes one drafter, not ngram+recycling; use one of ngram, recycling",
-    "--strategy ar --drafter-gate 0.5": "--drafter-gate is not used by strategy ar",
-    "--tau 1": "--tau has a use only with beta over 1",
-    "--strategy ar --beta 2 --block-size 3": "--block-size is not used by strategy ar; --beta is not used by strategy ar",
-    "--strategy fairseq --dtype auto": "--dtype auto is not available with strategy fairseq",
-    "--beam 5": "--beam is not used by strategy specdec",
-    "--strategy ar --trace": "--strategy ar drafts nothing that --trace could show",
-    "--workers 0": "--workers 0 is less than 1",
-    "--workers 2 --device cuda:1": "--device cuda:1 is one GPU: with --workers say --device cuda, for the first ones",
-    "--batch-size 0": "--batch-size 0 is less than 1",
-    "--max-len-a inf": "--max-len-a inf is negative, infinite or no number",
-    "--max-len-b 0": "--max-len-b 0 leaves no room for an output, with 0.0 tokens per source token",
-    "--resume": "--resume needs --output",
-    "--verifier x --drafter x": "--model stands alone, without --verifier, --drafter",
-    "--reference x": "--reference has a use only with --format fairseq",
-    "--input setup.py --output setup.py": "--output setup.py is also an input",
-    "--input setup.py --trace setup.py": "--trace setup.py is also an input, or the output",
-    "--output new --trace ./new": "--trace ./new is also an input, or the output",
-    "--output new --resume --trace setup.py": (
-        "--trace setup.py exists, and with --resume would lose what was shown before: name another file"
+    "--tree 5 --draft-with ngram": "--tree is not supported by ngram; use recycling or lookahead",
+    "--strategy AR --beta 2 --block-size 3": (
+        "--block-size is not supported by strategy ar; --beta is not supported by strategy ar"
     ),
-    "--strategy drafter --format fairseq": "--format fairseq prints scores, which strategy drafter has none of",
-    "--block-size 1000000": "--block-size 1,000,000 is over 1,024",
-    "--sampling --top-k 999999999999999999999": "--top-k 999999999999999999999 is more than any vocabulary has",
+    "--strategy fairseq --dtype auto": "--dtype auto is not supported by strategy fairseq",
+    "--beam 5": "--beam is not supported by strategy specdec",
+    "--strategy ar --trace": "--trace shows drafts, and strategy ar has none",
+    "--workers 0": "--workers 0 is less than 1",
+    "--workers 2 --device cuda:1": "--device cuda:1 is one GPU; use --device cuda with --workers, which gives each its own",
+    "--batch-size 0": "--batch-size 0 is less than 1",
+    "--max-len-a inf": "--max-len-a inf is more than 1,000",
+    "--max-len-b 0": "--max-len-b 0 leaves no room for an output, with 0.0 tokens per source token",
+    "--resume": "--resume requires --output",
+    "--verifier x --drafter x": "--model cannot be combined with --verifier, --drafter",
+    "--reference x": "--reference requires --format fairseq",
+    "--input setup.py --output setup.py": "--output setup.py is also an input",
+    "--trace setup.py": "--trace setup.py is not named .html; for a trace on stderr, put --trace after the input files",
+    "--output new.html --trace ./new.html": "--trace ./new.html is also an input, or the output",
+    "--input x y": "--input cannot be combined with input files as arguments",
+    "--strategy drafter --format fairseq": "--format fairseq needs scores, which strategy drafter does not have",
+    "--block-size 1000000": "--block-size 1,000,000 is more than 1,024",
+    "--sampling --top-k 999999999999999999999": "--top-k 999,999,999,999,999,999,999 is more than 2,147,483,647",
 }
 
 
@@ -527,9 +632,40 @@ def test_files_that_cannot_be(folder, parts, source, tmp_path, capfd):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
-def test_a_full_disk(folder, source, capfd):
+def test_a_full_disk(folder, source, tmp_path, capfd, monkeypatch):
+    """The error says what was written: nothing to /dev/full, and whole lines where the disk fills up in the middle of one."""
     err = run(capfd, "--model", folder, "--input", source, "--output", "/dev/full", "--quiet", status=1)[1]
-    assert err.startswith("specdec-translate: error: /dev/full: No space left on device") and err.count("\n") == 1
+    assert err == "specdec-translate: error: /dev/full: No space left on device\n"
+    options = ("--model", folder, source, "--quiet", "--max-len-b", 9, "--buffer-size", 4, "-o")
+    whole, output, write = tmp_path / "whole", tmp_path / "out", os.write
+    run(capfd, *options, whole)
+    content = whole.read_bytes()
+    room = [content.index(b"\n", len(content) // 2) + 5]  # bytes, which end within a line
+
+    def full(file, data):
+        if not os.path.exists(output) or not os.path.samestat(os.fstat(file), os.stat(output)):
+            return write(file, data)
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room[0] -= (size := min(room[0], len(data)))
+        return write(file, data[:size])
+
+    monkeypatch.setattr(os, "write", full)
+    err = run(capfd, *options, output, status=1)[1]
+    kept = output.read_bytes()
+    assert content.startswith(kept) and kept.endswith(b"\n")
+    assert err == (
+        f"specdec-translate: error: {output}: No space left on device (lines written: {kept.count(10)}, to {output}, "
+        "--resume goes on)\n"
+    )
+    monkeypatch.undo()
+    run(capfd, *options, output, "--resume")
+    assert output.read_bytes() == content
+    page = run(capfd, *options, whole, "--trace", tmp_path / "full.html", status=0)
+    (tmp_path / "full.html").unlink()
+    (tmp_path / "full.html").symlink_to("/dev/full")
+    page = run(capfd, *options, whole, "--trace", tmp_path / "full.html", status=1)[1]
+    assert f"{tmp_path / 'full.html'}: No space left on device" in page
 
 
 def test_dictionaries_that_differ(parts, source, tmp_path, capfd):
@@ -616,7 +752,7 @@ def test_the_python_interface(folder, lines):
         list(translator.stream(["a"] * 3 + ["a " * 5000], buffer_size=3))
     assert error.value.index == 3
     for size in (4.0, np.int64(4)):
-        with pytest.raises(ValueError, match=f"block_size {re.escape(repr(size))} is no int"):
+        with pytest.raises(ValueError, match=f"block_size {re.escape(repr(size))} is not an int"):
             Translator.from_pretrained(folder, block_size=size)
     with pytest.raises(ValueError, match="strategy 'magic' is unknown; available: specdec, ar, drafter, fairseq"):
         Translator.from_pretrained(folder, strategy="magic")

@@ -3,11 +3,11 @@
 import argparse
 import sys
 
-from specdec_plugins.commands.runner import run_command
+from specdec_plugins.commands.runner import Parser, run_command
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="specdec-average", description="Average the weights of fairseq checkpoints.")
+def parser() -> Parser:
+    p = Parser(prog="specdec-average", description="Average the weights of fairseq checkpoints.")
     p.add_argument("--inputs", nargs="+", required=True, metavar="PT", help="checkpoints of one model")
     p.add_argument("--output", required=True, metavar="PT", help="where the average goes")
     return p

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins.commands.progress import Steps
-from specdec_plugins.commands.runner import less_than_one, run_command
+from specdec_plugins.commands.runner import Parser, number, out_of_range, run_command, whole
 from specdec_plugins.extras import install_command
 from specdec_plugins.measure.machine import machine, thread_choices
 from specdec_plugins.measure.runs import Plan, read_text, workloads
@@ -21,9 +21,9 @@ from specdec_plugins.settings import Fault
 from specdec_plugins.text.tokenizers import BYTE_LEVEL
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        prog="specdec-benchmark", usage="%(prog)s --model DIR --input FILE [option ...]", allow_abbrev=False,
+def parser() -> Parser:
+    p = Parser(
+        prog="specdec-benchmark", usage="%(prog)s --model DIR --input FILE [option ...]",
         description="Measure the ways to decode: latency (a sentence at a time), throughput (a whole text on all cores), "
         "acceptance, memory, and whether outputs differ.",
         epilog="Throughput is measured with every mix of processes and threads that keeps all cores busy, and a system's fastest "
@@ -33,11 +33,11 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument("--model", required=True, metavar="DIR", help="model folder")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
-    p.add_argument("--bpe", action="store_true", help="the input is tokens in BPE already")
+    p.add_argument("--tokenized", action="store_true", help="the input is subwords, separated by spaces")
     p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")
     p.add_argument("--report", metavar="DIR", help="write tables, figures and JSON into this folder, and resume from it")
     p.add_argument("--plot", metavar="FILE.png", help="draw the speeds as bars")
-    p.add_argument("--sentences", type=int, metavar="N", help="only the first N")
+    p.add_argument("--sentences", type=whole, metavar="N", help="only the first N")
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
     p.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
     p.add_argument(
@@ -47,16 +47,20 @@ def parser() -> argparse.ArgumentParser:
         "--measure", nargs="+", choices=KINDS, default=list(KINDS), metavar="WHAT", help=f"{', '.join(KINDS)} (default: both)"
     )
     p.add_argument(
-        "--batch-sizes", nargs="+", type=int, default=[1, 8, 32, 128], metavar="N",
+        "--batch-sizes", nargs="+", type=whole, default=[1, 8, 32, 128], metavar="N",
         help="of throughput, in each process (default: 1 8 32 128)",
     )  # fmt: skip
     p.add_argument(
-        "--threads", nargs="+", type=int, metavar="N", help="of a process: numbers to choose from (default: 1, 2, 4 .. all cores)"
+        "--threads",
+        nargs="+",
+        type=whole,
+        metavar="N",
+        help="of a process: numbers to choose from (default: 1, 2, 4 .. all cores)",
     )
     p.add_argument("--block-sizes", nargs="+", default=["auto"], metavar="K", help="of specdec: numbers, auto (default: auto)")
-    p.add_argument("--beta", nargs="+", type=int, default=[3], metavar="N", help="of specdec-tolerant (default: 3)")
-    p.add_argument("--tau", nargs="+", type=float, default=[1.0], metavar="X", help="of specdec-tolerant, nats (default: 1)")
-    p.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
+    p.add_argument("--beta", nargs="+", type=whole, default=[3], metavar="N", help="of specdec-tolerant (default: 3)")
+    p.add_argument("--tau", nargs="+", type=number, default=[1.0], metavar="X", help="of specdec-tolerant, nats (default: 1)")
+    p.add_argument("--rounds", type=whole, default=3, metavar="N", help="(default: 3)")
     return p
 
 
@@ -72,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(options: argparse.Namespace) -> list[Fault]:
     """What is wrong with the options, before anything is measured."""
-    faults = less_than_one(options, "sentences", "rounds", "batch_sizes", "threads", "beta")
+    faults = out_of_range(options, "sentences", "rounds", "batch_sizes", "threads", "beta")
     known = DTYPES if options.device == "cpu" else GPU_DTYPES
     faults += [
         ("dtypes", f"{dtype} is not available on {options.device}: {', '.join(known)}")
@@ -102,10 +106,10 @@ def run(options: argparse.Namespace) -> None:
 
     pair = load_folder(options.model)
     # Tokens need no codes, nor the library that applies them; but byte-level ones are turned into text by these.
-    tokens = replace(pair, codes=None) if options.bpe and pair.tokenizer != BYTE_LEVEL else pair
+    tokens = replace(pair, codes=None) if options.tokenized and pair.tokenizer != BYTE_LEVEL else pair
     # Drafting systems may read fewer tokens than the verifier alone.
     reader = Translator(tokens, Settings(strategy="specdec" if pair.drafter else "ar", threads=1))
-    text = read_text(reader, options.input, options.reference, options.sentences, options.bpe)
+    text = read_text(reader, options.input, options.reference, options.sentences, options.tokenized)
     threads = options.threads or thread_choices(options.device)
     loads = workloads(options.measure, options.batch_sizes, threads, options.device)
     plan = Plan(options.model, systems_of(options, pair.drafter is not None), loads, options.rounds)

@@ -7,15 +7,15 @@ from itertools import zip_longest
 from typing import TypeVar
 
 from specdec_plugins.commands.progress import bar
-from specdec_plugins.commands.runner import run_command, same_file
+from specdec_plugins.commands.runner import Parser, run_command, same_file
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
 
 Line = TypeVar("Line")
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+def parser() -> Parser:
+    p = Parser(
         prog="specdec-datastore",
         description="Make a datastore of text in the target language, for specdec-translate --draft-with retrieval.",
     )

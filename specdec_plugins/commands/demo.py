@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_plugins.commands.runner import less_than_one, run_command
+from specdec_plugins.commands.runner import Parser, out_of_range, run_command, whole
 from specdec_plugins.settings import Fault
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ DATA = Path(__file__).resolve().parent.parent.parent / "data"
 SHIPPED = {"demo.en-de": "demo.txt", "docs.en-fr": "docs.txt"}
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="python -m specdec_plugins.commands.demo", description=(__doc__ or "").replace("``", ""))
+def parser() -> Parser:
+    p = Parser(prog="python -m specdec_plugins.commands.demo", description=(__doc__ or "").replace("``", ""))
     p.add_argument("--model", type=Path, metavar="DIR", help="another model folder")
     p.add_argument("--input", type=Path, metavar="FILE", help="and sentences for it")
-    p.add_argument("--batch-size", default=1, type=int, metavar="N")
+    p.add_argument("--batch-size", default=1, type=whole, metavar="N")
     return p
 
 
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
-    faults = less_than_one(options, "batch_size")
+    faults = out_of_range(options, "batch_size")
     if not options.model and not DATA.is_dir():
         faults.append(("model", "and --input are missing: a wheel comes without the repository's data folder"))
     elif bool(options.model) != bool(options.input):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_plugins.commands.runner import less_than_one, run_command
+from specdec_plugins.commands.runner import Parser, out_of_range, run_command, whole
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
 
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 DRAFTED = 0.99  # of a text's tokens are drafted: benchmarks/README.md
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+def parser() -> Parser:
+    p = Parser(
         prog="specdec-pack",
         description="Make a model folder from fairseq checkpoints, dictionaries and BPE codes.",
-        allow_abbrev=False,
     )
     p.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the autoregressive model")
     p.add_argument("--drafter", metavar="PT", help="fairseq checkpoint of the block drafter")
@@ -29,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only text in BPE")
     p.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
     p.add_argument("-t", "--target-lang", metavar="LANG", help="(default: the verifier's)")
-    p.add_argument("--block-size", type=int, metavar="K", help="drafted tokens an iteration by default (default: as trained)")
+    p.add_argument("--block-size", type=whole, metavar="K", help="drafted tokens an iteration by default (default: as trained)")
     p.add_argument(
         "--draft-vocabulary", type=Path, metavar="TEXT",
         help=f"draft only the tokens that make up {100 * DRAFTED:g} %% of this text in the target's subwords, such as "
@@ -46,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(options: argparse.Namespace) -> list[Fault]:
     """Every way in which the options do not go together."""
-    faults = less_than_one(options, "block_size")
+    faults = out_of_range(options, "block_size")
     for name in ("block_size", "draft_vocabulary"):
         if getattr(options, name) and not options.drafter:
             faults.append((name, "is for a drafter: give --drafter, too"))

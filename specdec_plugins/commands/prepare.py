@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins.commands.progress import bar
-from specdec_plugins.commands.runner import run_command
+from specdec_plugins.commands.runner import Parser, run_command
 from specdec_plugins.cpus import usable_cpus
 from specdec_plugins.extras import install_command
 from specdec_plugins.formats import files
@@ -416,8 +416,8 @@ def learn_codes(words: Counter[str], operations: int, codes: Path) -> None:
 # ---- command line
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser("specdec-prepare", description="Prepare parallel text for fairseq.")
+def parser() -> Parser:
+    p = Parser("specdec-prepare", description="Prepare parallel text for fairseq.")
     add = p.add_argument
     add("--source-lang", required=True, metavar="LANG")
     add("--target-lang", required=True, metavar="LANG")

@@ -1,4 +1,4 @@
-"""What all commands share: options that are checked before torch is loaded, one-line errors, signals and exit statuses.
+"""What all commands share: a parser with short and full help, options checked before torch loads, one-line errors, signals.
 
 Exit status: 0 done; 1 bad input, or a file that cannot be read or written; 2 wrong options; 130 Ctrl-C; 141 the reader of stdout
 has gone; 143 SIGTERM.
@@ -6,13 +6,77 @@ has gone; 143 SIGTERM.
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from specdec_plugins import __version__
-from specdec_plugins.settings import Fault, OptionError
+from specdec_plugins.commands.removed import REMOVED
+from specdec_plugins.settings import MOST, MOST_THREADS, Fault, OptionError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports errors in one line, and names what became of options of earlier versions.
+
+    ``--help`` leaves out the options in ``rare``, and ``--help-all`` shows them.
+    """
+
+    def __init__(self, prog: str, **rest: Any):
+        super().__init__(prog=prog, allow_abbrev=False, **rest)
+        self.rare: set[str] = set()  # by dest
+        self.add_argument("--version", action="version", version=f"%(prog)s {__version__}", help="show the version")
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[override]  # one signature is all that commands use
+        given = sys.argv[1:] if args is None else list(args)
+        given = given[: given.index("--")] if "--" in given else given
+        removed = REMOVED.get(self.prog, {})
+        for token, following in zip(given, [*given[1:], ""]):
+            name, _, value = token.partition("=")
+            for old in (name, f"{name} {value or following}"):
+                if old in removed:
+                    self.error(f"{old} was removed: {removed[old]}")
+        if "--help-all" in given and self.rare:
+            self.rare = set()
+            self.print_help()
+            self.exit()
+        return super().parse_args(args, namespace)
+
+    def format_help(self) -> str:
+        shown = {action: action.help for action in self._actions if action.dest in self.rare}
+        for action in shown:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in shown.items():
+                action.help = text
+
+    def error(self, message: str) -> Any:
+        message = re.sub(r"^argument (?:-\w/)?(\S+?)(?:/\S+)?: ", r"\1: ", message)
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def whole(text: str) -> int:
+    """An integer option. Ranges are checked with the other options."""
+    if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
+        raise argparse.ArgumentTypeError(f"'{text[:40]}' is not a whole number")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """A floating-point option."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text[:40]}' is not a number") from None
+
+
+def whole_or_word(text: str) -> int | str:
+    """A number, or a word for the command to judge."""
+    return whole(text) if re.fullmatch(r"[-+]?[0-9.]+", text) else text
 
 
 class Terminated(BaseException):
@@ -33,7 +97,6 @@ def run_command(
     ImportError for bad input. ``ending`` says what has been written when a run ends early, and ``resumption`` how to go on after
     a signal.
     """
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     options = parser.parse_args(argv)
     try:
         if faults := list(check(options)):
@@ -43,7 +106,7 @@ def run_command(
             _flush()
         return 0
     except OptionError as error:
-        return _failed(2, parser, "; ".join(f"{option_name(field)} {message}" for field, message in error.faults))
+        return _failed(2, parser, "; ".join(f"{option_name(field)} {_spelled(message)}" for field, message in error.faults))
     except BrokenPipeError:  # as when `head` has read enough: no message is wanted
         _discard_output()
         return 141
@@ -69,11 +132,22 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def less_than_one(options: argparse.Namespace, *names: str) -> list[Fault]:
-    """The faults of counts that are less than 1; an option may have several values, or none."""
-    given = ((name, getattr(options, name)) for name in names)
-    listed = ((name, value if isinstance(value, list) else [value]) for name, value in given if value is not None)
-    return [(name, f"{value} is less than 1") for name, values in listed for value in values if value < 1]
+def _spelled(message: str) -> str:
+    """A fault's message, with the options of the fields that it names in backticks."""
+    return re.sub(r"`(\w+)`", lambda name: option_name(name[1]), message)
+
+
+def out_of_range(options: argparse.Namespace, *names: str) -> list[Fault]:
+    """The faults of counts, from 1 on; an option may have several values, or none."""
+    faults = []
+    for name in names:
+        value, most = getattr(options, name), MOST_THREADS if name in ("threads", "workers") else MOST
+        for each in value if isinstance(value, list) else [] if value is None else [value]:
+            if each < 1:
+                faults.append((name, f"{each:,} is less than 1"))
+            elif each > most:
+                faults.append((name, f"{each:,} is more than {most:,}"))
+    return faults
 
 
 def same_file(one: str | None, other: str | None) -> bool:

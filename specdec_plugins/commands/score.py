@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.commands.runner import run_command
+from specdec_plugins.commands.runner import Parser, run_command
 from specdec_plugins.measure.hypotheses import read, same_length, wrong_tokenisation
 from specdec_plugins.measure.scores import TESTS, add_comet, add_rouge, compare, make_metrics, mark_unknown, scores
 from specdec_plugins.settings import Fault
 
 
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        prog="specdec-score", allow_abbrev=False,
+def parser() -> Parser:
+    p = Parser(
+        prog="specdec-score",
         description="Score translations: sacreBLEU's BLEU and chrF; of tokenised text BLEU as fairseq-score computes it; "
         "for German also compound-split BLEU, as for WMT14 English-German.",
         epilog="A FILE is plain text, the output of fairseq-generate (D, H and T lines, put in order) or JSON lines of "

@@ -3,7 +3,9 @@
 Knows strings only. In the terminal, or as an HTML page in one file (``templates/trace.html``).
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -79,6 +81,44 @@ def _mark(text: str, code: str, sign: str, colour: bool) -> str:
 def _printable(text: str) -> str:
     """The text without `UNSAFE` characters: a source must not steer the terminal."""
     return text.translate(REPLACEMENTS)
+
+
+class Trace:
+    """Where ``--trace`` is shown: nowhere (None), on stderr (an empty path), or in an HTML file. A context manager."""
+
+    def __init__(self, path: str | None, title: str):
+        self.path, self.title = path, title
+        self.page: HtmlTrace | None = None
+
+    def __enter__(self) -> "Trace":
+        if self.path:
+            self.stream = open(self.path, "w", encoding="utf-8")
+            self.page = HtmlTrace(self.stream, self.title)
+        elif self.path is not None:
+            print(legend(sys.stderr.isatty()), file=sys.stderr)
+        return self
+
+    def write(self, sentence: TracedSentence) -> None:
+        if self.page:
+            with named(self.path):
+                self.page.write(sentence)
+        else:
+            print(terminal(sentence, sys.stderr.isatty()), file=sys.stderr)
+
+    def __exit__(self, *error) -> None:
+        if self.page:
+            with named(self.path), self.stream:
+                self.page.close()
+
+
+@contextmanager
+def named(path: str | None) -> Iterator[None]:
+    """Name the file in an OSError from writing it, which does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = path
+        raise
 
 
 class HtmlTrace:

@@ -3,6 +3,7 @@
 import argparse
 import atexit
 import logging
+import math
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class SpeculativeGenerator:
     fairseq's ``--seed`` and the sentence's number.
     """
 
-    def __init__(self, models, dictionaries, drafter_path: str, block_size: int | None, beta: int, tau: float, options):
+    def __init__(self, models, dictionaries, drafter_path: str, block_size: int | None, beta: int, tau: float | None, options):
         """``models``: fairseq's, one; ``options``: its generation options. Raises ValueError with all that cannot be."""
         sampling = getattr(options, "sampling", False)
         faults = [
@@ -53,6 +54,8 @@ class SpeculativeGenerator:
         ]
         if sampling and beta > 1:
             faults.append(f"--beta {beta} together with --sampling")
+        if beta > 1 and tau is None:
+            faults.append(f"--beta {beta} without --tau")
         if len(models) != 1:
             faults.append(f"an ensemble of {len(models)} models")
         if faults:
@@ -75,7 +78,11 @@ class SpeculativeGenerator:
         roles = assemble(verifier, drafter, weight.device, dtype)
         fixed = block_size or beta > 1  # with tolerance the length changes the output
         trained = drafter.block_size
-        self.roles = *roles, TopBetaTau(beta, tau), FixedLength(block_size or trained) if fixed else Throughput(trained)
+        self.roles = (
+            *roles,
+            TopBetaTau(beta, math.inf if tau is None else tau),
+            FixedLength(block_size or trained) if fixed else Throughput(trained),
+        )
         self.stats = DecodeStats()
         atexit.register(self.log_stats)  # fairseq tells no one when it is done
 

@@ -38,7 +38,9 @@ class BlockTranslationConfig(TranslationLevenshteinConfig):
         default=None, metadata={"help": "generation: the block drafter of --path; decoding is then speculative"}
     )
     beta: int = field(default=1, metadata={"help": "generation: accept a token among the verifier's N best; 1 is exact"})
-    tau: float = field(default=float("inf"), metadata={"help": "generation: and within so many nats of its best"})
+    tau: Optional[float] = field(  # noqa: UP045
+        default=None, metadata={"help": "generation: and within X nats of its best; required by --beta"}
+    )
 
 
 @register_task("translation_lev_modified", dataclass=BlockTranslationConfig)

@@ -1,19 +1,25 @@
 """Translates the buffers of ``specdec-translate``, in its own process or in a worker. Loads torch when it is built."""
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from specdec_plugins.commands.trace import TracedSentence, TracedStep
-from specdec_plugins.commands.translation.buffers import Buffer
 from specdec_plugins.commands.translation.formats import make_format
-from specdec_plugins.settings import Settings
+from specdec_plugins.commands.translation.inputs import Buffer
+from specdec_plugins.settings import Settings, option_of
 
 if TYPE_CHECKING:  # with --workers, only the workers load torch
     from specdec_plugins.decoding.stats import DecodeStats
     from specdec_plugins.formats.folder import Pair
     from specdec_plugins.translator import Translation
+
+BATCH_SIZE = 32
+TOLERANT_BATCH_SIZE = 1
+RESOURCES = ("device", "threads", "tensor_parallel", "drafter_ranks")  # settings that do not decide what is written
 
 
 class Answer(NamedTuple):
@@ -26,62 +32,81 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to a buffer's lines, up to ``fault`` if there is one; ``stats`` are of these lines alone."""
+    """The answers to a buffer's lines. ``too_long`` is what is wrong with the line after the last one that was answered, and
+    ``fault`` what ended the reading of the input; ``stats`` are of these lines alone."""
 
     lines: list[Answer]
+    too_long: str
     fault: ValueError | None
     stats: "DecodeStats"
 
 
 class Answerer:
-    """Turns buffers into answers. ``number`` is that of the worker process that has it."""
+    """Turns buffers into answers. ``number`` is that of its worker process."""
 
     def __init__(self, options: argparse.Namespace, number: int = 0):
         from specdec_plugins.translator import Translator
 
         self.options, self.format = options, make_format(options)
-        self.translator = Translator(load(options), settings_of(options).share(number, options.workers))
+        settings = settings_of(options)
+        self.translator = Translator(load(options), settings.for_worker(number, options.workers))
         self.choices: dict[str, Any] = {
-            "batch_size": options.batch_size or (None if options.max_tokens else 32), "max_tokens": options.max_tokens,
-            "bpe": options.bpe, "remove_bpe": options.remove_bpe,
-            "too_long": "truncate" if options.truncate_source else "skip" if options.skip_long else "error",
+            "batch_size": batch_size(options, settings), "max_tokens": options.max_tokens, "bpe": options.tokenized,
+            "remove_bpe": options.remove_bpe, "too_long": options.too_long,
         }  # fmt: skip
 
     def __call__(self, buffer: Buffer) -> Answers:
-        """Answer the lines before the first source that is too long, which becomes the fault; else all of them."""
+        """Answer the lines before the first source that is too long, or all of them."""
         from specdec_plugins.translator import SourceTooLong
 
-        lines, hints, fault = buffer.lines, buffer.hints or None, buffer.fault
+        lines, hints, too_long = buffer.lines, buffer.hints or None, ""
         try:
             results = self.translator.translate(lines, first=buffer.first, hints=hints, **self.choices)
         except SourceTooLong as error:
-            where = f"{self.options.input or 'stdin'}, line {buffer.first + error.index + 1}"
-            fault = ValueError(f"{where}: {error} (--truncate-source, --skip-long and --windows go on)")
+            too_long = f"{error} (--too-long truncate, --too-long skip and --windows go on)"
             hints = hints and hints[: error.index]
             results = self.translator.translate(lines[: error.index], first=buffer.first, hints=hints, **self.choices)
         outputs = self.translator.settings.outputs
         groups = (results[start : start + outputs] for start in range(0, len(results), outputs))
         numbered = enumerate(zip(groups, buffer.references), buffer.first)
         answers = [self._answer(number, group, reference) for number, (group, reference) in numbered]
-        return Answers(answers, fault, self.translator.take_stats())
+        return Answers(answers, too_long, buffer.fault, self.translator.take_stats())
 
     def _answer(self, number: int, outputs: Sequence["Translation"], reference: str | None) -> Answer:
-        shown = [] if self.options.trace is None else [traced(output, self.translator.words) for output in outputs]
+        shown = [] if self.options.trace is None else [self._traced(output) for output in outputs]
         shortened: Literal["", "cut", "skipped"] = ""
         if outputs[0].shortened:
             shortened = "cut" if outputs[0].source_tokens else "skipped"
         return Answer(self.format(number, outputs, reference), shown, shortened)
 
+    def _traced(self, result: "Translation") -> TracedSentence:
+        words = self.translator.words
+        steps = [
+            TracedStep(
+                words(step.drafted[: step.accepted]),
+                words(step.drafted[step.accepted :]),
+                None if step.own is None else words([step.own])[0],
+            )
+            for step in result.steps
+        ]
+        return TracedSentence(" ".join(result.source_tokens), " ".join(result.tokens), steps)
+
 
 def settings_of(options: argparse.Namespace) -> Settings:
     """The decoding settings among the options. Raises OptionError.
 
-    A trace shows drafts, so it always drafts; the draft length cannot change an exact output.
+    A trace drafts even where that does not pay: showing drafts is its purpose, and they cannot change an exact output.
     """
-    given = {field.name: getattr(options, field.name) for field in fields(Settings)}
+    given = {field.name: getattr(options, field.name) for field in fields(Settings) if option_of(field).help}
     if options.trace is not None and options.block_size is None and options.strategy in ("specdec", "drafter"):
         given["block_size"] = "model"
     return Settings(**given)
+
+
+def batch_size(options: argparse.Namespace, settings: Settings) -> int | None:
+    """Sentences at a time; None: as many as --max-tokens allows."""
+    usual = TOLERANT_BATCH_SIZE if settings.tolerant else BATCH_SIZE
+    return options.batch_size or (None if options.max_tokens else usual)
 
 
 def load(options: argparse.Namespace) -> "Pair":
@@ -92,14 +117,18 @@ def load(options: argparse.Namespace) -> "Pair":
     return load_parts(options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes)
 
 
-def traced(result: "Translation", words: Callable[[Iterable[int]], list[str]]) -> TracedSentence:
-    """What ``--trace`` shows of a translation; ``words`` names tokens."""
-    steps = [
-        TracedStep(
-            words(step.drafted[: step.accepted]),
-            words(step.drafted[step.accepted :]),
-            None if step.own is None else words([step.own])[0],
-        )
-        for step in result.steps
-    ]
-    return TracedSentence(" ".join(result.source_tokens), " ".join(result.tokens), steps)
+def identity(options: argparse.Namespace) -> dict[str, Any]:
+    """What determines the text that is written, by name: the options that matter, and a hash of the model's files."""
+    settings = vars(settings_of(options))
+    named = {f"--{name.replace('_', '-')}": value for name, value in settings.items() if name not in RESOURCES}
+    named |= {f"--{name.replace('_', '-')}": getattr(options, name) for name in ("format", "tokenized", "remove_bpe", "too_long")}
+    if options.model:
+        paths = [path for path in sorted(Path(options.model).iterdir()) if path.is_file() and path.suffix != ".md"]
+    else:
+        given = [Path(path) for path in (options.verifier, options.drafter, options.codes) if path]
+        paths = [*given, *sorted(Path(options.data).glob("dict.*.txt"))]
+    model = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            model.update(path.name.encode() + hashlib.file_digest(stream, "sha256").digest())
+    return {**named, "model": model.hexdigest()}

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 Format = Callable[[int, Sequence["Translation"], str | None], str]
 FORMATS = ("text", "fairseq", "json")
-LAST_LINE = {"text": b"", "fairseq": b"P-", "json": b""}  # how the last line of an output begins
 
 
 def make_format(options: argparse.Namespace) -> Format:

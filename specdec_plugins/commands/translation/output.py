@@ -1,130 +1,185 @@
-"""Where ``specdec-translate`` writes: translations, the trace, and the summary of a run."""
+"""Where ``specdec-translate`` writes translations: stdout, or a file that one run at a time owns and a later run can resume.
 
-import argparse
+Beside an unfinished file lies a record, ``FILE.resume``: what made the file (model, options), how many input lines it answers,
+and hashes of those lines and of the file. Nothing is modified before all of it has been verified.
+"""
+
 import errno
+import fcntl
+import gzip
+import hashlib
+import json
 import os
+import stat
 import sys
-from typing import TYPE_CHECKING, BinaryIO
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from specdec_plugins.commands.trace import HtmlTrace, TracedSentence, legend, terminal
-from specdec_plugins.commands.translation.formats import LAST_LINE
-from specdec_plugins.settings import Settings
+from specdec_plugins.commands.translation.inputs import Inputs
+from specdec_plugins.formats import files
 
-if TYPE_CHECKING:
-    from specdec_plugins.decoding.stats import DecodeStats
+INTERVAL = 1.0  # seconds between two records: what a killed run has to translate again
+CHUNK = 1 << 20  # bytes read at once
+Identity = dict[str, Any]
 
 
 class Output:
-    """Where lines go. With ``--resume`` a file's complete lines stay, and ``done`` is the number of inputs that they answer."""
+    """Takes the text of each input line. ``lines`` are the input lines whose text has reached the file. A context manager.
 
-    def __init__(self, options: argparse.Namespace):
-        self.path, self.done = options.output, 0
-        if not self.path:
+    ``identity()`` names what determines the text; it is called only for a record, as it reads the model. A path that ends in
+    ``.gz`` gets gzip, one member per `flush`.
+    """
+
+    def __init__(self, path: str | None, resume: bool, identity: Callable[[], Identity]):
+        self.path, self.resume, self.identity = path, resume, identity
+        self.lines = self.size = 0
+        self.recorded = False  # whether a later run can resume this one
+        self._read, self._written = hashlib.sha256(), hashlib.sha256()
+        self._pending: list[tuple[str, bytes]] = []  # input lines and their text
+        self._recorded_at = time.monotonic()
+        self._claimed: dict[str, Any] | None = None  # the record that is resumed, until `skip` has verified the input
+        self.file = self._open()
+        try:
+            self.regular = path is not None and stat.S_ISREG(os.fstat(self.file).st_mode)
+            if self.regular:
+                self._claim()
+        except BaseException:
+            os.close(self.file)
+            raise
+
+    def _open(self) -> int:
+        if self.path is None:
             if sys.stdout is None:
                 raise OSError(errno.EBADF, "closed", "stdout")
-            self.stream: BinaryIO = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-        elif options.resume and os.path.exists(self.path):
-            self.stream = open(self.path, "r+b")  # noqa: SIM115
-            self._keep_complete(LAST_LINE[options.format], options.samples)
+            return os.dup(sys.stdout.fileno())
+        plain = not os.path.exists(self.path) or os.path.isfile(self.path)
+        return os.open(self.path, os.O_CREAT | (os.O_RDWR if plain else os.O_WRONLY), 0o666)
+
+    @property
+    def _record(self) -> Path:
+        return Path(f"{self.path}.resume")
+
+    def _claim(self) -> None:
+        """Lock the file; empty it, or verify that it can be resumed."""
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{self.path}: another run is writing this file") from None
+        except OSError:  # a file system without locks
+            pass
+        if self.resume and os.fstat(self.file).st_size:
+            self._claimed = self._verified()
         else:
-            self.stream = open(self.path, "wb")  # noqa: SIM115
+            os.ftruncate(self.file, 0)
+            self._record.unlink(missing_ok=True)
 
-    def _keep_complete(self, last: bytes, samples: int) -> None:
-        """Go to the end of the last complete sentence, and cut off what follows. A sentence has so many samples, the closing line
-        of each of which starts with ``last``."""
-        end = keep = outputs = 0
-        for line in self.stream:
-            end += len(line)
-            if line.startswith(last) and line.endswith(b"\n"):
-                outputs += 1
-                if outputs % samples == 0:
-                    self.done, keep = self.done + 1, end
-        self.stream.seek(keep)
-        self.stream.truncate()
+    def _verified(self) -> dict[str, Any]:
+        """The record, if it describes this file and this run."""
+        advice = "; delete it, or name another --output"
+        try:
+            record = json.loads(self._record.read_text(encoding="utf-8"))
+            lines, size, made_by = int(record["lines"]), int(record["size"]), dict(record["made_by"])
+            hashes = str(record["input"]), str(record["output"])
+        except FileNotFoundError:
+            raise ValueError(f"{self.path}: cannot be resumed, as {self._record} is missing{advice}") from None
+        except (OSError, ValueError, TypeError, KeyError):
+            raise ValueError(f"{self._record}: not a record of a run{advice}") from None
+        mine = json.loads(json.dumps(self.identity()))
+        if other := next((name for name in {**made_by, **mine} if made_by.get(name) != mine.get(name)), None):
+            what = "another model" if other == "model" else f"{other} {made_by.get(other)}, not {mine.get(other)}"
+            raise ValueError(f"{self.path}: cannot be resumed, as it was made with {what}{advice}")
+        os.lseek(self.file, 0, os.SEEK_SET)
+        for data in self._content(size):
+            self._written.update(data)
+        if self._written.hexdigest() != hashes[1]:
+            raise ValueError(f"{self.path}: cannot be resumed, as it was changed since{advice}")
+        return {"lines": lines, "size": size, "input": hashes[0]}
 
-    def write(self, line: str) -> None:
-        self.stream.write(line.encode("utf-8") + b"\n")
+    def _content(self, size: int) -> Iterator[bytes]:
+        while size > 0 and (data := os.read(self.file, min(size, CHUNK))):
+            size -= len(data)
+            yield data
+
+    def skip(self, source: Inputs) -> int:
+        """Read past the input lines that are answered. Returns how many; raises ValueError if they were others."""
+        if self._claimed is None:
+            return 0
+        lines, size = self._claimed["lines"], self._claimed["size"]
+        for number, line in enumerate(source, 1):
+            self._read.update(line.encode() + b"\n")
+            if number == lines:
+                break
+        if self._read.hexdigest() != self._claimed["input"]:
+            raise ValueError(f"{self.path}: cannot be resumed, as it was made from another input than {source.name}")
+        os.ftruncate(self.file, size)
+        os.lseek(self.file, size, os.SEEK_SET)
+        self.lines, self.size, self.recorded, self._claimed = lines, size, True, None
+        return lines
+
+    def write(self, line: str, text: str) -> None:
+        """Take the text of the next input line."""
+        self._pending.append((line, text.encode("utf-8") + b"\n"))
 
     def flush(self) -> None:
-        self.stream.flush()
+        """Write what was taken. After an OSError `lines` counts the texts that were written completely."""
+        pending, self._pending = self._pending, []
+        parts = [text for _, text in pending]
+        if self.path and self.path.endswith(".gz"):
+            parts = [gzip.compress(b"".join(parts), mtime=0)] if parts else []
+        data = memoryview(b"".join(parts))
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self.file, data[written:])
+        except OSError as error:
+            whole = 0
+            while len(parts) == len(pending) and written >= len(parts[whole]):
+                written -= len(parts[whole])
+                whole += 1
+            self._count(pending[:whole], parts[:whole])
+            if self.regular:
+                with suppress(OSError):
+                    os.ftruncate(self.file, self.size)
+            raise type(error)(error.errno, error.strerror, self.path or "stdout") from None
+        self._count(pending, parts)
+        if self.regular and self.lines and time.monotonic() - self._recorded_at >= INTERVAL:
+            self._save_record()
+
+    def _count(self, pending: list[tuple[str, bytes]], parts: list[bytes]) -> None:
+        for line, _ in pending:
+            self._read.update(line.encode() + b"\n")
+        for part in parts:
+            self._written.update(part)
+            self.size += len(part)
+        self.lines += len(pending)
+
+    def _save_record(self) -> None:
+        """Save what a later run needs; where that fails, this file cannot be resumed."""
+        try:
+            record = {
+                "lines": self.lines, "size": self.size, "input": self._read.hexdigest(), "output": self._written.hexdigest(),
+                "made_by": self.identity(),
+            }  # fmt: skip
+            os.fsync(self.file)
+            with files.whole(self._record) as path:
+                path.write_text(json.dumps(record), encoding="utf-8")
+            self.recorded = True
+        except OSError:
+            self.recorded = False
+        self._recorded_at = time.monotonic()
 
     def __enter__(self) -> "Output":
         return self
 
-    def __exit__(self, *error) -> None:
-        self.stream.close()
-
-
-class Written:
-    """How many lines have reached the output; called, it says so for a run that ends early."""
-
-    def __init__(self) -> None:
-        self.lines, self.path = 0, ""
-
-    def __call__(self) -> str:
-        if not self.lines:
-            return ""
-        place = f"{self.path}, --resume goes on" if self.path else "stdout"
-        return f" (lines written: {self.lines:,}, to {place})"
-
-
-class Trace:
-    """Where ``--trace`` is shown: nowhere, on stderr, or in an HTML file. A context manager."""
-
-    def __init__(self, options: argparse.Namespace):
-        self.options = options
-        self.page: HtmlTrace | None = None
-
-    def __enter__(self) -> "Trace":
-        if self.options.trace:
-            self.stream = open(self.options.trace, "w", encoding="utf-8")
-            self.page = HtmlTrace(self.stream, f"{self.options.model or self.options.verifier}: drafts and verdicts")
-        elif self.options.trace is not None:
-            print(legend(sys.stderr.isatty()), file=sys.stderr)
-        return self
-
-    def write(self, sentence: TracedSentence) -> None:
-        if self.page:
-            self.page.write(sentence)
-        else:
-            print(terminal(sentence, sys.stderr.isatty()), file=sys.stderr)
-
-    def __exit__(self, *error) -> None:
-        if self.page:
-            self.page.close()
-            self.stream.close()
-
-
-def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[str]:
-    """The lines that tell a person what a run came to."""
-    units = "samples" if settings.drawn > 1 else "sentences" if settings.windows is None else "windows"
-    lines = [
-        f"{stats.sentences:,} {units}, {stats.committed:,} tokens in {seconds:.1f} s: "
-        f"{stats.sentences / seconds:,.1f} {units}/s, {stats.committed / seconds:,.0f} tokens/s"
-    ]
-    if settings.strategy == "specdec" and stats.passes:
-        rule = "exact" if settings.beta == 1 else f"beta {settings.beta}, tau {settings.tau}"
-        if settings.sampling:
-            rule = f"sampling, {settings.rule}"
-        lines.append(f"specdec, {rule}, block size {drafting(settings, stats)}")
-    total = sum(stats.seconds.values()) or 1.0
-    shares = {name: stats.seconds[name] / total for name in ("drafting", "verifying", "encoding", "text", "elsewhere")}
-    lines.append("time: " + ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.005))
-    if stats.cut:
-        lines.append(f"{stats.cut:,} outputs were cut by the length limit (--max-len-a, --max-len-b)")
-    return lines
-
-
-def drafting(settings: Settings, stats: "DecodeStats") -> str:
-    """How much was drafted, and what came of it."""
-    if not settings.adaptive:
-        lengths = str(settings.block_size if isinstance(settings.block_size, int) else max(stats.lengths))
-    else:
-        if not stats.drafted:
-            return "auto: no draft, as where plain passes make more tokens a second (--block-size model drafts all the same)"
-        kinds = [(f"{length} tokens" if length else "no draft", times) for length, times in stats.lengths.most_common(3)]
-        lengths = f"auto ({', '.join(f'{kind} in {times / stats.passes:.0%}' for kind, times in kinds)} of the passes)"
-    return (
-        f"{lengths}: {stats.mean_accepted_length:.2f} tokens per verifier pass (1.0 is plain autoregressive decoding), "
-        f"{stats.acceptance_rate:.0%} of the drafted tokens accepted"
-    )
+    def __exit__(self, kind: type | None, *error) -> None:
+        try:
+            if self.regular and self._claimed is None:
+                if kind is None and not self.resume:
+                    self._record.unlink(missing_ok=True)
+                elif self.lines:
+                    self._save_record()
+        finally:
+            os.close(self.file)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specdec_plugins.commands.runner import Terminated
 from specdec_plugins.commands.translation.answers import Answers
-from specdec_plugins.commands.translation.buffers import Buffer
+from specdec_plugins.commands.translation.inputs import Buffer
 from specdec_plugins.settings import Fault, rank_faults
 
 if TYPE_CHECKING:  # options are checked before torch is loaded
@@ -22,9 +22,9 @@ def parallel_faults(options: argparse.Namespace) -> list[Fault]:
     faults = rank_faults(options.device)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         start = "torchrun --nproc-per-node N -m specdec_plugins.commands.translate"
-        faults.append(("tensor_parallel", f"needs torchrun, which starts the ranks: {start}"))
+        faults.append(("tensor_parallel", f"requires torchrun, which starts the ranks: {start}"))
     if options.workers > 1:
-        faults.append(("workers", "does not go with --tensor-parallel, in which all ranks share each batch"))
+        faults.append(("workers", "cannot be combined with --tensor-parallel, where all ranks work on each batch"))
     return faults
 
 

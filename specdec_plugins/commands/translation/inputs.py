@@ -1,0 +1,94 @@
+"""The input of ``specdec-translate``: buffers of lines with their references and hints. Knows nothing about models."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from specdec_plugins.text.lines import LineReader
+
+FULL = 1 << 20  # characters after which a buffer ends: 512 sentences have about 50,000, and 512 documents would not fit in memory
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Some lines of the input; ``first`` is the number of the first, from 0. ``fault`` is what ended the reading after them."""
+
+    first: int
+    lines: list[str] = field(default_factory=list)
+    references: list[str | None] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)  # empty without a hint file
+    fault: ValueError | None = None
+
+
+class Inputs:
+    """The lines of several files, one after the other, or of stdin. A context manager."""
+
+    def __init__(self, paths: Sequence[str], longest: int | None = None):
+        with ExitStack() as stack:
+            given: Sequence[str | None] = paths or [None]
+            self.readers = [stack.enter_context(LineReader(path, longest)) for path in given]
+            self._open = stack.pop_all()
+        self.name = self.readers[0].name if len(self.readers) == 1 else "the input"
+
+    @property
+    def number(self) -> int:
+        """Lines read so far."""
+        return sum(reader.number for reader in self.readers)
+
+    def place(self, index: int) -> str:
+        """File and line of a line that has been read, by its number from 0."""
+        for reader in self.readers:
+            if index < reader.number:
+                break
+            index -= reader.number
+        return f"{reader.name}, line {index + 1}"
+
+    def __iter__(self) -> Iterator[str]:
+        for reader in self.readers:
+            yield from reader
+
+    def __enter__(self) -> "Inputs":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._open.close()
+
+
+def read_buffers(
+    source: Inputs, size: int, references: LineReader | None = None, hints: LineReader | None = None
+) -> Iterator[Buffer]:
+    """Yield up to ``size`` lines at a time, fewer where these have over `FULL` characters.
+
+    A fault comes with the lines before it, so that these can still be translated.
+    """
+    lines, expected, hinted, first = iter(source), _beside(references), _beside(hints), source.number
+    while True:
+        buffer, characters = Buffer(first), 0
+        try:
+            for line in islice(lines, size):
+                reference, hint = next(expected), next(hinted)
+                buffer.references.append(reference)
+                buffer.hints.extend([] if hint is None else [hint])
+                buffer.lines.append(line)
+                characters += len(line)
+                if characters >= FULL:
+                    break
+        except ValueError as error:
+            yield replace(buffer, fault=error)
+            return
+        if not buffer.lines:
+            for reader in (references, hints):
+                if reader is not None and reader.skip(1):
+                    yield replace(buffer, fault=ValueError(f"{reader.name} has more lines than {source.name}"))
+            return
+        yield buffer
+        first += len(buffer.lines)
+
+
+def _beside(reader: LineReader | None) -> Iterator[str | None]:
+    """Yield the reference or hint of each line, or None without a file. Raises ValueError if the file ends too soon."""
+    while reader is None:
+        yield None
+    yield from reader
+    raise ValueError(f"{reader.name} has only {reader.number:,} lines")

@@ -1,0 +1,43 @@
+"""The summary at the end of a run of ``specdec-translate``."""
+
+from typing import TYPE_CHECKING
+
+from specdec_plugins.settings import Settings
+
+if TYPE_CHECKING:
+    from specdec_plugins.decoding.stats import DecodeStats
+
+
+def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[str]:
+    """The lines that tell a person what a run came to."""
+    units = "samples" if settings.drawn > 1 else "sentences" if settings.windows is None else "windows"
+    lines = [
+        f"{stats.sentences:,} {units}, {stats.committed:,} tokens in {seconds:.1f} s: "
+        f"{stats.sentences / seconds:,.1f} {units}/s, {stats.committed / seconds:,.0f} tokens/s"
+    ]
+    if settings.strategy == "specdec" and stats.passes:
+        rule = f"tolerant (beta {settings.beta}, tau {settings.tau:g})" if settings.tolerant else "exact"
+        if settings.sampling:
+            rule = f"sampling, {settings.rule}"
+        lines.append(f"specdec, {rule}, block size {drafting(settings, stats)}")
+    total = sum(stats.seconds.values()) or 1.0
+    parts = {name: stats.seconds[name] / total for name in ("drafting", "verifying", "encoding", "text", "elsewhere")}
+    lines.append("time: " + ", ".join(f"{part:.0%} {name}" for name, part in parts.items() if part >= 0.005))
+    if stats.cut:
+        lines.append(f"{stats.cut:,} outputs were cut by the length limit (--max-len-a, --max-len-b)")
+    return lines
+
+
+def drafting(settings: Settings, stats: "DecodeStats") -> str:
+    """How much was drafted, and what came of it."""
+    if not settings.adaptive:
+        lengths = str(settings.block_size if isinstance(settings.block_size, int) else max(stats.lengths))
+    elif not stats.drafted:
+        return "auto: no draft, because plain passes were faster (--block-size model drafts anyway)"
+    else:
+        kinds = [(f"{length} tokens" if length else "no draft", times) for length, times in stats.lengths.most_common(3)]
+        lengths = f"auto ({', '.join(f'{kind} in {times / stats.passes:.0%}' for kind, times in kinds)} of the passes)"
+    return (
+        f"{lengths}: {stats.mean_accepted_length:.2f} tokens per verifier pass (1.0 is plain autoregressive decoding), "
+        f"{stats.acceptance_rate:.0%} of the drafted tokens accepted"
+    )
