@@ -107,7 +107,6 @@ class Cell:
     def run(self, system: System) -> Run:
         """Decode from the beginning until every row has its tokens."""
         options, stats = self.options, DecodeStats()
-        self.model.masses_wanted = False  # drafters ask for them
         drafter: Drafter = self.drafter(system.budget) if system.gamma else self.plain
         controller: Controller = Throughput(USUAL_BLOCK_SIZE) if system.gamma == "auto" else FixedLength(int(system.gamma))
         rule = Replayed(TopBetaTau(), [options.acceptance]) if options.acceptance is not None and system.gamma else TopBetaTau()

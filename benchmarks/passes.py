@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
 from specdec_plugins.decoding.backends.cpu import binding  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.binding import WEIGHT_BYTES, Stack, library  # noqa: E402
+from specdec_plugins.decoding.backends.reading import Reading  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.values import Draft, Request, Source, uniform  # noqa: E402
 from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
@@ -134,7 +135,9 @@ def standing(role: Any, text: list[tuple[list[int], list[int]]], *start: Any) ->
 
 def verification(verifier: Any, text: list[tuple[list[int], list[int]]], rows: int) -> Call:
     state, prefix = standing(verifier, text)
-    verifier.model.read(state, [[prefix.symbols.start, *output[:-1]] for output in prefix.outputs], [0] * len(text)).logits()
+    verifier.model.read(
+        state, Reading([[prefix.symbols.start, *output[:-1]] for output in prefix.outputs], [0] * len(text))
+    ).logits()
     offered, rule = Draft([target[COMMITTED : COMMITTED + rows - 1] for _, target in text]), TopBetaTau()
 
     def run() -> None:

@@ -106,15 +106,14 @@ class Tilted:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def read(self, state, tokens, positions, firsts=None, guesses=None, parents=None, selection=None):
-        starts = [position + first for position, first in zip(positions, firsts or [0] * len(positions))]
-        done = self.model.read(state, tokens, positions, firsts, guesses, parents=parents, selection=selection)
+    def read(self, state, reading):
+        tokens, positions, parents = reading.tokens, reading.positions, reading.parents
+        firsts = reading.firsts or [0] * len(positions)
+        done = self.model.read(state, reading)
         if parents is None:
-            return self._tilted(done, starts)
+            return self._tilted(done, [position + first for position, first in zip(positions, firsts)])
         logits = done.logits().clone()
-        for row, (position, first, follows) in enumerate(
-            zip(positions, firsts or [0] * len(tokens), within_rows(tokens, parents))
-        ):
+        for row, (position, first, follows) in enumerate(zip(positions, firsts, within_rows(tokens, parents))):
             added = self.tilt[[position + depth - 1 for depth in depths(follows)][first:]].to(logits)
             logits[row, : len(added)] += added
         return done.with_logits(logits)

@@ -14,6 +14,7 @@ from specdec_plugins import Translator
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.budget import Budgeted, BudgetedModel, build
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
@@ -21,7 +22,7 @@ from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling, Tree
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Draft, Request, Source, uniform
+from specdec_plugins.decoding.values import Draft, Request, Source, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.measure.random_pair import Shape, random_pair
@@ -52,7 +53,7 @@ def exact_on_pytorch(budget, runner):
     sources = sentences(8, 0, longest=20)
     expected = [greedy(model, source, 24, tilt) for source in sources]
     reading = BudgetedModel(plain.model, budget)
-    drafter = Budgeted(CausalBlockDrafter(reading), reading, verifier.model.model)
+    drafter = Budgeted(CausalBlockDrafter(reading), reading)
     for rows, lengths, tree in ((1, [4], None), (4, [5, 0, 2, 7], None), (4, [3], Tree(7))):
         outputs, steps = decode(verifier, drafter, requests_of(sources), lengths, rows, tree)
         assert outputs == expected and any(step.accepted for row in steps for step in row)
@@ -100,14 +101,14 @@ class Reads:
     """A model that writes down what passes are told to read."""
 
     def __init__(self, model):
-        self.model, self.selections = model, []
+        self.model, self.visible = model, []
 
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def read(self, state, tokens, positions, firsts=None, selection=None):
-        self.selections.append(selection)
-        return self.model.read(state, tokens, positions, firsts, selection=selection)
+    def read(self, state, reading):
+        self.visible.append(reading.visible)
+        return self.model.read(state, reading)
 
 
 def test_every_pass_reads_the_positions_chosen_last():
@@ -115,21 +116,21 @@ def test_every_pass_reads_the_positions_chosen_last():
     (_, (verifier, plain), _), sources = make_pair(drafter=DRAFTERS["causal"]), [[5] * 20 + [2], [6, 7, 8, 2]]
     model = Reads(plain.model)
     reading = BudgetedModel(model, Budget(5, 1, "recent"))
-    drafter = Budgeted(CausalBlockDrafter(reading), reading, verifier.model.model)
+    drafter = Budgeted(CausalBlockDrafter(reading), reading)
     state, prefix = standing(drafter, sources, [[], []])
     judging, _ = standing(verifier, sources, [[], []])
     drafter.propose(state, prefix, uniform(2, 3))
-    sinks, window, chosen = model.selections[-1]
+    sinks, window, chosen = model.visible[-1]
     assert (sinks, window, chosen.tolist()) == (1, 4, [[0, 1, 2, 3, 4]] * 2)
     draft = Draft([[7, 8], [9]])
-    scores = verifier.score(judging, prefix, draft)
+    scores = verifier.score(judging, prefix, draft, drafter.traits.wants)
     verdict = TopBetaTau()(scores, draft, prefix)._replace(accepted=[2, 0])
     drafter.observe(state, scores, draft, verdict)
-    best = scores.masses()[0, 2].argmax().item(), scores.masses()[1, 0, :4].argmax().item()
+    best = scores.attention()[0, 2].argmax().item(), scores.attention()[1, 0, :4].argmax().item()
     drafter.propose(state, prefix, uniform(2, 3))
     begins = [max(1, min(place - 2, len(source) - 4)) for place, source in zip(best, sources)]
     expected = [[0, *range(begin, begin + 4)] for begin in begins]
-    assert model.selections[-1].sources.tolist() == expected
+    assert model.visible[-1].sources.tolist() == expected
     state.share([0])
     state.select([2, 0, 1])
     assert state.rows.chosen.positions.tolist() == [[0, 1, 2, 3, 4], *expected]
@@ -139,18 +140,17 @@ def test_every_pass_reads_the_positions_chosen_last():
 
 @pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
 @torch.inference_mode()
-def test_masses_of_a_tree_are_those_of_its_paths():
+def test_attention_of_a_tree_is_that_of_its_paths():
     """On the kernels bit for bit."""
     sources, tokens, parents = [[5, 6, 7, 8, 9] * 5 + [2], [6, 7, 8, 2]], [[4, 5, 6, 7, 8], [7]], [[-1, 0, 0, 1], []]
     models = [load(wide_verifier(**SHAPES["pre-norm"]), dtype=torch.float64)[0]]
     models += [on_kernels(wide_verifier(**SHAPES["pre-norm"]), dtype=dtype)[0] for dtype in DTYPES]
     for model in models:
-        with pytest.raises(RuntimeError, match=r"^attention was not kept"):
-            model.read(standing(ModelVerifier(model), sources, [[], []])[0], [[4], [5]], [0, 0]).masses()
-        model.masses_wanted = True
+        with pytest.raises(RuntimeError, match="not asked for that"):
+            model.read(standing(ModelVerifier(model), sources, [[], []])[0], Reading([[4], [5]], [0, 0])).attention()
         tree, chain = (standing(ModelVerifier(model), sources, [[], []])[0] for _ in range(2))
-        found = model.read(tree, tokens, [0, 0], parents=parents).masses().clone()
-        path = model.read(chain, [[4, 5, 6, 8], [7]], [0, 0]).masses()
+        found = model.read(tree, Reading(tokens, [0, 0], parents=parents, want=Want(attention=True))).attention().clone()
+        path = model.read(chain, Reading([[4, 5, 6, 8], [7]], [0, 0], want=Want(attention=True))).attention()
         tolerance = 1e-9 if model is models[0] else 0
         torch.testing.assert_close(found[0, [0, 1, 2, 4], :26], path[0, :4, :26], rtol=0, atol=tolerance)
         torch.testing.assert_close(found[1, 0, :4], path[1, 0, :4], rtol=0, atol=tolerance)
@@ -185,5 +185,5 @@ def test_without_a_budget_the_loop_is_native_and_keeps_no_attention():
         drafter, verifier = pair_of("block_causal", "float32", budget)
         session = Session(drafter, verifier, TopBetaTau(), Lengths([3]), None, 4)
         assert (session.native.drafter is not None) == native
-        assert verifier.model.masses_wanted == (budget is not None and budget.choice == "mass")
+        assert drafter.traits.wants.attention == (budget is not None and budget.choice == "mass")
         drafter.admit(session.drafting, Source([[5, 6, 2]], SYMBOLS))

@@ -7,6 +7,7 @@ from test_kernels import on_kernels, wide_verifier
 from test_session import KERNELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.small import SmallDrafter
 from specdec_plugins.decoding.values import Draft, Source, Verdict, uniform
@@ -75,7 +76,11 @@ def test_forks_go_on_apart(backend):
     def alone(source, tokens, draft):
         state = model.start(1)
         state.admit(Source([source], SYMBOLS))
-        return model.read(state, [[EOS, *tokens, *draft]], [0]).logits()[0, len(tokens) : len(tokens) + len(draft) + 1].clone()
+        return (
+            model.read(state, Reading([[EOS, *tokens, *draft]], [0]))
+            .logits()[0, len(tokens) : len(tokens) + len(draft) + 1]
+            .clone()
+        )
 
     state, prefix = standing(role, sources[:3], [[] for _ in OUTPUTS])
     role.score(state, prefix, Draft([list(output) for output in OUTPUTS])).logits()

@@ -17,6 +17,7 @@ from tapes import Tapes, Transfers
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Eager, Recorder, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import COPY, load_pair
@@ -134,12 +135,14 @@ def test_what_cannot_be_recorded_runs_as_it_comes(caplog):
     device = torch.device("cuda")
 
     def function(x):
-        return [x * x.sum().item()]
+        return {"y": x * x.sum().item()}
 
     runner, before = recorder(device), torch.cuda.current_stream()
     with torch.inference_mode():  # as the engine does; older versions of PyTorch cannot record in both ways in one process
         for number in range(3):
-            assert runner.run(function, [torch.full((2,), float(number), device=device)])[0].tolist() == [2.0 * number**2] * 2
+            assert (
+                runner.run(function, {"x": torch.full((2,), float(number), device=device)})["y"].tolist() == [2.0 * number**2] * 2
+            )
     assert len(caplog.records) == 1 and "without CUDA graphs" in caplog.text
     assert torch.cuda.current_stream() == before and not torch.cuda.is_current_stream_capturing()
 
@@ -182,7 +185,7 @@ def gap(verifier, source, one, two):
     state = verifier.start(1)
     verifier.admit(state, Source([source], verifier.model.spec.symbols))
     read = [verifier.model.spec.symbols.start, *one[:same]]
-    logits = verifier.model.read(state, [read], [0], [same]).logits()[0, -1]
+    logits = verifier.model.read(state, Reading([read], [0], [same])).logits()[0, -1]
     return (logits.max() - logits[[one[same], two[same]]].min()).item()
 
 

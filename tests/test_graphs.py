@@ -72,7 +72,7 @@ def twin(cache):
 
 
 def plus(add, x):
-    return [x + add]
+    return {"sum": x + add}
 
 
 @pytest.mark.parametrize("fault", ["refused", "wrong"])
@@ -86,7 +86,7 @@ def test_without_recordings_everything_runs_as_it_comes(caplog, fault):
 
     runner = Recorder(record)
     for number in range(4):
-        assert runner.run(plus, [torch.full((2,), float(number))], settings=(1,))[0].tolist() == [number + 1] * 2
+        assert runner.run(plus, {"x": torch.full((2,), float(number))}, settings=(1,))["sum"].tolist() == [number + 1] * 2
     reason = {"refused": "operation not permitted when stream is capturing", "wrong": "a recorded pass does not give what"}[fault]
     assert len(caplog.records) == 1 and reason in caplog.text and not runner.held
 
@@ -98,7 +98,7 @@ def test_what_a_recording_is_for():
     turns = [(3, kinds[:3]), (3, kinds[:3]), (4, kinds[3:]), (4, kinds[2:]), (5, kinds[:1]), (5, kinds[3:])]
     for count, chosen in turns:
         for x, add in chosen:
-            [result] = runner.run(plus, [x + 5], settings=(add,))
+            result = runner.run(plus, {"x": x + 5}, settings=(add,))["sum"]
             assert torch.equal(result, x + 5 + add) and result.dtype == x.dtype
         assert len(runner.tapes) == count and len(runner.known) <= 3
         assert runner.held == sum(recording.bytes for recording in runner.known.values()) <= runner.most

@@ -209,7 +209,7 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
     eager = TorchModel(SimpleNamespace(decoder=decoder, spec=None), EAGER)
     native = SimpleNamespace(
         engine=binding.Engine(2), successor=successor if gate else None, vocabulary=named,
-        names=binding.integers(named) if named else None, stack=SimpleNamespace(vocabulary=size),
+        token_ids=binding.integers(named) if named else None, stack=SimpleNamespace(vocabulary=size),
     )  # fmt: skip
     different = set()
     for _ in range(40):
@@ -268,7 +268,7 @@ def test_rejection_keeps_the_distribution(kind):
     prefix.admit([Request(row, [EOS], 90, 0, sampling=rule, seeds=[noise.mixed(7, row)]) for row in range(rows)])
     names = [0, 1, 2, 3, 4, 8]
     drafter = SimpleNamespace(
-        engine=binding.Engine(2), successor=None, vocabulary=names, names=binding.integers(names),
+        engine=binding.Engine(2), successor=None, vocabulary=names, token_ids=binding.integers(names),
         stack=SimpleNamespace(vocabulary=len(names)),
     )  # fmt: skip
     if kind == "drawn":

@@ -44,7 +44,7 @@ from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.options import Gate
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, uniform
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.measure.machine import tensor_bytes
 
@@ -305,17 +305,17 @@ def test_a_pass_and_its_judgement_are_the_same_in_one_call_and_in_two(variant):
     draft = Draft([[5, 6], [], [7, 8, 9], [4], [4, 4, 4, 4]])
     found = []
     for kind in ("one call", "two calls", "hidden states"):
-        model.features_wanted = kind == "hidden states"
+        want = Want(features=kind == "hidden states")
         state, prefix = standing(role, sources, [[] for _ in sources])
-        done = role.score(state, prefix, draft)
+        done = role.score(state, prefix, draft, want)
         if kind == "two calls":
             done.logits()
         verdict = TopBetaTau(3, 2.0)(done, draft, prefix)
         found.append((verdict, [done.logits()[row, : len(tokens) + 1].tolist() for row, tokens in enumerate(draft.tokens)]))
-        if model.features_wanted:
+        if want.features:
             assert done.features().shape == (5, 5, 64)
         else:
-            with pytest.raises(RuntimeError, match="hidden states were not kept"):
+            with pytest.raises(RuntimeError, match="not asked for that"):
                 done.features()
     assert found[0] == found[1] == found[2]
 

@@ -21,7 +21,7 @@ from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import OPEN, Gate, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Traits
-from specdec_plugins.decoding.values import Outcome, Plan, Request
+from specdec_plugins.decoding.values import Outcome, Plan, Request, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.text.bpe import Bpe
@@ -242,9 +242,10 @@ def test_only_for_roles_that_it_knows():
     following = Mine(drafter.model)
     following.traits = Traits(follows=True)  # it must see every iteration
     assert native(drafter=following) is None
-    # A drafter that reads the verifier's hidden states sets this; iterations that draft nothing stay native.
-    verifier.model.features_wanted = True
-    _, calls, expected_calls = both((Mine(drafter.model), verifier), requests_of(6, seed=2), controllers(0, 3), 2)
+    # Beside a drafter that reads the verifier's hidden states iterations that draft nothing stay native.
+    reader = Mine(drafter.model)
+    reader.traits = Traits(wants=Want(features=True))
+    _, calls, expected_calls = both((reader, verifier), requests_of(6, seed=2), controllers(0, 3), 2)
     assert calls < expected_calls
 
 

@@ -23,6 +23,7 @@ from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.assembly import assemble_part
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.parallel import obstacles
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, load_pair
@@ -175,7 +176,6 @@ def decode(case, ranks=None):
         facts = PairFacts(verifier.spec.symbols, [], "", case.shape.vocabulary, verifier=verifying.model, budget=Budget(4, 1))
         facts = replace(facts, copies=range(case.shape.vocabulary))
         drafting = drafters.without_weights(case.drafter, facts)
-        whole.masses_wanted = case.drafter == "window"
     controller = Lengths([3], tree=case.tree and Tree(case.tree))
     admission = BoundedAdmission(4)
     if ranks is not None:
@@ -278,7 +278,7 @@ def margin(case, source, prefix, tokens):
     )
     state = role.start(1)
     role.admit(state, Source([source], verifier.spec.symbols))
-    logits = role.model.read(state, [[verifier.spec.symbols.start, *prefix]], [0]).logits()[0, len(prefix)]
+    logits = role.model.read(state, Reading([[verifier.spec.symbols.start, *prefix]], [0])).logits()[0, len(prefix)]
     return abs(float(logits[tokens[0]] - logits[tokens[1]]))
 
 

@@ -17,6 +17,7 @@ from specdec_plugins.decoding import assembly, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
@@ -193,7 +194,7 @@ def test_vectors_are_read_as_tokens_are(dtype):
     def logits(rows, **embeddings):
         state = model.start(2)
         state.admit(source)
-        done = model.read(state, rows, [0, 0], [1, 0], **embeddings).logits().clone()
+        done = model.read(state, Reading(rows, [0, 0], [1, 0], **embeddings)).logits().clone()
         return done[0, :2], done[1, :2]
 
     expected = logits(tokens)
@@ -268,7 +269,7 @@ def drafted_right(drafter, verifier, source, target, size):
         draft = drafter.propose(drafting, prefix, uniform(1, size))
         ahead = target[place : place + size]
         counts.append(next((n for n, (one, other) in enumerate(zip(draft.tokens[0], ahead)) if one != other), len(ahead)))
-        scores = verifier.score(verifying, prefix, draft)
+        scores = verifier.score(verifying, prefix, draft, drafter.traits.wants)
         drafter.observe(drafting, scores, draft, Verdict([0], [token], [[0.0]], [False]))
         commit(prefix, [[token]])
     return counts
@@ -349,7 +350,7 @@ def test_rows_that_pause_keep_what_they_read(name, dtype):
     def step(states, lengths, tokens):
         drafting, verifying, prefix = states
         draft = drafter.propose(drafting, prefix, Plan(lengths, gate=Gate(drafter=1e-9)))
-        scores = verifier.score(verifying, prefix, draft)
+        scores = verifier.score(verifying, prefix, draft, drafter.traits.wants)
         scores.logits()
         drafter.observe(drafting, scores, draft, Verdict([0] * len(lengths), tokens, [[0.0]] * len(lengths), []))
         commit(prefix, [[token] for token in tokens])

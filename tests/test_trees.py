@@ -32,6 +32,7 @@ from test_kernels import KERNEL_SHAPES, ROLES, on_kernels, variant, wide_drafter
 from specdec_plugins import Translator
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.control.fixed import ALWAYS
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
@@ -96,15 +97,15 @@ def check_nodes(model, dtype, seed):
             state.admit(Source(sources, SYMBOLS))
         before = [[EOS, *rng.choices(range(4, WORDS + 4), k=rng.randrange(20))] for _ in sources]
         for state in (tree, chain):
-            model.read(state, before, [0] * 4).logits()
+            model.read(state, Reading(before, [0] * 4)).logits()
         fresh = [rng.choices(range(4, WORDS + 4), k=rng.randrange(1, 4)) for _ in sources]
         trees = [random_tree(rng, rng.choice((0, 1, 5, 24))) for _ in sources]
         nodes = [rng.choices(range(4, WORDS + 4), k=len(parents)) for parents in trees]
         positions = list(map(len, before))
         tokens = [[*row, *more] for row, more in zip(fresh, nodes)]
-        found = model.read(tree, tokens, positions, None, parents=trees).logits().clone()
+        found = model.read(tree, Reading(tokens, positions, None, parents=trees)).logits().clone()
         firsts = [len(row) - 1 for row in fresh]
-        narrowed = model.read(tree, tokens, positions, firsts, parents=trees).logits().clone()
+        narrowed = model.read(tree, Reading(tokens, positions, firsts, parents=trees)).logits().clone()
         paths = [path_to(rng.randrange(-1, len(parents)), parents) for parents in trees]
         for row, (unread, drafted, parents) in enumerate(zip(fresh, nodes, trees)):
             same(narrowed[row, : len(drafted) + 1], found[row, len(unread) - 1 :][: len(drafted) + 1], dtype)
@@ -112,16 +113,16 @@ def check_nodes(model, dtype, seed):
                 path = path_to(node, parents)
                 others = [[] for _ in sources]
                 others[row] = [*unread, *(drafted[each] for each in path)]
-                chained = model.read(chain, others, positions).logits()
+                chained = model.read(chain, Reading(others, positions)).logits()
                 same(found[row, len(unread) + node], chained[row, len(unread) + len(path) - 1], dtype)
         # Keep a path of each row, and go on.
         tree.keep([position + first for position, first in zip(positions, firsts)], paths)
         kept = [[*row, *(drafted[node] for node in path)] for row, drafted, path in zip(fresh, nodes, paths)]
-        model.read(chain, kept, positions).logits()
+        model.read(chain, Reading(kept, positions)).logits()
         further = [[5, 6, 7]] * 4
         places = [position + len(row) for position, row in zip(positions, kept)]
-        expected = model.read(chain, further, places).logits().clone()
-        same(model.read(tree, further, places).logits(), expected, dtype)
+        expected = model.read(chain, Reading(further, places)).logits().clone()
+        same(model.read(tree, Reading(further, places)).logits(), expected, dtype)
 
 
 def test_a_tree_is_cut_where_its_paths_must_end():

@@ -12,15 +12,15 @@ from test_drafters import run
 from test_kernels import DTYPES, on_kernels, wide_verifier
 
 from specdec_plugins import Translator
-from specdec_plugins.decoding.backends.cache import Selection
 from specdec_plugins.decoding.backends.cpu import binding
+from specdec_plugins.decoding.backends.reading import Reading, Visible
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.budget import around, likeliest
 from specdec_plugins.decoding.drafters import PairFacts, without_weights
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.drafters.window import WindowDrafter
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling
-from specdec_plugins.decoding.values import Draft, Request, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Request, Source, Verdict, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 
 KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
@@ -38,7 +38,6 @@ def exact_on_pytorch(budget, runner):
     tilt, sources = make_tilt(0, 0.0), sentences(8, 0, longest=20)
     expected = [greedy(model.double(), source, 24, tilt) for source in sources]
     verifier = tilted_verifier(load((model, args), runner=runner)[0], tilt)
-    verifier.model.model.masses_wanted = True
     for rows, lengths in ((1, [4]), (4, [5, 0, 2, 7])):
         outputs, stats = run(verifier, WindowDrafter(verifier.model, budget), requests_of(sources), lengths, rows)
         assert outputs == expected
@@ -71,7 +70,7 @@ def test_exact_on_the_kernels(dtype):
                 assert stats.drafted and (stats.accepted == stats.drafted or budget.positions < WHOLE or sampling)
 
 
-# ---- passes over a selection
+# ---- passes over visible positions
 
 
 def backends():
@@ -83,61 +82,59 @@ def backends():
 
 
 @torch.inference_mode()
-def test_a_pass_reads_what_is_selected_and_nothing_else():
-    """Other entries may hold anything; any of those that are selected changes the result. A selection of everything is none."""
+def test_a_pass_reads_what_is_visible_and_nothing_else():
+    """Other entries may hold anything; any visible one changes the result. If everything is visible, nothing changes."""
     sources, outputs = [[5] * 20 + [2], [6, 7, 8, 2]], [[5, 6, 7, 8, 9, 10, 11, 12], [9]]
     chosen = torch.tensor([[0, 3, 4, 17, 20], [0, 2, 4, 5, 6]])  # of the second source, positions 0 and 2
     tokens, places = [[11, 12], [13, 14]], [9, 2]
     for model in backends():
 
-        def logits(selection, change=None, model=model):
+        def logits(visible, change=None, model=model):
             state, prefix = standing(ModelVerifier(model), sources, [[], []])
             ModelVerifier(model).score(state, prefix, Draft(outputs)).logits()
             if change is not None:
                 change(state.cache.data, state.sources.cache.data)
-            return model.read(state, tokens, places, selection=selection).logits()[:2].clone()
+            return model.read(state, Reading(tokens, places, visible=visible)).logits()[:2].clone()
 
         def far(cache, memory):
-            """All that is not selected: of the target the first two and the last three, for either query, are."""
+            """All that is not visible: of the target the first two and the last three, for either query, are."""
             cache[:, 0, 2:7] = 50
             for row, seen in enumerate(([0, 3, 4, 17, 20], [0, 2])):
                 memory[:, row, [place for place in range(len(sources[row])) if place not in seen]] = 50
 
-        selection = Selection(2, 3, chosen)
-        expected = logits(selection)
-        assert torch.equal(expected, logits(selection, far))
-        assert not torch.equal(expected, logits(Selection(2, 64, chosen)))
+        visible = Visible(2, 3, chosen)
+        expected = logits(visible)
+        assert torch.equal(expected, logits(visible, far))
+        assert not torch.equal(expected, logits(Visible(2, 64, chosen)))
         for row, place in ((0, 0), (0, 1), (0, 8), (1, 1)):
-            found = logits(selection, lambda cache, _, row=row, place=place: cache[:, row, place].neg_())
+            found = logits(visible, lambda cache, _, row=row, place=place: cache[:, row, place].neg_())
             assert not torch.equal(found[row], expected[row]) and torch.equal(found[1 - row], expected[1 - row])
         for row, place in ((0, 17), (1, 2)):
-            found = logits(selection, lambda _, memory, row=row, place=place: memory[:, row, place].neg_())
+            found = logits(visible, lambda _, memory, row=row, place=place: memory[:, row, place].neg_())
             assert not torch.equal(found[row], expected[row]) and torch.equal(found[1 - row], expected[1 - row])
-        everything = Selection(0, 64, torch.arange(21).expand(2, -1).contiguous())
+        everything = Visible(0, 64, torch.arange(21).expand(2, -1).contiguous())
         torch.testing.assert_close(logits(everything), logits(None), rtol=1e-12, atol=1e-12)
 
 
 @torch.inference_mode()
-def test_masses_are_the_attention_to_the_source():
+def test_attention_to_the_source():
     """Of each result, also where others are left out: the same on both backends, and 1 for each head and layer in all. The logits
     are what they are without."""
     sources, tokens = [[5, 6, 7, 8, 9] * 5 + [2], [6, 7, 8, 2]], [[4, 5, 6], [7]]
     found = []
     for model in backends():
         states = [standing(ModelVerifier(model), sources, [[], []])[0] for _ in range(3)]
-        plain = model.read(states[0], tokens, [0, 0])
+        plain = model.read(states[0], Reading(tokens, [0, 0]))
         expected = plain.logits().clone()
-        if binding.library() and len(found):
-            with pytest.raises(RuntimeError, match="attention was not kept"):
-                plain.masses()
-        model.masses_wanted = True
-        whole = model.read(states[1], tokens, [0, 0])
+        with pytest.raises(RuntimeError, match="not asked for that"):
+            plain.attention()
+        whole = model.read(states[1], Reading(tokens, [0, 0], want=Want(attention=True)))
         for row, given in enumerate(tokens):
             torch.testing.assert_close(whole.logits()[row, : len(given)], expected[row, : len(given)], rtol=0, atol=1e-12)
-        masses = [whole.masses()[row, : len(tokens[row]), : len(source)].double() for row, source in enumerate(sources)]
+        masses = [whole.attention()[row, : len(tokens[row]), : len(source)].double() for row, source in enumerate(sources)]
         for mass in masses:
             torch.testing.assert_close(mass.sum(1), torch.full((len(mass),), 2 * 8.0, dtype=torch.float64), rtol=1e-4, atol=1e-4)
-        last = model.read(states[2], tokens, [0, 0], [2, 0]).masses()
+        last = model.read(states[2], Reading(tokens, [0, 0], [2, 0], want=Want(attention=True))).attention()
         for row, mass in enumerate(masses):
             torch.testing.assert_close(last[row, 0, : len(sources[row])].double(), mass[-1], rtol=0, atol=1e-6)
         found.append(masses)
@@ -161,14 +158,14 @@ class Seen:
     def __init__(self, masses):
         self.known = torch.tensor(masses)
 
-    def masses(self):
+    def attention(self):
         return self.known
 
 
 class Nothing:
     """A verifier that is not asked."""
 
-    target_embeddings, masses_wanted = torch.zeros(1), False
+    target_embeddings = torch.zeros(1)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +179,7 @@ class Nothing:
 def test_positions_are_chosen_by_the_attention_after_the_last_accepted_token(choice, begins, then):
     """In the first row after two tokens, in the second after none, whose source has two positions."""
     drafter = WindowDrafter(Nothing(), Budget(5, 1, choice))
-    assert drafter.model.masses_wanted == (choice != "sinks")
+    assert drafter.traits.wants.attention == (choice != "sinks")
     state = drafter.start(2, None)
 
     def chosen():

@@ -12,8 +12,7 @@ Knows no drafter: drafter `window` reads the verifier's cache so, and `Budgeted`
 B rows, S source positions, N of them that are chosen.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -21,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
-from specdec_plugins.decoding.backends.cache import Selection
+from specdec_plugins.decoding.backends.reading import Reading, Visible
 from specdec_plugins.decoding.drafters import with_weights
 from specdec_plugins.decoding.options import BUDGETED, Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, send
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want, send
 from specdec_plugins.formats.spec import DrafterModel
 
 # Positions on either side that share a position's attention, as the next tokens attend to what is beside it (SnapKV, Li et al.
@@ -39,7 +38,7 @@ PAGE = 16
 
 
 class Chosen:
-    """Of each row, the length of its source and the positions chosen, as in `Selection`."""
+    """Each row's source length and chosen positions, as in `Visible`."""
 
     def __init__(self, budget: Budget, device: torch.device):
         self.budget = budget
@@ -57,9 +56,9 @@ class Chosen:
         self.lengths, self.positions = self.lengths[rows], self.positions[rows]
 
     @property
-    def selection(self) -> Selection:
-        """What a pass reads."""
-        return Selection(self.budget.sinks, self.budget.positions - self.budget.sinks, self.positions)
+    def visible(self) -> Visible:
+        """What a pass attends to."""
+        return Visible(self.budget.sinks, self.budget.positions - self.budget.sinks, self.positions)
 
     @torch.inference_mode()
     def observe(self, scores: Pass, verdict: Verdict) -> None:
@@ -68,22 +67,22 @@ class Chosen:
             return
         rows, device = len(self.lengths), self.lengths.device
         last = send([verdict.places(row)[-1] for row in range(rows)], device)
-        masses = scores.masses()[torch.arange(rows, device=device), last]  # (B, S)
-        beyond = torch.arange(masses.size(1), device=device) >= self.lengths[:, None]
-        masses = masses.masked_fill(beyond, 0)  # of which nothing is known
+        attention = scores.attention()[torch.arange(rows, device=device), last]  # (B, S)
+        beyond = torch.arange(attention.size(1), device=device) >= self.lengths[:, None]
+        attention = attention.masked_fill(beyond, 0)  # undefined there
         if self.budget.choice == "recent":
-            self.positions = around(masses.argmax(1), self.lengths, self.budget)
+            self.positions = around(attention.argmax(1), self.lengths, self.budget)
             return
-        masses = F.max_pool1d(masses[:, None], 2 * NEIGHBOURS + 1, 1, NEIGHBOURS)[:, 0].masked_fill(beyond, 0)
-        self.positions = likeliest(masses, self.lengths, self.budget.positions)
+        attention = F.max_pool1d(attention[:, None], 2 * NEIGHBOURS + 1, 1, NEIGHBOURS)[:, 0].masked_fill(beyond, 0)
+        self.positions = likeliest(attention, self.lengths, self.budget.positions)
 
 
-def likeliest(masses: Tensor, lengths: Tensor, budget: int) -> Tensor:
-    """(B, N) the positions of the pages with the largest sums of ``masses`` (B, S), ascending; numbers from ``lengths`` (B,) on
-    stand for none. Of equal sums the first: what a row reads does not depend on the length of its neighbours' sources."""
-    size, device = masses.size(1), masses.device
+def likeliest(attention: Tensor, lengths: Tensor, budget: int) -> Tensor:
+    """(B, N) positions of the pages that get the most ``attention`` (B, S), ascending; numbers from ``lengths`` (B,) on stand for
+    none. Ties go to the first page: what a row reads does not depend on the length of its neighbours' sources."""
+    size, device = attention.size(1), attention.device
     page = next(page for page in (PAGE, 8, 4, 2, 1) if 4 * page <= max(4, budget))
-    pages = F.pad(masses, (0, -size % page)).unflatten(1, (-1, page)).sum(2)  # (B, pages)
+    pages = F.pad(attention, (0, -size % page)).unflatten(1, (-1, page)).sum(2)  # (B, pages)
     beyond = torch.arange(0, size, page, device=device) >= lengths[:, None]
     order = pages.masked_fill(beyond, -1).sort(dim=1, descending=True, stable=True).indices
     best = order[:, : budget // page].sort().values
@@ -98,11 +97,6 @@ def around(centres: Tensor, lengths: Tensor, budget: Budget) -> Tensor:
     begins = torch.minimum(centres - size // 2, lengths - size).clamp(min=budget.sinks)
     window = begins[:, None] + torch.arange(size, device=lengths.device)
     return torch.cat([torch.arange(budget.sinks, device=lengths.device).expand(len(lengths), -1), window], 1)
-
-
-def attentive(verifier: LoadedModel, budget: Budget) -> None:
-    """Let the verifier keep the attention that positions are chosen by, if they are."""
-    verifier.masses_wanted |= budget.attends
 
 
 # ---- drafters with a cache of their own
@@ -147,10 +141,8 @@ class BudgetedModel:
     def start(self, rows: int) -> BudgetedRows:
         return BudgetedRows(self.model.start(rows), Chosen(self.budget, self.target_embeddings.device))
 
-    def read(
-        self, state: BudgetedRows, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None
-    ) -> Pass:  # fmt: skip
-        return self.model.read(state.rows, tokens, positions, firsts, selection=state.chosen.selection)
+    def read(self, state: BudgetedRows, reading: Reading) -> Pass:
+        return self.model.read(state.rows, reading._replace(visible=state.chosen.visible))
 
     def bytes_for(self, source: int, target: int) -> int:
         return self.model.bytes_for(source, target) + bytes_of(self.budget)
@@ -159,10 +151,9 @@ class BudgetedModel:
 class Budgeted(Drafter):
     """A drafter over a `BudgetedModel`; its states have `BudgetedRows` as ``rows``, in which each verification chooses again."""
 
-    def __init__(self, drafter: Drafter, model: BudgetedModel, verifier: LoadedModel):
+    def __init__(self, drafter: Drafter, model: BudgetedModel):
         self.drafter, self.model = drafter, model
-        self.traits = drafter.traits
-        attentive(verifier, model.budget)
+        self.traits = replace(drafter.traits, wants=Want(attention=model.budget.attends))
 
     def start(self, rows: int, shared: object) -> Any:
         return self.drafter.start(rows, shared)
@@ -187,7 +178,7 @@ def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedMode
     assert model is not None
     reading = BudgetedModel(model, budget)
     drafter = with_weights(weights.code).build(weights, cast(LoadedModel, reading), verifier)
-    return Budgeted(drafter, reading, verifier)
+    return Budgeted(drafter, reading)
 
 
 def bytes_of(budget: Budget) -> int:

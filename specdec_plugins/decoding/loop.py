@@ -18,7 +18,7 @@ from specdec_plugins.decoding.native import Iterations, native_loop
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import Acceptance, Admission, Controller, Drafter, Verifier
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Commit, Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step
+from specdec_plugins.decoding.values import LOGITS, Commit, Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step
 
 TOGETHER = 16  # iterations per step of a run: Python overhead is negligible from four on
 PREFILL = 24  # forced tokens read per pass: more would take more logits than a long draft
@@ -140,14 +140,15 @@ class Session:
         drafted = time.perf_counter()
 
         # 2. Verify: one pass over the draft gives the verifier's choice after every drafted token.
-        scores = self.verifier.score(self.verifying, prefix, draft)
+        told = asked or self.drafter.traits.follows
+        scores = self.verifier.score(self.verifying, prefix, draft, self.drafter.traits.wants if told else LOGITS)
 
         # 3. Accept the longest part of the draft that passes; the verifier's own token follows it.
         verdict = self.acceptance(scores, draft, prefix)
 
         # 4. Tell those who keep or learn something of it.
         self.verifier.commit(self.verifying, prefix, draft, verdict)
-        if asked or self.drafter.traits.follows:
+        if told:
             self.drafter.observe(self.drafting, scores, draft, verdict)
         stats.lap("verifying", device)
         return Iterations([Iteration.of(draft, verdict, prefix.symbols.eos)], drafted - began, time.perf_counter() - drafted)

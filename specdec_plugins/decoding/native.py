@@ -122,7 +122,7 @@ class NativeLoop:
             call, model = self._call, drafter.model
             call.drafter = model.stack.pointer
             call.tokens, call.outs, call.candidates = successor_tables(model)
-            call.names = model.names and start(model.names)
+            call.token_ids = model.token_ids and start(model.token_ids)
             own = numbered(symbols, model.vocabulary)
             call.drafter_pad, call.drafter_eos = own.pad, own.eos
 

@@ -13,7 +13,18 @@ from torch import Tensor
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Draft, Draws, ModelLimits, Outcome, Plan, Request, Source, Verdict
+from specdec_plugins.decoding.values import (
+    LOGITS,
+    Draft,
+    Draws,
+    ModelLimits,
+    Outcome,
+    Plan,
+    Request,
+    Source,
+    Verdict,
+    Want,
+)
 
 
 class State(Protocol):
@@ -37,6 +48,7 @@ class Traits:
     copies_text: bool = False  # drafts copy earlier text and are often shorter than planned: a draft costs what it offers
     follows: bool = False  # `observe` must see every iteration, also those without a draft
     needs_verifier: bool = False  # drafts cannot stand alone (strategy ``drafter``)
+    wants: Want = LOGITS  # what `observe` reads of the verifier's pass
 
 
 class Drafter(Protocol):
@@ -73,11 +85,11 @@ class Scores(Protocol):
         ...
 
     def features(self) -> Tensor:
-        """(R, K+1, D) hidden states that the logits are computed from."""
+        """(R, K+1, D) hidden states that the logits are computed from, if wanted."""
         ...
 
-    def masses(self) -> Tensor:
-        """(R, K+1, S) attention to the source after the prefix and after each drafted token: see `Pass.masses`."""
+    def attention(self) -> Tensor:
+        """(R, K+1, S) attention to the source after the prefix and after each drafted token, if wanted: see `Pass.attention`."""
         ...
 
     def with_logits(self, logits: Tensor) -> "Scores":
@@ -108,8 +120,8 @@ class Verifier(Protocol):
         """Read the forced tokens after each row's prefix, if any, and return their log-probabilities (nats)."""
         return [[0.0] * len(row) for row in tokens]
 
-    def score(self, state: Any, prefix: Prefix, draft: Draft) -> Scores | None:
-        """The pass over a draft; None if nothing is scored."""
+    def score(self, state: Any, prefix: Prefix, draft: Draft, want: Want = LOGITS) -> Scores | None:
+        """The pass over a draft, which returns what is wanted; None if nothing is scored."""
         return None
 
     def commit(self, state: Any, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:

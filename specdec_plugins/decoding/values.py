@@ -124,6 +124,17 @@ class Source:
         return self._encoded[id(encoder)]
 
 
+@dataclass(frozen=True)
+class Want:
+    """What a pass returns besides logits."""
+
+    features: bool = False  # the hidden states that logits are computed from
+    attention: bool = False  # attention to the source, unless the pass sees only a part of it
+
+
+LOGITS = Want()
+
+
 class Plan(NamedTuple):
     """What an iteration does: the most tokens to draft for each row. 0 for all rows is a plain one, at a plain one's cost.
 

@@ -9,10 +9,11 @@ from itertools import chain
 import torch
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Verifier
 from specdec_plugins.decoding.trees import TreeDraft
-from specdec_plugins.decoding.values import Distribution, Draft, ModelLimits, Request, Source, Verdict, send
+from specdec_plugins.decoding.values import LOGITS, Distribution, Draft, ModelLimits, Request, Source, Verdict, Want, send
 
 
 class ModelVerifier(Verifier):
@@ -35,14 +36,14 @@ class ModelVerifier(Verifier):
         state.admit(source)
         state.encode()
 
-    def score(self, state: RowState, prefix: Prefix, draft: Draft) -> Pass:
+    def score(self, state: RowState, prefix: Prefix, draft: Draft, want: Want = LOGITS) -> Pass:
         """The pass that reads the last committed token and the draft; what came before is in the cache.
 
         Raises ValueError for a draft that does not fit the batch or the vocabulary: a drafter may be anybody's.
         """
         last, positions = prefix.last, list(map(len, prefix.outputs))
         if draft.guesses is not None:
-            return self.model.read(state, [[token] for token in last], positions, None, draft.guesses)
+            return self.model.read(state, Reading([[token] for token in last], positions, guesses=draft.guesses, want=want))
         if len(draft.tokens) != len(last):
             raise ValueError(f"the drafter returned {len(draft.tokens):,} drafts for {len(last):,} rows")
         drafted = [*chain.from_iterable(draft.tokens)]
@@ -51,12 +52,14 @@ class ModelVerifier(Verifier):
         if draft.distribution is not None:
             self._check(draft.distribution, len(last), max(map(len, draft.tokens)))
         tokens = [[token, *row] for token, row in zip(last, draft.tokens)]
-        return self.model.read(state, tokens, positions, parents=draft.parents if isinstance(draft, TreeDraft) else None)
+        parents = draft.parents if isinstance(draft, TreeDraft) else None
+        return self.model.read(state, Reading(tokens, positions, parents=parents, want=want))
 
     def prefill(self, state: RowState, prefix: Prefix, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
         """Read forced tokens behind each row's prefix; a row without any reads nothing."""
-        reading = [[last, *row[:-1]] if row else [] for last, row in zip(prefix.last, tokens)]
-        logits = self.model.read(state, reading, list(map(len, prefix.outputs))).logits()[: len(tokens)].float()
+        fresh = [[last, *row[:-1]] if row else [] for last, row in zip(prefix.last, tokens)]
+        done = self.model.read(state, Reading(fresh, list(map(len, prefix.outputs))))
+        logits = done.logits()[: len(tokens)].float()
         width = max(map(len, tokens))
         forced = send([[*row, *[0] * (width - len(row))] for row in tokens], logits.device)
         scores = logits[:, :width].gather(2, forced[..., None])[..., 0] - logits[:, :width].logsumexp(-1)

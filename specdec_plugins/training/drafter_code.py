@@ -25,9 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import hide
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, place
-from specdec_plugins.decoding.values import Source
+from specdec_plugins.decoding.values import Source, Want
 from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
 from specdec_plugins.training.decoder import embedded, features
 
@@ -96,7 +97,7 @@ class FrozenVerifier:
         sources, tokens = (without(each, self.spec.symbols.pad) for each in (source, prefix))
         state = self.model.start(len(sources))
         state.admit(Source(sources, self.spec.symbols, source.device))
-        done = self.model.read(state, tokens, [0] * len(tokens))
+        done = self.model.read(state, Reading(tokens, [0] * len(tokens), want=Want(features=True)))
         return done.logits().clone(), done.features().clone()  # copies that may take part in a gradient's computation
 
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import Selection
 from specdec_plugins.decoding.backends.candidates import Candidates
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
@@ -59,12 +59,12 @@ class Pass(Protocol):
         ...
 
     def features(self) -> Tensor:
-        """(R, W, D) hidden states that the logits are computed from."""
+        """(R, W, D) hidden states that the logits are computed from, if the reading wants them."""
         ...
 
-    def masses(self) -> Tensor:
-        """(R, W, S) attention to each source position, summed over heads and layers; undefined past a source's end. For passes
-        over the whole cache, of models that have ``masses_wanted``."""
+    def attention(self) -> Tensor:
+        """(R, W, S) attention to each source position, summed over heads and layers, if the reading wants it; undefined past a
+        source's end."""
         ...
 
     def with_logits(self, logits: Tensor) -> "Pass":
@@ -101,8 +101,6 @@ class LoadedModel(Protocol):
     spec: ModelSpec
     source_vocabulary: int  # token ids that the encoder reads
     target_embeddings: Tensor  # (V, D) of the target side, for drafters that share them
-    features_wanted: bool  # set by drafters that read this model's hidden states: passes keep them
-    masses_wanted: bool  # set by drafters that read its attention to the source: see `Pass.masses`
 
     def start(self, rows: int) -> RowState:
         """A state without rows, for ``rows`` at most."""
@@ -126,26 +124,8 @@ class LoadedModel(Protocol):
         weight (D, D) and bias (D,). `transformer.beginning` says which."""
         ...
 
-    def read(
-        self, state: Any, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
-        guesses: Tensor | None = None, embeddings: Tensor | None = None, parents: Sequence[Sequence[int]] | None = None,
-        selection: Selection | None = None,
-    ) -> Pass:  # fmt: skip
-        """Read row b's ``tokens[b]`` from position ``positions[b]`` on; entries of an earlier pass at these positions are
-        overwritten.
-
-        Every token attends to those before it. Results are wanted from each row's token number ``firsts[b]`` on (None: all).
-        ``guesses`` (R, K) are further tokens of each row that are still on the device, after the one in ``tokens``. With
-        ``embeddings`` (N, D), for drafters that read hidden states, the tokens are numbers of their rows; then there are no
-        ``guesses``, and no ``parents``.
-
-        With ``parents`` the last ``len(parents[b])`` tokens of row b are a tree, as in a `TreeDraft`, whose root is the token
-        before them. Each attends to its ancestors among them, takes the position after its parent's, and has the result that it
-        has in a chain along its path. Entries lie in the order of the tokens, until the state is told to `keep` a path.
-
-        With a ``selection`` queries attend to these positions alone, and the result is what it would be if there were no others;
-        then there are no ``guesses``, ``embeddings`` or ``parents``.
-        """
+    def read(self, state: Any, reading: Reading) -> Pass:
+        """Run a pass. It overwrites entries that an earlier pass wrote at its positions."""
         ...
 
     def read_block(self, state: Any, prefix: Prefix, lengths: Sequence[int]) -> Pass:

@@ -7,24 +7,11 @@ L layers, R slots of capacity, B rows in use, T positions of capacity, Q positio
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.values import send
-
-
-class Selection(NamedTuple):
-    """The positions that a pass attends to, where these are not all.
-
-    Of the target the first ``sinks`` and the last ``window`` up to a query's own, which is one of them; of the source those of
-    ``sources`` (B, N) int64, ascending in each row, where numbers from a source's length on stand for none.
-    """
-
-    sinks: int
-    window: int
-    sources: Tensor
 
 
 class KVCache:

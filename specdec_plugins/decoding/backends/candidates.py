@@ -29,17 +29,17 @@ class Candidates(NamedTuple):
     scores: list[list[list[list[float]]]]
 
 
-def numbered(symbols: Symbols, names: Sequence[int] | None) -> Symbols:
+def numbered(symbols: Symbols, vocabulary: Sequence[int] | None) -> Symbols:
     """The symbols with pad and eos as numbers of logits, -1 where they have no logit.
 
-    ``names`` are the tokens that have logits, in ascending order; None: all.
+    ``vocabulary`` has the tokens that have logits, in ascending order; None: all.
     """
-    if names is None:
+    if vocabulary is None:
         return symbols
 
     def number(token: int) -> int:
-        place = bisect_left(names, token)
-        return place if names[place : place + 1] == [token] else -1
+        place = bisect_left(vocabulary, token)
+        return place if vocabulary[place : place + 1] == [token] else -1
 
     return replace(symbols, pad=number(symbols.pad), eos=number(symbols.eos))
 
@@ -61,17 +61,18 @@ def forbid(logits: Tensor, symbols: Symbols, empty: Tensor | list[int]) -> None:
 
 @torch.inference_mode()
 def candidates_of(
-    logits: Tensor, gates: Tensor | None, successor: Successor | None, names: Sequence[int] | None, prefix: Prefix
+    logits: Tensor, gates: Tensor | None, successor: Successor | None, vocabulary: Sequence[int] | None, prefix: Prefix
 ) -> Candidates:  # fmt: skip
-    """By logits (R, K, V), and gates (R, K, G) with a successor network; ``names`` are the tokens that the logits are of.
+    """By logits (R, K, V), and gates (R, K, G) with a successor network; ``vocabulary`` has the tokens that the logits
+    are of.
 
     Never pad, and no eos in an empty output. In rows that draw their tokens what they warp is warped; under the coupled rule the
     noise counts, too, by which the verifier draws, so that the scores say which token it will draw.
     """
     device, logits = logits.device, logits.clone()
-    forbid(logits, numbered(prefix.symbols, names), [row for row, output in enumerate(prefix.outputs) if not output])
+    forbid(logits, numbered(prefix.symbols, vocabulary), [row for row, output in enumerate(prefix.outputs) if not output])
     few, numbers = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
-    tokens = numbers if names is None else torch.tensor(names, device=device)[numbers]
+    tokens = numbers if vocabulary is None else torch.tensor(vocabulary, device=device)[numbers]
     totals = few[:, :, None].double()  # (R, K, 1, C); in float64, so that rounding, which may depend on R, changes no tree
     if successor is not None and gates is not None:
         before = successor.tokens[numbers[:, :-1]]  # (R, K-1, C, G)

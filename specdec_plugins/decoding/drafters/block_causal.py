@@ -7,6 +7,7 @@ ones, so keys and values of committed tokens are kept, and those of the masks ar
 from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters.block import drafted, within_positions
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
@@ -60,7 +61,7 @@ class CausalBlockDrafter(Drafter):
             tokens.append(fresh + [mask] * (length - 1))
             firsts.append(len(fresh) - 1)
             state.read[row] = len(output) + 1
-        done = self.model.read(state.rows, tokens, positions, firsts)
+        done = self.model.read(state.rows, Reading(tokens, positions, firsts))
         return within_positions(drafted(done, prefix, plan), prefix, self.model)
 
     def bytes_for(self, request: Request) -> int:

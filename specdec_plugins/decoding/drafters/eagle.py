@@ -19,18 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.drafters.medusa import states_before
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.turns import draft_in_turn
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 from specdec_plugins.training.cross_entropy import cross_entropy
 from specdec_plugins.training.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
 
+FEATURES = Want(features=True)
 DECAY = 0.85  # weight of a step's loss relative to the one before: the later, the less often it counts
 
 
@@ -119,12 +121,11 @@ class EagleState:
 
 
 class EagleDrafter(Drafter):
-    traits = Traits(needs_verifier=True)
+    traits = Traits(needs_verifier=True, wants=FEATURES)
 
     def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Tensor], Tensor], unknown: Tensor):
         self.model, self.verifier, self.join = model, verifier, join
         self.unknown = unknown.to(verifier.target_embeddings)
-        model.features_wanted = verifier.features_wanted = True
 
     def start(self, rows: int, shared: object) -> EagleState:
         return EagleState(self.model.start(rows), self.unknown)
@@ -146,7 +147,7 @@ class EagleDrafter(Drafter):
             numbers = iter(range(len(joined)))
             rows = [[next(numbers) for _ in row] for row in tokens]
             firsts = [max(0, len(row) - 1) for row in rows]
-            done = self.model.read(state.rows, rows, places, firsts, embeddings=joined)
+            done = self.model.read(state.rows, Reading(rows, places, firsts, embeddings=joined, want=FEATURES))
             one = done.choose(ahead, Plan([int(more) for more in wanted], gate=plan.gate))
             outputs = done.features()
             for row, more in enumerate(wanted):

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.transformer import beginning, heads
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 from specdec_plugins.training.cross_entropy import cross_entropy
 from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
@@ -162,14 +163,13 @@ class HeadsState:
 class HeadsDrafter(Drafter):
     """The decoding half of all drafters with heads."""
 
-    traits = Traits(needs_verifier=True, follows=True, trees=True)
+    traits = Traits(needs_verifier=True, follows=True, trees=True, wants=Want(features=True))
 
     def __init__(
         self, model: LoadedModel, verifier: LoadedModel, length: int, heads: Callable[[Tensor, Sequence[int]], Tensor],
         beginning: Callable[[Tensor], Tensor],
     ):  # fmt: skip
         self.model, self.verifier, self.length, self.heads, self.beginning = model, verifier, length, heads, beginning
-        verifier.features_wanted = True
 
     def start(self, rows: int, shared: object) -> HeadsState:
         table = self.verifier.target_embeddings
@@ -186,7 +186,7 @@ class HeadsDrafter(Drafter):
         lengths = [min(length, self.length) for length in plan.lengths]
         # Drafted token k is made of vector k, or of the last one.
         numbers = [[row * count + min(k, count - 1) for k in range(length)] for row, length in enumerate(lengths)]
-        done = self.model.read(state.rows, numbers, [0] * len(lengths), embeddings=vectors.flatten(0, 1))
+        done = self.model.read(state.rows, Reading(numbers, [0] * len(lengths), embeddings=vectors.flatten(0, 1)))
         return drafted(done, prefix, plan._replace(lengths=lengths))
 
     def observe(self, state: HeadsState, scores: Any, draft: Draft, verdict: Verdict) -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import agreeing, matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.prefix import Prefix
@@ -106,7 +107,7 @@ class SmallDrafter(Drafter):
                     state.read[row] = text
             firsts = [max(0, len(row) - 1) for row in tokens]
             one = Plan([int(more) for more in wanted], gate=plan.gate)
-            return self.model.read(state.rows, tokens, places, firsts).choose(ahead, one)
+            return self.model.read(state.rows, Reading(tokens, places, firsts)).choose(ahead, one)
 
         return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
 

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
-from specdec_plugins.decoding.budget import Chosen, attentive, bytes_of
+from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.budget import Chosen, bytes_of
 from specdec_plugins.decoding.drafters import PairFacts
 from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.turns import draft_in_turn
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict
+from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
 
 
 @dataclass
@@ -32,11 +33,9 @@ class WindowState:
 
 
 class WindowDrafter(Drafter):
-    traits = Traits(needs_verifier=True)
-
     def __init__(self, model: LoadedModel, budget: Budget):
         self.model, self.budget = model, budget
-        attentive(model, budget)
+        self.traits = Traits(needs_verifier=True, wants=Want(attention=budget.attends))
 
     def start(self, rows: int, shared: RowState) -> WindowState:
         return WindowState(shared, Chosen(self.budget, self.model.target_embeddings.device))
@@ -46,11 +45,11 @@ class WindowDrafter(Drafter):
         state.chosen.admit(source.lengths)
 
     def propose(self, state: WindowState, prefix: Prefix, plan: Plan) -> Draft:
-        chosen = state.chosen.selection
+        visible = state.chosen.visible
 
         def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
             tokens = [[token] if more else [] for token, more in zip(ahead.last, wanted)]
-            done = self.model.read(state.rows, tokens, list(map(len, ahead.outputs)), selection=chosen)
+            done = self.model.read(state.rows, Reading(tokens, list(map(len, ahead.outputs)), visible=visible))
             return done.choose(ahead, Plan([int(more) for more in wanted], gate=plan.gate))
 
         room = [max(0, min(length, room)) for length, room in zip(plan.lengths, prefix.room)]

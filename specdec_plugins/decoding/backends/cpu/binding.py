@@ -70,7 +70,7 @@ class Caches(ctypes.Structure):
     ]
 
 
-class Selection(ctypes.Structure):
+class VisiblePositions(ctypes.Structure):
     """`Selection` in batch.h, which says what the fields are. Addresses are given as numbers."""
 
     _fields_ = [*((name, NUMBER) for name in ("sinks", "window", "listed")), ("positions", POINTER)]
@@ -80,7 +80,7 @@ class Sampling(ctypes.Structure):
     """`Sampling` in sample.h, which says what the fields are. Addresses are given as numbers."""
 
     _fields_ = [
-        *((name, POINTER) for name in ("options", "numbers", "names", "tokens", "probabilities")),
+        *((name, POINTER) for name in ("options", "numbers", "token_ids", "tokens", "probabilities")),
         *((name, NUMBER) for name in ("width", "candidates")),
     ]  # fmt: skip
 
@@ -91,7 +91,7 @@ class Decoding(ctypes.Structure):
     _fields_ = [
         ("verifier", POINTER), ("drafter", POINTER), ("verifying", Caches), ("drafting", Caches),
         *((name, POINTER) for name in ("logits", "drafter_logits", "gates", "tokens", "outs")), ("candidates", NUMBER),
-        ("names", POINTER), *((name, NUMBER) for name in ("drafter_pad", "drafter_eos", "drafter_positions")),
+        ("token_ids", POINTER), *((name, NUMBER) for name in ("drafter_pad", "drafter_eos", "drafter_positions")),
         *((name, NUMBER) for name in ("pad", "eos", "mask", "suppressed_count")),
         ("suppressed", POINTER), *((name, NUMBER) for name in ("batch", "longest", "steps")),
         *((name, POINTER) for name in ("numbers", "tau", "last_scores")), ("verifier_gate", c_double), ("drafter_gate", c_double),

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import KVCache, Selection
+from specdec_plugins.decoding.backends.cache import KVCache
 from specdec_plugins.decoding.backends.cpu.binding import (
     DTYPES,
     TILE,
@@ -29,6 +29,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
 )
 from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass, CpuPass, TreePass
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Linear, Norm, Transformer
 from specdec_plugins.decoding.prefix import Prefix
@@ -141,12 +142,10 @@ class CpuModel:
         self.successor, self.copy = decoder.successor, decoder.copy
         self.source_embedding, self.target_embeddings = model.encoder.embedding, decoder.embedding.tokens
         self.source_vocabulary = len(self.source_embedding.tokens)
-        self.features_wanted = False  # a drafter that reads the verifier's hidden states sets this; passes then keep them
-        self.masses_wanted = False  # so for drafters that read its attention to the source
-        # The tokens that the numbers of the logits are, if a drafter drafts only some.
+        # The token of each logit, if a drafter drafts only some tokens.
         self.vocabulary = None if decoder.vocabulary is None else decoder.vocabulary.tolist()
-        self.names = None if self.vocabulary is None else integers(self.vocabulary)  # the same for the native loop
-        self.logits, self.gates, self.features, self.masses, self.block = (Buffer() for _ in range(5))
+        self.token_ids = None if self.vocabulary is None else integers(self.vocabulary)  # the same for the kernels
+        self.logits, self.gates, self.features, self.attention, self.block = (Buffer() for _ in range(5))
 
     # ---- what a row keeps
 
@@ -191,16 +190,10 @@ class CpuModel:
         """See `LoadedModel.beginning`."""
         return NativeBeginning(self.engine, query, weight, bias)
 
-    def read(
-        self, state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
-        guesses: Tensor | None = None, embeddings: Tensor | None = None, parents: Sequence[Sequence[int]] | None = None,
-        selection: Selection | None = None,
-    ) -> CpuPass:  # fmt: skip
+    def read(self, state: SlottedState, reading: Reading) -> CpuPass:
         """See `LoadedModel.read`. Drafts of the kernels are on the host: there are no ``guesses``."""
         state.encode()
-        if parents is not None:
-            return TreePass(self, state, tokens, positions, firsts, parents)
-        return CausalPass(self, state, tokens, positions, firsts, embeddings, selection)
+        return (CausalPass if reading.parents is None else TreePass)(self, state, reading)
 
     def read_block(self, state: SlottedState, prefix: Prefix, lengths: Sequence[int]) -> CpuPass:
         """See `LoadedModel.read_block`."""

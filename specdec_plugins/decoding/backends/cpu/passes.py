@@ -6,17 +6,17 @@ B rows, Q tokens read, W of them with a prediction, S source positions, D width,
 from array import array
 from collections.abc import Sequence
 from ctypes import byref
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import Selection
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of, numbered
-from specdec_plugins.decoding.backends.cpu.binding import Selection as NativeSelection
-from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, start, starts
+from specdec_plugins.decoding.backends.cpu.binding import VisiblePositions, address, floats, integers, start, starts
 from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
@@ -26,7 +26,7 @@ from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Ve
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
 
-BLOCK = 16  # positions: masses are written in whole blocks of attention, which have 16 at most (`W` in vectors.h)
+BLOCK = 16  # positions: attention is written in whole blocks, which have 16 at most (`W` in vectors.h)
 
 
 class CpuPass:
@@ -37,7 +37,7 @@ class CpuPass:
         self._logits: Tensor | None = None
         self._gates: Tensor | None = None
         self._features: Tensor | None = None
-        self._masses: Tensor | None = None
+        self._attention: Tensor | None = None
 
     @classmethod
     def of(cls, model: "CpuModel", logits: Tensor) -> "CpuPass":
@@ -57,24 +57,22 @@ class CpuPass:
         return self._logits
 
     def features(self) -> Tensor:
-        """Raises RuntimeError if the model was not told to keep them: see `CpuModel.features_wanted`."""
         self.logits()
         if self._features is None:
-            raise RuntimeError("hidden states were not kept: set the model's features_wanted before decoding")
+            raise RuntimeError(NOT_WANTED)
         return self._features
 
-    def masses(self) -> Tensor:
-        """Raises RuntimeError if the model was not told to keep them: see `CpuModel.masses_wanted`."""
+    def attention(self) -> Tensor:
         self.logits()
-        if self._masses is None:
-            raise RuntimeError("attention was not kept: set the model's masses_wanted before decoding, and let a pass read all")
-        return self._masses
+        if self._attention is None:
+            raise RuntimeError(NOT_WANTED)
+        return self._attention
 
     def with_logits(self, logits: Tensor) -> "CpuPass":
         """The same pass with other logits."""
         self.logits()
         done = CpuPass.of(self.model, logits)
-        done._gates, done._features, done._masses = self._gates, self._features, self._masses
+        done._gates, done._features, done._attention = self._gates, self._features, self._attention
         return done
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
@@ -108,32 +106,25 @@ class CpuPass:
 class CausalPass(CpuPass):
     """Each row's tokens, read after those in its cache."""
 
-    def __init__(
-        self, model: "CpuModel", state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int],
-        firsts: Sequence[int] | None, embeddings: Tensor | None = None, selection: Selection | None = None,
-    ):  # fmt: skip
-        sizes = list(map(len, tokens))
+    def __init__(self, model: "CpuModel", state: SlottedState, reading: Reading):
+        sizes, firsts = list(map(len, reading.tokens)), reading.firsts
         width = max(sizes) if firsts is None else max(size - first for size, first in zip(sizes, firsts))
-        super().__init__(model, len(tokens), width)
-        self.state, self.tokens, self.positions, self.firsts = state, tokens, positions, firsts
-        self.embeddings = None if embeddings is None else floats(embeddings)
-        if self.embeddings is not None and (
-            self.embeddings.shape[1:] != (model.width,) or max(map(max, filter(None, tokens)), default=-1) >= len(self.embeddings)
-        ):
-            raise ValueError(
-                f"vectors {tuple(self.embeddings.shape)} do not fit a width of {model.width}, or the numbers read of them"
-            )
-        self.selection = None
-        if selection is not None:
-            sinks, window, self._listed = selection  # which the native side reads
-            self.selection = byref(NativeSelection(sinks, window, self._listed.size(1), address(self._listed)))
-        state.held = list(map(int.__add__, positions, sizes))
+        super().__init__(model, len(sizes), width)
+        self.state, self.reading = state, reading
+        self.embeddings = None if reading.embeddings is None else floats(reading.embeddings)
+        if self.embeddings is not None:
+            largest = max(map(max, filter(None, reading.tokens)), default=-1)
+            if self.embeddings.shape[1:] != (model.width,) or largest >= len(self.embeddings):
+                raise ValueError(
+                    f"vectors {tuple(self.embeddings.shape)} do not fit a width of {model.width}, or the numbers read of them"
+                )
+        self.visible = None
+        if reading.visible is not None:
+            sinks, window, listed = reading.visible
+            self.visible = byref(VisiblePositions(sinks, window, listed.size(1), address(listed)))
+        self.alone = reading.want.features or reading.want.attention  # which a call that also chooses or judges does not return
+        state.held = list(map(int.__add__, reading.positions, sizes))
         state.cache.reserve(state.targets.bound, max(state.held))
-
-    @property
-    def kept(self) -> bool:
-        """Whether the pass has results that calls which also judge do not return."""
-        return self.model.features_wanted or self.model.masses_wanted
 
     def _caches(self) -> tuple[int, ...]:
         """Where the entries of the target and of the source are."""
@@ -146,47 +137,43 @@ class CausalPass(CpuPass):
         gates = features = None
         if model.stack.gate:
             self._gates, gates = model.gates.view(*shape, model.stack.gate.outputs)
-        if model.features_wanted:
+        if self.reading.want.features:
             self._features, features = model.features.view(*shape, model.width)
         return logits, gates, features
 
-    def _mass_room(self) -> tuple[int | None, int]:
-        """Make the masses' tensor, if they are wanted; returns where they go, and how many a result has."""
-        if not self.model.masses_wanted or self.selection is not None:
+    def _attention_room(self) -> tuple[int | None, int]:
+        """Make the tensor for attention, if wanted; returns where it goes, and how many positions a result has."""
+        if not self.reading.want.attention or self.visible is not None:
             return None, 0
         longest = self.state.sources.longest
         size = -(-longest // BLOCK) * BLOCK
-        held, masses = self.model.masses.view(self.rows, self.width, size)
-        self._masses = held[..., :longest]
-        return masses, size
+        room, place = self.model.attention.view(self.rows, self.width, size)
+        self._attention = room[..., :longest]
+        return place, size
+
+    def _numbers(self, *more: Sequence[int]) -> array:
+        """What all passes are told of the rows, ``more``, and the tokens."""
+        tokens, positions, firsts = self.reading[:3]
+        return integers(starts(tokens), positions, firsts or [0] * self.rows, *self.state.placed(), *more, *tokens)
 
     def run(self) -> None:
-        state = self.state
-        numbers = integers(
-            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, *state.placed(),
-            *self.tokens,
-        )  # fmt: skip
-        stack = self.model.stack
+        numbers, stack = self._numbers(), self.model.stack
         stack.library.specdec_read(
             stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(),
-            address(self.embeddings), self.selection, *self._results(), *self._mass_room(),
+            address(self.embeddings), self.visible, *self._results(), *self._attention_room(),
         )  # fmt: skip
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         """In one call with the pass, if that has not run."""
-        if self._logits is not None or self.model.features_wanted:
+        if self._logits is not None or self.alone:
             return super().choose(prefix, plan)
-        state, model = self.state, self.model
-        symbols = numbered(prefix.symbols, model.vocabulary)
-        numbers = integers(
-            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, *state.placed(),
-            plan.lengths, (not output for output in prefix.outputs), *self.tokens,
-        )  # fmt: skip
+        model, symbols = self.model, numbered(prefix.symbols, self.model.vocabulary)
+        numbers = self._numbers(plan.lengths, [not output for output in prefix.outputs])
         logits, gates, _ = self._results()
         choosing = Choosing(self, prefix, plan)
         model.stack.library.specdec_propose(
             model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(),
-            address(self.embeddings), self.selection, logits, gates, symbols.pad, symbols.eos, *choosing.arguments(),
+            address(self.embeddings), self.visible, logits, gates, symbols.pad, symbols.eos, *choosing.arguments(),
         )  # fmt: skip
         return choosing.draft()
 
@@ -194,14 +181,12 @@ class CausalPass(CpuPass):
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
         """In one call with the pass, if that has not run and has read just each row's last token and its draft."""
-        if self._logits is not None or self.firsts is not None or self.kept:
+        if self._logits is not None or self.reading.firsts is not None or self.alone:
             return super().judge(draft, bounds, tolerances, draws)
-        state = self.state
-        judging = Judging(self.rows, self.width, tolerances, draft, draws)
+        judging, tokens = Judging(self.rows, self.width, tolerances, draft, draws), self.reading.tokens
         numbers = integers(
-            starts(self.tokens), self.positions, *state.placed(),
-            *judging_options(bounds, tolerances), *self.tokens,
-        )  # fmt: skip
+            starts(tokens), self.reading.positions, *self.state.placed(), *judging_options(bounds, tolerances), *tokens
+        )
         logits, _, _ = self._results()
         stack = self.model.stack
         stack.library.specdec_verify(
@@ -214,22 +199,14 @@ class CausalPass(CpuPass):
 class TreePass(CausalPass):
     """Each row's tokens, the last of which are a tree."""
 
-    def __init__(
-        self, model: "CpuModel", state: SlottedState, tokens: Sequence[Sequence[int]], positions: Sequence[int],
-        firsts: Sequence[int] | None, parents: Sequence[Sequence[int]],
-    ):  # fmt: skip
-        super().__init__(model, state, tokens, positions, firsts)
-        self.parents = within_rows(tokens, parents)
-
     def run(self) -> None:
-        state, stack = self.state, self.model.stack
-        numbers = integers(
-            starts(self.tokens), self.positions, self.firsts or [0] * self.rows, *state.placed(),
-            *self.tokens, *self.parents,
-        )  # fmt: skip
+        assert self.reading.parents is not None
+        stack = self.model.stack
+        numbers = self._numbers()
+        numbers.extend(chain.from_iterable(within_rows(self.reading.tokens, self.reading.parents)))
         stack.library.specdec_read_tree(
             stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), *self._results(),
-            *self._mass_room(),
+            *self._attention_room(),
         )  # fmt: skip
 
     choose, judge = CpuPass.choose, CpuPass.judge  # not in one call with the pass
@@ -271,7 +248,7 @@ class Choosing:
         if rejecting(draws):
             shape = done.rows, done.width, successor_tables(done.model)[2]
             self.distribution = Distribution(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float32))
-        self.sampling = NativeSampling(draws, done.model.names, self.distribution)
+        self.sampling = NativeSampling(draws, done.model.token_ids, self.distribution)
 
     def arguments(self) -> tuple:
         confidence = self.confidence and start(self.confidence)
@@ -279,10 +256,12 @@ class Choosing:
 
     def draft(self) -> Draft:
         """The chosen tokens, of each row as many as it wanted."""
-        names = self.model.vocabulary
+        vocabulary = self.model.vocabulary
         tokens = self._rows(self.chosen)
         confidence = None if self.confidence is None else self._rows(self.confidence)
-        return Draft(tokens if names is None else [[names[n] for n in row] for row in tokens], self.distribution, confidence)
+        return Draft(
+            tokens if vocabulary is None else [[vocabulary[n] for n in row] for row in tokens], self.distribution, confidence
+        )
 
     def _rows(self, numbers: array) -> list[list]:
         flat, width = numbers.tolist(), self.width

@@ -14,8 +14,8 @@ from specdec_plugins.decoding.values import Distribution, Draws
 class NativeSampling:
     """`Sampling` in sample.h and the memory that it points to, which lives as long as this does."""
 
-    def __init__(self, draws: Sequence[Draws | None], names: array | None = None, origins: Distribution | None = None):
-        """``draws`` of each row; ``names`` of a drafter's logits; ``origins`` of drafted tokens, to be read or written.
+    def __init__(self, draws: Sequence[Draws | None], token_ids: array | None = None, origins: Distribution | None = None):
+        """``draws`` of each row; ``token_ids`` of a drafter's logits; ``origins`` of drafted tokens, to be read or written.
 
         A prefix is only told where the row has a repetition penalty: nothing else depends on it.
         """
@@ -30,8 +30,10 @@ class NativeSampling:
             prefixes.append(prefix if sampling and sampling.repetition_penalty != 1 else ())
         self._options = array("d", options)
         self._numbers = integers(seeds, top_k, rejects, positions, starts(prefixes), *prefixes)
-        self._names, self._origins = names, origins
-        self.struct = Sampling(options=start(self._options), numbers=start(self._numbers), names=names and start(names))
+        self._token_ids, self._origins = token_ids, origins
+        self.struct = Sampling(
+            options=start(self._options), numbers=start(self._numbers), token_ids=token_ids and start(token_ids)
+        )
         if origins is not None:
             self._origins = tokens, probabilities = Distribution(origins.tokens.contiguous(), floats(origins.probabilities))
             self.struct.tokens, self.struct.probabilities = address(tokens), address(probabilities)

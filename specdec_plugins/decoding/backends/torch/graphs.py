@@ -7,8 +7,9 @@ tensors of few different sizes, and of settings, each combination of which has i
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor
 from specdec_plugins.decoding.backends.cache import KVCache
 
 log = logging.getLogger(__name__)
-Function = Callable[..., Sequence[Tensor]]
+Inputs = Mapping[str, Tensor | tuple[Tensor, ...]]  # by the function's parameters; tuples are NamedTuples
+Results = Mapping[str, Tensor]
+Function = Callable[..., Results]
 Record = Callable[[Callable[[], None]], Callable[[], Any]]  # records a function, and returns one that repeats it
 MOST_BYTES = 2 << 30  # of all recordings, where nothing else is said
 GRAPH_BYTES = 2 << 20  # that a recording takes besides its inputs and results: assumed for some hundred kernels, not measured
@@ -29,9 +32,9 @@ class Runner(Protocol):
         ...
 
     def run(
-        self, function: Function, inputs: Sequence[Tensor], caches: Sequence[KVCache] = (), settings: tuple = ()
-    ) -> Sequence[Tensor]:
-        """``function(*caches, *settings, *inputs)``. Its results are valid until the same function is run again."""
+        self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()
+    ) -> Results:  # fmt: skip
+        """``function(*caches, *settings, **inputs)``. Its results are valid until the same function is run again."""
         ...
 
 
@@ -42,9 +45,9 @@ class Eager:
         return size
 
     def run(
-        self, function: Function, inputs: Sequence[Tensor], caches: Sequence[KVCache] = (), settings: tuple = ()
-    ) -> Sequence[Tensor]:
-        return function(*caches, *settings, *inputs)
+        self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()
+    ) -> Results:  # fmt: skip
+        return function(*caches, *settings, **inputs)
 
 
 EAGER = Eager()
@@ -67,14 +70,13 @@ class Recorder:
         return unit << (max(1, -(-size // unit)) - 1).bit_length()
 
     def run(
-        self, function: Function, inputs: Sequence[Tensor], caches: Sequence[KVCache] = (), settings: tuple = ()
-    ) -> Sequence[Tensor]:
-        def call(*given: Tensor) -> Sequence[Tensor]:
-            return function(*caches, *settings, *given)
-
+        self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()
+    ) -> Results:  # fmt: skip
+        call = partial(function, *caches, *settings)
         if self.record is None:
-            return call(*inputs)
-        key = (function, *((each.shape, each.dtype) for each in inputs), *(each.layout for each in caches), settings)
+            return call(**inputs)
+        sizes = ((each.shape, each.dtype) for each in flat(inputs))
+        key = (function, *inputs, *sizes, *(each.layout for each in caches), settings)
         try:
             recording = self.known.pop(key, None)
             if recording is None:
@@ -84,7 +86,7 @@ class Recorder:
             log.warning("passes run without CUDA graphs, several times as slowly: %s", str(error).partition("\n")[0])
             self.record, self.held = None, 0
             self.known.clear()
-            return call(*inputs)
+            return call(**inputs)
         self.known[key] = recording
         while self.held > self.most and len(self.known) > 1:
             self.held -= self.known.popitem(last=False)[1].bytes
@@ -94,33 +96,47 @@ class Recorder:
 class Recording:
     """What a function does, on memory of its own for inputs and results."""
 
-    def __init__(self, record: Record, call: Function, inputs: Sequence[Tensor]):
+    def __init__(self, record: Record, call: Function, inputs: Inputs):
         """Raises RuntimeError if that does not work."""
-        self.inputs = [each.clone() for each in inputs]
+        self.inputs = cloned(inputs)
         # Clones here and below: a function may overwrite its inputs.
-        first = call(*(each.clone() for each in inputs))
-        self.results = [torch.zeros_like(each) for each in first]  # not where a recording has its intermediate results
-        self.bytes = GRAPH_BYTES + sum(each.nbytes for each in (*self.inputs, *self.results))
+        first = call(**cloned(inputs))
+        self.results = {name: torch.zeros_like(each) for name, each in first.items()}  # not where intermediate results lie
+        self.bytes = GRAPH_BYTES + sum(each.nbytes for each in (*flat(self.inputs), *self.results.values()))
 
         def compute() -> None:
-            for place, result in zip(self.results, call(*(each.clone() for each in self.inputs))):
-                place.copy_(result)
+            for name, result in call(**cloned(self.inputs)).items():
+                self.results[name].copy_(result)
 
         # All that is recorded runs before: loading kernels and choosing libraries' algorithms cannot be recorded.
         compute()
-        expected = [each.clone() for each in self.results]
+        expected = {name: each.clone() for name, each in self.results.items()}
         self.replay = record(compute)
-        for each in self.results:
+        for each in self.results.values():
             each.zero_()
         again = self(inputs)
-        if not all(torch.allclose(one.float(), two.float(), 0.01, 0.01, equal_nan=True) for one, two in zip(expected, again)):
+        if not all(
+            torch.allclose(one.float(), again[name].float(), 0.01, 0.01, equal_nan=True) for name, one in expected.items()
+        ):
             raise RuntimeError("a recorded pass does not give what the pass gives")
 
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        for place, each in zip(self.inputs, inputs):
+    def __call__(self, inputs: Inputs) -> Results:
+        for place, each in zip(flat(self.inputs), flat(inputs)):
             place.copy_(each)
         self.replay()
         return self.results
+
+
+def flat(inputs: Inputs) -> list[Tensor]:
+    """All tensors of the inputs, in order."""
+    return [tensor for each in inputs.values() for tensor in (each if isinstance(each, tuple) else (each,))]
+
+
+def cloned(inputs: Inputs) -> Inputs:
+    return {
+        name: type(each)(*(tensor.clone() for tensor in each)) if isinstance(each, tuple) else each.clone()
+        for name, each in inputs.items()
+    }
 
 
 def cuda_graphs(device: torch.device) -> Record:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.acceptance import coupled, rejection
-from specdec_plugins.decoding.backends.torch.graphs import Runner
+from specdec_plugins.decoding.backends.torch.graphs import Results, Runner
 from specdec_plugins.decoding.constraints import Bounds, Constraints, placed, repeated, restrict
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.sampling import Table, warp
@@ -28,11 +28,10 @@ def judge(
     logits = pad_rows(logits, runner.round(len(logits)))
     device_draft = draft if isinstance(draft, DeviceDraft) else None
     if device_draft is not None:
-        width, guesses = device_draft.guesses.size(1), [pad_rows(device_draft.guesses, len(logits))]
-        offered = device_draft.room
+        width, offered = device_draft.guesses.size(1), device_draft.room
         tokens: list[list[int]] = [[] for _ in offered]
     else:
-        width, guesses = max(map(len, draft.tokens)), []
+        width = max(map(len, draft.tokens))
         offered, tokens = list(map(len, draft.tokens)), [[*row, *[0] * (width - len(row))] for row in draft.tokens]
     forced = any(bounds.forced)
     lines = [
@@ -42,20 +41,20 @@ def judge(
     if forced:
         lines = [(*line, *[*row, *[-1] * (width + 1)][: width + 1]) for line, row in zip(lines, bounds.forced)]
     lines += [(0,) * len(lines[0])] * (len(logits) - len(lines))
-    inputs = [logits[:, : width + 1], send(lines, logits.device), *guesses]
+    inputs: dict[str, Tensor | tuple[Tensor, ...]] = {"logits": logits[:, : width + 1], "table": send(lines, logits.device)}
+    if device_draft is not None:
+        inputs["guesses"] = pad_rows(device_draft.guesses, len(logits))
     limited, tolerant = min(bounds.room) <= width, any(tolerance.beta > 1 for tolerance in tolerances)
     repeats, most = placed(bounds.repeats, logits.size(2), len(logits), runner.round) if bounds.repeats else ([], 0)
     if most:
-        inputs.append(send(repeats, logits.device))
-    sampled: list[Tensor] = []
+        inputs["repeats"] = send(repeats, logits.device)
     rejects = draws is not None and rejecting(draws)
     if draws is not None:
-        sampled += Table.of(draws, len(logits), logits.size(2), logits.device, runner.round)
+        inputs["drawing"] = Table.of(draws, len(logits), logits.size(2), logits.device, runner.round)
         if rejects and draft.distribution is not None:
-            sampled += (pad_rows(each[:, :width], len(logits)) for each in draft.distribution)
-    settings = bounds.constraints, limited, tolerant, forced, len(guesses) > 0, most, len(sampled), rejects
-    inputs += sampled
-    judged = runner.run(_judge, inputs, settings=settings)[0][: len(tolerances)].tolist()
+            inputs["distribution"] = Distribution(*(pad_rows(each[:, :width], len(logits)) for each in draft.distribution))
+    settings = bounds.constraints, limited, tolerant, forced, most, rejects
+    judged = runner.run(_judge, inputs, settings=settings)["judged"][: len(tolerances)].tolist()
     if device_draft is not None:
         device_draft.arrive([list(map(int, row[4 + width :])) for row in judged])
     counts = [int(row[0]) for row in judged]
@@ -69,36 +68,35 @@ def bits(number: float) -> int:
 
 
 def _judge(
-    constraints: Constraints, limited: bool, tolerant: bool, has_forced: bool, has_guesses: bool, most: int, sampled: int,
-    rejects: bool, logits: Tensor, table: Tensor, *more: Tensor,
-) -> list[Tensor]:  # fmt: skip
-    """One tensor (R, 3 + K + 1 + K), so that all of it goes to the host at once: each transfer waits for the GPU.
+    constraints: Constraints, limited: bool, tolerant: bool, has_forced: bool, most: int, rejects: bool, logits: Tensor,
+    table: Tensor, guesses: Tensor | None = None, repeats: Tensor | None = None, drawing: Table | None = None,
+    distribution: Distribution | None = None,
+) -> Results:  # fmt: skip
+    """One tensor (R, 3 + K + 1 + K), ``judged``, so that a single transfer brings it to the host: each waits for the GPU.
 
-    A row has how many tokens are accepted, the own token, whether the limit forced it, K + 1 scores and the drafted tokens, in
-    float64, which holds token numbers exactly. ``table`` (R, `COLUMNS` + K [+ K + 1]) has the drafted tokens, unless they are the
-    guesses (R, K) of a `DeviceDraft`, and then the forced ones. ``more`` are the guesses, if there are any, the prefixes that
-    are not to be repeated, if there is a ``most`` (`placed`), and ``sampled`` tensors: a `Table`, and perhaps a `Distribution`.
+    Its columns: tokens accepted, the own token, whether the limit forced it, K + 1 scores, and the drafted tokens, in float64,
+    which holds token ids exactly. ``table`` (R, `COLUMNS` + K [+ K + 1]) has the drafted tokens, unless they are the ``guesses``
+    (R, K) of a `DeviceDraft`, then the forced ones. ``repeats`` and ``most`` are as in `placed`; ``distribution`` is what
+    drafted tokens were drawn from.
     """
     width = logits.size(1) - 1
     offered, minimum, room, beta, tau, rest = table.tensor_split((1, 2, 3, 4, 5), 1)  # (R, 1) five times, (R, ..)
-    tokens = more[0] if has_guesses else rest[:, :width]  # (R, K)
+    tokens = rest[:, :width] if guesses is None else guesses  # (R, K)
     forced = rest[:, rest.size(1) - width - 1 :] if has_forced else None  # (R, K+1)
-    repeats = repeated(more[has_guesses], tokens, logits.size(-1), most) if most else None
-    allowed, cut = restrict(logits, constraints, minimum, room if limited else None, forced, repeats)
+    banned = None if repeats is None else repeated(repeats, tokens, logits.size(-1), most)
+    allowed, cut = restrict(logits, constraints, minimum, room if limited else None, forced, banned)
     best = allowed.argmax(-1)  # (R, K+1)
     passes = tokens == best[:, :width]  # (R, K)
     if tolerant:
         passes |= _tolerates(allowed[:, :width], best[:, :width], tokens, beta, tau.contiguous().view(torch.float64))
-    if sampled:
-        drawing = Table(*more[-sampled:][: len(Table._fields)])
-        distribution = Distribution(*more[-2:]) if sampled > len(Table._fields) else None
+    if drawing is not None:
         if limited:
-            allowed = restrict(logits, constraints, minimum, None, forced, repeats)[0]
+            allowed = restrict(logits, constraints, minimum, None, forced, banned)[0]
         drawn = _draw(allowed, drawing, tokens, offered, rejects, distribution, constraints.symbols.eos, room)
         mine = drawing.temperature > 0
         passes, best, cut = (torch.where(mine, one, other) for one, other in zip(drawn, (passes, best, cut)))
     passes &= torch.arange(width, device=passes.device) < offered
-    if has_guesses:  # nothing is offered after eos: the host has clipped its own drafts there
+    if guesses is not None:  # nothing is offered after eos: the host has clipped its own drafts there
         ends = (tokens == constraints.symbols.eos).long()
         passes &= ends.cumsum(1) == ends
     accepted = passes.long().cumprod(1).sum(1, keepdim=True)  # (R, 1) up to the first refusal
@@ -108,7 +106,7 @@ def _judge(
     said = torch.cat([tokens, own], 1).scatter(1, accepted, own)  # (R, K+1)
     raw = logits.float()
     scores = raw.gather(2, said[..., None])[..., 0] - raw.logsumexp(-1)  # (R, K+1)
-    return [torch.cat([each.double() for each in (accepted, own, cut.gather(1, accepted), scores, tokens)], 1)]
+    return {"judged": torch.cat([each.double() for each in (accepted, own, cut.gather(1, accepted), scores, tokens)], 1)}
 
 
 def _draw(

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.cache import KVCache, Selection, hide, span
+from specdec_plugins.decoding.backends.cache import KVCache, hide, span
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of, forbid, numbered
+from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.backends.sources import Sources
-from specdec_plugins.decoding.backends.torch.graphs import EAGER, Runner
+from specdec_plugins.decoding.backends.torch.graphs import EAGER, Results, Runner
 from specdec_plugins.decoding.backends.torch.judge import judge
 from specdec_plugins.decoding.backends.torch.state import DenseState
 from specdec_plugins.decoding.backends.torch.transformer import (
@@ -34,6 +35,7 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, draw_candidate
 from specdec_plugins.decoding.trees import within_rows
 from specdec_plugins.decoding.values import (
+    LOGITS,
     DeviceDraft,
     Distribution,
     Draft,
@@ -41,6 +43,7 @@ from specdec_plugins.decoding.values import (
     Plan,
     Source,
     Verdict,
+    Want,
     pad_rows,
     rejecting,
     send,
@@ -50,45 +53,46 @@ from specdec_plugins.formats.spec import Symbols
 
 @dataclass(frozen=True)
 class TorchPass:
-    """A pass that has run: ``results`` are logits, features and, with a successor network, gates; last come masses, if wanted."""
+    """A pass that has run: its ``logits``, what else was wanted, and ``gates`` (R, W, G) of a successor network."""
 
     model: "TorchModel"
-    results: Sequence[Tensor]
+    results: Results
 
     def logits(self) -> Tensor:
-        return self.results[0]
+        return self.results["logits"]
 
     def features(self) -> Tensor:
-        return self.results[1]
+        return self._wanted("features")
+
+    def attention(self) -> Tensor:
+        return self._wanted("attention")
+
+    def _wanted(self, name: str) -> Tensor:
+        if name not in self.results:
+            raise RuntimeError(NOT_WANTED)
+        return self.results[name]
 
     @property
     def gates(self) -> Tensor | None:
-        """(R, W, G) of the successor network, if there is one."""
-        return self.results[2] if self.model.transformer.decoder.successor else None
-
-    def masses(self) -> Tensor:
-        """Raises RuntimeError if the model was not told to keep them."""
-        if not self.model.masses_wanted:
-            raise RuntimeError("attention was not kept: set the model's masses_wanted before decoding")
-        return self.results[-1]
+        return self.results.get("gates")
 
     def with_logits(self, logits: Tensor) -> "TorchPass":
         """The same pass with other logits."""
-        return replace(self, results=[logits, *self.results[1:]])
+        return replace(self, results={**self.results, "logits": logits})
 
     @torch.inference_mode()
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
-        return self.model.choose(self.results[0], self.gates, prefix, plan)
+        return self.model.choose(self.logits(), self.gates, prefix, plan)
 
     def candidates(self, prefix: Prefix) -> Candidates:
         decoder = self.model.transformer.decoder
-        return candidates_of(self.results[0], self.gates, decoder.successor, self.model.names, prefix)
+        return candidates_of(self.logits(), self.gates, decoder.successor, self.model.vocabulary, prefix)
 
     @torch.inference_mode()
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
-        return judge(self.model.runner, self.results[0], draft, bounds, tolerances, draws)
+        return judge(self.model.runner, self.logits(), draft, bounds, tolerances, draws)
 
 
 class Extent(NamedTuple):
@@ -101,7 +105,7 @@ class Extent(NamedTuple):
     even: bool  # whether no source is padded
     chosen: bool  # whether some rows' first tokens need no prediction
     near: tuple[int, int] | None  # (sinks, window): the target positions that are read of those seen
-    weighed: bool  # whether attention masses are wanted
+    want: Want
     shared: bool  # whether rows share sources, which then lie in other slots than the rows
 
 
@@ -112,10 +116,8 @@ class TorchModel:
         self.transformer, self.spec, self.runner = transformer, transformer.spec, runner
         self.target_embeddings = transformer.decoder.embedding.tokens
         vocabulary = transformer.decoder.vocabulary
-        self.names = None if vocabulary is None else vocabulary.tolist()  # the tokens that the logits are of, if not all
+        self.vocabulary = None if vocabulary is None else vocabulary.tolist()  # the token of each logit, if not all have one
         self.source_vocabulary = len(transformer.encoder.embedding.tokens)
-        self.features_wanted = False  # they are kept all the same
-        self.masses_wanted = False
         self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: recordings are bound to their memory
 
     # ---- what a row keeps
@@ -172,13 +174,10 @@ class TorchModel:
         return partial(beginning, query=query.to(like), weight=weight.to(like), bias=bias.to(like))
 
     @torch.inference_mode()
-    def read(
-        self, state: DenseState, tokens: Sequence[Sequence[int]], positions: Sequence[int], firsts: Sequence[int] | None = None,
-        guesses: Tensor | None = None, embeddings: Tensor | None = None, parents: Sequence[Sequence[int]] | None = None,
-        selection: Selection | None = None,
-    ) -> TorchPass:  # fmt: skip
+    def read(self, state: DenseState, reading: Reading) -> TorchPass:
         """See `LoadedModel.read`."""
         state.encode()
+        tokens, positions, firsts, guesses, embeddings, parents, visible, want = reading
         runner, cache, sources = self.runner, state.cache, state.sources.cache
         firsts = firsts or [0] * len(tokens)
         results = max(len(row) - first for row, first in zip(tokens, firsts))
@@ -188,16 +187,17 @@ class TorchModel:
         lines = [(position, first, length, slot, *row, *[0] * (width - len(row))) for position, first, length, slot, row
                  in zip(positions, firsts, state.sources.lengths, state.sources.slots, tokens)]  # fmt: skip
         table = send([*lines, *[(0, 0, 1, 0, *[0] * width)] * padding], cache.data.device)
-        inputs = [table]
+        inputs: dict[str, Tensor] = {"table": table}
         if guesses is not None:
-            inputs.append(pad_rows(guesses, len(table)))
+            inputs["guesses"] = pad_rows(guesses, len(table))
             results, width = results + guesses.size(1), width + guesses.size(1)
         if embeddings is not None:
-            inputs.append(pad_rows(embeddings, max(runner.round(len(embeddings)), len(table) * width)))
+            inputs["vectors"] = pad_rows(embeddings, max(runner.round(len(embeddings)), len(table) * width))
         if parents is not None:
-            inputs.append(ancestry(within_rows(tokens, parents), len(table), width).to(table.device, non_blocking=True))
-        if selection is not None:
-            inputs.append(pad_rows(selection.sources, len(table)))
+            family = ancestry(within_rows(tokens, parents), len(table), width)
+            inputs["family"] = family.to(table.device, non_blocking=True)
+        if visible is not None:
+            inputs["listed"], want = pad_rows(visible.sources, len(table)), replace(want, attention=False)
         longest = max(positions) + width
         drafted = 0 if guesses is None else guesses.size(1)
         state.held = [position + len(row) + drafted for position, row in zip(positions, tokens)]
@@ -209,23 +209,22 @@ class TorchModel:
             alone=len(table) * width == 1 and seen == longest and parents is None,
             even=all(length == read for length in state.sources.lengths) and not padding,
             chosen=max(firsts) > 0,
-            near=(min(selection.sinks, seen), min(selection.window, seen)) if selection else None,
-            weighed=self.masses_wanted and not selection,
+            near=(min(visible.sinks, seen), min(visible.window, seen)) if visible else None,
+            want=want,
             shared=state.shared,
         )  # fmt: skip
         return TorchPass(self, runner.run(self._read, inputs, (cache, sources), (extent,)))
 
-    def _read(self, cache: KVCache, sources: KVCache, extent: Extent, table: Tensor, more: Tensor | None = None) -> list[Tensor]:
+    def _read(
+        self, cache: KVCache, sources: KVCache, extent: Extent, table: Tensor, guesses: Tensor | None = None,
+        vectors: Tensor | None = None, family: Tensor | None = None, listed: Tensor | None = None,
+    ) -> Results:  # fmt: skip
         """A pass's results. ``table`` (R, 4 + Q) has each row's position, first result, source length, source slot and tokens.
 
-        Where ``extent`` has a window, ``more`` (R, N) are the source positions to read. Else ``more``, by its data type, are
-        guesses (R, K) int64; vectors (N, D) that the tokens number; or of trees (R, Q, Q) bool: whether a token sees another one.
+        ``guesses`` (R, K) follow the tokens; tokens number ``vectors`` (N, D); in trees a token sees another one if ``family``
+        (R, Q, Q) bool says so; ``listed`` (R, N) are the source positions to read.
         """
         seen, read, near = extent.seen, extent.read, extent.near
-        listed = more if near is not None else None
-        guesses = more if listed is None and more is not None and more.dtype == torch.int64 else None
-        vectors = more if more is not None and more.is_floating_point() else None
-        families = more if more is not None and more.dtype == torch.bool else None
         decoder, device, rows = self.transformer.decoder, table.device, len(table)
         start, first, lengths, owners, tokens = table.tensor_split((1, 2, 3, 4), 1)  # (R, 1) four times, (R, Q)
         if guesses is not None:
@@ -237,10 +236,10 @@ class TorchModel:
         if near is not None:
             nearest, hidden = window_of(places, *near)
             mask = hide(hidden, cache.data.dtype)[:, None]
-        elif families is not None:
-            positions = start + families.sum(-1) - 1
+        elif family is not None:
+            positions = start + family.sum(-1) - 1
             after = torch.arange(seen, device=device) - start  # (R, T) how far from the pass's first place
-            within = families.gather(2, after.clamp(0, width - 1)[:, None].expand(-1, width, -1))  # (R, Q, T)
+            within = family.gather(2, after.clamp(0, width - 1)[:, None].expand(-1, width, -1))  # (R, Q, T)
             hidden = ((after < 0)[:, None] | within & (after < width)[:, None]).logical_not()
             mask = hide(hidden, cache.data.dtype)[:, None]  # (R, 1, Q, T)
         elif not extent.alone:
@@ -254,7 +253,7 @@ class TorchModel:
             keep = slots, wanted
 
         x = decoder.embedding(tokens, positions, vectors)
-        masses: list[Tensor] = []  # (R, Q, S) each, of the last layer (R, W, S)
+        weights: list[Tensor] = []  # (R, Q, S) each, of the last layer (R, W, S)
         for index, layer in enumerate(decoder.layers):
             kept = keep if layer is decoder.layers[-1] else None
             visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (R, 1, W, T)
@@ -269,23 +268,26 @@ class TorchModel:
                     known = sources.gather(index, owners, listed)
                 else:
                     known = sources.pick(index, owners[:, 0], read) if extent.shared else sources.read(index, rows, read)
-                if not extent.weighed:
+                if not extent.want.attention:
                     return attention(queries, known, decoder.heads, padded)
-                mixed, mass = weighed_attention(queries, known, decoder.heads, padded)
-                masses.append(mass)
+                mixed, weight = weighed_attention(queries, known, decoder.heads, padded)
+                weights.append(weight)
                 return mixed
 
             x = layer(x, attend, cross_attend, kept)
         if keep is not None:
-            masses[:-1] = [mass[keep] for mass in masses[:-1]]
-        return [*self._results(x), *([decoder.attended(masses)] if masses else [])]
+            weights[:-1] = [weight[keep] for weight in weights[:-1]]
+        results = self._results(x, extent.want)
+        return {**results, "attention": decoder.attended(weights)} if weights else results
 
-    def _results(self, x: Tensor) -> list[Tensor]:
-        """Logits, features and gates for the last layer's output (..., D)."""
+    def _results(self, x: Tensor, want: Want = LOGITS) -> Results:
+        """For the last layer's output (..., D)."""
         decoder = self.transformer.decoder
         features = decoder.features(x)
-        gates = [decoder.successor.gate(features)] if decoder.successor else []
-        return [decoder.project(features), features, *gates]
+        results = {"logits": decoder.project(features)}
+        if decoder.successor:
+            results["gates"] = decoder.successor.gate(features)
+        return {**results, "features": features} if want.features else results
 
     @torch.inference_mode()
     def read_block(self, state: DenseState, prefix: Prefix, lengths: Sequence[int]) -> TorchPass:
@@ -332,40 +334,41 @@ class TorchModel:
         """The likeliest tokens by logits (R, K, V), and gates (R, K, G) if the model has a successor network; those that are
         drawn, in rows that draw."""
         device, draws = logits.device, prefix.draws()
-        inputs = [logits, send([*map(len, prefix.outputs), *[1] * (len(logits) - len(prefix))], device)]
+        sizes = send([*map(len, prefix.outputs), *[1] * (len(logits) - len(prefix))], device)
+        inputs: dict[str, Tensor | tuple[Tensor, ...]] = {"logits": logits, "sizes": sizes}
         if gates is not None:
-            inputs.append(gates)
+            inputs["gates"] = gates
         if draws is not None:
-            inputs += Table.of(draws, len(logits), logits.size(-1), device, self.runner.round)
-        confident = plan.gate.drafter > 0
-        settings = numbered(prefix.symbols, self.names), gates is not None, draws is not None, confident
-        tokens, *more = self.runner.run(self._choose, inputs, settings=settings)
-        told = Distribution(*more[:2]) if draws is not None and rejecting(draws) else None
-        return DeviceDraft(tokens, list(plan.lengths), distribution=told, sure=more[-1] if confident else None)
+            inputs["table"] = Table.of(draws, len(logits), logits.size(-1), device, self.runner.round)
+        settings = numbered(prefix.symbols, self.vocabulary), plan.gate.drafter > 0
+        results = self.runner.run(self._choose, inputs, settings=settings)
+        rejects = draws is not None and rejecting(draws)
+        distribution = Distribution(results["candidates"], results["probabilities"]) if rejects else None
+        return DeviceDraft(results["tokens"], list(plan.lengths), distribution=distribution, sure=results.get("confidence"))
 
     def _choose(
-        self, symbols: Symbols, has_gates: bool, drawing: bool, confident: bool, logits: Tensor, sizes: Tensor, *more: Tensor
-    ) -> list[Tensor]:  # fmt: skip
-        """(R, K) tokens by logits, which are overwritten; ``sizes`` (R,) is 0 where nothing is committed.
+        self, symbols: Symbols, confident: bool, logits: Tensor, sizes: Tensor, gates: Tensor | None = None,
+        table: Table | None = None,
+    ) -> Results:  # fmt: skip
+        """``tokens`` (R, K) by logits, which are overwritten; ``sizes`` (R,) is 0 where nothing is committed.
 
-        ``more`` are gates and a `Table`, where told. With the latter the two tensors of a `Distribution` follow the tokens. The
-        last one is (R, K) the confidence, where it is wanted.
+        A ``table``, for rows that draw, adds ``candidates`` and ``probabilities`` of a `Distribution`; ``confident`` adds
+        ``confidence`` (R, K).
         """
         forbid(logits, symbols, sizes == 0)
         decoder = self.transformer.decoder
-        names, successor = decoder.vocabulary, decoder.successor if has_gates else None
-        if not has_gates and not drawing and not confident:
+        vocabulary, successor = decoder.vocabulary, decoder.successor
+        if gates is None and table is None and not confident:
             best = logits.argmax(-1)
-            return [best if names is None else names[best]]
-        table = Table(*more[has_gates:]) if drawing else None
+            return {"tokens": best if vocabulary is None else vocabulary[best]}
         scores, numbers = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
-        tokens = numbers if names is None else names[numbers]
+        tokens = numbers if vocabulary is None else vocabulary[numbers]
         chosen: list[Tensor] = []  # (R, 1) each: numbers of logits
         drafted, weights, sure = [], [], []
         for place in range(logits.size(1)):
             total = scores[:, place]
-            if successor is not None and place:
-                relation = torch.relu(more[0][:, place] + successor.tokens[chosen[-1][:, 0]])  # (R, G)
+            if successor is not None and gates is not None and place:
+                relation = torch.relu(gates[:, place] + successor.tokens[chosen[-1][:, 0]])  # (R, G)
                 total = total + (successor.out[numbers[:, place]] @ relation[..., None])[..., 0]  # (R, C)
             which = total.argmax(1, keepdim=True)
             likeliest = total.softmax(-1).amax(1, keepdim=True) if confident else None
@@ -380,11 +383,11 @@ class TorchModel:
                 sure.append(likeliest)
             chosen.append(numbers[:, place].gather(1, which))
             drafted.append(tokens[:, place].gather(1, which))
-        results = [torch.cat(drafted, 1)]
-        if drawing:
-            results += tokens, torch.stack(weights, 1)
+        results = {"tokens": torch.cat(drafted, 1)}
+        if table is not None:
+            results |= {"candidates": tokens, "probabilities": torch.stack(weights, 1)}
         if confident:
-            results.append(torch.cat(sure, 1))
+            results["confidence"] = torch.cat(sure, 1)
         return results
 
 

@@ -1,0 +1,50 @@
+"""What a pass reads, and what it returns.
+
+B rows, of which a recorded pass makes R >= B, Q tokens read, K guesses, N positions or vectors, D width.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from specdec_plugins.decoding.values import LOGITS, Want
+
+NOT_WANTED = "this pass was not asked for that: name it in `Reading.want`"
+
+
+class Visible(NamedTuple):
+    """The positions that a pass attends to, if not all.
+
+    Of the target: the first ``sinks`` and the last ``window`` up to and including a query's own. Of the source: ``sources`` (B,
+    N) int64, ascending in each row; numbers from a source's length on stand for none.
+    """
+
+    sinks: int
+    window: int
+    sources: Tensor
+
+
+class Reading(NamedTuple):
+    """Row b reads ``tokens[b]`` from position ``positions[b]`` on; each token attends to those before it.
+
+    * ``firsts``: results start at row b's token number ``firsts[b]``; None: at the first.
+    * ``guesses`` (R, K): further tokens of each row that are still on the device, after the one in ``tokens``.
+    * ``embeddings`` (N, D): vectors to read in place of tokens, which then number them.
+    * ``parents``: the last ``len(parents[b])`` tokens of row b are a tree, as in a `TreeDraft`, whose root is the token before
+      them. Each attends to its ancestors, takes the position after its parent's, and has the result that it has in a chain along
+      its path. Entries lie in the order of the tokens until `RowState.keep` moves a path.
+    * ``visible``: queries attend to these positions alone, as if there were no others.
+    * ``want``: what the pass returns besides logits.
+
+    ``guesses``, ``embeddings``, ``parents`` and ``visible`` exclude one another.
+    """
+
+    tokens: Sequence[Sequence[int]]
+    positions: Sequence[int]
+    firsts: Sequence[int] | None = None
+    guesses: Tensor | None = None
+    embeddings: Tensor | None = None
+    parents: Sequence[Sequence[int]] | None = None
+    visible: Visible | None = None
+    want: Want = LOGITS
