@@ -117,8 +117,11 @@ class TorchModel:
         self.target_embeddings = transformer.decoder.embedding.tokens
         vocabulary = transformer.decoder.vocabulary
         self.vocabulary = None if vocabulary is None else vocabulary.tolist()  # the token of each logit, if not all have one
-        self.source_vocabulary = len(transformer.encoder.embedding.tokens)
         self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: recordings are bound to their memory
+
+    @property
+    def source_vocabulary(self) -> int:
+        return len(self.transformer.encoder.embedding.tokens)
 
     # ---- what a row keeps
 
