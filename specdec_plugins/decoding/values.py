@@ -60,11 +60,10 @@ class Request:
             raise ValueError(f"request {self.index}: {fault}")
 
     def _faults(self, limits: ModelLimits) -> Iterator[str]:
-        for name, least, most in (
-            ("index", -HUGE, HUGE - 1), ("limit", 1, limits.target_positions - 1), ("min_length", 0, HUGE - 1),
-            ("no_repeat", 0, HUGE - 1),
+        for name, value, least, most in (
+            ("index", self.index, -HUGE, HUGE - 1), ("limit", self.limit, 1, limits.target_positions - 1),
+            ("min_length", self.min_length, 0, HUGE - 1), ("no_repeat", self.no_repeat, 0, HUGE - 1),
         ):  # fmt: skip
-            value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 yield f"{name} is {value!r}, not a whole number from {least:,} to {most:,}"
         if not self.tokens:
@@ -74,13 +73,13 @@ class Request:
         for name, tokens, size in (
             ("source", self.tokens, limits.source), ("forced", self.forced, limits.target), ("hint", self.hint, limits.target)
         ):  # fmt: skip
-            if tokens and (set(map(type, tokens)) != {int} or not 0 <= min(tokens) <= max(tokens) < size):
+            if tokens and not (set(map(type, tokens)) == {int} and 0 <= min(tokens) and max(tokens) < size):
                 yield f"{name} has token ids outside the vocabulary of {size:,}"
-        if not self.seeds or any(type(seed) is not int or not -(1 << 63) <= seed < 1 << 63 for seed in self.seeds):
+        if set(map(type, self.seeds)) != {int} or min(self.seeds) < -(1 << 63) or max(self.seeds) >= 1 << 63:
             yield f"seeds are {self.seeds!r}, not one 64-bit integer for each output"
-        if not isinstance(self.tolerance, Tolerance | None):
+        if self.tolerance is not None and type(self.tolerance) is not Tolerance:
             yield f"tolerance is {self.tolerance!r}, not a Tolerance"
-        if not isinstance(self.sampling, Sampling | None):
+        if self.sampling is not None and type(self.sampling) is not Sampling:
             yield f"sampling is {self.sampling!r}, not a Sampling"
 
 
