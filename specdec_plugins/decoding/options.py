@@ -21,10 +21,15 @@ class Tolerance:
     tau: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.beta < 1:
-            raise ValueError(f"beta {self.beta} is less than 1")
-        if not self.tau >= 0:
-            raise ValueError(f"tau {self.tau} is negative or no number")
+        if type(self.beta) is not int or not 1 <= self.beta < 1 << 31:
+            raise ValueError(f"beta {self.beta!r} is not a whole number from 1 to {(1 << 31) - 1:,}")
+        if not is_number(self.tau) or not self.tau >= 0:
+            raise ValueError(f"tau {self.tau!r} is negative or not a number")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is an int or a float, and of a size that fits into a float."""
+    return isinstance(value, (int, float)) and (value == math.inf or not value > 1e308)
 
 
 class Gate(NamedTuple):
@@ -100,12 +105,13 @@ class Sampling:
 def sampling_faults(values: Any) -> Iterator[tuple[str, str]]:
     """(field, message) of each value that cannot be, of an object with the fields of `Sampling`."""
     for name in ("temperature", "repetition_penalty"):
-        if not 0 < getattr(values, name) < math.inf:
-            yield name, f"{getattr(values, name)} is not a number above 0"
-    if not 0 < values.top_p <= 1:
-        yield "top_p", f"{values.top_p} is not above 0 and at most 1"
-    if not values.top_k >= 0:
-        yield "top_k", f"{values.top_k} is negative or no number"
+        value = getattr(values, name)
+        if not is_number(value) or not 0 < value < math.inf:
+            yield name, f"{value!r} is not a number above 0"
+    if not is_number(values.top_p) or not 0 < values.top_p <= 1:
+        yield "top_p", f"{values.top_p!r} is not above 0 and at most 1"
+    if type(values.top_k) is not int or values.top_k < 0:
+        yield "top_k", f"{values.top_k!r} is not a whole number from 0 on"
     elif values.top_k >= 1 << 31:
         yield "top_k", f"{values.top_k} is more than any vocabulary has"
     if values.rule not in RULES:

@@ -73,7 +73,7 @@ class Request:
         for name, tokens, size in (
             ("source", self.tokens, limits.source), ("forced", self.forced, limits.target), ("hint", self.hint, limits.target)
         ):  # fmt: skip
-            if tokens and not (set(map(type, tokens)) == {int} and 0 <= min(tokens) and max(tokens) < size):
+            if tokens and not (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < size):
                 yield f"{name} has token ids outside the vocabulary of {size:,}"
         if set(map(type, self.seeds)) != {int} or min(self.seeds) < -(1 << 63) or max(self.seeds) >= 1 << 63:
             yield f"seeds are {self.seeds!r}, not one 64-bit integer for each output"
