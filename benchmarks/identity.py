@@ -4,7 +4,7 @@
     benchmarks/identity.py --input TEXT [--model data/demo.en-de] [--sentences 1000] [--torch-sentences 100]
 
 Compares `specdec` with `ar` of the same data type, token by token, in runs that cover every pair of: backend and data type,
-temperature, top-k and top-p, seed, batch size, block size, gate. The kernels and PyTorch in float64 have to agree for every
+temperature, top-k and top-p, seed, batch size, block size. The kernels and PyTorch in float64 have to agree for every
 sentence. PyTorch in float32 computes a token's logits in another order in another batch, so a near-tie may be decided otherwise:
 of each difference the gap is printed, in float64: how much later the second token came in the race for the position where the
 outputs part. Prints a row for each run; the last line is JSON. Exit status 1 if a difference is not explained.
@@ -42,7 +42,6 @@ FACTORS: dict[str, list[Any]] = {
     "seed": [1, 2, 3],
     "batch": [1, 16, 64],
     "block": [1, 2, 3, 5, 8, 12, "auto"],
-    "gate": [{}, {"drafter_gate": 0.2}, {"verifier_gate": 0.5, "drafter_gate": 0.1}],
 }
 NEAR_TIE = 1e-3  # relative gap of the two first times of a race, in float64, that float32 may decide otherwise
 
@@ -109,7 +108,7 @@ class Identity:
         if key not in self.plain:
             plain = self.translator(run["computed"], strategy="ar", **how)
             self.plain[key] = [each.tokens for each in plain.translate_tokens(sources, 32)]
-        fast = self.translator(run["computed"], block_size=run["block"], **how, **run["gate"])
+        fast = self.translator(run["computed"], block_size=run["block"], **how)
         outputs = [each.tokens for each in fast.translate_tokens(sources, run["batch"])]
         gaps = [
             self.gap(fast, sources[index], index, expected, found)

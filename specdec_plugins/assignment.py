@@ -76,8 +76,8 @@ def controller_of(settings: Settings, trained: int, drafter: Drafter, ranks: Ran
         return FixedLength(0)
     size = block_size(settings, trained)
     if size != "auto":
-        return FixedLength(int(size), settings.gate, Tree(settings.tree) if settings.tree else None)
-    controller = Throughput(trained, settings.gate, drafter.traits.copies_text)
+        return FixedLength(int(size), tree=Tree(settings.tree) if settings.tree else None)
+    controller = Throughput(trained, copies=drafter.traits.copies_text)
     return controller if ranks is None else LedController(controller, ranks)
 
 

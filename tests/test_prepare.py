@@ -330,7 +330,7 @@ def test_senseless_options(tmp_path, capsys, options, message):
 
 @pytest.mark.parametrize(
     "option, message",
-    [("--workers", "'0' is not a whole number from 1 up"), ("--restyle", "'0.6' is not a number from 0 to 0.5")],
+    [("--workers", "'0' is not a whole number from 1 to 1,024"), ("--restyle", "'0.6' is not a number from 0 to 0.5")],
 )
 def test_a_number_that_is_none(tmp_path, capsys, option, message):
     with pytest.raises(SystemExit) as exit_:

@@ -144,3 +144,16 @@ def test_a_summary_says_why_nothing_was_drafted():
     assert summary(Settings(block_size=4), stats, 1.0)[1].startswith(
         "specdec, exact, block size 4: 1.00 tokens per verifier pass"
     )
+
+
+def test_a_summary_says_what_tolerance_cost():
+    stats = DecodeStats(sentences=2, passes=4, iterations=4, drafted=8, accepted=5, own_tokens=4)
+    stats.lengths[2] = 4
+    stats.seconds.update(drafting=0.002, verifying=0.01)
+    settings = Settings(beta=3, tau=0.5)
+    lines = summary(settings, stats, 1.0)
+    assert lines[1].startswith("specdec, tolerant (beta 3, tau 0.5), block size 2: 2.25 tokens per verifier pass")
+    assert lines[2].startswith(
+        "tolerance: a pass took 3.00 ms, 0.50 of them for a draft of fixed length; compare with --strategy ar"
+    )
+    assert [each.usual_batch_size for each in (settings, Settings(), Settings(beta=3, tau=0.5, device="cuda"))] == [1, 32, 32]

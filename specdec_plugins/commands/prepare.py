@@ -22,6 +22,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,7 @@ from specdec_plugins.commands.runner import Parser, run_command
 from specdec_plugins.cpus import usable_cpus
 from specdec_plugins.extras import install_command
 from specdec_plugins.formats import files
-from specdec_plugins.settings import Fault
+from specdec_plugins.settings import MOST, MOST_THREADS, Fault
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.restyle import restyle
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS, load_codes, load_tokenizer
@@ -447,7 +448,13 @@ def parser() -> Parser:
         help="longest training sentence in subwords, 0 for any (default 175; any with --bpe-applied)")  # fmt: skip
     add("--max-ratio", type=float, metavar="X",
         help="greatest length ratio of a training pair, 0 for any (default 1.5; any with --bpe-applied)")  # fmt: skip
-    add("--workers", type=whole, default=usable_cpus(), metavar="N", help="processes (default %(default)s)")
+    add(
+        "--workers",
+        type=partial(whole, most=MOST_THREADS),
+        default=usable_cpus(),
+        metavar="N",
+        help="processes (default %(default)s)",
+    )
     return p
 
 
@@ -479,10 +486,10 @@ def comma_separated(value: str) -> list[str]:
     return value.split(",")
 
 
-def whole(value: str, least: int = 1) -> int:
-    """Parse a whole number, not less than `least`."""
-    if not value.isdecimal() or int(value) < least:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number from {least} up")
+def whole(value: str, least: int = 1, most: int = MOST) -> int:
+    """Parse a whole number from `least` to `most`."""
+    if not re.fullmatch("[0-9]{1,10}", value) or not least <= int(value) <= most:
+        raise argparse.ArgumentTypeError(f"{value[:40]!r} is not a whole number from {least} to {most:,}")
     return int(value)
 
 

@@ -107,9 +107,11 @@ def run_command(
         return 0
     except OptionError as error:
         return _failed(2, parser, "; ".join(f"{option_name(field)} {_spelled(message)}" for field, message in error.faults))
-    except BrokenPipeError:  # as when `head` has read enough: no message is wanted
+    except BrokenPipeError as error:
         _discard_output()
-        return 141
+        if error.filename in (None, "stdout"):  # as when `head` has read enough: no message is wanted
+            return 141
+        return _failed(1, parser, f"{error.filename}: {error.strerror}{ending()}")
     except OSError as error:
         try:
             _flush()

@@ -4,7 +4,7 @@ Knows strings only. In the terminal, or as an HTML page in one file (``templates
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,41 +83,23 @@ def _printable(text: str) -> str:
     return text.translate(REPLACEMENTS)
 
 
-class Trace:
-    """Where ``--trace`` is shown: nowhere (None), on stderr (an empty path), or in an HTML file. A context manager."""
-
-    def __init__(self, path: str | None, title: str):
-        self.path, self.title = path, title
-        self.page: HtmlTrace | None = None
-
-    def __enter__(self) -> "Trace":
-        if self.path:
-            self.stream = open(self.path, "w", encoding="utf-8")
-            self.page = HtmlTrace(self.stream, self.title)
-        elif self.path is not None:
-            print(legend(sys.stderr.isatty()), file=sys.stderr)
-        return self
-
-    def write(self, sentence: TracedSentence) -> None:
-        if self.page:
-            with named(self.path):
-                self.page.write(sentence)
-        else:
-            print(terminal(sentence, sys.stderr.isatty()), file=sys.stderr)
-
-    def __exit__(self, *error) -> None:
-        if self.page:
-            with named(self.path), self.stream:
-                self.page.close()
-
-
 @contextmanager
-def named(path: str | None) -> Iterator[None]:
-    """Name the file in an OSError from writing it, which does not."""
+def open_trace(path: str | None, title: str) -> Iterator[Callable[[TracedSentence], None]]:
+    """Yield a function that shows a sentence: on stderr if ``path`` is empty, else on an HTML page."""
+    if not path:
+        if path is not None:
+            print(legend(sys.stderr.isatty()), file=sys.stderr)
+        yield lambda sentence: print(terminal(sentence, sys.stderr.isatty()), file=sys.stderr)
+        return
     try:
-        yield
+        with open(path, "w", encoding="utf-8") as stream:
+            page = HtmlTrace(stream, title)
+            try:
+                yield page.write
+            finally:
+                page.close()
     except OSError as error:
-        error.filename = path
+        error.filename = error.filename or path  # writing does not name the file
         raise
 
 

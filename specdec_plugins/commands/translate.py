@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import fields
 from functools import partial
+from typing import TYPE_CHECKING
 
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import (
@@ -23,7 +24,7 @@ from specdec_plugins.commands.runner import (
     whole,
     whole_or_word,
 )
-from specdec_plugins.commands.trace import Trace
+from specdec_plugins.commands.trace import open_trace
 from specdec_plugins.commands.translation.answers import Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.formats import FORMATS
 from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buffers
@@ -34,6 +35,10 @@ from specdec_plugins.settings import UNTRAINED, Fault, Option, OptionError, Sett
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.workers import Workers
 
+if TYPE_CHECKING:  # options are checked before torch is loaded
+    from specdec_plugins.decoding.stats import DecodeStats
+
+BUFFER_SIZE = 512  # outputs at a time
 ALIASES = {"num_samples": ["--nbest"]}
 COMMON = {
     "help",
@@ -93,7 +98,7 @@ def parser() -> Parser:
         if (how := option_of(each)).help:
             add_option(groups[how.group], each.name, how, each.default)
     machine("--batch-size", type=whole, metavar="N",
-            help="sentences at a time (default: 32; 1 with --beta; any number with --max-tokens)")  # fmt: skip
+            help="sentences at a time (default: 32; 1 with --beta on a CPU; unlimited with --max-tokens)")  # fmt: skip
     machine("--max-tokens", type=whole, metavar="N", help="source tokens at a time, padding included")
     machine(
         "--buffer-size", type=whole, metavar="N", help="lines read before they are translated (default: 512; 1 from a terminal)"
@@ -210,9 +215,7 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
             return follow(ranks, Answerer(options))
         source = stack.enter_context(Inputs(options.files, None if options.windows is None else MAX_DOCUMENT_BYTES))
         terminal = not options.files and sys.stdin.isatty()
-        references, hints = (
-            stack.enter_context(LineReader(path)) if path else None for path in (options.reference, options.hint)
-        )
+        beside = [stack.enter_context(LineReader(path)) if path else None for path in (options.reference, options.hint)]
         work: Callable[[Iterable[Buffer]], Iterator[Answers]]  # loads the model before an output that may exist is touched
         if options.workers > 1 and not terminal:
             work = stack.enter_context(Workers(options.workers, partial(Answerer, options))).map
@@ -222,43 +225,59 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
             work = partial(map, Answerer(options))
         output = stack.enter_context(Output(options.output, options.resume, partial(identity, options)))
         done = output.skip(source)
-        for reader in (references, hints):
+        for reader in beside:
             if reader and reader.skip(done) < done:
                 raise ValueError(f"{options.output} has more lines than {reader.name}: it was made from something else")
         progress.output = output
-
-        trace = stack.enter_context(Trace(options.trace, f"{options.model or options.verifier}: drafts and verdicts"))
+        trace = stack.enter_context(open_trace(options.trace, f"{options.model or options.verifier}: drafts and verdicts"))
         shown = stack.enter_context(lines_bar(options, done, terminal))
-        began, stats = time.perf_counter(), None
-        translating: deque[list[str]] = deque()
-
-        def noted(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
-            for buffer in buffers:
-                translating.append(buffer.lines)
-                yield buffer
-
-        buffers = read_buffers(source, options.buffer_size or (1 if terminal else 512), references, hints)
-        for answers in work(noted(buffers)):
-            for line, answer in zip(translating.popleft(), answers.lines):
-                output.write(line, answer.text)
-                for traced in answer.traced:
-                    trace.write(traced)
-                shown.update()
-                if answer.shortened:
-                    place = source.place(done)
-                    shown.write(f"specdec-translate: {place}: too long for the model, {answer.shortened}", file=sys.stderr)
-                done += 1
-            output.flush()
-            if answers.too_long:
-                raise ValueError(f"{source.place(done)}: {answers.too_long}")
-            if answers.fault:
-                raise answers.fault
-            stats = answers.stats if stats is None else stats + answers.stats
+        settings, began = settings_of(options), time.perf_counter()
+        size = options.buffer_size or (1 if terminal else max(1, BUFFER_SIZE // settings.drawn))
+        stats = write(output, source, with_lines(work, read_buffers(source, size, *beside)), trace, shown)
         shown.close()
-        if not done:
+        if not output.lines:
             print(f"specdec-translate: {source.name} is empty", file=sys.stderr)
         elif stats and not options.quiet:
-            print("\n".join(summary(settings_of(options), stats, time.perf_counter() - began)), file=sys.stderr)
+            print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
+
+
+def with_lines(
+    work: Callable[[Iterable[Buffer]], Iterator[Answers]], buffers: Iterable[Buffer]
+) -> Iterator[tuple[list[str], Answers]]:
+    """Yield each buffer's lines with their answers, which come while later buffers are read."""
+    reading: deque[list[str]] = deque()
+
+    def noted() -> Iterator[Buffer]:
+        for buffer in buffers:
+            reading.append(buffer.lines)
+            yield buffer
+
+    for answers in work(noted()):
+        yield reading.popleft(), answers
+
+
+def write(
+    output: Output, source: Inputs, answered: Iterable[tuple[list[str], Answers]], trace: Callable, shown
+) -> "DecodeStats | None":
+    """Write what was answered, and raise ValueError for the line that could not be. Returns the statistics of the run."""
+    stats, number = None, output.lines
+    for lines, answers in answered:
+        for line, answer in zip(lines, answers.lines):
+            output.write(line, answer.text)
+            for traced in answer.traced:
+                trace(traced)
+            shown.update()
+            if answer.shortened:
+                message = f"specdec-translate: {source.place(number)}: too long for the model, {answer.shortened}"
+                shown.write(message, file=sys.stderr)
+            number += 1
+        output.flush()
+        if answers.too_long:
+            raise ValueError(f"{source.place(number)}: {answers.too_long}")
+        if answers.fault:
+            raise answers.fault
+        stats = answers.stats if stats is None else stats + answers.stats
+    return stats
 
 
 def lines_bar(options: argparse.Namespace, done: int, terminal: bool):

@@ -49,6 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--init-decoder", action="store_true", help="start the decoder from the verifier's, too")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed of what starts fresh")
     known, drafter = parser.parse_known_args(argv)
+    if not 0 <= known.seed < 2**63:
+        parser.error(f"--seed {known.seed} is not from 0 to 2^63 - 1")
     try:
         origins, sizes = run(Options(**vars(known), drafter=drafter))
     except (ValueError, OSError) as error:

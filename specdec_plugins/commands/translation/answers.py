@@ -17,8 +17,6 @@ if TYPE_CHECKING:  # with --workers, only the workers load torch
     from specdec_plugins.formats.folder import Pair
     from specdec_plugins.translator import Translation
 
-BATCH_SIZE = 32
-TOLERANT_BATCH_SIZE = 1
 RESOURCES = ("device", "threads", "tensor_parallel", "drafter_ranks")  # settings that do not decide what is written
 
 
@@ -51,7 +49,8 @@ class Answerer:
         settings = settings_of(options)
         self.translator = Translator(load(options), settings.for_worker(number, options.workers))
         self.choices: dict[str, Any] = {
-            "batch_size": batch_size(options, settings), "max_tokens": options.max_tokens, "bpe": options.tokenized,
+            "batch_size": options.batch_size or (None if options.max_tokens else settings.usual_batch_size),
+            "max_tokens": options.max_tokens, "bpe": options.tokenized,
             "remove_bpe": options.remove_bpe, "too_long": options.too_long,
         }  # fmt: skip
 
@@ -101,12 +100,6 @@ def settings_of(options: argparse.Namespace) -> Settings:
     if options.trace is not None and options.block_size is None and options.strategy in ("specdec", "drafter"):
         given["block_size"] = "model"
     return Settings(**given)
-
-
-def batch_size(options: argparse.Namespace, settings: Settings) -> int | None:
-    """Sentences at a time; None: as many as --max-tokens allows."""
-    usual = TOLERANT_BATCH_SIZE if settings.tolerant else BATCH_SIZE
-    return options.batch_size or (None if options.max_tokens else usual)
 
 
 def load(options: argparse.Namespace) -> "Pair":

@@ -19,7 +19,13 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
         rule = f"tolerant (beta {settings.beta}, tau {settings.tau:g})" if settings.tolerant else "exact"
         if settings.sampling:
             rule = f"sampling, {settings.rule}"
-        lines.append(f"specdec, {rule}, block size {drafting(settings, stats)}")
+        lines.append(f"specdec, {rule}, block size {draft_lengths(settings, stats)}")
+        if settings.tolerant:
+            drafting_time, passes_time = (1000 * stats.seconds[name] / stats.passes for name in ("drafting", "verifying"))
+            lines.append(
+                f"tolerance: a pass took {drafting_time + passes_time:.2f} ms, {drafting_time:.2f} of them for a draft of fixed "
+                "length; compare with --strategy ar, and with --batch-size 1"
+            )
     total = sum(stats.seconds.values()) or 1.0
     parts = {name: stats.seconds[name] / total for name in ("drafting", "verifying", "encoding", "text", "elsewhere")}
     lines.append("time: " + ", ".join(f"{part:.0%} {name}" for name, part in parts.items() if part >= 0.005))
@@ -28,7 +34,7 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
     return lines
 
 
-def drafting(settings: Settings, stats: "DecodeStats") -> str:
+def draft_lengths(settings: Settings, stats: "DecodeStats") -> str:
     """How much was drafted, and what came of it."""
     if not settings.adaptive:
         lengths = str(settings.block_size if isinstance(settings.block_size, int) else max(stats.lengths))
