@@ -15,7 +15,7 @@ from conftest import ROOT, run_python
 from specdec_plugins.commands import benchmark
 from specdec_plugins.measure import machine, processes, runs, tables
 from specdec_plugins.measure.machine import Mix, full_mixes, thread_choices
-from specdec_plugins.measure.processes import RunningSystem, joined, share_out
+from specdec_plugins.measure.processes import RunningSystem, joined, split
 from specdec_plugins.measure.runs import Plan, Workload, measure, read_text, summarise, workloads
 from specdec_plugins.measure.systems import KINDS, Order, Run, System, timed
 from specdec_plugins.translator import Translator
@@ -192,11 +192,11 @@ def test_mixes_keep_all_cores_busy(cores, threads, expected, monkeypatch):
     assert full_mixes(thread_choices("cuda"), "cuda") == [(1, 1)]
 
 
-def test_shares_have_the_same_work():
+def test_parts_have_the_same_work():
     sources = [[0] * length for length in (3, 9, 1, 7, 8, 2, 4)]
-    assert share_out(sources, 2) == [[1, 3, 0, 2], [4, 6, 5]]  # lengths 9 7 3 1 and 8 4 2
-    assert share_out(sources, 1) == [[1, 4, 3, 6, 0, 5, 2]]
-    assert share_out(sources[:2], 3) == [[1], [0]]
+    assert split(sources, 2) == [[1, 3, 0, 2], [4, 6, 5]]  # lengths 9 7 3 1 and 8 4 2
+    assert split(sources, 1) == [[1, 4, 3, 6, 0, 5, 2]]
+    assert split(sources[:2], 3) == [[1], [0]]
 
 
 def test_runs_side_by_side_are_counted_as_one():
@@ -205,7 +205,7 @@ def test_runs_side_by_side_are_counted_as_one():
     second = Run(3.0, [], [["a"]], {"drafting": 0.25, "verifying": 1.0}, {0: (10, 4)}, {0: 2}, {1: 1})
     run = joined([first, second], [[1, 3], [0]])
     assert run.seconds == 3.0 and run.outputs == [["a"], ["b"], ["d"]]
-    assert run.shares == {"drafting": 0.75, "verifying": 1.0} and run.lengths == {0: 3, 2: 4}
+    assert run.phases == {"drafting": 0.75, "verifying": 1.0} and run.lengths == {0: 3, 2: 4}
     assert run.acceptance_by_position == [0.6, 0.5] and run.mean_accepted_length == 7 / 5
 
 
@@ -255,7 +255,7 @@ def test_processes_begin_together_and_the_last_one_ends_the_run(monkeypatch):
         run = running.decode("latency", 1)
         assert run.outputs == [["0 1 x 3", "2"], ["0 1 x 3", "5"], ["0 1 x 3", "3"]] and len(run.latencies) == 3
         assert running.memory("latency", 1) == {"weights": 10, "peak": 100}
-        assert len(running.decode("throughput", 8, count=1).outputs) == 2  # a sentence of each share
+        assert len(running.decode("throughput", 8, count=1).outputs) == 2  # a sentence per worker
     finally:
         running.stop()
     running = RunningSystem(System("ctranslate2", "int8"), PAIR, sources, Mix(2, 3))

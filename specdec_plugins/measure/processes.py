@@ -1,6 +1,6 @@
-"""A system in processes of its own, as many side by side as its mix says, which begin together. Loads torch only there.
+"""A system in worker processes that start together; torch is loaded only there.
 
-Processes of its own keep one system's idle threads out of another's way, and its memory apart.
+Processes keep one system's idle threads away from another's, and its memory apart.
 """
 
 import logging
@@ -16,13 +16,13 @@ from specdec_plugins.measure.machine import Mix, peak_memory
 from specdec_plugins.measure.systems import CTranslate2, Decoder, Engine, Order, Run, Sources, System
 from specdec_plugins.workers import Worker
 
-LEAD = 0.05  # seconds between an order and its start: for orders to arrive, which takes less than a millisecond
+LEAD = 0.05  # seconds between an order and its start, so that all workers have it by then
 
 
 class RunningSystem:
-    """A system with a mix, loaded. Raises ValueError naming the system for whatever goes wrong in its processes.
+    """A system with a mix, loaded; a process per worker, except that CTranslate2 has its workers in one process.
 
-    CTranslate2 has its workers in one process; all others have a process for each.
+    Raises ValueError naming the system for whatever goes wrong in its processes.
     """
 
     def __init__(self, system: System, model: str, sources: Sources, mix: Mix):
@@ -34,18 +34,18 @@ class RunningSystem:
         self.processes: list[Worker] = []
 
     def decode(self, kind: str, batch_size: int, count: int | None = None) -> Run:
-        """Decode all sources, or about ``count`` of each share. Latency needs, and uses, one process."""
-        shares = self._shares(kind)
+        """Decode all sources, or about ``count`` per worker. Latency uses one process."""
+        parts = self._split(kind)
         if count:
-            shares = [share[:: max(1, len(share) // count)] for share in shares]
+            parts = [part[:: max(1, len(part) // count)] for part in parts]
         start = time.monotonic() + LEAD
-        runs = self._ask(Order("decode", kind, batch_size, share, start) for share in shares)
-        return joined(runs, shares)
+        runs = self._ask(Order("decode", kind, batch_size, part, start) for part in parts)
+        return joined(runs, parts)
 
     def memory(self, kind: str, batch_size: int) -> dict[str, int]:
-        """Bytes of weights and caches where they are known, and the most that was held so far (``peak``), of all processes."""
+        """Bytes of weights and caches where known, and the most held so far (``peak``), of all processes."""
         found: Counter[str] = Counter()
-        for held in self._ask(Order("memory", kind, batch_size, share) for share in self._shares(kind)):
+        for held in self._ask(Order("memory", kind, batch_size, part) for part in self._split(kind)):
             found.update(held)
         return dict(found)
 
@@ -53,11 +53,11 @@ class RunningSystem:
         for process in (*self.processes, *self.waiting):
             process.stop()
 
-    def _shares(self, kind: str) -> list[list[int]]:
-        """The indices of the sources that each process gets."""
+    def _split(self, kind: str) -> list[list[int]]:
+        """The indices of each process's sources."""
         if kind == "latency":
             return [list(range(len(self.sources)))]
-        return share_out(self.sources, len(self.processes) + len(self.waiting))
+        return split(self.sources, len(self.processes) + len(self.waiting))
 
     def _ask(self, orders: Iterable[Order]) -> list[Any]:
         try:
@@ -73,22 +73,19 @@ class RunningSystem:
             raise ValueError(f"{self.system.name}: {error}") from None
 
 
-def share_out(sources: Sources, count: int) -> list[list[int]]:
-    """The indices of the sources, dealt out by length, the longest first, so that no share has more work than another.
-
-    No share is empty: there may be fewer than ``count``.
-    """
+def split(sources: Sources, count: int) -> list[list[int]]:
+    """Deal the indices of the sources out by length, longest first, so that parts have equal work; none is empty."""
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
     return [order[number::count] for number in range(min(count, len(order)))]
 
 
-def joined(runs: Sequence[Run], shares: Sequence[Sequence[int]]) -> Run:
-    """The runs of some shares as one: outputs in the order of the sources, and the seconds until the last one has ended."""
-    placed = {index: output for run, share in zip(runs, shares) for index, output in zip(share, run.outputs)}
+def joined(runs: Sequence[Run], parts: Sequence[Sequence[int]]) -> Run:
+    """The runs of some parts as one: outputs in the order of the sources, seconds until the last one ended."""
+    placed = {index: output for run, part in zip(runs, parts) for index, output in zip(part, run.outputs)}
     spent: Counter[str] = Counter()
     offered, accepted, lengths, committed = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
     for run in runs:
-        spent.update(run.shares)  # type: ignore[arg-type]  # seconds
+        spent.update(run.phases)  # type: ignore[arg-type]  # seconds
         offered.update({position: number for position, (number, _) in run.drafted.items()})
         accepted.update({position: number for position, (_, number) in run.drafted.items()})
         lengths.update(run.lengths)
@@ -108,7 +105,7 @@ class SystemServer:
 
         from specdec_plugins.formats.folder import load_folder
 
-        logging.disable(logging.WARNING)  # fairseq warns of packages that are not needed here
+        logging.disable(logging.WARNING)  # fairseq warns of optional packages
         torch.set_num_threads(mix.threads)
         self.device = system.device
         build = CTranslate2 if system.strategy == "ctranslate2" else Engine
@@ -125,7 +122,7 @@ class SystemServer:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise as ValueError what a system says when it lacks a data type or a device, or memory."""
+    """Raise as ValueError what a system reports when it lacks a data type, a device or memory."""
     try:
         yield
     except (ImportError, RuntimeError) as error:

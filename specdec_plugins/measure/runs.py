@@ -1,6 +1,6 @@
-"""Measure systems in turn, round by round, on the same tokens, so that a drift of the machine's speed meets all of them.
+"""Measure systems by turns, round by round, on the same tokens, so that a drift of the machine's speed affects all of them.
 
-Latency and throughput are measured apart, each with all mixes of workers and threads; what counts is a system's fastest.
+Latency and throughput are measured apart, each with all mixes of workers and threads; a system's fastest mix counts.
 """
 
 import itertools
@@ -18,16 +18,16 @@ from specdec_plugins.text.lines import read_lines
 if TYPE_CHECKING:
     from specdec_plugins.translator import Translator
 
-WARM_UP = 48  # sentences of each share before a measurement, or as many as a batch has
+WARM_UP = 48  # sentences per worker before a measurement; at least a batch
 PERCENTILES = (50, 95, 99)
 MEMORY = ("weights", "caches", "recordings")  # of our own strategies; the last on a GPU
 
 
 class Progress(Protocol):
-    """Who is told how far a measurement has come."""
+    """Reports how far a measurement has come."""
 
     def step(self, what: str, done: float) -> None:
-        """``what`` is being done, when this share of everything is done."""
+        """``what`` begins when this fraction of everything is done."""
 
     def warn(self, message: str) -> None: ...
 
@@ -52,7 +52,7 @@ class Workload:
 
 
 def workloads(kinds: Sequence[str], batch_sizes: Sequence[int], threads: Sequence[int], device: str = "cpu") -> list[Workload]:
-    """Latency, and throughput at each batch size, as far as ``kinds`` has them; a worker may have any of ``threads``."""
+    """The workloads of these ``kinds``; a worker may have any of ``threads``."""
     latency = Workload("latency", 1, tuple(Mix(1, number) for number in threads))
     throughput = [Workload("throughput", size, tuple(full_mixes(threads, device))) for size in batch_sizes]
     return [workload for workload in (latency, *throughput) if workload.kind in kinds]
@@ -70,21 +70,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one system did with one workload. ``seconds`` are those of each mix, round by round; the rest is of the fastest."""
+    """One system on one workload. ``seconds`` are those of each mix, round by round; the rest is of the fastest mix."""
 
     system: System
     workload: Workload
     mix: Mix
     runs: list[Run]
     seconds: dict[Mix, list[float]]
-    differing: int  # sentences whose output is not the same with all mixes
+    differing: int  # sentences whose output depends on the mix
     memory: dict[str, int]  # bytes in all processes: their peaks, and weights and caches of our own strategies
 
 
 def read_text(reader: "Translator", source: str, reference: str | None, count: int | None, bpe: bool = False) -> Text:
-    """The first ``count`` lines (None: all), as ``reader``'s tokens; with ``bpe`` they are tokens in BPE already.
+    """The first ``count`` lines (None: all), in ``reader``'s tokens; with ``bpe`` the lines are tokens in BPE already.
 
-    Raises ValueError if there is not a reference for each line, nothing to translate, or a line too long for the models.
+    Raises ValueError if references and lines differ in number, if there is nothing to translate, or if a line is too long.
     """
     from specdec_plugins.translator import SourceTooLong
 
@@ -103,36 +103,41 @@ def read_text(reader: "Translator", source: str, reference: str | None, count: i
 
 
 def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[list[Measured], list[str]]:
-    """Run the systems in turn, by workload. Returns also why some were left out; raises ValueError if none is left."""
+    """Run the systems by turns. Also returns why systems were left out; raises ValueError if none is left."""
     steps = itertools.count()
     total = len(plan.systems) * (1 + len(plan.workloads) * plan.rounds)
     with ExitStack() as stack:
-        systems: dict[System, Processes] = {}
+        systems: dict[System, dict[int, RunningSystem]] = {}  # by threads
         left_out = []
         for system in plan.systems:
             progress.step(f"loading {system.name}", next(steps) / total)
-            processes = stack.enter_context(Processes(system, plan, sources))
+            running = start(system, plan, sources)
+            for each in running.values():
+                stack.callback(each.stop)
             try:
-                processes.wait()
+                for each in running.values():
+                    each.decode("throughput", 1, count=1)
             except ValueError as error:
                 progress.warn(f"left out: {error}")
                 left_out.append(str(error))
-                processes.stop()
+                for each in running.values():
+                    each.stop()
                 continue
-            systems[system] = processes
+            systems[system] = running
         if not systems:
             raise ValueError("no system is left")
 
         runs: dict[tuple[System, int], dict[Mix, list[Run]]] = {}
         for index, workload in enumerate(plan.workloads):
             for number in range(plan.rounds):
-                for system, processes in systems.items():
+                for system, running in systems.items():
                     where = f"{workload.kind}, batch size {workload.batch_size}, round {number + 1} of {plan.rounds}"
                     progress.step(f"{where}: {system.name}", next(steps) / total)
                     found = runs.setdefault((system, index), {mix: [] for mix in workload.mixes})
                     for mix in workload.mixes:
-                        processes.warm_up(workload, mix)
-                        found[mix].append(processes.decode(workload, mix))
+                        how = workload.kind, workload.batch_size
+                        running[mix.threads].decode(*how, count=max(WARM_UP, workload.batch_size))
+                        found[mix].append(running[mix.threads].decode(*how))
         measured = []
         for (system, index), found in runs.items():
             workload, seconds = plan.workloads[index], {mix: [run.seconds for run in each] for mix, each in found.items()}
@@ -140,59 +145,31 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
             differing = differences([each[0].outputs for each in found.values()])
             if differing:
                 progress.warn(f"{system.name}: {differing} outputs depend on the mix of workers and threads")
-            memory = systems[system].memory(workload, mix)
+            memory = systems[system][mix.threads].memory(workload.kind, workload.batch_size)
             measured.append(Measured(system, workload, mix, found[mix], seconds, differing, memory))
     return measured, left_out
 
 
-class Processes:
-    """A system's processes for all workloads of a plan, one `RunningSystem` for each number of threads; a context manager."""
-
-    def __init__(self, system: System, plan: Plan, sources: list[list[int]]):
-        mixes = sorted(mix for workload in plan.workloads for mix in workload.mixes)
-        largest = {mix.threads: mix for mix in mixes}  # with the most workers, of which latency uses one
-        self.running = {threads: RunningSystem(system, plan.model, sources, mix) for threads, mix in largest.items()}
-
-    def wait(self) -> None:
-        """Until all are loaded. Raises ValueError if the system does not run."""
-        for running in self.running.values():
-            running.decode("throughput", 1, count=1)
-
-    def warm_up(self, workload: Workload, mix: Mix) -> None:
-        count = max(WARM_UP, workload.batch_size)
-        self.running[mix.threads].decode(workload.kind, workload.batch_size, count)
-
-    def decode(self, workload: Workload, mix: Mix) -> Run:
-        return self.running[mix.threads].decode(workload.kind, workload.batch_size)
-
-    def memory(self, workload: Workload, mix: Mix) -> dict[str, int]:
-        return self.running[mix.threads].memory(workload.kind, workload.batch_size)
-
-    def stop(self) -> None:
-        for running in self.running.values():
-            running.stop()
-
-    def __enter__(self) -> "Processes":
-        return self
-
-    def __exit__(self, *error) -> None:
-        self.stop()
+def start(system: System, plan: Plan, sources: list[list[int]]) -> dict[int, RunningSystem]:
+    """Start a system for all workloads of a plan, once per number of threads, with the most workers that a mix has."""
+    largest = {mix.threads: mix for mix in sorted(mix for workload in plan.workloads for mix in workload.mixes)}
+    return {threads: RunningSystem(system, plan.model, sources, mix) for threads, mix in largest.items()}
 
 
 def differences(outputs: Sequence[list[list[str]]]) -> int:
-    """The number of sentences of which not all outputs are the same."""
+    """The number of sentences for which not all outputs are the same."""
     return sum(any(output != first for output in others) for first, *others in zip(*outputs))
 
 
 def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:
-    """A row of a report: medians over the rounds, and how many outputs are the ``expected`` ones."""
+    """A row of a report: medians over the rounds, and how many outputs equal the ``expected`` ones."""
     import numpy as np
 
     system, workload, found = measured.system, measured.workload, measured.runs
     first = found[0]
-    tokens = sum(len(output) + 1 for output in first.outputs)  # with eos, which each system must decode, too
+    tokens = sum(len(output) + 1 for output in first.outputs)  # with eos, which each system decodes, too
     seconds = median(measured.seconds[measured.mix])
-    spent = sum(first.shares.values()) or 1.0
+    spent = sum(first.phases.values()) or 1.0
     row: dict[str, Any] = {
         "system": system.name, "strategy": system.strategy, "dtype": system.dtype, "block_size": system.block,
         "beta": system.beta, "tau": system.tau, "kind": workload.kind, "batch_size": workload.batch_size,
@@ -204,7 +181,7 @@ def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:
         "differing": measured.differing,
         "mean_accepted_length": round(first.mean_accepted_length, 3),
         "acceptance_by_position": [round(rate, 3) for rate in first.acceptance_by_position],
-        "time_shares": {name: round(value / spent, 3) for name, value in first.shares.items()},
+        "time_by_phase": {name: round(value / spent, 3) for name, value in first.phases.items()},
         "identical": sum(ours == theirs for ours, theirs in zip(first.outputs, expected)), "of": len(expected),
         "peak_memory_mib": round(measured.memory["peak"] / 2**20),
         **{f"{name}_mib": round(measured.memory[name] / 2**20, 2) for name in MEMORY if name in measured.memory},

@@ -24,7 +24,7 @@ DRAFTERLESS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar")
 DTYPES = ("float32", "bfloat16", "int8")
 KINDS = ("latency", "throughput")
 GPU_DTYPES = ("float32", "bfloat16", "float16")
-POSITIONS = 64  # of a draft, the first of which are counted one by one
+POSITIONS = 64  # of a draft that are counted one by one
 Sources = Sequence[list[int]]  # token numbers with eos
 
 
@@ -49,19 +49,19 @@ class System:
 
 @dataclass(frozen=True)
 class Run:
-    """One pass over sources: seconds in all and by sentence (of latency), outputs in subwords, and what was counted."""
+    """One pass over sources: seconds in all and per sentence (latency), outputs in subwords, counts."""
 
     seconds: float
     latencies: list[float]
     outputs: list[list[str]]
-    shares: dict[str, float] = field(default_factory=dict)  # seconds drafting, verifying, encoding, elsewhere
+    phases: dict[str, float] = field(default_factory=dict)  # seconds drafting, verifying, encoding, elsewhere
     drafted: dict[int, tuple[int, int]] = field(default_factory=dict)  # by position in the draft: tokens, accepted ones
     lengths: dict[int, int] = field(default_factory=dict)  # passes by draft length
     accepted_lengths: dict[int, int] = field(default_factory=dict)  # passes of a row, by the tokens that they committed
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens that a pass of a row commits, the verifier's own included; 1.0 where passes are not known."""
+        """Tokens committed per pass of a row, the verifier's own included; 1.0 where passes are unknown."""
         passes = sum(self.accepted_lengths.values())
         return sum(length * number for length, number in self.accepted_lengths.items()) / passes if passes else 1.0
 
@@ -82,13 +82,13 @@ class Decoder(Protocol):
 
 
 class Order(NamedTuple):
-    """What a process is to do with some of its sources: ``decode`` them, or tell the bytes of its ``memory`` for them."""
+    """A task for a process: ``decode`` some of its sources, or count the bytes of its ``memory`` for them."""
 
     task: str
     kind: str  # latency: a call for each sentence, one after the other; throughput: one call for all
     batch_size: int
     sources: list[int]  # indices
-    start: float = 0.0  # of the clock that all processes share (time.monotonic), seconds: nobody begins before it
+    start: float = 0.0  # seconds of time.monotonic, which all processes have in common; nobody begins earlier
 
 
 class Engine:
@@ -137,9 +137,8 @@ class Engine:
 
 
 class CTranslate2:
-    """The same verifier, converted; greedy, with fairseq's limit on the length. Its workers are translators in one process.
-
-    Given a whole text, it sorts that by length, cuts it into batches, and hands these to whichever translator is free.
+    """The same verifier, converted; greedy, with fairseq's length limit. Its workers are translators in one process, to which it
+    hands out a text in batches, sorted by length.
     """
 
     def __init__(self, system: System, pair: "Pair", mix: Mix, sources: Sources):
@@ -164,17 +163,14 @@ class CTranslate2:
         return Run(seconds, latencies, [each.hypotheses[0] for each in found])
 
     def memory(self, order: Order) -> dict[str, int]:
-        """It does not tell."""
+        """Unknown."""
         return {}
 
 
 def timed(
     decode: Callable[[list[Any], int], list[Any]], sources: list[Any], order: Order
 ) -> tuple[float, list[float], list[Any]]:
-    """Seconds since the start that the order names, seconds of each source (of latency), and the outputs.
-
-    Who is not ready at the start loses time by it.
-    """
+    """Seconds since the order's start (a late worker loses time), seconds of each source (latency), and the outputs."""
     outputs, latencies = [], []
     time.sleep(max(0.0, order.start - time.monotonic()))
     if order.kind == "throughput":
@@ -188,7 +184,7 @@ def timed(
 
 
 def count_steps(hypotheses: Iterable["Hypothesis"]) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-    """Drafted and accepted tokens by position in the draft, and the number of steps by the tokens that they committed."""
+    """Drafted and accepted tokens by position in the draft, and the number of steps by tokens committed."""
     offered, accepted, committed = Counter[int](), Counter[int](), Counter[int]()
     for step in (step for hypothesis in hypotheses for step in hypothesis.steps):
         committed[step.accepted + (step.own is not None)] += 1
