@@ -24,9 +24,10 @@ class Bpe:
         from subword_nmt.apply_bpe import BPE
 
         lines = list(read_lines(codes))
-        if lines and lines[0].startswith("#version:") and lines[0].removeprefix("#version:").strip() not in VERSIONS:
+        versioned = bool(lines) and lines[0].startswith("#version:")
+        if versioned and lines[0].removeprefix("#version:").strip() not in VERSIONS:
             raise ValueError(f"{codes}: BPE codes of {lines[0][1:80]!r}; this program reads versions {' and '.join(VERSIONS)}")
-        merges = [line for line in lines if not line.startswith("#version:")]
+        merges = lines[versioned:]
         if not merges or any(len(merge.strip("\r\n ").split(" ")) != 2 for merge in merges):  # subword-nmt would end the process
             raise ValueError(f"{codes}: not a BPE codes file (two symbols a line)")
         self.symbols = None if symbols is None else frozenset(symbols)

@@ -66,5 +66,12 @@ def within_positions(draft: Draft, prefix: Prefix, model: LoadedModel) -> Draft:
     return draft.clip([max(0, positions - len(output)) for output in prefix.outputs], prefix.symbols.eos)
 
 
-def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> BlockDrafter:
-    return BlockDrafter(model)
+def loaded(weights: DrafterModel, model: LoadedModel | None) -> LoadedModel:
+    """The drafter's Transformer. Raises ValueError if a folder says that it is none."""
+    if model is None:
+        raise ValueError(f"drafter '{weights.code}' needs a spec, and model.json has none")
+    return model
+
+
+def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel) -> BlockDrafter:
+    return BlockDrafter(loaded(weights, model))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.drafters.block import drafted, within_positions
+from specdec_plugins.decoding.drafters.block import drafted, loaded, within_positions
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
@@ -68,5 +68,5 @@ class CausalBlockDrafter(Drafter):
         return self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
 
 
-def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> CausalBlockDrafter:
-    return CausalBlockDrafter(model)
+def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel) -> CausalBlockDrafter:
+    return CausalBlockDrafter(loaded(weights, model))
