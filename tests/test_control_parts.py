@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from specdec_plugins.decoding.control.acceptance import DECAY, PRIOR, AcceptanceEstimate, shorter
+from specdec_plugins.decoding.control import acceptance
+from specdec_plugins.decoding.control.acceptance import DECAY, FADED, PRIOR, AcceptanceEstimate, CopyEstimate, replayed
 from specdec_plugins.decoding.control.costs import Cost, CostModel, Pace
 from specdec_plugins.decoding.control.exploration import (
     BUDGET,
@@ -153,13 +154,14 @@ def test_acceptance_is_known_by_position():
     rates = [0.9, 0.5, 0.8, 0.0]
     for _ in range(3000):
         accepted = next((position for position, rate in enumerate(rates) if dice.random() >= rate), 4)
-        estimate.observe([Step([1, 2, 3, 4], accepted, 5)], [4])
+        estimate.observe([Step([1, 2, 3, 4], accepted, 5)], 4)
     assert estimate.expected_tokens() == pytest.approx([1.0, 1.9, 2.35, 2.71, 2.71], abs=0.25)
 
 
 def test_positions_past_a_refusal_or_the_draft_say_nothing():
     estimate = AcceptanceEstimate(5)
-    estimate.observe([Step([1, 2, 3, 4], 1, 9), Step([1, 2], 2, 9), Step([], 0, 9)], [4, 2, 0])
+    estimate.observe([Step([1, 2, 3, 4], 1, 9)], 4)
+    estimate.observe([Step([1, 2], 2, 9)], 2)
     assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, 0.0, 0.0, 0.0])
     assert estimate.passed == pytest.approx([DECAY + 1, 1.0, 0.0, 0.0, 0.0])
 
@@ -167,23 +169,24 @@ def test_positions_past_a_refusal_or_the_draft_say_nothing():
 def test_a_draft_shorter_than_planned_counts_as_a_refusal():
     """Also one that is empty, because a gate closed or there was nothing to offer."""
     estimate = AcceptanceEstimate(5)
-    estimate.observe([Step([1, 2], 2, 9), Step([1, 2, 3], 2, 9)], [5, 5])
+    estimate.observe([Step([1, 2], 2, 9), Step([1, 2, 3], 2, 9)], 5)
     assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, DECAY + 1, 0.0, 0.0])
     assert estimate.passed == pytest.approx([DECAY + 1, DECAY + 1, 0.0, 0.0, 0.0])
-    estimate.observe([Step([], 0, 9)], [5])
+    estimate.observe([Step([], 0, 9)], 5)
     assert estimate.reached[0] == pytest.approx(DECAY**2 + DECAY + 1) and estimate.passed[0] == pytest.approx(DECAY**2 + DECAY)
 
 
 @pytest.mark.parametrize("length", [1, 3, 8])
-def test_expected_tokens_are_the_mean_of_what_is_committed(length):
+def test_expected_tokens_are_the_mean_of_what_is_committed(monkeypatch, length):
     """Of short outputs, too, whose ends come within drafts: a long draft commits no more there."""
-    estimate, dice, committed, iterations = AcceptanceEstimate(8, decay=1.0), random.Random(2), 0, 0
+    monkeypatch.setattr(acceptance, "DECAY", 1 - 1e-9)
+    estimate, dice, committed, iterations = AcceptanceEstimate(8), random.Random(2), 0, 0
     for _ in range(3000):
         left = 6  # tokens with eos
         while left:
             passing = next((position for position in range(length) if dice.random() >= 0.9), length)
             accepted = min(passing, left)
-            estimate.observe([Step([0] * length, accepted, None if accepted == left else 5)], [length])
+            estimate.observe([Step([0] * length, accepted, None if accepted == left else 5)], length)
             left -= min(accepted + 1, left)
             iterations += 1
         committed += 6
@@ -191,7 +194,7 @@ def test_expected_tokens_are_the_mean_of_what_is_committed(length):
 
 
 @pytest.mark.parametrize("planned", [4, 8, 16])
-def test_drafts_of_all_lengths_are_compared_by_the_same_text(planned):
+def test_drafts_of_all_lengths_are_compared_by_the_same_text(monkeypatch, planned):
     """Outputs of 14 tokens that agree with their drafts in the first ten: whatever was drafted tells what others would commit."""
 
     def passes(length):
@@ -202,11 +205,12 @@ def test_drafts_of_all_lengths_are_compared_by_the_same_text(planned):
             place += accepted[-1] + 1
         return accepted
 
-    estimate = AcceptanceEstimate(16, decay=1.0)
+    monkeypatch.setattr(acceptance, "DECAY", 1 - 1e-9)
+    estimate = CopyEstimate(16)
     for _ in range(200):
         for accepted in passes(planned):
-            estimate.copied([Step([0] * planned, accepted, 5)], planned)
-    expected = estimate.expected_of_copies()
+            estimate.observe([Step([0] * planned, accepted, 5)], planned)
+    expected = estimate.expected_tokens()
     for length in (*range(1, planned // 2 + 1), planned):
         assert expected[length] == pytest.approx(14 / len(passes(length)), rel=0.1)
 
@@ -223,17 +227,17 @@ def test_drafts_of_all_lengths_are_compared_by_the_same_text(planned):
     ],
 )
 def test_what_shorter_drafts_would_take(offered, accepted, planned, passes, offers):
-    expected = shorter(offered, accepted, planned)
-    assert expected.passes == pytest.approx(passes)
-    for told, by_tokens in zip(expected.offers, offers, strict=True):
-        assert {tokens: sum(passes for each, passes in told if each == tokens) for tokens, _ in told} == by_tokens
+    found, found_offers = replayed(offered, accepted, planned)
+    assert found.tolist() == pytest.approx(passes)
+    for row, by_tokens in zip(found_offers.tolist(), offers, strict=True):
+        assert {tokens: each for tokens, each in enumerate(row) if each} == by_tokens
 
 
 def test_how_much_a_drafter_that_copies_has_to_offer():
     """It has one token at two places of three, and ten at the third: of longer drafts than were made, the whole ones go on."""
-    estimate = AcceptanceEstimate(8)
+    estimate = CopyEstimate(8)
     for number in range(900):
-        estimate.copied([Step([0] * (1 if number % 3 else 4), 0, 5)], 4)
+        estimate.observe([Step([0] * (1 if number % 3 else 4), 0, 5)], 4)
     # By tokens offered, the share of the drafts of 0, 1, .. 8 tokens.
     shares = [estimate.mean_over_offers([float(tokens == offered) for tokens in range(9)]) for offered in range(9)]
     offers = [*zip(*shares)]
@@ -245,25 +249,51 @@ def test_how_much_a_drafter_that_copies_has_to_offer():
 
 def test_a_longer_draft_is_remembered_by_what_it_committed():
     """Two of three drafts of 2 pass whole, but no further: by its positions, one of 8 would be expected to commit 4 tokens."""
-    estimate = AcceptanceEstimate(8)
+    estimate = CopyEstimate(8)
     for number in range(360):
         planned = 8 if number < 300 else 2
-        estimate.copied([Step([0] * planned, 2 * (number % 3 > 0), 5)], planned)
-    assert estimate.expected_of_copies()[8] == pytest.approx(7 / 3, rel=0.1)
+        estimate.observe([Step([0] * planned, 2 * (number % 3 > 0), 5)], planned)
+    assert estimate.expected_tokens()[8] == pytest.approx(7 / 3, rel=0.1)
 
 
 def test_an_unknown_position_passes_as_the_one_before():
     estimate = AcceptanceEstimate(3)
     assert estimate.expected_tokens() == pytest.approx([1.0, 1 + PRIOR, 1 + PRIOR + PRIOR**2, 1 + PRIOR + PRIOR**2 + PRIOR**3])
     for _ in range(2000):
-        estimate.observe([Step([1], 0, 9)], [1])
+        estimate.observe([Step([1], 0, 9)], 1)
     assert estimate.expected_tokens() == pytest.approx([1.0, 1.03, 1.03, 1.03], abs=0.02)
+
+
+@pytest.mark.parametrize("make", [AcceptanceEstimate, CopyEstimate])
+def test_what_is_doubted_keeps_its_rate_and_loses_weight(make):
+    estimate = make(4)
+    for number in range(400):
+        estimate.observe([Step([1] * 4, 4 * (number % 2), 9)], 4)
+    before = estimate.expected_tokens()
+    estimate.fade()
+    assert estimate.expected_tokens() == pytest.approx(before, rel=0.15) and max(estimate.reached) == pytest.approx(FADED)
+    estimate.fade()
+    assert max(estimate.reached) == pytest.approx(FADED)
+    estimate.observe([Step([1] * 4, 4, 9)] * 8, 4)
+    assert estimate.expected_tokens()[4] > 1.2 * before[4]
+
+
+def test_many_drafts_at_once_count_as_one_by_one():
+    """Up to their order."""
+    together, apart, dice = AcceptanceEstimate(4), AcceptanceEstimate(4), random.Random(4)
+    for _ in range(40):
+        steps = [Step([1] * 4, dice.randrange(5), 9) for _ in range(50)]
+        together.observe(steps, 4)
+        for step in steps:
+            apart.observe([step], 4)
+    assert together.reached == pytest.approx(apart.reached, rel=0.01)
+    assert together.expected_tokens() == pytest.approx(apart.expected_tokens(), rel=0.1)
 
 
 def test_old_drafts_count_less():
     estimate = AcceptanceEstimate(1)
     for accepted in [1] * 1000 + [0] * 100:
-        estimate.observe([Step([1], accepted, 9)], [1])
+        estimate.observe([Step([1], accepted, 9)], 1)
     assert estimate.expected_tokens()[1] == pytest.approx(1 + math.exp(-1), abs=0.03)
 
 

@@ -14,7 +14,7 @@ iterations.
 import math
 from collections.abc import Sequence, Sized
 
-from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
+from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, CopyEstimate
 from specdec_plugins.decoding.control.batches import HOLD, LONG_HOLD, BatchClass, class_of, is_small, nearest
 from specdec_plugins.decoding.control.costs import Pace
 from specdec_plugins.decoding.control.exploration import LARGE_CREDIT, TrialBudget, Trials
@@ -51,7 +51,7 @@ class Throughput:
     def __init__(self, block_size: int, gate: Gate = OPEN, copies: bool = False):
         self.gate, self.copies = gate, copies and gate == OPEN
         self.block_size, self.longest = block_size, LONGEST * block_size
-        self.acceptance = AcceptanceEstimate(self.longest)
+        self.acceptance = (CopyEstimate if self.copies else AcceptanceEstimate)(self.longest)
         self.pace, self.budget = Pace(), TrialBudget()
         self.classes: dict[int, BatchClass] = {}
         self.decided: list[BatchClass] = []  # classes with a choice of their own, in the order of their first decisions
@@ -74,10 +74,7 @@ class Throughput:
         self._batch.passes += outcome.times - 1
         self.budget.earn(outcome.seconds)
         if any(outcome.plan.lengths):
-            if self.copies:
-                self.acceptance.copied(outcome.steps, outcome.plan.lengths[0])
-            else:
-                self.acceptance.learn(outcome)
+            self.acceptance.observe(outcome.steps, outcome.plan.lengths[0])
         if not self._measured:
             return
         batch, costs, size = self._batch, self._batch.costs, self._choice
@@ -155,7 +152,7 @@ class Throughput:
                 return batch.varied(self.longest)
         self._trial = batch.trials.passes
         if trial and not batch.choice:  # what is known of drafts is old: of harder sentences, or of a start with cold caches
-            self.acceptance.fade(0)
+            self.acceptance.fade()
             batch.costs.doubt([*batch.costs.measured] if self.copies else batch.trials.drafts)
         return trial
 
@@ -166,11 +163,7 @@ class Throughput:
 
     def _rates(self, batch: BatchClass) -> list[float]:
         """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known."""
-        if self.copies:
-            tokens = self.acceptance.expected_of_copies()
-            seconds = batch.costs.expected_of(self.acceptance.mean_over_offers, self.longest)
-        else:
-            tokens, seconds = self.acceptance.expected_tokens(), batch.costs.known(self.longest)
+        tokens, seconds = self.acceptance.expected_tokens(), self.acceptance.expected_seconds(batch.costs)
         return [committed / cost for committed, cost in zip(tokens, seconds)]
 
     def _drafts_lose(self, batch: BatchClass) -> bool:

@@ -1,7 +1,7 @@
-"""Drafts what followed the same tokens before: in the output so far, or in the source where target tokens copy source tokens.
+"""Drafts what followed the same tokens earlier, in the output or in the source (where target tokens copy source tokens).
 
-Saxena 2023 (prompt lookup decoding); Yang et al. 2023 (LLMA, arXiv 2304.04487). The longest suffix of the output that occurs
-before counts, and of several occurrences the last one; the source stands before the output.
+Saxena 2023 (prompt lookup decoding); Yang et al. 2023 (LLMA, arXiv 2304.04487). The draft follows the last occurrence of the
+longest repeated suffix of the output; the source counts as text before the output.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
-START = -2  # before source and output, so that an output may begin as its source does; no token, like -1 for what is not copied
+START = -2  # precedes source and output, so that an output may begin as its source does; -1 is a token that is not copied
 
 
 class NGram(Drafter):
-    """``copies[s]`` is the target's number of source token s, or -1."""
+    """``copies[s]`` is source token s in the target's vocabulary, or -1."""
 
     traits = Traits(copies_text=True)
 

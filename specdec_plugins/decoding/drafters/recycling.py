@@ -1,8 +1,9 @@
-"""Drafts each token's likeliest successors, as the verifier had them the last time that it read the token, in any sentence.
+"""Drafts each token's likeliest successors, as predicted by the verifier when it last read that token in any sentence.
 
-Token Recycling (Luo et al. 2024, arXiv 2408.08696): a pass has the verifier's choice after every drafted token, also after those
-that it refuses. A chain takes one successor of each token, a tree several, with their probabilities. Passes of chains teach
-chains alone: log-probabilities of all tokens would take twice as long; a tree takes from them what it has no branches for.
+Token Recycling (Luo et al. 2024, arXiv 2408.08696): a pass gives the verifier's prediction after every drafted token, refused
+ones included. A chain takes one successor of each token, a tree several with their probabilities. Passes over chains store only
+the best successor, because log-probabilities of all tokens would take twice as long; a tree falls back on it where it has no
+branches.
 """
 
 import math
@@ -18,17 +19,17 @@ from specdec_plugins.decoding.trees import TreeDraft, grow, least
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
 
 KEPT = 8  # successors of each token in trees, as in the paper
-TAUGHT = math.log(0.5)  # of a successor that a chain taught, in trees (nats)
+TAUGHT = math.log(0.5)  # log-probability (nats) that trees assume for a successor learned from a chain
 
 
 class Successors:
-    """The token that followed each token the last time: as many as there are tokens, at most."""
+    """The latest successor of each token: at most one entry per token of the vocabulary."""
 
     def __init__(self) -> None:
         self.after: dict[int, int] = {}
 
     def chain(self, token: int, length: int) -> list[int]:
-        """Up to ``length`` tokens after a token: each one's successor, as far as known."""
+        """Up to ``length`` tokens after a token, each the successor of the one before."""
         tokens: list[int] = []
         after = self.after
         while len(tokens) < length and (known := after.get(token)) is not None:
@@ -37,14 +38,14 @@ class Successors:
         return tokens
 
     def learn(self, token: int, tokens: Sequence[int], choices: Sequence[int]) -> None:
-        """The verifier's choices after a token, and after each of the tokens that were drafted to follow it."""
+        """Learn the verifier's ``choices`` after a token and after each token drafted behind it."""
         self.after.update(zip((token, *tokens), choices))
 
 
 def choices(scores: Any, draft: Draft, verdict: Verdict) -> list[list[int]]:
     """The verifier's likeliest tokens after the prefix and after each drafted token, row by row.
 
-    Up to the own token the verdict has them, so that logits are read only behind a refusal.
+    The verdict has them up to the own token, so logits are read only behind a refusal.
     """
     assert verdict.own is not None
     logits, chosen = None, []
@@ -61,14 +62,14 @@ def choices(scores: Any, draft: Draft, verdict: Verdict) -> list[list[int]]:
 
 
 class Branches:
-    """The likeliest tokens after each token the last time, with their log-probabilities: `KEPT` of each, at most."""
+    """The latest `KEPT` likeliest successors of each token, with their log-probabilities."""
 
     def __init__(self) -> None:
         self.after: dict[int, list[tuple[float, int]]] = {}
 
     def tree(self, token: int, length: int, plan: Plan, successors: Successors) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the likeliest paths of up to ``length`` tokens after a token; ``successors`` where there is no
-        other."""
+        """Tokens and parents of the likeliest paths of up to ``length`` tokens after a token; from ``successors`` where a token
+        has no branches."""
         assert plan.tree is not None
 
         def children(key: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
@@ -83,8 +84,8 @@ class Branches:
         return grow(children, (0, token), plan.tree, least(plan.gate))
 
     def learn(self, rows: Sequence[int], draft: Draft, logits: torch.Tensor, successors: Successors) -> None:
-        """The verifier's likeliest tokens after the token of each of ``rows``, and after each node, by logits (R, W, V); the
-        best is a successor, too."""
+        """Learn from logits (R, W, V) after the token of each of ``rows`` and after each node of its tree; the best token
+        becomes the successor, too."""
         read = [(token, row, place) for row, first in enumerate(rows) for place, token in enumerate([first, *draft.tokens[row]])]
         tokens, numbers, places = zip(*read)
         following = logits[send(numbers, logits.device), send(places, logits.device)].float().log_softmax(-1)  # (N, V)
@@ -95,7 +96,7 @@ class Branches:
 
 
 class Recycling(Drafter):
-    """A row is the token before its draft."""
+    """A row's state is the token before its draft."""
 
     traits = Traits(copies_text=True, trees=True)
 

@@ -1,9 +1,8 @@
-"""Drafts what a datastore of target text has: first the target of the sentence whose source is nearest, if the datastore has
-sources and one is near (a translation memory); else what follows the longest suffix of the output (REST, He et al. 2023, arXiv
-2311.08252).
+"""Drafts from a datastore of target text: a translation memory first, then REST (He et al. 2023, arXiv 2311.08252).
 
-A near sentence's target is followed like an earlier translation (``previous.py``), while the output is on its path. Of the places
-where the suffix occurs, some vote: each drafted token is the one that follows most often, and those go on that have it.
+If the datastore has sources and one of them is near the request's, its target is followed like an earlier translation
+(``previous.py``) while the output agrees with it. Otherwise the draft is what follows the longest suffix of the output: some
+occurrences vote, each drafted token is the most frequent successor, and the occurrences that have it go on voting.
 """
 
 from bisect import bisect_left
@@ -11,22 +10,22 @@ from collections.abc import Sequence
 
 from specdec_plugins.decoding.datastore import CONTEXT, TOKEN_BYTES, Datastore, encoded
 from specdec_plugins.decoding.drafters import PairFacts
-from specdec_plugins.decoding.drafters.previous import Followed, Hints, Hits, Words
+from specdec_plugins.decoding.drafters.previous import Followed, Hints, Words
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
-VOTES = 8  # places that vote, at most: a look-up's time grows with them
+VOTES = 8  # occurrences that vote, at most: lookup time grows with them
 CONTEXT_BYTES = CONTEXT * TOKEN_BYTES
-# Similarity of sources from which the target is followed, chosen for tokens a pass (docs/drafters.md). While the output is on its
-# path, even a far sentence is no worse than the longest suffix; below this there is nothing to gain.
+# Similarity of sources from which the target is followed, chosen for tokens per pass (docs/drafters.md). While the output agrees
+# with it, even a distant sentence is no worse than the longest suffix; below this there is nothing to gain.
 NEAR = 0.3
 
 
 class Retrieval(Drafter):
-    """A row is the near sentence's target, or None; without a memory there are no rows, as a look-up takes less than what would
-    be kept. ``subwords`` are the target's, by token; empty where they are not known."""
+    """A row is the near sentence's target, or None. Without a memory there is no state. ``subwords`` are the target's, by token;
+    empty if unknown."""
 
     traits = Traits(copies_text=True)
 
@@ -38,33 +37,33 @@ class Retrieval(Drafter):
 
     def admit(self, state: Hints | None, source: Source) -> None:
         if state is not None:
-            state.rows += [self.remembered(tokens[:-1], state.hits) for tokens in source.sentences]
+            state.rows += [self.remembered(tokens[:-1]) for tokens in source.sentences]
 
     def propose(self, state: Hints | None, prefix: Prefix, plan: Plan) -> Draft:
         drafts = []
         rows = [None] * len(prefix) if state is None else state.rows
         for row, output, length in zip(rows, prefix.outputs, plan.lengths):
-            draft = row.ahead(output, length, self.words) if row else []
+            draft = row.ahead(output, length, self.words, state.hits) if row and state else []
             if row is None or row.unmatched or not draft:
                 draft = self.continuation(output, length) or draft
             drafts.append(draft)
         return Draft(drafts)
 
-    def remembered(self, source: Sequence[int], hits: Hits) -> Followed | None:
-        """The target of the sentence whose source is nearest to one without eos; None if none is near."""
+    def remembered(self, source: Sequence[int]) -> Followed | None:
+        """The target of the sentence whose source is nearest to ``source`` (without eos); None if none is near."""
         memory = self.datastore.memory
         nearest = memory.nearest(source) if memory else None
         if memory is None or nearest is None or nearest[1] < NEAR:
             return None
-        return Followed(Suffixes(self.datastore.after(*memory.target(nearest[0]))), hits)
+        return Followed(Suffixes(self.datastore.after(*memory.target(nearest[0]))))
 
     def continuation(self, output: list[int], length: int) -> list[int]:
-        """At most ``length`` tokens that follow the output's longest suffix; none where its last token does not occur."""
+        """Up to ``length`` tokens that follow the output's longest suffix; none if its last token does not occur."""
         following = [self._following(place, length) for place in self._votes(output)]
         draft: list[int] = []
         while len(draft) < length and len(following) > 1:
             tokens = [text[len(draft)] for text in following]
-            token = max(tokens, key=tokens.count)  # of equals the first
+            token = max(tokens, key=tokens.count)  # the first of equals
             draft.append(token)
             following = [text for text in following if text[len(draft) - 1] == token and len(text) > len(draft)]
         for text in following:  # one at most
@@ -72,7 +71,7 @@ class Retrieval(Drafter):
         return draft
 
     def _votes(self, output: list[int]) -> list[int]:
-        """Places of the longest suffix, an output's beginning included; never the text's end, which nothing follows."""
+        """Positions after the longest suffix, which may reach back to the output's start; never the end of the text."""
         tokens, places = self.datastore.tokens, self.datastore.places
         wanted = encoded([*output[: -CONTEXT - 1 : -1], self.eos][:CONTEXT])
 
@@ -86,21 +85,21 @@ class Retrieval(Drafter):
         return [place for place, size in zip(near, sizes) if size == longest and place] if longest else []
 
     def _following(self, place: int, length: int) -> tuple[int, ...]:
-        """Up to ``length`` tokens after a place of the text; none after eos."""
+        """Up to ``length`` tokens after a position in the text; none after eos."""
         tokens = self.datastore.after(place, length)
         return tokens[: tokens.index(self.eos) + 1] if self.eos in tokens else tokens
 
 
 def common(found: bytes, wanted: bytes) -> int:
-    """The number of tokens that the beginning of ``wanted`` and of ``found`` have in common."""
+    """How many leading tokens of ``wanted`` and ``found`` agree."""
     size = len(wanted)
     difference = int.from_bytes(wanted, "big") ^ int.from_bytes(found[:size].ljust(size, b"\xff"), "big")
     return (size - (difference.bit_length() + 7) // 8) // TOKEN_BYTES
 
 
 def for_pair(facts: PairFacts) -> Retrieval:
-    """Raises ValueError for a datastore that is missing, or is none."""
+    """Raises ValueError if the datastore is missing or invalid."""
     if facts.datastore is None:
-        raise ValueError("drafter 'retrieval' needs a datastore, which specdec-datastore makes")
+        raise ValueError("drafter 'retrieval' needs a datastore; specdec-datastore makes one")
     store = Datastore.open(facts.datastore, facts.dictionary, facts.size, facts.source_dictionary, len(facts.copies))
     return Retrieval(store, facts.symbols.eos, facts.subwords)
