@@ -10,8 +10,8 @@ from support import SHAPES, WORDS, commit, load, sentences, shaken, standing
 
 from specdec_plugins.decoding.backends.torch.model import TorchPass
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
+from specdec_plugins.decoding.networks.masking import many_blocks, many_starts
 from specdec_plugins.decoding.values import Draft, uniform
-from specdec_plugins.training.masking import many_blocks, many_starts
 
 
 def make_causal(seed=0, **changes):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import make_batch, make_drafter
 
-from specdec_plugins.training.masking import mask_blocks
+from specdec_plugins.decoding.networks.masking import mask_blocks
 
 PAD, MASK = 1, 3
 

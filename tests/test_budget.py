@@ -112,7 +112,7 @@ class Reads:
 
 
 def test_every_pass_reads_the_positions_chosen_last():
-    """Those of the verifier's attention after the last accepted token; rows that join a source begin anew."""
+    """Those of the verifier's attention after the last accepted token; a fork's are its row's."""
     (_, (verifier, plain), _), sources = make_pair(drafter=DRAFTERS["causal"]), [[5] * 20 + [2], [6, 7, 8, 2]]
     model = Reads(plain.model)
     reading = BudgetedModel(model, Budget(5, 1, "recent"))
@@ -131,10 +131,9 @@ def test_every_pass_reads_the_positions_chosen_last():
     begins = [max(1, min(place - 2, len(source) - 4)) for place, source in zip(best, sources)]
     expected = [[0, *range(begin, begin + 4)] for begin in begins]
     assert model.visible[-1].sources.tolist() == expected
-    state.share([0])
-    state.select([2, 0, 1])
-    assert state.rows.chosen.positions.tolist() == [[0, 1, 2, 3, 4], *expected]
-    assert state.rows.chosen.lengths.tolist() == [21, 21, 4]
+    state.select([1, 0, 1])
+    assert state.rows.chosen.positions.tolist() == [expected[1], *expected]
+    assert state.rows.chosen.lengths.tolist() == [4, 21, 4]
     assert drafter.bytes_for(Request(0, sources[0], 9)) == plain.bytes_for(Request(0, sources[0], 9)) + 5 * 8
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import make_batch, make_drafter
 
-from specdec_plugins.training.masking import MaskedBlock, block_view, mask_blocks
+from specdec_plugins.decoding.networks.masking import MaskedBlock, block_view, mask_blocks
 
 PAD, MASK = 1, 3
 

@@ -10,9 +10,9 @@ from conftest import ROOT, run_python
 
 from specdec_plugins.commands import pack
 from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.networks.drafter_code import options_of
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.folder import load_folder
-from specdec_plugins.training.drafter_code import options_of
 from specdec_plugins.translator import Translator
 
 NAME = "one_file_drafter:Bigram"

@@ -9,8 +9,6 @@ from conftest import ROOT, run_python
 
 PACKAGE = ROOT / "specdec_plugins"
 FAIRSEQ_SIDE = ("models", "criterions", "tasks")
-# What trains a drafter, beside its own file; torch, and never fairseq.
-TRAINING = tuple(f"training.{name}" for name in ("drafter_code", "decoder", "cross_entropy", "masking", "successor"))
 # What the files of a part of the package may import, inside functions too: itself, and these.
 MAY_IMPORT = {
     "text": (),
@@ -19,9 +17,7 @@ MAY_IMPORT = {
     "workers": (),
     "extras": (),
     "formats": ("text",),
-    "decoding": ("formats.spec", "formats.files", "cpus"),
-    # A drafter is one file, with what trains it.
-    "decoding.drafters": ("decoding", "formats.spec", *TRAINING),
+    "decoding": ("formats.spec", "formats.files", "formats.errors", "cpus"),
     "training": (
         "decoding",
         "formats",
@@ -48,7 +44,7 @@ MAY_IMPORT = {
     "measure": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers"),
     "commands": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers", "measure", "training"),
     "models": ("decoding", "formats", "training", "criterions"),
-    "criterions": ("formats", "training"),
+    "criterions": ("decoding.networks", "formats", "training"),
     "tasks": ("decoding", "formats", "text", "training", "models", "criterions"),
     "__init__": ("translator",),
 }

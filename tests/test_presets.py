@@ -9,8 +9,8 @@ from conftest import ROOT
 
 from specdec_plugins.commands.prepare import parser
 from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.networks.drafter_code import options_of
 from specdec_plugins.training import presets
-from specdec_plugins.training.drafter_code import options_of
 
 NAMES = [name.replace("SRC-TGT", "en-fr") for name in presets.names()]
 

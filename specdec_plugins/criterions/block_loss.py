@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fairseq.criterions import register_criterion
 
 from specdec_plugins.criterions.glat_loss import GlatLoss, GlatLossConfig, acceptance_counts
-from specdec_plugins.training.masking import ManyBlocks
+from specdec_plugins.decoding.networks.masking import ManyBlocks
 
 
 @dataclass

@@ -4,8 +4,8 @@ from fairseq.criterions import register_criterion
 from fairseq.dataclass import FairseqDataclass
 
 from specdec_plugins.criterions.glat_loss import GlatLoss, acceptance_counts
+from specdec_plugins.decoding.networks.drafter_code import Batch
 from specdec_plugins.formats.spec import Symbols
-from specdec_plugins.training.drafter_code import Batch
 
 
 @register_criterion("drafter_loss", dataclass=FairseqDataclass)

@@ -11,8 +11,8 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 
-from specdec_plugins.training.cross_entropy import cross_entropy
-from specdec_plugins.training.masking import MaskedBlock, block_view, leading_right, reveal
+from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
+from specdec_plugins.decoding.networks.masking import MaskedBlock, block_view, leading_right, reveal
 
 
 @dataclass

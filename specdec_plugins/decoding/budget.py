@@ -121,10 +121,6 @@ class BudgetedRows:
         self.rows.admit(source)
         self.chosen.admit(source.lengths)
 
-    def share(self, rows: list[int]) -> None:
-        self.rows.share(rows)
-        self.chosen.admit(self.chosen.lengths[rows])
-
     def select(self, order: list[int]) -> None:
         self.rows.select(order)
         self.chosen.select(order)

@@ -184,14 +184,8 @@ class LedAdmission:
 class LedState:
     """What a drafter on some of the ranks keeps of each row; ``own`` is None elsewhere."""
 
-    def __init__(self, own: Any, shares: bool):
+    def __init__(self, own: Any):
         self.own = own
-        if shares:
-            self.share = self._share
-
-    def _share(self, rows: list[int]) -> None:
-        if self.own is not None:
-            self.own.share(rows)
 
     def select(self, order: list[int]) -> None:
         if self.own is not None:
@@ -210,8 +204,7 @@ class LedDrafter(Drafter):
         self.traits = ranks.decide(lambda: drafter.traits)  # type: ignore[union-attr]  # rank 0 has one
 
     def start(self, rows: int, shared: Any) -> LedState:
-        own = None if self.drafter is None else self.drafter.start(rows, shared)
-        return LedState(own, self.ranks.decide(lambda: hasattr(own, "share")))
+        return LedState(None if self.drafter is None else self.drafter.start(rows, shared))
 
     def admit(self, state: LedState, source: Source) -> None:
         self.encode(source)

@@ -14,9 +14,9 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerDecoder
 from torch import Tensor
 
+from specdec_plugins.decoding.networks.masking import ManyBlocks
+from specdec_plugins.decoding.networks.successor import Successor
 from specdec_plugins.models.block import BlockDrafterModel, add_common_args, block_architecture, initialised
-from specdec_plugins.training.masking import ManyBlocks
-from specdec_plugins.training.successor import Successor
 
 
 @register_model("block_causal")

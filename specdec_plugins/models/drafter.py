@@ -6,9 +6,9 @@ import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
 
 from specdec_plugins.decoding import drafters
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, options_of
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.spec import Model, fingerprint
-from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, options_of
 
 
 @register_model("drafter")

@@ -11,10 +11,10 @@ from fairseq.tasks.translation_lev import NOISE_CHOICES, TranslationLevenshteinC
 
 # fairseq's --user-dir imports tasks and models, but not criterions.
 from specdec_plugins.criterions import block_loss, document_loss, drafter_loss, glat_loss, verifier_loss  # noqa: F401
+from specdec_plugins.decoding.networks.masking import fixed_starts, lengths, many_blocks, many_starts, mask_blocks, random_starts
 from specdec_plugins.models.block import BlockDrafterModel
 from specdec_plugins.tasks.generator import SpeculativeGenerator
 from specdec_plugins.text.vocabulary import fingerprint_of
-from specdec_plugins.training.masking import fixed_starts, lengths, many_blocks, many_starts, mask_blocks, random_starts
 
 BLOCK_MASK = "block_mask"
 PUBLISHED_BLOCK_SIZE = 25

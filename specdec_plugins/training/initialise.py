@@ -214,6 +214,8 @@ def copy_weights(drafter, weights: dict[str, Any], verifier_args: argparse.Names
     """Fill ``drafter`` in place from the verifier's ``weights``; returns where each parameter came from."""
     import torch
 
+    from specdec_plugins.decoding.networks.decoder import decoder_layer_map, rename_layer
+
     kept = decoder_layer_map(len(drafter.decoder.layers), verifier_args.decoder_layers)
     origins: Origins = {}
     with torch.no_grad():
@@ -235,19 +237,6 @@ def copy_weights(drafter, weights: dict[str, Any], verifier_args: argparse.Names
             parameter.copy_(value)
             origins[name] = origin
     return origins
-
-
-def decoder_layer_map(wanted: int, available: int) -> dict[int, int]:
-    """Which verifier layer each drafter layer starts from: evenly spread, the last one among them."""
-    return {layer: (layer + 1) * available // wanted - 1 for layer in range(wanted)}
-
-
-def rename_layer(name: str, layer_map: dict[int, int]) -> str:
-    """``decoder.layers.I.x`` with I mapped; any other name as it is."""
-    parts = name.split(".")
-    if parts[:2] == ["decoder", "layers"]:
-        parts[2] = str(layer_map[int(parts[2])])
-    return ".".join(parts)
 
 
 def sinusoidal_table(learned):

@@ -34,10 +34,6 @@ class RowState(Protocol):
         """Append the sentences of ``source`` as rows. They are encoded when they are first read, or by `encode`."""
         ...
 
-    def share(self, rows: list[int]) -> None:
-        """Append rows with nothing read, whose sources are those of ``rows``."""
-        ...
-
     def encode(self) -> None:
         """Encode the sources that were not read yet."""
         ...
@@ -99,8 +95,12 @@ class LoadedModel(Protocol):
     """A model on a backend."""
 
     spec: ModelSpec
-    source_vocabulary: int  # token ids that the encoder reads
     target_embeddings: Tensor  # (V, D) of the target side, for drafters that share them
+
+    @property
+    def source_vocabulary(self) -> int:
+        """How many tokens a source may be made of."""
+        ...
 
     def start(self, rows: int) -> RowState:
         """A state without rows, for ``rows`` at most."""

@@ -71,11 +71,6 @@ class Sources:
             self.slots.append(slot)
             self.lengths.append(length)
 
-    def share(self, rows: Sequence[int]) -> None:
-        """Append rows with the sources of ``rows``."""
-        self.slots += [self._slots.share(self.slots[row]) for row in rows]
-        self.lengths += [self.lengths[row] for row in rows]
-
     @torch.inference_mode()
     def encode(self) -> None:
         """Encode what was not read yet, all sentences of a source together."""

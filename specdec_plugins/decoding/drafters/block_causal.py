@@ -22,10 +22,6 @@ class CausalState:
     rows: RowState
     read: list[int] = field(default_factory=list)
 
-    def share(self, rows: list[int]) -> None:
-        self.rows.share(rows)
-        self.read += [0] * len(rows)
-
     def select(self, order: list[int]) -> None:
         self.rows.held = self.read.copy()  # without masks
         self.rows.select(order)

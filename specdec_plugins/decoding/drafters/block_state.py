@@ -16,9 +16,9 @@ from torch import Tensor
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.drafters.hydra import RelatedHeads
 from specdec_plugins.decoding.drafters.medusa import POSITIONS, HeadsDrafter, heads_drafter, layerless, projecting
+from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, embedded, features, initial
+from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, at_least_one, options_of
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
-from specdec_plugins.training.decoder import adopt, decoder_of, embedded, features, initial
-from specdec_plugins.training.drafter_code import FrozenVerifier, at_least_one, options_of
 
 
 @dataclass

@@ -23,14 +23,14 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.drafters.medusa import states_before
+from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
+from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
-from specdec_plugins.training.cross_entropy import cross_entropy
-from specdec_plugins.training.decoder import Unrolled, adopt, decoder_of, embedded, initial
-from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
 
 FEATURES = Want(features=True)
 DECAY = 0.85  # weight of a step's loss relative to the one before: the later, the less often it counts
@@ -106,10 +106,6 @@ class EagleState:
     rows: RowState
     unknown: Tensor  # (D,) where no hidden state was told
     inputs: list[EagleRow] = field(default_factory=list)
-
-    def share(self, rows: list[int]) -> None:
-        self.rows.share(rows)
-        self.inputs += [self.fresh() for _ in rows]
 
     def fresh(self) -> EagleRow:
         return EagleRow(self.unknown[None])

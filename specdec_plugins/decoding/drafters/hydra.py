@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsNetwork, heads_drafter, layerless, projecting
+from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, at_least_one, options_of
+from specdec_plugins.decoding.networks.masking import ManyBlocks
+from specdec_plugins.decoding.networks.successor import Successor
 from specdec_plugins.formats.spec import DrafterModel, Model
-from specdec_plugins.training.drafter_code import FrozenVerifier, at_least_one, options_of
-from specdec_plugins.training.masking import ManyBlocks
-from specdec_plugins.training.successor import Successor
 
 
 @dataclass

@@ -21,13 +21,13 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.transformer import beginning, heads
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
+from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
+from specdec_plugins.decoding.networks.masking import ManyBlocks, lengths, many_blocks, many_starts
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
-from specdec_plugins.training.cross_entropy import cross_entropy
-from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
-from specdec_plugins.training.masking import ManyBlocks, lengths, many_blocks, many_starts
 
 BLOCKS = 4  # of a sentence that train in an update: all would be K predictions for each of its tokens
 POSITIONS = "decoder.embed_positions.weight"
@@ -137,10 +137,6 @@ class HeadsState:
     def admit(self, starts: list[Start]) -> None:
         self.starts += starts
         self.places += [None] * len(starts)
-
-    def share(self, rows: list[int]) -> None:
-        self.rows.share(rows)
-        self.admit([self.starts[row] for row in rows])
 
     def select(self, order: list[int]) -> None:
         self.rows.held = [0] * len(self.starts)  # each draft begins anew

@@ -17,14 +17,14 @@ from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import agreeing, matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
+from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
+from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, embedded, features, initial
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, blocks, options_of
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
-from specdec_plugins.training.cross_entropy import cross_entropy
-from specdec_plugins.training.decoder import adopt, decoder_of, embedded, features, initial
-from specdec_plugins.training.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, blocks, options_of
 
 BLOCK = 8  # tokens of which accept_len is logged
 
@@ -68,10 +68,6 @@ class SmallState:
 
     rows: RowState
     read: list[list[int]] = field(default_factory=list)
-
-    def share(self, rows: list[int]) -> None:
-        self.rows.share(rows)
-        self.read += [[] for _ in rows]
 
     def select(self, order: list[int]) -> None:
         self.rows.held = list(map(len, self.read))

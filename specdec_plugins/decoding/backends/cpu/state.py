@@ -23,16 +23,8 @@ class SlottedState:
 
     def admit(self, source: Source) -> None:
         self.sources.admit(source)
-        self._open(len(source.sizes))
-
-    def share(self, rows: list[int]) -> None:
-        """Append rows with nothing read, whose sources are those of ``rows``."""
-        self.sources.share(rows)
-        self._open(len(rows))
-
-    def _open(self, rows: int) -> None:
-        self.slots += [self.targets.take() for _ in range(rows)]
-        self.held += [0] * rows
+        self.slots += [self.targets.take() for _ in source.sizes]
+        self.held += [0] * len(source.sizes)
 
     def placed(self) -> tuple[list[int], list[int], list[int]]:
         """By row: its target slot, its source slot and the length of its source."""

@@ -34,11 +34,6 @@ class DenseState:
         self.sources.admit(source)
         self._changed([*self.held, *[0] * len(source.sizes)])
 
-    def share(self, rows: list[int]) -> None:
-        """Append rows with nothing read, whose sources are those of ``rows``."""
-        self.sources.share(rows)
-        self._changed([*self.held, *[0] * len(rows)])
-
     def _changed(self, held: list[int]) -> None:
         self.held, self.shared, self._mask = held, not self.sources.compact(), None
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, Weights, attention
 from specdec_plugins.formats.spec import ModelSpec, shapes
-from specdec_plugins.training.initialise import decoder_layer_map, rename_layer
 
 if TYPE_CHECKING:
-    from specdec_plugins.training.drafter_code import FrozenVerifier
+    from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier
 
 
 def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, Tensor]]:
@@ -29,6 +28,19 @@ def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, 
     for name in shapes(spec, verifier.vocabulary, verifier.vocabulary):
         if name.startswith(("decoder.layers.", "decoder.layer_norm.")):
             yield name, verifier.tensors[rename_layer(name, layers)].clone()
+
+
+def decoder_layer_map(wanted: int, available: int) -> dict[int, int]:
+    """Which verifier layer each drafter layer starts from: evenly spread, the last one among them."""
+    return {layer: (layer + 1) * available // wanted - 1 for layer in range(wanted)}
+
+
+def rename_layer(name: str, layer_map: dict[int, int]) -> str:
+    """``decoder.layers.I.x`` with I mapped; any other name as it is."""
+    parts = name.split(".")
+    if parts[:2] == ["decoder", "layers"]:
+        parts[2] = str(layer_map[int(parts[2])])
+    return ".".join(parts)
 
 
 def adopt(module: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec_plugins.training.masking import ManyBlocks
+from specdec_plugins.decoding.networks.masking import ManyBlocks
 
 # Share of the predictions that train without the successor network: decoding lets the logits without it choose its candidates.
 ALONE = 0.2

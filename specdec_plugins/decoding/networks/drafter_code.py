@@ -28,9 +28,9 @@ from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import Transformer, place
+from specdec_plugins.decoding.networks.decoder import embedded, features
 from specdec_plugins.decoding.values import Source, Want
 from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
-from specdec_plugins.training.decoder import embedded, features
 
 
 class Loss(NamedTuple):
