@@ -159,7 +159,7 @@ def test_heads_in_the_native_loop(name, dtype):
     for rows, longest in ((1, 7), (3, 4), (8, 5)):
         plain = requests_of(14, seed=rows)
         drawn = [
-            replace(each, tolerance=None, seed=each.index, sampling=Sampling(0.8, rule=rule))
+            replace(each, tolerance=None, seeds=[each.index], sampling=Sampling(0.8, rule=rule))
             for each, rule in zip(plain, cycle(["coupled", "rejection"]))
         ]
         for requests in (plain, drawn):
