@@ -303,7 +303,7 @@ def sampled(requests, seed, rule=None, share=0.7):
     return [
         Request(
             each.index, each.tokens, each.limit, each.min_length, each.forced, each.tolerance,
-            sampling_of(rng, rule) if rng.random() < share else None, seed_of(rng), no_repeat=each.no_repeat,
+            sampling_of(rng, rule) if rng.random() < share else None, [seed_of(rng)], no_repeat=each.no_repeat,
         )
         for each in requests
     ]  # fmt: skip
