@@ -88,7 +88,7 @@ def drafters_by_name() -> dict[str, DrafterModel]:
 
 
 def build(folder: Path) -> None:
-    """A folder of each kind under ``folder``, and ``parts``: checkpoints, dictionaries, codes and a datastore."""
+    """A folder of each kind under ``folder``, one of format 1, and ``parts``: a checkpoint, dictionaries, codes, a datastore."""
     parts = folder / "parts"
     parts.mkdir()
     for lang in ("xa", "xb"):
@@ -103,6 +103,15 @@ def build(folder: Path) -> None:
     verifier = checkpoint.untrained() | fairseq.checkpoint_of(plain)
     vars(verifier["args"]).update(source_lang="xa", target_lang="xb")
     checkpoint.save(verifier, parts / "verifier.pt")
+    first = folder / "first"
+    shutil.copytree(parts, first, ignore=lambda *_: ["verifier.pt"])
+    save_file({name: tensor.contiguous().clone() for name, tensor in verifier["model"].items()}, first / "verifier.safetensors")
+    entry = {"weights": "verifier.safetensors", "settings": vars(verifier["args"]), "aliases": {}, "shared": []}
+    described = {
+        "format": 1, "source_lang": "xa", "target_lang": "xb", "source_dict": "dict.xa.txt", "target_dict": "dict.xb.txt",
+        "codes": "codes", "block_size": 4, "verifier": entry, "drafter": None,
+    }  # fmt: skip
+    (first / "model.json").write_text(json.dumps(described))
     torch.manual_seed(0)
     sentences = [
         (random.Random(n).choices(range(4, SIZE), k=4), random.Random(-n).choices(range(4, SIZE), k=4)) for n in range(9)
@@ -334,7 +343,7 @@ def attempt(folder: Path, rng: random.Random) -> str:
 def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
     """Case ``number``: what was done, and what came of it."""
     rng = random.Random(f"{seed} {number}")
-    kind = rng.choice(("marian", "causal", "causal", "block", "hydra", "eagle", "parts", "parts"))
+    kind = rng.choice(("marian", "causal", "causal", "block", "hydra", "eagle", "first", "parts", "parts"))
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(base / kind, work)
     edits = PARTS_EDITS if kind == "parts" else FOLDER_EDITS

@@ -51,6 +51,7 @@ from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 from specdec_plugins.text.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
+MAX_NAME_BYTES = 255
 MAX_TEXT_BYTES = 100_000_000  # of a dictionary or BPE codes
 
 
@@ -203,8 +204,8 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
 
 def _inside(folder: Path, name: str, most: int | None = None) -> Path:
     """A file of the folder, which a description from outside must not leave, of at most so many bytes."""
-    if Path(name).name != name or name == "..":
-        raise ValueError(f"{folder / 'model.json'}: '{name}' is not the name of a file in the folder")
+    if Path(name).name != name or name == ".." or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"{folder / 'model.json'}: {name!r:.80} is not the name of a file in the folder")
     path = folder / name
     if not path.is_file():  # safetensors' own error does not say which file
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

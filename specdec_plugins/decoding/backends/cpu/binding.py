@@ -170,7 +170,8 @@ class Engine(Handle):
     @property
     def pointer(self) -> int:
         """For a call at once."""
-        self.claim()
+        if self._owner != get_ident():  # as `claim`, without a call: this is in every pass
+            self.claim()
         return self._pointer
 
     @pointer.setter
