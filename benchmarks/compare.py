@@ -2,11 +2,10 @@
 
     python benchmarks/compare.py --base e860a30 --model data/demo.en-de --input TEXT [--sentences 200] [--rounds 15]
 
-Every cell (data type, strategy, batch size) decodes the same sentences with both checkouts in turn; their order alternates. A
-cell's figure is the median of the rounds' ratios, base seconds over ours (above 1: this checkout is faster), with a bootstrap
-interval of that median. The last line has the geometric mean over cells. Each checkout runs in processes of its own, its
-kernels compiled there; nothing else should run beside it. Sentences are prepared once, so that times are of decoding, with what
-a call adds to it.
+Every cell (data type, strategy, batch size) decodes the same sentences with both checkouts by turns, in alternating order. Its
+figure is the median of the rounds' ratios, base seconds over ours (above 1: this checkout is faster), with a bootstrap interval.
+The last line has the geometric mean over cells. Each checkout compiles its kernels and runs in its own processes. Sentences are
+split into subwords once, so that times are those of decoding calls. Nothing else should run on the machine.
 """
 
 import argparse

@@ -3,10 +3,10 @@
 
     benchmarks/documents.py --model DIR --source valid.en --reference valid.de [--pair data/demo.en-de] [--captions 1 8 64]
 
-So many consecutive captions are joined to a document, as data/long.sh joins them, and the verifier in DIR translates it
-greedily. Beside it the same captions, translated one at a time, by the same verifier and by the pair that it goes on from, and
-joined to the same documents: BLEU of documents is higher than that of their sentences, as n-grams across sentences count. All
-sizes have the same captions, as many as fill whole documents of each. The last line is JSON.
+Consecutive captions are joined to documents, as by data/long.sh, and translated greedily by the verifier in DIR. For comparison
+the same captions are translated one at a time, by this verifier and by the pair that it was trained on from, and joined (BLEU of
+documents is higher than that of sentences, because n-grams across sentences count). All sizes have the same captions. The last
+line is JSON.
 """
 
 import argparse

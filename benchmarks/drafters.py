@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Drafters beside `ar` of the same data type: speed, tokens a pass, and what drafting costs. Every output must be `ar`'s.
 
-All drafters at all block sizes take turns in random order, a sentence each (two batches, where a batch has several), on one copy
-of the weights: copies push each other out of the caches, so each model folder is a run of its own. A turn's time is the median
-of the rounds. Block size `auto` is also compared with the best of `ar` and the other block sizes. Drafters that learn begin anew
-in each round. A drafter with weights has the folder's name. Drafter `previous` has these hints: ``live``, the model's own
-translation of the sentence without its last two words; ``again``, its translation of the whole sentence; ``reference``, a human
-one; and ``source``, the sentence itself.
+All drafters at all block sizes take turns in random order, a sentence at a time (two batches for larger batch sizes), on one copy
+of the weights; each model folder is a separate run, because copies evict each other from the caches. A turn's time is the median
+of the rounds. `auto` is also compared with the best of `ar` and the fixed block sizes. Drafters that learn start fresh in each
+round. A drafter with weights is named after its folder. Hints of `previous`: ``live``, the model's translation of the sentence
+without its last two words; ``again``, its translation of the whole sentence; ``reference``, a person's; ``source``, the sentence.
 """
 
 import argparse
@@ -65,7 +64,7 @@ class System:
         self.rounds.append([])
 
     def without_weights(self) -> Drafter:
-        """The drafter, which has learned nothing yet."""
+        """The drafter, fresh."""
         verifier = self.roles.verifier
         assert isinstance(verifier, ModelVerifier)
         return drafters.without_weights(self.drafter, facts_of(self.translator.pair, self.settings, verifier.model))
@@ -85,7 +84,7 @@ class System:
 
 
 class Cell:
-    """All systems at one data type and batch size; `ar` comes first."""
+    """All systems at one data type and batch size, `ar` first."""
 
     def __init__(self, options: argparse.Namespace, translator: Translator, dtype: str, batch: int):
         self.options, self.dtype, self.batch = options, dtype, batch
@@ -95,7 +94,7 @@ class Cell:
         self.systems += [System(name, size, translator, self) for size in options.block_sizes for name in names]
 
     def measure(self, sources: list[list[int]], hints: Mapping[str, Sequence[Sequence[int]]]) -> list[dict]:
-        """A row a system. Raises SystemExit if a system says something else than `ar`."""
+        """A row per system. Raises SystemExit if an output differs from `ar`'s."""
         size = 1 if self.batch == 1 else 2 * self.batch
         nothing: list[Sequence[int]] = [()] * len(sources)
         for _ in range(self.options.rounds):
@@ -129,7 +128,7 @@ class Cell:
 
 
 def speed(system: System, baseline: System) -> tuple[float, list[float]]:
-    """How many times as fast as another one; the least and the most of the rounds."""
+    """The speed as a multiple of the baseline's, with the range over the rounds."""
     ratios = [sum(theirs) / sum(ours) for ours, theirs in zip(system.rounds, baseline.rounds)]
     return round(baseline.seconds / system.seconds, 3), [round(min(ratios), 3), round(max(ratios), 3)]
 

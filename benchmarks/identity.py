@@ -3,11 +3,11 @@
 
     benchmarks/identity.py --input TEXT [--model data/demo.en-de] [--sentences 1000] [--torch-sentences 100]
 
-Compares `specdec` with `ar` of the same data type, token by token, in runs that cover every pair of: backend and data type,
-temperature, top-k and top-p, seed, batch size, block size. The kernels and PyTorch in float64 have to agree for every
-sentence. PyTorch in float32 computes a token's logits in another order in another batch, so a near-tie may be decided otherwise:
-of each difference the gap is printed, in float64: how much later the second token came in the race for the position where the
-outputs part. Prints a row for each run; the last line is JSON. Exit status 1 if a difference is not explained.
+Compares `specdec` with `ar` in the same data type, token by token, in runs that cover every pair of: backend and data type,
+temperature, top-k and top-p, seed, batch size, block size. The kernels and PyTorch in float64 must agree on every sentence.
+PyTorch in float32 sums logits in an order that depends on the batch, so near-ties may fall the other way; for each difference the
+relative gap of the two tokens is computed in float64. Prints a row per run; the last line is JSON. Exit status 1 if a difference
+is not explained by a near-tie.
 """
 
 import argparse

@@ -5,12 +5,11 @@
         [--budgets 64 128 256 512] [--gammas 1 2 3 4 5] [--choices mass] [--drafter window]
         [--random 6,512,2048,8 --acceptance 0.8] [--output FILE]
 
-Sources are consecutive lines of the input, cut to a length in tokens. Those of a batch are encoded once; then all systems
-decode as many tokens of every row, in turns, from the same encoded sources. No output ends before, so that the batch stays whole.
-`times ar` is the median of the rounds. Bytes are computed: what a verification reads of weights and cache, and a draft pass of
-the drafter's cache, at half of the output. With --drafter block_causal or small that is its own, and the folder has the weights.
-With --random a verifier of that shape (layers, width, inner width, heads), and a block_causal, have random weights, which say
-nothing of acceptance: --acceptance draws it. Else outputs must be those of `ar`. gamma `auto`: drafts as long as pay.
+Sources are consecutive lines of the input, cut to a length in tokens. A batch is encoded once; then all systems decode the same
+number of tokens per row from it, by turns. No output ends early, so the batch stays whole. `times ar` is the median of the rounds.
+Bytes are computed: what a verification reads of weights and cache, and a draft pass of its cache, at half of the output.
+--drafter block_causal or small takes the folder's drafter. --random gives verifier and block_causal random weights of a shape
+(layers, width, inner width, heads); --acceptance then draws how many tokens pass. Otherwise outputs must equal those of `ar`.
 """
 
 import argparse

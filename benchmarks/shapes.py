@@ -3,11 +3,10 @@
 
     benchmarks/shapes.py [--device cuda] [--dtypes float16] [--layers 6 --width 512 --inner 2048 --heads 8 --vocabulary 32000]
 
-Models with random weights do the work of a trained pair: passes, the choice of drafted tokens and the rule are computed as in
-decoding, but the number of accepted tokens is drawn from the shipped pair's acceptance by position, and outputs have
-a fixed length. So speeds are those of a pair of this shape whose drafts are accepted as often. CTranslate2 and fairseq
-decode the same sources, to the same length, with the same verifier, where they are installed; both need fairseq to read it. Each
-system runs in a process of its own; rounds are interleaved. The last line is JSON.
+Models with random weights do all the work of a trained pair, but the number of accepted tokens is drawn from the demo pair's
+acceptance by position, and outputs have a fixed length. Speeds are those of a pair of this shape whose drafts are accepted as
+often. CTranslate2 and fairseq, where installed, decode the same sources to the same length with the same verifier. Each system
+runs in its own process, by turns. The last line is JSON.
 """
 
 import argparse
@@ -88,10 +87,10 @@ def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
 
 
 class Replayed:
-    """A rule that is computed, and whose verdict is then replaced by one drawn from a trained pair's acceptance."""
+    """Computes a rule, then replaces its verdict by one drawn from a trained pair's acceptance."""
 
     def __init__(self, rule: "Acceptance", shares: list[float]):
-        """``shares``: by position, of the drafts that passed up to there, the part that passes there, too."""
+        """``shares``: acceptance by position, given that all before passed."""
         self.rule, self.shares, self.random = rule, shares, random.Random(1)
 
     def __call__(self, scores: Any, draft: "Draft", prefix: "Prefix") -> "Verdict":

@@ -1,8 +1,8 @@
-"""Systems that take turns on one copy of a translator's models, batch by batch.
+"""Systems take turns on one copy of a translator's models, batch by batch.
 
-The pace of a machine that others share changes by a tenth within seconds, and systems with weights of their own push each other's
-out of the caches. So every system decodes a batch before any decodes the next one, in random order, and on the same weights. Two
-systems that are the same then differ by less than a hundredth.
+A shared machine's speed changes by a tenth within seconds, and systems with separate weights evict each other's from the caches.
+So every system decodes a batch, in random order and on the same weights, before any decodes the next one. Two equal systems then
+differ by less than 1 %.
 """
 
 import random

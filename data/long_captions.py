@@ -4,9 +4,9 @@ A document is a run of captions, joined by spaces. Training documents have 2, 5,
 to one and a half times that. Each of these sizes has as many captions as Multi30k has for training: every one of these once,
 each time beside other captions; or, with ``--mono``, some of these and of further captions, so that few are met often enough
 to be learned by heart. Their German side is what the pair that ships, data/demo.en-de, makes of each caption, greedily: a
-verifier that goes on from that one has to learn where in the document it is, and not to translate. Captions that it translates
-in circles, 4 % of them, and those of several sentences are left out, and all end with a full stop: training tells sentences by
-it (specdec_plugins/criterions/document_loss.py). Validation and test documents keep the order of the corpus and its own German
+verifier that goes on from that one learns where in the document it is, not how to translate. Captions that the pair translates in
+repetition loops (4 %), and those of several sentences, are left out. All end with a full stop, by which training tells sentences
+(specdec_plugins/criterions/document_loss.py). Validation and test documents keep the order of the corpus and its own German
 side: `valid` has documents of 64 captions, `test` single captions, and `test1` to `test4` 32, 64, 128 and 256.
 
 The pair's codes and dictionary are the data set's, and its verifier is written as a checkpoint to go on from: ``start.pt``.
@@ -38,7 +38,7 @@ PAIR = corpora.DATA / "demo.en-de"
 SIZES = (2, 5, 12, 30, 75, 190)  # captions in a training document; 190 have some 2,700 subwords a side
 VALID, TESTS = 64, (1, 32, 64, 128, 256)
 LONGEST = 4500  # subwords
-CIRCLE = re.compile(r"(.{2,}?)\1\1")  # three times the same
+LOOP = re.compile(r"(.{2,}?)\1\1")  # three times the same
 OPTIONS = (
     "--max-length",
     str(LONGEST),
@@ -98,8 +98,8 @@ def translated(pair: Pair, captions: Sequence[str], path: Path) -> list[str]:
 
 
 def sound(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The captions of one sentence whose translations are of one, and do not run in circles."""
-    return [pair for pair in pairs if not CIRCLE.search(pair[1]) and all(closed(side).count(".") == 1 for side in pair)]
+    """The captions of one sentence whose translations are one sentence without repetition loops."""
+    return [pair for pair in pairs if not LOOP.search(pair[1]) and all(closed(side).count(".") == 1 for side in pair)]
 
 
 def write_corpus(texts: dict[str, list[tuple[str, str]]], count: int, folder: Path, seed: int) -> list[str]:

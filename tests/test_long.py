@@ -37,7 +37,7 @@ def test_of_more_captions_each_size_has_some():
     assert sum(found.values()) == 60 * len(captions.SIZES) and len(found) > 170  # of 300
 
 
-def test_captions_translated_in_circles_or_not_of_one_sentence_are_left_out():
+def test_captions_translated_in_loops_or_not_of_one_sentence_are_left_out():
     good = [("a", "Ein blaues Fahrrad mit der Aufschrift der Stadt."), ("b", "blau-blauer"), ("c.", "Hallooo")]
     bad = [("d", "ein Wasser Wasser Wasser"), ("e", "Gumumumume"), ("f", "Er ist auf dem Weg auf dem Weg auf dem Weg.")]
     bad += [("It is 6 p.m. here.", "Hier ist Abend."), ("A dog.", "Ein Hund. Er bellt."), ("Really?", "Wirklich?")]

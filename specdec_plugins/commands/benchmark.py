@@ -35,7 +35,7 @@ def parser() -> Parser:
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
     p.add_argument("--tokenized", action="store_true", help="the input is subwords, separated by spaces")
     p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")
-    p.add_argument("--report", metavar="DIR", help="write tables, figures and JSON into this folder, and resume from it")
+    p.add_argument("--report", metavar="DIR", help="write tables, a figure and JSON into this folder, and resume from it")
     p.add_argument("--plot", metavar="FILE.png", help="draw the speeds as bars")
     p.add_argument("--sentences", type=whole, metavar="N", help="only the first N")
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
