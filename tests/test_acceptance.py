@@ -67,10 +67,9 @@ if library():
     RULES["kernels"] = (on_kernels, torch.float32)
 
 
-def bounds_of(room, minimum=None, forced=None, symbols=None, suppressed=()):
-    """The constraints of a step; by default nothing is forced, and an output may be empty."""
-    rows = len(room)
-    return Bounds(Constraints(symbols or Symbols(), (), suppressed), room, minimum or [0] * rows, forced or [()] * rows)
+def bounds_of(room, minimum=None, symbols=None, suppressed=()):
+    """The constraints of a step; by default an output may be empty."""
+    return Bounds(Constraints(symbols or Symbols(), (), suppressed), room, minimum or [0] * len(room))
 
 
 @pytest.mark.parametrize(("rule", "dtype"), RULES.values(), ids=RULES)
@@ -89,14 +88,12 @@ def test_table(case, rule, dtype):
     torch.testing.assert_close(torch.tensor(verdict.scores[0]), expected)
 
 
-def judge(logits, draft, tolerance, room, minimum, forced, suppressed, pad=1, eos=2):
+def judge(logits, draft, tolerance, room, minimum, suppressed, pad=1, eos=2):
     """The rule as the docstrings have it, one position after the other: accepted, own token, cut, scores."""
     scores = []
     for position, row in enumerate(logits):
         banned = {pad, *suppressed, *([eos] if position < minimum else [])}
         allowed = [-INF if token in banned else row[token] for token in range(len(row))]
-        if position < len(forced):
-            allowed = [0.0 if token == forced[position] else -INF for token in range(len(row))]
         ranked = sorted(range(len(row)), key=lambda token: (-allowed[token], token))
         cut = position >= room and ranked[0] != eos
         if position >= room:
@@ -114,7 +111,7 @@ def judge(logits, draft, tolerance, room, minimum, forced, suppressed, pad=1, eo
 def test_rule_equals_a_loop_over_positions(rule, dtype):
     """Small integers as logits: nearly every position has ties, at the top and at both boundaries. Widths around a vector's.
 
-    Every row has its own tolerance, limit, minimum and forced tokens.
+    Every row has its own tolerance, limit and minimum.
     """
     rng = random.Random(0)
     for _ in range(600):
@@ -128,18 +125,14 @@ def test_rule_equals_a_loop_over_positions(rule, dtype):
             scores[3] = max(scores[3], -2)  # at least one is allowed
         minimum = [rng.choice([0, 0, 1, 2]) for _ in range(rows)]
         room = [rng.randrange(len(draft), width + 3) for draft in drafts]  # nothing is drafted beyond the limit
-        forced = [[rng.randrange(3, vocabulary) for _ in range(rng.choice([0, 0, 1, 3]))] for _ in range(rows)]
-        for row, tokens in enumerate(forced):
-            for position, token in enumerate(tokens[: width + 1]):  # a score of what must be said is a number
-                logits[row][position][token] = max(logits[row][position][token], -2)
         suppressed = rng.choice([(), (0,), (0, vocabulary - 1)]) if vocabulary > 6 else ()
         tolerances = [Tolerance(rng.randrange(1, 8), rng.choice([0, 0.5, 1, 2, INF])) for _ in range(rows)]
-        bounds = bounds_of(room, minimum, forced, suppressed=suppressed)
+        bounds = bounds_of(room, minimum, suppressed=suppressed)
         for row in logits:
             for scores in row:
                 scores[2] = max(scores[2], -2)
         verdict = rule(torch.tensor(logits, dtype=dtype), Draft(drafts), bounds, tolerances)
-        expected = [judge(*row, suppressed) for row in zip(logits, drafts, tolerances, room, minimum, forced)]
+        expected = [judge(*row, suppressed) for row in zip(logits, drafts, tolerances, room, minimum)]
         assert list(zip(verdict.accepted, verdict.own, verdict.cut)) == [row[:3] for row in expected]
         for found, (_, _, _, scores) in zip(verdict.scores, expected):
             assert found == pytest.approx(scores, abs=1e-5)
@@ -152,7 +145,18 @@ def test_unverified_drafts_stand_as_offered():
 
 
 @pytest.mark.parametrize(
-    ("beta", "tau", "message"), [(0, INF, "beta 0"), (-3, INF, "beta -3"), (2, -0.5, "tau -0.5"), (1, math.nan, "tau nan")]
+    ("beta", "tau", "message"),
+    [
+        (0, INF, "beta 0"),
+        (-3, INF, "beta -3"),
+        (1.5, INF, "beta 1.5"),
+        (1 << 31, INF, "beta 2147483648"),
+        ("2", INF, "beta '2'"),
+        (2, -0.5, "tau -0.5"),
+        (1, math.nan, "tau nan"),
+        (1, "1", "tau '1'"),
+        (1, 10**400, "tau 1000"),
+    ],
 )
 def test_settings_that_cannot_be(beta, tau, message):
     with pytest.raises(ValueError, match=message):

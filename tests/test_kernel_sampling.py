@@ -25,7 +25,7 @@ from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats, placed, repeated, restrict
+from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats, repeat_table, repeated, restrict
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import Purpose
@@ -120,12 +120,11 @@ class Case:
         lengths = [width - 1, *(rng.randrange(width) for _ in range(rows - 1))]
         self.drafts = [[5 if rng.random() < 0.6 else rng.randrange(4, vocabulary) for _ in range(each)] for each in lengths]
         self.draws = [draws_of(rng, vocabulary) if row % 3 else None for row in range(1, rows + 1)]
-        forced = [rng.choice([(), (), (5,), (6, 4)]) for _ in range(rows)]
         room = [max(len(draft), rng.choice([0, 2, 9])) for draft in self.drafts]
         minimum = [rng.choice([0, 0, 2]) for _ in range(rows)]
         repeats = [Repeats(rng.choice([0, 1, 2]), rng.choices(range(4, 7), k=rng.randrange(6))) for _ in range(rows)]
         suppressed = rng.choice([(), (7, 8)])
-        self.bounds = Bounds(Constraints(SYMBOLS, (), suppressed), room, minimum, forced, rng.choice([None, repeats]))
+        self.bounds = Bounds(Constraints(SYMBOLS, (), suppressed), room, minimum, rng.choice([None, repeats]))
         self.origins = None
         if rng.random() < 0.5:  # what drafted tokens were drawn from, the drafted ones among it
             few, depth = 4, width + 1
@@ -150,12 +149,11 @@ class Case:
         tokens = torch.tensor([[*draft, *[0] * (self.width - 1 - len(draft))] for draft in self.drafts])
         offered = torch.tensor([[len(draft)] for draft in self.drafts])
         minimum = torch.tensor(self.bounds.minimum)[:, None]
-        forced = torch.tensor([[*row, *[-1] * self.width][: self.width] for row in self.bounds.forced])
         repeats = None
         if self.bounds.repeats:
-            rows, most = placed(self.bounds.repeats, self.vocabulary, self.rows)
+            rows, most = repeat_table(self.bounds.repeats, self.vocabulary, self.rows)
             repeats = repeated(torch.tensor(rows), tokens, self.vocabulary, most)
-        allowed, _ = restrict(self.logits, self.bounds.constraints, minimum, None, forced, repeats)
+        allowed, _ = restrict(self.logits, self.bounds.constraints, minimum, None, repeats)
         weights = warp(allowed, table, tokens)
         origins = self.origins and Distribution(*(each[:, : self.width - 1] for each in self.origins))
         passes, rejected = rejection.judge(weights, table, tokens, offered, origins)

@@ -19,7 +19,7 @@ from test_training import run_train_sh
 from test_trees import KERNELS
 
 from specdec_plugins.commands import pack, score, translate
-from specdec_plugins.decoding.constraints import Repeats, placed, repeated
+from specdec_plugins.decoding.constraints import Repeats, repeat_table, repeated
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text import byte_level
@@ -123,7 +123,7 @@ def test_what_would_repeat():
     for _ in range(100):
         rules = [Repeats(rng.randrange(4), rng.choices(range(3, 7), k=rng.randrange(9))) for _ in range(4)]
         drafted = [rng.choices(range(3, 7), k=5) for _ in rules]
-        rows, most = placed(rules, 9, len(rules) + 1, lambda size, unit: size + unit)
+        rows, most = repeat_table(rules, 9, len(rules) + 1, lambda size, unit: size + unit)
         found = repeated(torch.tensor(rows), torch.tensor([*drafted, [3] * 5]), 9, most)
         assert found.shape == (5, 6, 9) and not found[-1].any()
         for (size, prefix), tokens, row in zip(rules, drafted, found):

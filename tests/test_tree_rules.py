@@ -36,14 +36,12 @@ def given_pass(logits, kernels):
 RULES = pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=KERNELS)], ids=["pytorch", "kernels"])
 
 
-def passing(logits, token, said, beta, tau, room, minimum, forced, repeats):
+def passing(logits, token, said, beta, tau, room, minimum, repeats):
     """Whether a token passes after those ``said`` by logits, a list; and the token that comes if none does."""
     allowed, depth = list(logits), len(said)
     for each in (SYMBOLS.pad, 11, *([EOS] if depth < minimum else []), *repeating([*repeats.prefix, *said], repeats.size)):
         allowed[each] = -math.inf
     ranked = sorted(range(len(allowed)), key=lambda number: (-allowed[number], number))
-    if depth < len(forced):
-        ranked, beta = [forced[depth]], 1
     if depth >= room:
         ranked, beta = [EOS], 1
     near = beta == 1 or (allowed[ranked[0]] - allowed[token] <= tau and allowed[token] > -math.inf)
@@ -67,15 +65,15 @@ def test_the_longest_acceptable_path_is_taken(kernels):
         logits += torch.tensor([0, 0, 2, 0, *[2] * 5, 0, 0, 3])  # what is drafted is likely, and what is suppressed, too
         tolerances = [Tolerance(beta, rng.choice((0.5, 2.0, math.inf)) if beta > 1 else math.inf)
                       for beta in rng.choices((1, 2, 4, 6), k=rows)]  # fmt: skip
-        minimum, forced = [rng.choice((0, 0, 2)) for _ in range(rows)], [rng.choice(((), (), (), (5, 6))) for _ in range(rows)]
+        minimum = [rng.choice((0, 0, 2)) for _ in range(rows)]
         repeats = [Repeats(rng.choice((0, 0, 1, 2)), rng.choices((4, 5, 6, 7), k=rng.randrange(5))) for _ in range(rows)]
-        bounds = Bounds(Constraints(suppressed=(11,)), room, minimum, forced, rng.choice((None, repeats)))
+        bounds = Bounds(Constraints(suppressed=(11,)), room, minimum, rng.choice((None, repeats)))
         verdict = rules.judge(given_pass(logits, kernels), draft, bounds, tolerances, None)
         for row in range(rows):
             values = logits[row].tolist()
             scores = logits[row].log_softmax(-1)
             rule = bounds.repeats[row] if bounds.repeats else Repeats(0, ())
-            limits = tolerances[row].beta, tolerances[row].tau, room[row], minimum[row], forced[row], rule
+            limits = tolerances[row].beta, tolerances[row].tau, room[row], minimum[row], rule
             acceptable = {}
             for node in range(-1, len(tokens[row])):
                 path = path_to(node, parents[row])

@@ -1,4 +1,4 @@
-"""What may be said next, whatever the logits are: the limit, forced and suppressed tokens, the shortest output, no repeats.
+"""What may come next, whatever the logits are: the limit, suppressed tokens, the shortest output, no repeats.
 
 By fairseq's conventions: never pad, no empty output unless a request allows it, and only eos at the length limit. Every backend
 applies the same constraints at each verified position, with that position's prefix, before any acceptance rule.
@@ -36,8 +36,9 @@ class Constraints:
 
 
 class Repeats(NamedTuple):
-    """A row's rule against repeats: a token is forbidden that would complete an n-gram of the prefix once more, n = ``size``; 0:
-    no rule. Eos never is, as an output may always end, nor is a forced token. fairseq's --no-repeat-ngram-size.
+    """A row's n-gram rule, n = ``size``; 0: none. Bans tokens that would repeat an n-gram of the prefix, but never eos.
+
+    fairseq's --no-repeat-ngram-size.
     """
 
     size: int
@@ -45,34 +46,26 @@ class Repeats(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The constraints of one step, by row.
+    """The constraints of one step, by row. Forced tokens are not among them: `Session` reads them by prefill.
 
-    ``room`` is how many tokens may still be committed before eos, ``minimum`` how many must be before eos may follow, and
-    ``forced`` the tokens that must come next. The limit takes precedence over forced tokens. ``repeats`` is None where no row has
-    such a rule.
+    A row may commit ``room`` more tokens before eos, and must commit ``minimum`` more before eos is allowed. ``repeats`` is None
+    if no row has the rule.
     """
 
     constraints: Constraints
     room: list[int]
     minimum: list[int]
-    forced: Sequence[Sequence[int]]
     repeats: Sequence[Repeats] | None = None
 
 
 def restrict(
-    logits: Tensor,
-    constraints: Constraints,
-    minimum: Tensor,
-    room: Tensor | None = None,
-    forced: Tensor | None = None,
-    repeats: Tensor | None = None,
+    logits: Tensor, constraints: Constraints, minimum: Tensor, room: Tensor | None = None, repeats: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A copy of logits (R, K+1, V) with minus infinity where a token may not follow, and (R, K+1) bool: whether the limit forbids
-    the best token.
+    """A copy of logits (R, K+1, V) with minus infinity where a token may not follow; and (R, K+1) bool: whether the limit rules
+    out the best token.
 
-    Position k of a row comes after k drafted tokens. ``minimum`` (R, 1); ``room`` (R, 1), or None where every row has room for
-    all K + 1 tokens; ``forced`` (R, K+1) has the token that must come, or -1; None where none is forced; ``repeats`` (R, K+1, V)
-    is what `repeated` returns, None where no row has such a rule.
+    Position k of a row comes after k drafted tokens. ``minimum`` (R, 1); ``room`` (R, 1), or None if every row has room for all
+    K + 1 tokens; ``repeats`` (R, K+1, V) as `repeated` returns it, None if no row has the rule.
     """
     eos = constraints.symbols.eos
     allowed = logits.clone()
@@ -81,27 +74,24 @@ def restrict(
     position = torch.arange(logits.size(1), device=logits.device)  # (K+1,)
     allowed[..., eos].masked_fill_(position < minimum, -math.inf)
     if repeats is not None:
-        end = allowed[..., eos].clone()
-        allowed.masked_fill_(repeats, -math.inf)
-        allowed[..., eos] = end
-    if forced is not None:
-        _only(allowed, forced.clamp(min=0), forced >= 0)
+        _ban(allowed, repeats, eos)
     if room is None:
         return allowed, torch.zeros(logits.shape[:2], dtype=torch.bool, device=logits.device)
     over = position >= room  # (R, K+1)
     cut = over & (allowed.argmax(-1) != eos)
-    _only(allowed, torch.full_like(over, eos, dtype=torch.int64), over)
+    allowed[..., eos].masked_fill_(over, 0)
+    _ban(allowed, over[..., None], eos)
     return allowed, cut
 
 
-def _only(logits: Tensor, tokens: Tensor, where: Tensor) -> None:
-    """Leave only the token ``tokens`` (R, K+1) at the positions ``where`` (R, K+1) bool of logits (R, K+1, V), in place."""
-    logits.masked_fill_(where[..., None], -math.inf)
-    own = logits.gather(2, tokens[..., None])
-    logits.scatter_(2, tokens[..., None], torch.where(where[..., None], torch.zeros_like(own), own))
+def _ban(logits: Tensor, banned: Tensor, eos: int) -> None:
+    """Ban tokens in place, but never eos."""
+    end = logits[..., eos].clone()
+    logits.masked_fill_(banned, -math.inf)
+    logits[..., eos] = end
 
 
-def placed(
+def repeat_table(
     repeats: Sequence[Repeats], vocabulary: int, rows: int, round_up: Callable[[int, int], int] = lambda size, unit: size
 ) -> tuple[list[list[int]], int]:
     """For `repeated`, ``rows`` rows: the size, then T tokens that end with the prefix, V where there is none; and the largest
@@ -115,7 +105,7 @@ def placed(
 
 def repeated(table: Tensor, drafted: Tensor, vocabulary: int, most: int) -> Tensor:
     """(R, K+1, V) bool: the tokens that would complete an n-gram once more, after the prefix and the first k ``drafted`` tokens
-    (R, K). ``table`` (R, 1 + T) and ``most`` as `placed` gives them.
+    (R, K). ``table`` (R, 1 + T) and ``most`` as `repeat_table` gives them.
     """
     sizes, tokens = table[:, :1, None], torch.cat([table[:, 1:], drafted], 1)  # (R, 1, 1), (R, L)
     (rows, length), width = tokens.shape, drafted.size(1) + 1

@@ -153,7 +153,7 @@ class NativeLoop:
             positions, plan.lengths, verifying.slots, verifying.sources.slots,
             drafter_state.slots, drafter_state.sources.slots, verifying.sources.lengths,
             [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum,
-            starts(bounds.forced), *bounds.forced, starts(unread), *unread,
+            starts(unread), *unread,
         )  # fmt: skip
         tau = array("d", [tolerance.tau for tolerance in tolerances])
         last_scores = array("d", [scores[-1] if scores else 0.0 for scores in prefix.scores])

@@ -71,7 +71,7 @@ class Prefix:
         if any(request.no_repeat for request in self.requests):
             rows = zip(self.requests, self.outputs)
             repeats = [Repeats(request.no_repeat, output if request.no_repeat else ()) for request, output in rows]
-        return Bounds(self.constraints, self.room, minimum, [()] * len(sizes), repeats)
+        return Bounds(self.constraints, self.room, minimum, repeats)
 
     def draws(self) -> list[Draws | None] | None:
         """What draws the next tokens of each row, None for one that takes the best; None where all do."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.constraints import Bounds, placed, repeated, restrict
+from specdec_plugins.decoding.constraints import Bounds, repeat_table, repeated, restrict
 from specdec_plugins.decoding.noise import Purpose, uniform
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.roles import Scores
@@ -50,11 +50,10 @@ class Forest:
     def bounds_after(self, nodes: Sequence[tuple[int, int]]) -> Bounds:
         """The constraints after each of some (row, node)."""
         counts = [len(path_to(node, self.draft.parents[row])) for row, node in nodes]
-        constraints, room, minimum, forced, repeats = self.bounds
+        constraints, room, minimum, repeats = self.bounds
         places = [(row, count) for (row, _), count in zip(nodes, counts)]
         return Bounds(
             constraints, [room[row] - count for row, count in places], [max(0, minimum[row] - count) for row, count in places],
-            [forced[row][count:] for row, count in places],
             repeats and [repeats[row]._replace(prefix=[*repeats[row].prefix, *self.path(row, node)]) for row, node in nodes],
         )  # fmt: skip
 
@@ -169,15 +168,12 @@ def allowed_weights(logits: Tensor, forest: Forest, nodes: Sequence[tuple[int, i
     a tree has no nodes."""
     device, bounds, draws = logits.device, forest.bounds_after(nodes), forest.draws_after(nodes)
     assert draws is not None
-    forced = None
-    if any(bounds.forced):
-        forced = send([[row[0] if row else -1] for row in bounds.forced], device)
     repeats = None
     if bounds.repeats:
-        rows, most = placed(bounds.repeats, logits.size(-1), len(nodes))
+        rows, most = repeat_table(bounds.repeats, logits.size(-1), len(nodes))
         table = send(rows, device)
         repeats = repeated(table, table[:, :0], logits.size(-1), most)
-    allowed, _ = restrict(logits[:, None], bounds.constraints, send(bounds.minimum, device)[:, None], None, forced, repeats)
+    allowed, _ = restrict(logits[:, None], bounds.constraints, send(bounds.minimum, device)[:, None], None, repeats)
     return warp(allowed, Table.of(draws, len(nodes), logits.size(-1), device))[:, 0]
 
 

@@ -22,7 +22,7 @@ from threading import Lock, get_ident
 import torch
 from torch import Tensor
 
-VERSION = 14  # of the library's functions and their parameters: `specdec_version` in api.cpp
+VERSION = 15  # of the library's functions and their parameters: `specdec_version` in api.cpp
 # Instruction sets that the library is compiled for, best first: see setup.py
 VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held

@@ -306,7 +306,7 @@ class Judging:
 def judging_options(bounds: Bounds, tolerances: Sequence[Tolerance]) -> tuple:
     """The options by row that the native rule reads, in its order."""
     betas = [tolerance.beta for tolerance in tolerances]
-    return betas, bounds.room, bounds.minimum, starts(bounds.forced), *bounds.forced
+    return betas, bounds.room, bounds.minimum
 
 
 def repeat_numbers(bounds: Bounds) -> array | None:

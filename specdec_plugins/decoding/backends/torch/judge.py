@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec_plugins.decoding.acceptance import coupled, rejection
 from specdec_plugins.decoding.backends.torch.graphs import Results, Runner
-from specdec_plugins.decoding.constraints import Bounds, Constraints, placed, repeated, restrict
+from specdec_plugins.decoding.constraints import Bounds, Constraints, repeat_table, repeated, restrict
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.sampling import Table, warp
 from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, pad_rows, rejecting, send
@@ -33,19 +33,16 @@ def judge(
     else:
         width = max(map(len, draft.tokens))
         offered, tokens = list(map(len, draft.tokens)), [[*row, *[0] * (width - len(row))] for row in draft.tokens]
-    forced = any(bounds.forced)
     lines = [
         (count, minimum, room, tolerance.beta, bits(tolerance.tau), *row)
         for count, minimum, room, tolerance, row in zip(offered, bounds.minimum, bounds.room, tolerances, tokens)
     ]
-    if forced:
-        lines = [(*line, *[*row, *[-1] * (width + 1)][: width + 1]) for line, row in zip(lines, bounds.forced)]
     lines += [(0,) * len(lines[0])] * (len(logits) - len(lines))
     inputs: dict[str, Tensor | tuple[Tensor, ...]] = {"logits": logits[:, : width + 1], "table": send(lines, logits.device)}
     if device_draft is not None:
         inputs["guesses"] = pad_rows(device_draft.guesses, len(logits))
     limited, tolerant = min(bounds.room) <= width, any(tolerance.beta > 1 for tolerance in tolerances)
-    repeats, most = placed(bounds.repeats, logits.size(2), len(logits), runner.round) if bounds.repeats else ([], 0)
+    repeats, most = repeat_table(bounds.repeats, logits.size(2), len(logits), runner.round) if bounds.repeats else ([], 0)
     if most:
         inputs["repeats"] = send(repeats, logits.device)
     rejects = draws is not None and rejecting(draws)
@@ -53,7 +50,7 @@ def judge(
         inputs["drawing"] = Table.of(draws, len(logits), logits.size(2), logits.device, runner.round)
         if rejects and draft.distribution is not None:
             inputs["distribution"] = Distribution(*(pad_rows(each[:, :width], len(logits)) for each in draft.distribution))
-    settings = bounds.constraints, limited, tolerant, forced, most, rejects
+    settings = bounds.constraints, limited, tolerant, most, rejects
     judged = runner.run(_judge, inputs, settings=settings)["judged"][: len(tolerances)].tolist()
     if device_draft is not None:
         device_draft.arrive([list(map(int, row[4 + width :])) for row in judged])
@@ -68,30 +65,28 @@ def bits(number: float) -> int:
 
 
 def _judge(
-    constraints: Constraints, limited: bool, tolerant: bool, has_forced: bool, most: int, rejects: bool, logits: Tensor,
-    table: Tensor, guesses: Tensor | None = None, repeats: Tensor | None = None, drawing: Table | None = None,
+    constraints: Constraints, limited: bool, tolerant: bool, most: int, rejects: bool, logits: Tensor, table: Tensor,
+    guesses: Tensor | None = None, repeats: Tensor | None = None, drawing: Table | None = None,
     distribution: Distribution | None = None,
 ) -> Results:  # fmt: skip
     """One tensor (R, 3 + K + 1 + K), ``judged``, so that a single transfer brings it to the host: each waits for the GPU.
 
     Its columns: tokens accepted, the own token, whether the limit forced it, K + 1 scores, and the drafted tokens, in float64,
-    which holds token ids exactly. ``table`` (R, `COLUMNS` + K [+ K + 1]) has the drafted tokens, unless they are the ``guesses``
-    (R, K) of a `DeviceDraft`, then the forced ones. ``repeats`` and ``most`` are as in `placed`; ``distribution`` is what
-    drafted tokens were drawn from.
+    which holds token ids exactly. ``table`` (R, `COLUMNS` + K) has the drafted tokens, unless they are the ``guesses`` (R, K) of
+    a `DeviceDraft`. ``repeats`` and ``most`` are as in `repeat_table`; ``distribution`` is what drafted tokens were drawn from.
     """
     width = logits.size(1) - 1
     offered, minimum, room, beta, tau, rest = table.tensor_split((1, 2, 3, 4, 5), 1)  # (R, 1) five times, (R, ..)
     tokens = rest[:, :width] if guesses is None else guesses  # (R, K)
-    forced = rest[:, rest.size(1) - width - 1 :] if has_forced else None  # (R, K+1)
     banned = None if repeats is None else repeated(repeats, tokens, logits.size(-1), most)
-    allowed, cut = restrict(logits, constraints, minimum, room if limited else None, forced, banned)
+    allowed, cut = restrict(logits, constraints, minimum, room if limited else None, banned)
     best = allowed.argmax(-1)  # (R, K+1)
     passes = tokens == best[:, :width]  # (R, K)
     if tolerant:
         passes |= _tolerates(allowed[:, :width], best[:, :width], tokens, beta, tau.contiguous().view(torch.float64))
     if drawing is not None:
         if limited:
-            allowed = restrict(logits, constraints, minimum, None, forced, banned)[0]
+            allowed = restrict(logits, constraints, minimum, None, banned)[0]
         drawn = _draw(allowed, drawing, tokens, offered, rejects, distribution, constraints.symbols.eos, room)
         mine = drawing.temperature > 0
         passes, best, cut = (torch.where(mine, one, other) for one, other in zip(drawn, (passes, best, cut)))

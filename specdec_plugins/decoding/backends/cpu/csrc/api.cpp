@@ -50,7 +50,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 14; }
+int specdec_version() { return 15; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -217,7 +217,7 @@ int specdec_read_tree(Engine* engine, const Stack* stack, int64_t batch, int64_t
 // Reads each row's last committed token and its draft -> output (B, width, V), and judges the draft by them: `judged` (3, B) and
 // `scores` as in `specdec_judge`. Every row has at least one token.
 // numbers: starts (B + 1), places (B), slots (B), source_slots (B), source_lengths (B), beta (B), room (B), minimum (B),
-// forced_starts (B + 1), the forced tokens, tokens: row b's last committed one and its draft.
+// tokens: row b's last committed one and its draft.
 int specdec_verify(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
                    int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
                    float* output, int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed,
@@ -246,15 +246,14 @@ int specdec_verify(Engine* engine, const Stack* stack, int64_t batch, int64_t wi
 }
 
 // Judges drafts by logits (B, width, V), which it restores. Position k of a row chooses the token after k tokens of its draft:
-// never pad or a token of `suppressed`; not eos while k < minimum[b]; only forced[k] while there is one, whatever else is
-// forbidden; only eos at k >= room[b], whatever is forced. A drafted token passes if it is among the beta[b] best and within
+// never pad or a token of `suppressed`; not eos while k < minimum[b]; only eos at k >= room[b]. A drafted token passes if it is among the beta[b] best and within
 // tau[b] nats of the best. `judged` (3, B): how many tokens pass; the row's own next token; whether the limit made that eos.
 // `scores` (B, width): log-probabilities (nats) by the logits as they are, of each token that passes and of the row's own.
 // Of rows that sample (`sampling`, NULL if none does) the token is drawn that the best one is otherwise, and under the rejection
-// rule a drafted token passes by chance; forced tokens and the limit come first here, too.
+// rule a drafted token passes by chance; the limit comes first here, too.
 // Of rows with a rule against repeats (`repeats`, NULL if none has one: see `take` in judge.h) no token but eos is chosen that would
-// complete an n-gram a second time, at position k of the prefix and the first k drafted tokens; but for forced tokens.
-// numbers: starts (B + 1), beta (B), room (B), minimum (B), forced_starts (B + 1), the forced tokens, the drafts.
+// complete an n-gram a second time, at position k of the prefix and the first k drafted tokens.
+// numbers: starts (B + 1), beta (B), room (B), minimum (B), the drafts.
 int specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* numbers,
                   int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed, const double* tau,
                   int64_t* judged, float* scores, const Sampling* sampling, const int64_t* repeats) {

@@ -204,12 +204,11 @@ struct Judging {
     const Draws* draws;     // (B); NULL if nobody samples
     Origins origins;        // of the drafted tokens; none if each was certain
     const Repeats* repeats;  // (B); NULL if no row has the rule
-    const int64_t *beta{}, *room{}, *minimum{}, *forced_starts{}, *forced{}, *tokens{};
+    const int64_t *beta{}, *room{}, *minimum{}, *tokens{};
 
     // Takes the options by row from `numbers`, and the tokens, which follow them.
     void take(Numbers& numbers) {
         beta = numbers.take(batch), room = numbers.take(batch), minimum = numbers.take(batch);
-        forced_starts = numbers.take(batch + 1), forced = numbers.take(forced_starts[batch]);
         tokens = numbers.take(starts[batch]);
     }
 
@@ -236,7 +235,6 @@ struct Judging {
         float* weights = draws ? &engine.weights[member * weights_of(judge.vocabulary)] : nullptr;
         for (int64_t b = 0; b < batch; ++b) {
             const Draft draft{tokens + starts[b] + skip, offered(b), beta[b], tau[b], room[b], minimum[b],
-                              forced + forced_starts[b], forced_starts[b + 1] - forced_starts[b],
                               draws && draws[b].some() ? draws + b : nullptr, origin(b),
                               repeats && repeats[b].size ? repeats + b : nullptr};
             bool passes = true;

@@ -68,8 +68,6 @@ struct Draft {
     double tau;       // .. and within `tau` nats of the best; beta = 1: only the best
     int64_t room;     // positions before the length limit; from there on only eos is allowed
     int64_t minimum;  // positions at which eos is forbidden
-    const int64_t* forced;  // the only choices at the first positions
-    int64_t forced_count;
     const Draws* draws;  // how the row's tokens are drawn; NULL if the best are taken
     Origin origin;       // of the first drafted token; of the others it follows. Without tokens each was certain.
     const Repeats* repeats;  // NULL if the row has no such rule
@@ -90,7 +88,7 @@ struct Chosen {
 };
 
 struct Judge {
-    // Tokens that are never allowed, then eos. A forced token, and eos at the limit, are allowed all the same.
+    // Tokens that are never allowed, then eos, which is allowed at the limit.
     std::vector<int64_t> forbidden;
     int64_t vocabulary;
 
@@ -116,18 +114,13 @@ struct Judge {
             });
         int64_t best = best_of(values, vocabulary);
         most = std::max(most, values[best]);
-        const bool limit = k >= draft.room, forced = k < draft.forced_count;
-        const bool rejects = draft.draws && draft.draws->rejects && !limit && !forced;
+        const bool limit = k >= draft.room, rejects = draft.draws && draft.draws->rejects && !limit;
         bool passes = false;
-        if (forced)
-            best = draft.forced[k];
-        else if (draft.draws)
-            best = drawn(draft, k, values, weights, rejects, passes);
+        if (draft.draws) best = drawn(draft, k, values, weights, rejects, passes);
         const bool cut = limit && best != eos;
         if (limit) best = eos;
         if (k < draft.offered && !rejects)
-            passes = draft.tokens[k] == best ||
-                     (!draft.draws && !limit && !forced && tolerates(draft, values, best, draft.tokens[k]));
+            passes = draft.tokens[k] == best || (!draft.draws && !limit && tolerates(draft, values, best, draft.tokens[k]));
         for (const Forbidden& each : repeated) values[each.token] = each.logit;
         for (size_t i = count; i-- > 0;) values[forbidden[i]] = kept[i];  // backwards, as a token may be there twice
         return {passes ? draft.tokens[k] : best, passes, cut, most};

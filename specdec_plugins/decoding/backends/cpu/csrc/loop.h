@@ -61,8 +61,8 @@ struct Decoding {
 class Sentences {
   public:
     // numbers: places (B) of the last committed tokens, drafts' lengths (B), slots, source slots (B) of the verifier and of the
-    // drafter, source lengths (B), beta, room, minimum (B), where each row's forced tokens begin (B + 1), these, where each row's
-    // unread tokens begin (B + 1), and these: the committed ones that the drafter has not read. The last one always is among them.
+    // drafter, source lengths (B), beta, room, minimum (B), where each row's unread tokens begin (B + 1), and
+    // these: the committed ones that the drafter has not read. The last one always is among them.
     explicit Sentences(const Decoding& all) : all(all), batch(all.batch) {
         Numbers parts(all.numbers);
         auto copied = [&](int64_t count) {
@@ -75,14 +75,11 @@ class Sentences {
         drafter_slots = parts.take(batch), drafter_source_slots = parts.take(batch);
         source_lengths = parts.take(batch), beta = parts.take(batch);
         room = copied(batch), minimum = copied(batch);
-        const int64_t* forced_starts = parts.take(batch + 1);
-        const int64_t* forced_tokens = parts.take(forced_starts[batch]);
         const int64_t* starts = parts.take(batch + 1);
         const int64_t* tokens = parts.take(starts[batch]);
         for (int64_t b = 0; b < batch; ++b) {
             unread.emplace_back(tokens + starts[b], tokens + starts[b + 1]);
             last.push_back(unread[b].back());
-            forced.emplace_back(forced_tokens + forced_starts[b], forced_tokens + forced_starts[b + 1]);
         }
         if (take(all.sampling, batch, draws)) {
             for (const Draws& row : draws) prefixes.emplace_back(row.prefix, row.prefix_end);
@@ -124,15 +121,13 @@ class Sentences {
 
     // Reads each row's last token and its draft, and judges the draft. Heads are told the hidden states.
     void verify(Engine& engine) {
-        starts.assign(1, 0), tokens.clear(), forced_starts.assign(1, 0), forced_flat.clear();
+        starts.assign(1, 0), tokens.clear();
         size_t width = 0;
         for (int64_t b = 0; b < batch; ++b) {
             tokens.push_back(last[b]);
             tokens.insert(tokens.end(), drafts[b].begin(), drafts[b].end());
             starts.push_back(tokens.size());
             width = std::max(width, drafts[b].size() + 1);
-            forced_flat.insert(forced_flat.end(), forced[b].begin(), forced[b].end());
-            forced_starts.push_back(forced_flat.size());
         }
         add_causal_rows(engine.scratch.rows, batch, width, starts.data(), places.data(), nullptr, slots, source_slots,
                         source_lengths, tokens.data());
@@ -141,8 +136,7 @@ class Sentences {
         Forward forward(*all.verifier, pass, engine.team, engine.scratch);
         judged.resize(3 * batch), scores.resize(batch * width), this->width = width;
         const Judging judging{all.logits, batch, int64_t(width), 1, starts.data(), all.tau, judged.data(), scores.data(),
-                              drawing(), origins(), repeating(), beta, room.data(), minimum.data(), forced_starts.data(), forced_flat.data(),
-                              tokens.data()};
+                              drawing(), origins(), repeating(), beta, room.data(), minimum.data(), tokens.data()};
         judging.reserve(engine, all.verifier->projection->outputs, all.pad, all.eos, all.suppressed_count, all.suppressed);
         engine.team.run([&](int member) {
             forward.run(member);
@@ -181,7 +175,6 @@ class Sentences {
                 said[b].push_back(last[b]);
             }
             places[b] += count, room[b] -= count, minimum[b] = std::max<int64_t>(0, minimum[b] - count);
-            forced[b].erase(forced[b].begin(), forced[b].begin() + std::min<int64_t>(count, forced[b].size()));
         }
         return finished;
     }
@@ -297,7 +290,7 @@ class Sentences {
     int64_t longest = 0, width = 0;
     const int64_t *planned, *slots, *source_slots, *drafter_slots, *drafter_source_slots, *source_lengths, *beta;
     std::vector<int64_t> places, last, room, minimum;
-    std::vector<std::vector<int64_t>> unread, forced, drafts, prefixes;
+    std::vector<std::vector<int64_t>> unread, drafts, prefixes;
     std::vector<Draws> draws;
     std::vector<std::vector<int64_t>> said;  // (B) each row's committed tokens, where rows have a rule against repeats
     std::vector<Repeats> repeats;
@@ -306,7 +299,7 @@ class Sentences {
     std::vector<float> confidence;       // (B, K) the drafter's; empty if the gate does not ask for it
     std::vector<double> last_scores;
     std::vector<int64_t> lengths;  // of the present step's drafts, at most
-    std::vector<int64_t> starts, tokens, firsts, empty, chosen, forced_starts, forced_flat, judged;  // of the present step
+    std::vector<int64_t> starts, tokens, firsts, empty, chosen, judged;  // of the present step
     std::vector<float> scores;
 };
 
