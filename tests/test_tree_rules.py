@@ -30,7 +30,7 @@ def given_pass(logits, kernels):
     """A pass that has logits (B, W, V), float64, on PyTorch or on the kernels."""
     if kernels:
         return CpuPass.of(SimpleNamespace(engine=binding.Engine(2)), logits.float())
-    return TorchPass(SimpleNamespace(runner=EAGER), [logits])
+    return TorchPass(SimpleNamespace(runner=EAGER), {"logits": logits})
 
 
 RULES = pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=KERNELS)], ids=["pytorch", "kernels"])
@@ -110,7 +110,7 @@ def test_a_tree_that_does_not_branch_is_a_chain(rule, kernels):
     tokens = [rng.choices(range(4, 9), k=4) for _ in range(40)]
     logits = torch.randn(40, 5, 9, generator=generator, dtype=torch.float64)
     logits[:, :4].scatter_(2, torch.tensor(tokens)[..., None], 3.0)
-    bounds = Bounds(Constraints(), [4 + row % 3 for row in range(40)], [row % 2 for row in range(40)], [()] * 40)
+    bounds = Bounds(Constraints(), [4 + row % 3 for row in range(40)], [row % 2 for row in range(40)])
     how = Sampling(0.9, repetition_penalty=1.2, rule=rule or "coupled")
     draws = [Draws(how, row, [0, 5]) for row in range(40)] if rule else None
     tolerances = [Tolerance(1 + row % 2) for row in range(40)]
@@ -136,7 +136,7 @@ def two_tokens(how, count):
     logits = torch.stack([FIRST, *SECOND[tokens]]).expand(count, -1, -1)
     draws = [Draws(how, seed, [2, 5]) for seed in range(count)]
     constraints = Constraints(SimpleNamespace(pad=4, eos=4))  # the fifth token never comes
-    free = Bounds(constraints, [9] * count, [9] * count, [()] * count)
+    free = Bounds(constraints, [9] * count, [9] * count)
     draft = TreeDraft([tokens] * count, [parents] * count)
     verdict = rules.judge(given_pass(logits, False), draft, free, [Tolerance()] * count, draws)
     said = [[*(tokens[node] for node in path), own] for path, own in zip(verdict.paths, verdict.own)]
@@ -144,7 +144,7 @@ def two_tokens(how, count):
     more = [draws[row]._replace(prefix=[2, 5, *said[row]]) for row in short]
     if short:
         logits = torch.stack([SECOND[said[row]] for row in short])
-        bounds = Bounds(constraints, [9] * len(short), [9] * len(short), [()] * len(short))
+        bounds = Bounds(constraints, [9] * len(short), [9] * len(short))
         later = given_pass(logits, False).judge(Draft([[]] * len(short)), bounds, [Tolerance()] * len(short), more)
         for row, token in zip(short, later.own):
             said[row].append(token)

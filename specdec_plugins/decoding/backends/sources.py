@@ -71,10 +71,14 @@ class Sources:
             self.slots.append(slot)
             self.lengths.append(length)
 
-    @torch.inference_mode()
     def encode(self) -> None:
-        """Encode what was not read yet, all sentences of a source together."""
-        while self._due:
+        """Encode what was not read yet."""
+        if self._due:
+            self._encode()
+
+    @torch.inference_mode()
+    def _encode(self) -> None:
+        while self._due:  # all sentences of a source together
             source = next(iter(self._due.values()))[0]
             slots = [slot for slot, (other, _) in self._due.items() if other is source]
             self._remember(source, [self._due.pop(slot)[1] for slot in slots], self.cache, slots)

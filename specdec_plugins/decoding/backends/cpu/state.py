@@ -38,22 +38,27 @@ class SlottedState:
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self.cache.keep(self.slots, roots, paths)
 
-    @torch.inference_mode()
     def select(self, order: list[int]) -> None:
         self.engine.claim()
         self.sources.select(order)
-        named: set[int] = set()
-        for row in set(range(len(self.slots))).difference(order):
-            self.targets.release(self.slots[row])
-        slots, forks = [], []
-        for row in order:
-            slot = self.slots[row]
-            if row in named:
-                slot = self.targets.take()
-                forks.append((self.slots[row], slot, self.held[row]))
-            named.add(row)
-            slots.append(slot)
-        self.cache.copy(forks)
+        named = set(order)
+        for row, slot in enumerate(self.slots):
+            if row not in named:
+                self.targets.release(slot)
+        slots = [self.slots[row] for row in order]
+        if len(named) < len(order):
+            self._fork(order, slots)
         self.slots, self.held = slots, [self.held[row] for row in order]
         if not order:
             self.engine.release()
+
+    @torch.inference_mode()
+    def _fork(self, order: list[int], slots: list[int]) -> None:
+        """Give each repetition of a row a slot of its own, with a copy of the positions that the row holds."""
+        first = {row: place for place, row in reversed([*enumerate(order)])}
+        forks = []
+        for place, row in enumerate(order):
+            if place != first[row]:
+                slots[place] = self.targets.take()
+                forks.append((self.slots[row], slots[place], self.held[row]))
+        self.cache.copy(forks)
