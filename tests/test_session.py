@@ -141,6 +141,8 @@ FINE = Request(7, [5, EOS], 9)
         ({"hint": [-5]}, "hint has token ids"),
         ({"seeds": [1 << 63]}, "seeds are .9223372036854775808., not one 64-bit integer for each output"),
         ({"seeds": []}, "seeds are"),
+        ({"seeds": 5}, "tokens, forced, hint and seeds are sequences"),
+        ({"tokens": None}, "tokens, forced, hint and seeds are sequences"),
         ({"seeds": [0.5]}, "seeds are"),
         ({"seeds": [1, 2, 3]}, "3 outputs need as many rows; the session has 2"),
         ({"tolerance": 0.5}, "tolerance is 0.5, not a Tolerance"),

@@ -66,6 +66,8 @@ class Request:
         ):  # fmt: skip
             if type(value) is not int or not least <= value <= most:
                 yield f"{name} is {value!r}, not a whole number from {least:,} to {most:,}"
+        if not all(isinstance(each, Sequence) for each in (self.tokens, self.forced, self.hint, self.seeds)):
+            yield "tokens, forced, hint and seeds are sequences of numbers"
         if not self.tokens:
             yield "the source is empty; it has at least one token, the closing eos"
         if len(self.tokens) > limits.source_positions:
