@@ -189,7 +189,7 @@ def test_drafters_logits_are_the_plugins(form, copy, shape):
 
 def placed(model, dtype):
     """An engine's model in a data type."""
-    return Transformer.load(replace(model, tensors=transformer.place(model.tensors, "cpu", dtype)))
+    return Transformer.load(replace(model, tensors=transformer.Placement("cpu", dtype)(model.tensors)))
 
 
 @pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])

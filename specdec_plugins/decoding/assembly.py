@@ -79,7 +79,7 @@ def load(
         raise ValueError(f"int8 is for CPUs, not for device {device}")
     obstacles = ["not wanted"]
     if where.type == "cpu" and dtype in cpu.DTYPES:
-        models = load_pair(verifier, drafter, device, torch.float32)
+        models = load_pair(verifier, drafter, device, torch.float32, packing=True)
         obstacles = [each for model in models if model for each in cpu.obstacles(model)]
         if not obstacles:
             # PyTorch is left one thread, as its idle threads would compete with the kernels'.

@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and files mapped into memory."""
 
+import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,3 +22,24 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+MADV_DONTNEED = 4
+
+
+def unload(addresses: Iterable[int]) -> None:
+    """Give back the memory of safetensors files that are mapped at some of these addresses; it is read again where it is used.
+
+    A model in use has packed its weights, and mapped pages would count as the process's memory. They must not have been written
+    to: changes would be lost.
+    """
+    needed = sorted(addresses)
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux: the pages stay until the system wants them
+        return
+    for line in lines:
+        if line.endswith(".safetensors"):
+            start, end = (int(number, 16) for number in line.split(" ", 1)[0].split("-"))
+            if any(start <= address < end for address in needed):
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)

@@ -238,7 +238,7 @@ def _refuse_own_code(folder: Path, code: str) -> None:
 def _load_tensors(
     folder: Path, role: str, entry: VerifierEntry | DrafterEntry, others: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """A model's tensors, checked against its spec before they are read; floating-point ones in float32."""
+    """A model's tensors, checked against its spec before they are read; as they are stored."""
     path = _inside(folder, entry.weights)
     faults: list[str] = []
     tables = sinusoidal_tables(entry.spec)
@@ -262,6 +262,8 @@ def _load_tensors(
     if faults:
         raise ValueError(f"{folder}: {role}: {listed(faults, '; ')}")
     weights = _read_tensors(path)
+    if entry.spec is None:  # for code that computes with them as they are
+        weights = {name: tensor.float() if tensor.dtype in WEIGHT_DTYPES else tensor for name, tensor in weights.items()}
     weights |= {name: others[name] for name in shared} | {name: tables[name] for name in entry.sinusoidal}
     return weights | {name: weights[original] for name, original in entry.aliases.items()}
 
@@ -282,7 +284,7 @@ def unreadable(path: Path, error: Exception) -> ValueError:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """A safetensors file's tensors. Tied ones must be one in every data type, so halves are widened before they are tied."""
+    """A safetensors file's tensors, as they are stored and mapped into memory."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -290,8 +292,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         stored = load_file(path)
     except SafetensorError as error:
         raise unreadable(path, error) from None
-    placed = {name: aligned(tensor) for name, tensor in stored.items()}
-    return {name: tensor.float() if tensor.dtype in WEIGHT_DTYPES else tensor for name, tensor in placed.items()}
+    return {name: aligned(tensor) for name, tensor in stored.items()}
 
 
 def _load_models_of_format_1(folder: Path, described: DescriptionOfFormat1) -> tuple[Model, DrafterModel | None]:

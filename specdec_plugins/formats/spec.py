@@ -311,5 +311,5 @@ def fingerprint(model: Model) -> str:
             continue
         values = tensor.detach().half() if tensor.is_floating_point() else tensor.detach()
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        digest.update(values.contiguous().cpu().numpy().tobytes())
+        digest.update(values.contiguous().cpu().numpy().ravel().data)
     return digest.hexdigest()

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from itertools import chain, pairwise
 
 from specdec_plugins.text.bpe import CONTINUED, remove_bpe
+from specdec_plugins.text.moses import sacremoses
 from specdec_plugins.text.reversible import JOINER
 
 MAX_WORD = 1_000  # characters; a longer "word" is data, and is read in parts, because BPE takes a word's length squared
@@ -96,7 +97,5 @@ def _open(words: list[str], mark: str) -> bool:
 
 def _abbreviations(language: str) -> frozenset[str]:
     """Moses' list for a language; English for one without any."""
-    from sacremoses.corpus import NonbreakingPrefixes
-
-    known = NonbreakingPrefixes()
+    known = sacremoses().NonbreakingPrefixes()
     return frozenset(known.words(language if language in known.available_langs.values() else "en"))

@@ -27,7 +27,7 @@ from torch import Tensor
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.transformer import Transformer, place
+from specdec_plugins.decoding.backends.torch.transformer import Placement, Transformer
 from specdec_plugins.decoding.networks.decoder import embedded, features
 from specdec_plugins.decoding.values import Source, Want
 from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
@@ -58,7 +58,7 @@ class FrozenVerifier:
 
     def __init__(self, model: Model, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         self.spec: ModelSpec = model.spec
-        self.tensors = place(model.tensors, device, dtype)  # by canonical names
+        self.tensors = Placement(device, dtype)(model.tensors)  # by canonical names
         self.transformer = Transformer.load(replace(model, tensors=self.tensors))
         self.model = TorchModel(self.transformer)
 

@@ -34,6 +34,7 @@ from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Linear, Norm, Transformer
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Source
+from specdec_plugins.formats.files import unload
 
 __all__ = ["DTYPES", "CpuModel", "load", "obstacles"]
 
@@ -221,6 +222,7 @@ def stack_of(
         stack.add_layer(
             [NativeLinear(each.weight, each.bias, dtype) if each else None for each in linears], [pair(norm) for norm in norms]
         )
+    unload(layer.fc1.weight.data_ptr() for layer in side.layers)
     return stack
 
 

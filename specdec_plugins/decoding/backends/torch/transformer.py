@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.values import Source
+from specdec_plugins.formats.files import unload
 from specdec_plugins.formats.spec import (
     DrafterModel,
     Model,
@@ -56,7 +57,8 @@ class Weights:
 
     def linear(self, *names: str) -> "Linear":
         """One product for several projections of the same input."""
-        return Linear(torch.cat([self(f"{name}.weight") for name in names]), torch.cat([self(f"{name}.bias") for name in names]))
+        weights, biases = ([self(f"{name}.{part}") for name in names] for part in ("weight", "bias"))
+        return Linear(*(parts[0] if len(names) == 1 else torch.cat(parts) for parts in (weights, biases)))
 
     def norm(self, name: str) -> "Norm":
         return Norm(self(f"{name}.weight"), self(f"{name}.bias"))
@@ -226,7 +228,7 @@ class Successor:
         name = "decoder.successor"
         self.gate = weights.linear(f"{name}.from_feature")  # G, (R, D), and its bias
         token, out = weights(f"{name}.from_token.weight"), weights(f"{name}.out.weight")  # (R, D), (D, R)
-        self.tokens, self.out = embeddings @ token.T, projection @ out  # T and P, (V, R)
+        self.tokens, self.out = embeddings @ token.T, projection.to(out) @ out  # T and P, (V, R)
 
 
 class Decoder:
@@ -247,7 +249,9 @@ class Decoder:
         embeddings, self.vocabulary = self.embedding.tokens, None
         if code and DRAFT_VOCABULARY in weights:
             self.vocabulary = draft_vocabulary(weights(DRAFT_VOCABULARY), len(self.projection))  # from here on that is V
-            embeddings, self.projection = embeddings[self.vocabulary], self.projection[self.vocabulary]
+            tied = self.projection is embeddings
+            embeddings = embeddings[self.vocabulary]
+            self.projection = embeddings if tied else self.projection[self.vocabulary]
             self.bias = None if self.bias is None else self.bias[self.vocabulary]
         successor = code and "decoder.successor.out.weight" in weights
         self.successor = Successor(weights, embeddings, self.projection) if successor else None
@@ -358,23 +362,40 @@ class Transformer:
         return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code), code)
 
 
-def place(
-    tensors: Mapping[str, Tensor], device: torch.device | str, dtype: torch.dtype, beside: Mapping[str, Tensor] | None = None
-) -> dict[str, Tensor]:
-    """A model's tensors in ``dtype`` on ``device``, each held once: tied ones stay tied, and one that equals its namesake
-    in ``beside`` (another model, already placed) is that one."""
-    beside = beside or {}
-    placed: dict[tuple, Tensor] = {}  # by the memory that a tensor came from
-    result = {}
-    for name, tensor in tensors.items():
-        origin = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if origin not in placed:
-            moved = tensor.detach().to(device=device, dtype=dtype if tensor.is_floating_point() else None)
-            twin = beside.get(name)
-            same = twin is not None and twin.shape == moved.shape and torch.equal(twin, moved)
-            placed[origin] = twin if twin is not None and same else moved
-        result[name] = placed[origin]
-    return result
+LINEAR = ("_proj.weight", "fc1.weight", "fc2.weight", "output_projection.weight")
+
+
+class Placement:
+    """Puts models' tensors on ``device`` in ``dtype``, each once: tied tensors stay tied, and one that equals its namesake of a
+    model placed before is that one.
+
+    With ``packing`` the weights of linear layers keep the data type in which they are stored: whoever packs them widens them one
+    at a time, so that a model in float16 is never held in float32 as well.
+    """
+
+    def __init__(self, device: torch.device | str, dtype: torch.dtype, packing: bool = False):
+        self.device, self.dtype, self.packing = device, dtype, packing
+        self._placed: dict[tuple, Tensor] = {}  # by the memory that a tensor came from
+        self._named: dict[str, Tensor] = {}
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        origins = {name: (tensor.data_ptr(), tensor.shape, tensor.stride()) for name, tensor in tensors.items()}
+        converted = {origin for name, origin in origins.items() if not (self.packing and name.endswith(LINEAR))}
+        for name, tensor in tensors.items():
+            origin, twin = origins[name], self._named.get(name)
+            if origin not in self._placed:
+                dtype = self.dtype if tensor.is_floating_point() and origin in converted else None
+                moved = tensor.detach().to(device=self.device, dtype=dtype)
+                self._placed[origin] = twin if twin is not None and equal(twin, moved) else moved
+        result = {name: self._placed[origin] for name, origin in origins.items()}
+        self._named |= result
+        return result
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same values, whatever their data types."""
+    common = torch.promote_types(one.dtype, other.dtype)
+    return one.shape == other.shape and torch.equal(one.to(common), other.to(common))
 
 
 def load_pair(
@@ -382,19 +403,25 @@ def load_pair(
     drafter: DrafterModel | None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    packing: bool = False,
 ) -> tuple[Transformer, Transformer | None]:
-    """Load verifier and drafter; None for a drafter that is no Transformer, whose code loads it.
+    """Load verifier and drafter; None for a drafter that is no Transformer, whose code loads it. With ``packing`` linear layers
+    keep the data type that they are stored in, for who packs them anew.
 
     A drafter whose encoder equals the verifier's gets that very encoder: held once, run once. Raises UnsupportedModel also for
     weights that are not numbers to compute with, and for a drafter of another vocabulary.
     """
     check_weights(verifier, drafter)
-    placed = replace(verifier, tensors=place(verifier.tensors, device, dtype))
-    model = Transformer.load(placed)
-    if drafter is None or drafter.spec is None:
-        return model, None
-    other = replace(drafter, tensors=place(drafter.tensors, device, dtype, beside=placed.tensors))
-    return model, Transformer.load(other, model.encoder if same_encoder(placed, other) else None)
+    tensors = [tensor for model in (verifier, drafter) if model for tensor in model.tensors.values()]
+    unload(map(Tensor.data_ptr, tensors))  # checking has read all of them
+    place = Placement(device, dtype, packing)
+    placed = replace(verifier, tensors=place(verifier.tensors))
+    model, second = Transformer.load(placed), None
+    if drafter is not None and drafter.spec is not None:
+        other = replace(drafter, tensors=place(drafter.tensors))
+        second = Transformer.load(other, model.encoder if same_encoder(placed, other) else None)
+    unload(map(Tensor.data_ptr, tensors))
+    return model, second
 
 
 def check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) -> None:
@@ -415,7 +442,7 @@ def check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) 
 
 
 def same_encoder(verifier: Model | DrafterModel, drafter: DrafterModel) -> bool:
-    """Whether the encoders of two models that `place` put beside each other are one function.
+    """Whether the encoders of two models that one `Placement` put beside each other are one function.
 
     Position tables may differ in length: both read sources only up to the shorter one.
     """
