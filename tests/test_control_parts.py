@@ -13,9 +13,7 @@ from specdec_plugins.decoding.control.exploration import (
     BUDGET,
     FIRST_INTERVAL,
     LAST_INTERVAL,
-    MIN_TRIAL,
-    RATIONED_INTERVAL,
-    WARM_START,
+    SMALL_TRIAL,
     TrialBudget,
     Trials,
 )
@@ -104,7 +102,7 @@ def test_a_cost_that_was_not_expected_is_reported():
     costs = CostModel()
     assert costs.observe(4, 1.0)
     assert not costs.observe(4, 1.01)
-    assert not costs.observe(8, 1.1)  # within 20 % of the line
+    assert not costs.observe(8, 1.1)  # near the line
     assert costs.observe(8, 0.3)  # the one before was interrupted, it seems
 
 
@@ -312,7 +310,7 @@ def test_the_budget_is_a_share_of_all_time():
 def test_a_trial_is_affordable_at_the_price_of_the_last():
     trials, budget = Trials(8, small=False), TrialBudget(seconds=10.0)
     assert not trials.affordable(budget, math.inf)  # nothing is known
-    assert trials.affordable(budget, 9.9 / MIN_TRIAL) and not trials.affordable(budget, 10.1 / MIN_TRIAL)
+    assert trials.affordable(budget, 9.9 / SMALL_TRIAL) and not trials.affordable(budget, 10.1 / SMALL_TRIAL)
     trials.seconds = 10.1
     assert not trials.affordable(budget, 0.1)
 
@@ -326,9 +324,9 @@ def test_small_batches_begin_with_a_series():
 def test_large_batches_begin_with_a_short_draft_when_they_can_afford_it():
     trials = Trials(9, small=False)
     trials.follow(0, fewer=True)
-    assert trials.initial(WARM_START - 1, affordable=True) is None
-    assert trials.initial(WARM_START, affordable=False) is None
-    assert trials.initial(WARM_START, affordable=True) == 3
+    assert trials.initial(FIRST_INTERVAL - 1, affordable=True) is None
+    assert trials.initial(FIRST_INTERVAL, affordable=False) is None
+    assert trials.initial(FIRST_INTERVAL, affordable=True) == 3
     assert not trials.series
 
 
@@ -342,7 +340,7 @@ def test_drafts_that_paid_with_fewer_rows_are_compared_with_none_at_once():
     for small, fewer in ((True, True), (False, False)):
         trials = Trials(9, small)
         trials.follow(4, fewer)
-        assert trials.initial(WARM_START - 1, affordable=True) is None
+        assert trials.initial(FIRST_INTERVAL - 1, affordable=True) is None
 
 
 def periodic(trials, chosen, affordable, passes=3000):
@@ -363,8 +361,8 @@ def test_trials_become_rare_up_to_a_limit():
 
 def test_trials_are_rationed_where_nothing_is_drafted():
     small = periodic(Trials(8, small=True), 0, affordable=False)
-    assert [length for _, length in small] == [2, 8, 2]
-    assert small[-1][0] < RATIONED_INTERVAL
+    assert [length for _, length in small] == [2, 8, 2, 8]
+    assert small[-1][0] < LAST_INTERVAL
     assert periodic(Trials(8, small=False), 0, affordable=False) == []
     assert [length for _, length in periodic(Trials(8, small=False), 0, affordable=True)][:4] == [1, 2, 1, 2]
 

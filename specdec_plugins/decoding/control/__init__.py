@@ -1,1 +1,1 @@
-"""Controllers: policies that plan how many tokens the next step drafts, one file a policy. They read no clock."""
+"""Controllers: policies for the draft length, one file each. They read no clock."""

@@ -1,7 +1,7 @@
-"""Classes of batches: what a controller knows about decoding a similar number of rows.
+"""Classes of batches: what a controller knows about decoding similar numbers of rows.
 
-Costs are measured for each class by itself, since they are no simple function of the rows: kernels change their blocking, and
-threads their shares. A class holds numbers of rows within about a fifth of each other.
+Costs are measured separately for each class because they are no simple function of the rows: kernels change their blocking, and
+threads the way they split the work. A class holds numbers of rows within about a fifth of each other.
 """
 
 import math
@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 from specdec_plugins.decoding.control.costs import CostModel
 from specdec_plugins.decoding.control.exploration import Trials
 
-CLASSES = 4  # for each doubling of the rows
-SMALL = 4  # rows that a small batch has at most: reading weights takes most of a pass, so that drafts are likely to pay
-TRYING_SPACING = 4  # passes, before the first decision: outputs may be as short as a few long plans
-# Of so many passes one is measured, as measuring would show where passes are short: of plain ones at first, of drafts at first,
-# and of both at last.
-PLAIN_SPACING, DRAFTED_SPACING, LAST_SPACING = 32, 1, 128
-SPACING_STEP = 24  # passes after which there is one pass more between measurements
-# Plain passes that follow when rows get fewer, as the batch may be ending, and a drafter with a model would have to read all of
-# its outputs: where drafts promise a large gain, and where they do not.
+CLASSES = 4  # per doubling of the rows
+SMALL = 4  # rows of a small batch, at most: reading weights dominates a pass, so drafts are likely to pay
+# Time one pass in N; timing every pass would be measurable itself. While lengths are tried, because outputs may end soon; at
+# first where nothing is drafted; at last.
+TRYING_SPACING, PLAIN_SPACING, LAST_SPACING = 4, 32, 128
+SPACING_STEP = 24  # passes after which N grows by one
+# Plain passes that follow when rows leave a plain batch: it may be ending, and a drafter with a model would first have to read
+# all outputs. The first where drafts promise a large gain.
 HOLD, LONG_HOLD = 8, 64
-VARIATION = 4  # a measured draft differs from the choice by up to a fourth, so that the slope of the costs is known
+VARIATION = 4  # measured drafts differ from the choice by up to a fourth, which gives the cost model its slope
 
 
 def class_of(rows: int) -> int:
@@ -33,33 +32,33 @@ def is_small(key: int) -> bool:
 
 
 def nearest(keys: Iterable[int], key: int) -> int | None:
-    """Of some classes the most similar one that is small or large alike."""
+    """The most similar of some classes, among those that are small or large like ``key``."""
     alike = [other for other in keys if is_small(other) == is_small(key)]
     return min(alike, key=lambda other: abs(other - key), default=None)
 
 
 @dataclass(eq=False)
 class BatchClass:
-    """What is known of batches of similar size."""
+    """What is known about batches of similar size."""
 
     key: int  # `class_of` the rows
     trials: Trials
     costs: CostModel = field(default_factory=CostModel)
     choice: int = 0  # the draft length; before the first decision, that of a similar class
-    promise: float = math.inf  # tokens a second of the choice, relative to plain passes, when it was made
+    promise: float = math.inf  # expected tokens per second of the choice, relative to plain passes, when it was made
     passes: int = 0
     decide_at: int = 0  # the pass from which the choice is reconsidered
-    repeat_until: int = 0  # the pass up to which the choice is repeated unmeasured
+    repeat_until: int = 0  # the pass up to which the choice is repeated without measuring
 
     @property
     def spacing(self) -> int:
-        """Of so many passes one is measured."""
+        """One pass in this many is measured."""
         if self.trials.series:
             return TRYING_SPACING
-        first = DRAFTED_SPACING if self.choice else PLAIN_SPACING
+        first = 1 if self.choice else PLAIN_SPACING
         return min(LAST_SPACING, first + self.passes // SPACING_STEP)
 
     def varied(self, longest: int) -> int:
-        """The choice, at one measurement in four a fourth less or more."""
+        """The choice; in one measurement of four, up to a fourth less or more."""
         change = (0, 0, 0, -1, 0, 0, 0, 1)[self.passes // self.spacing % 8] * (self.choice // VARIATION)
         return min(self.choice + change, longest)

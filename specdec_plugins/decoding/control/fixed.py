@@ -1,4 +1,4 @@
-"""The policy that always drafts the same number of tokens."""
+"""A fixed draft length."""
 
 import sys
 from collections.abc import Sized
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from specdec_plugins.decoding.options import OPEN, Gate, Tree
 from specdec_plugins.decoding.values import Plan, uniform
 
-ALWAYS = sys.maxsize  # repetitions of a plan that never changes
+ALWAYS = sys.maxsize  # iterations of a plan that never changes
 
 
 @dataclass(frozen=True)
 class FixedLength:
-    """Block size K for each row in each step; 0 is plain autoregressive decoding."""
+    """``length`` drafted tokens per row in each iteration; 0 is plain autoregressive decoding."""
 
     length: int
     gate: Gate = OPEN

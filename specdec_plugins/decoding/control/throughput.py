@@ -1,14 +1,12 @@
-"""The policy that commits most tokens a second: it drafts as many tokens as pay, and none where drafts do not pay.
+"""The throughput controller: drafts as many tokens as pay, and none where drafts do not pay.
 
-Tokens a second of a length = what the acceptance estimate expects it to commit / what the cost model expects it to take, with
-as many tokens as the drafter is expected to offer. All are measured while decoding. Costs differ with the number of rows, so
-there is a cost model for each class of batches (`batches`). The choice changes only if the gain is clear (hysteresis), since
-estimates are noisy; lengths that are not chosen are tried at times (`exploration`).
+Expected tokens per second of a length = tokens by the acceptance estimate / seconds by the cost model, both measured while
+decoding. Costs depend on the number of rows, so each class of batches has its own cost model (`batches`). Estimates are noisy,
+so the choice changes only for a clear gain (hysteresis); other lengths are tried from time to time (`exploration`).
 
-A plan holds for several iterations, which are made before the controller is asked again. The first call of a plan is measured, as
-the mean of its iterations; where it ended early, the rest repeats the class's choice unmeasured. A plain iteration can take less
-than 100 microseconds, and deciding anew takes some 50, so a plan holds ever longer. What passes of drafts is learned from all
-iterations.
+A plan holds for several iterations. Its first call is measured, as the mean of its iterations; the rest repeats the class's
+choice unmeasured. A plain iteration can take less than 100 microseconds and a decision some 50, so plans grow longer over time.
+Acceptance is learned from all iterations.
 """
 
 import math
@@ -17,19 +15,20 @@ from collections.abc import Sequence, Sized
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, CopyEstimate
 from specdec_plugins.decoding.control.batches import HOLD, LONG_HOLD, BatchClass, class_of, is_small, nearest
 from specdec_plugins.decoding.control.costs import Pace
-from specdec_plugins.decoding.control.exploration import LARGE_CREDIT, TrialBudget, Trials
+from specdec_plugins.decoding.control.exploration import CREDIT, TrialBudget, Trials
 from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
-LONGEST = 2  # block sizes: the longest draft
-GAIN, GAIN_FROM_PLAIN = 1.03, 1.05  # tokens a second that another choice must promise, relative to the present one (hysteresis)
-LOST = 0.7  # of the tokens a second of plain passes: drafts that promise less after one trial are not tried once more
-RESUMED = 1.3  # tokens a second, relative to plain passes: for less, the last rows of a plain batch do not soon begin to draft
-DECISION = 2  # measurements after which the choice is reconsidered; at once after a trial, or if a cost is not as expected
+LONGEST = 2  # longest draft, in block sizes
+# Expected tokens per second, relative to the present choice or to plain passes:
+GAIN, GAIN_FROM_PLAIN = 1.03, 1.05  # what another choice must promise (hysteresis)
+LOST = 0.7  # drafts that promise less after one trial are not tried once more
+RESUMED = 1.3  # what drafts must promise for the last rows of a plain batch to resume drafting soon
+DECISION = 2  # measurements between decisions; a trial or a surprising cost brings the next one forward
 
 
 def best_choice(rates: Sequence[float], present: int | None) -> int:
-    """The choice of most tokens a second, ``rates``, if it is clearly better than the present one; else that one."""
+    """The length of the highest rate if it is clearly better than the present one; otherwise that one."""
     best = max(range(len(rates)), key=rates.__getitem__)
     if present is None or present >= len(rates) or rates[best] > (GAIN if present else GAIN_FROM_PLAIN) * rates[present]:
         return best
@@ -37,15 +36,15 @@ def best_choice(rates: Sequence[float], present: int | None) -> int:
 
 
 def offered(outcome: Outcome) -> int:
-    """Tokens of a draft, on average; at least one, as an iteration for which a drafter had nothing is not like a plain one."""
+    """Mean tokens per draft, at least one: an iteration whose drafter had nothing to offer costs more than a plain one."""
     return max(1, round(sum(len(step.drafted) for step in outcome.steps) / len(outcome.steps)))
 
 
 class Throughput:
-    """For a drafter that was trained on blocks of ``block_size`` tokens; drafts pass the ``gate``.
+    """For a drafter trained on blocks of ``block_size`` tokens; drafts pass the ``gate``.
 
-    Of one that ``copies`` text costs are kept by the tokens that it had to offer, often fewer than planned, and the last rows
-    of a batch draft at once. What a model takes depends on what was planned, also where the output ends within the draft.
+    A drafter that ``copies`` text often offers fewer tokens than planned, and costs by what it offers; a model's cost depends on
+    the plan. A copying drafter has nothing to catch up with, so the last rows of a batch draft at once.
     """
 
     def __init__(self, block_size: int, gate: Gate = OPEN, copies: bool = False):
@@ -54,13 +53,13 @@ class Throughput:
         self.acceptance = (CopyEstimate if self.copies else AcceptanceEstimate)(self.longest)
         self.pace, self.budget = Pace(), TrialBudget()
         self.classes: dict[int, BatchClass] = {}
-        self.decided: list[BatchClass] = []  # classes with a choice of their own, in the order of their first decisions
-        self._batch = self._new_class(0)  # class of the last step; a placeholder before the first
+        self.decided: list[BatchClass] = []  # classes with a decision of their own, in order
+        self._batch = self._new_class(0)  # of the last step; a placeholder before the first
         self._rows = self._choice = 0  # rows of the last step; choice of the last step that was no repetition
-        self._trial = 0  # passes of the present trial that are still to come
-        self._again = uniform(0, 0)  # the plan after the last step
-        self._again_until = 0  # before which pass of its class it begins: it may go on beyond that, as short calls are dear
-        self._measured = self._comparable = False  # whether the present step is measured; whether its cost is like others'
+        self._trial = 0  # passes left of the present trial
+        self._again = uniform(0, 0)  # the plan to repeat
+        self._again_until = 0  # the pass of its class before which a repetition may start; it may end later
+        self._measured = self._comparable = False  # whether the present step is measured; whether its cost is typical
 
     def plan(self, prefix: Sized) -> Plan:
         rows, batch = len(prefix), self._batch
@@ -92,7 +91,7 @@ class Throughput:
             batch.decide_at = 0
 
     def _plan(self, rows: int) -> Plan:
-        """Choose a length, and what is repeated after it."""
+        """Choose a length, and the plan to repeat after it."""
         key = class_of(rows)
         if key not in self.classes:
             self.classes[key] = self._new_class(key)
@@ -121,7 +120,7 @@ class Throughput:
         return uniform(rows, self._choice, times, self.gate)
 
     def _new_class(self, key: int) -> BatchClass:
-        # The last rows of a batch are few for a moment only, so what trying costs counts. (Other drafters have to wait there.)
+        # The last rows of a batch are few only for a moment, so the cost of trials counts. (Other drafters wait there.)
         ending = self.copies and any(other > key for other in self.classes)
         batch = BatchClass(key, Trials(self.block_size, is_small(key) and not ending))
         if self.decided:
@@ -131,11 +130,11 @@ class Throughput:
         return batch
 
     def _choose(self, batch: BatchClass) -> int:
-        """The choice for a step that is measured."""
+        """The length of a measured step."""
         if self._trial:
             return self._choice
         if not batch.trials.small and batch.costs.plain < math.inf:
-            self.budget.begin(small=False, seconds=LARGE_CREDIT * batch.costs.plain)
+            self.budget.begin(CREDIT * batch.costs.plain)
         affordable = batch.trials.affordable(self.budget, batch.costs.plain)
         if batch.trials.once_more() and self._drafts_lose(batch):
             batch.trials.end_series(batch.passes)
@@ -151,23 +150,23 @@ class Throughput:
             if trial is None:
                 return batch.varied(self.longest)
         self._trial = batch.trials.passes
-        if trial and not batch.choice:  # what is known of drafts is old: of harder sentences, or of a start with cold caches
+        if trial and not batch.choice:  # old figures may be of harder sentences, or of cold caches
             self.acceptance.fade()
             batch.costs.doubt([*batch.costs.measured] if self.copies else batch.trials.drafts)
         return trial
 
     def _similar(self, batch: BatchClass) -> BatchClass:
-        """The nearest class with a choice of its own; without one the class itself."""
+        """The nearest class with a decision of its own, or the class itself."""
         key = nearest((other.key for other in self.decided), batch.key)
         return batch if key is None else self.classes[key]
 
     def _rates(self, batch: BatchClass) -> list[float]:
-        """Tokens a second of an iteration with a draft of 0, 1, .. tokens, as far as known."""
+        """Expected tokens per second with a draft of 0, 1, .. tokens; 0 where the cost is unknown."""
         tokens, seconds = self.acceptance.expected_tokens(), self.acceptance.expected_seconds(batch.costs)
         return [committed / cost for committed, cost in zip(tokens, seconds)]
 
     def _drafts_lose(self, batch: BatchClass) -> bool:
-        """Whether drafts are so slow that trying them once more could not show that they pay."""
+        """Whether drafts are so slow that another trial could not show that they pay."""
         plain, *drafts = self._rates(batch)
         return max(drafts, default=math.inf) < LOST * plain
 

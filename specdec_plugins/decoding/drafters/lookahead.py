@@ -1,13 +1,11 @@
-"""Drafts n-grams that the verifier itself made in earlier passes, several at a time (lookahead decoding, Fu et al. 2024, arXiv
-2402.02057).
+"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): drafts n-grams that the verifier produced in earlier passes.
 
-A pool has n-grams by their first token. As a tree, a draft is two branches in one pass. One has the pool's n-grams that begin
-with the last token, to be verified. The other is a window of guesses at the next W positions, and at each position a trajectory:
-the N - 2 tokens that the verifier chose there one after the other in the last passes. The verifier's choice after a trajectory
-completes an n-gram for the pool, and the oldest token of each trajectory gives way to the next one, so that there are W new
-n-grams a pass. Guesses are no different from drafts: one that is right is accepted.
+A pool keeps n-grams by their first token. A tree verifies two branches in one pass: the pool's n-grams that begin with the last
+token, and a window of guesses at the next W positions. Each window position has a trajectory: the N - 2 tokens that the
+verifier predicted there in the last passes. Its next prediction completes an n-gram for the pool, and the oldest token of the
+trajectory is dropped, so a pass yields W new n-grams. Guesses are drafts like any others: a right one is accepted.
 
-A chain has no room for a window. It takes the pool's newest n-grams, one after the other, and learns pairs of tokens.
+A chain has no room for a window. It concatenates the pool's newest n-grams, and learns pairs of tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +20,12 @@ from specdec_plugins.decoding.trees import TreeDraft
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
 
 GRAM = 4  # tokens of an n-gram (N), the paper's 3 to 5
-KEPT = 8  # n-grams of each first token, the newest: bounds the pool, and the time that a look-up takes
-WINDOW = 1 / 2  # of a tree's nodes, for the window; the rest are for candidates, as the paper has it
+KEPT = 8  # newest n-grams kept per first token: bounds the pool and the time of a lookup
+WINDOW = 1 / 2  # fraction of a tree's nodes for the window, as in the paper; the rest hold the pool's n-grams
 
 
 class Pool:
-    """What followed each token, newest first."""
+    """Continuations of each token, newest first."""
 
     def __init__(self) -> None:
         self._after: dict[int, dict[tuple[int, ...], None]] = {}  # newest last
@@ -43,7 +41,7 @@ class Pool:
         return reversed(self._after.get(token, {}))
 
     def chain(self, token: int, length: int) -> list[int]:
-        """Up to ``length`` tokens after a token: the newest n-gram's, and those of its last token's newest n-gram, .."""
+        """Up to ``length`` tokens after a token: its newest n-gram, then the newest one of that one's last token, and so on."""
         tokens: list[int] = []
         while len(tokens) < length and (following := next(self.after(token), None)):
             tokens += following
@@ -52,7 +50,7 @@ class Pool:
 
 
 class Growing:
-    """A tree in which equal paths are one."""
+    """A tree that merges equal paths."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -67,7 +65,7 @@ class Growing:
         return tree
 
     def add(self, path: Sequence[int], nodes: int) -> None:
-        """A path from the root, as far as there are no more than so many nodes."""
+        """Add a path from the root, up to ``nodes`` nodes in all."""
         parent = -1
         for token in path:
             node = self._children.get((parent, token))
@@ -80,7 +78,7 @@ class Growing:
             parent = node
 
     def end(self, path: Sequence[int]) -> int | None:
-        """The node at which a path ends, -1 for the root; None if it is not there."""
+        """The node at which a path ends, -1 for the root; None if the tree lacks the path."""
         node: int | None = -1
         for token in path:
             if node is None:
@@ -91,10 +89,10 @@ class Growing:
 
 @dataclass
 class Window:
-    """Of a row. ``columns[j]`` is the guess at position j and its trajectory; the first has no guess, but the last token.
+    """A row's window. ``columns[j]`` holds the guess at position j and its trajectory; the first one starts from the last token.
 
-    ``wide`` is the number of columns in the present draft, ``source`` what guesses begin with: the source, as far as the target
-    has its tokens.
+    ``wide`` is the number of columns in the present draft. First guesses come from ``source``: the source's tokens that the
+    target has, too.
     """
 
     source: list[int]
@@ -103,7 +101,7 @@ class Window:
     columns: list[list[int]] = field(default_factory=list)
 
     def open(self, last: int, position: int, wide: int) -> None:
-        """Get ready for a draft of so many columns after the token ``last``, at the position of the next one."""
+        """Prepare a draft of ``wide`` columns after the token ``last``; ``position`` is that of the next token."""
         self.last, self.wide = last, wide
         self.columns += [[] for _ in range(len(self.columns), wide)]
         for number, column in enumerate(self.columns):
@@ -111,13 +109,13 @@ class Window:
                 column.append(self.source[(position + number - 1) % len(self.source)] if self.source else last)
 
     def paths(self) -> list[list[int]]:
-        """From the last token, through the guesses before each position, to the end of its trajectory."""
+        """The path of each column: the guesses before its position, then its trajectory."""
         columns = self.columns[: self.wide]
         guesses = [column[0] for column in columns[1:]]
         return [[*guesses[: number - 1 if number else 0], *column] for number, column in enumerate(columns)]
 
     def move(self, chosen: Sequence[int | None], pool: Pool) -> None:
-        """Take in the verifier's choice after each path; None if it was not in the draft, for which its column begins anew."""
+        """Take in the verifier's prediction after each path; None if the draft lacked the path, and its column starts over."""
         for number, choice in enumerate(chosen):
             column = self.columns[number]
             if choice is None:
@@ -132,7 +130,7 @@ class Window:
 
 
 class Lookahead(Drafter):
-    """``copies[s]`` is the target's number of source token s, or -1."""
+    """``copies[s]`` is source token s in the target's vocabulary, or -1."""
 
     traits = Traits(copies_text=True, trees=True)
 
@@ -160,7 +158,7 @@ class Lookahead(Drafter):
         return TreeDraft([tree.tokens for tree in trees], [tree.parents for tree in trees])
 
     def _tree(self, row: Window, token: int, length: int, nodes: int) -> Growing:
-        """The window, and of the pool's n-grams as many as there is room for."""
+        """The window, and as many of the pool's n-grams as fit."""
         tree = Growing()
         if length:
             for path in row.paths():
@@ -190,7 +188,7 @@ class Lookahead(Drafter):
 
 
 def columns_of(nodes: int, length: int) -> int:
-    """How many columns a window has in a tree of so many nodes, whose paths have at most ``length`` tokens."""
+    """Columns of a window in a tree of ``nodes`` nodes and paths of up to ``length`` tokens."""
     return max(0, min(int(WINDOW * nodes + 1) // (GRAM - 1), length - GRAM + 3))
 
 
