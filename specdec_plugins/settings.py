@@ -127,7 +127,9 @@ class Settings:
         f"({USUAL_BUDGET.positions}), or the drafters {' and '.join(BUDGETED)} (all)", strategies=DRAFTED, group="drafting",
     )  # fmt: skip
     sinks: int = option(USUAL_BUDGET.sinks, least=0, most=MOST)
-    kv_choice: str = option(USUAL_BUDGET.choice, words=CHOICES)
+    kv_choice: str = option(USUAL_BUDGET.choice, "which source positions: those that the verifier attended to most, those around "
+                            f"the likeliest one, or the first and last (default: {USUAL_BUDGET.choice})", words=CHOICES,
+                            strategies=DRAFTED, group="drafting")  # fmt: skip
 
     max_len_a: float = option(
         0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN, group="limits"

@@ -115,7 +115,7 @@ class Translator:
     def translate(
         self,
         sentences: Sequence[str],
-        batch_size: int | None = 32,
+        batch_size: int | Literal["auto"] | None = "auto",
         bpe: bool = False,
         remove_bpe: bool = True,
         max_tokens: int | None = None,
@@ -123,9 +123,10 @@ class Translator:
         first: int = 0,
         hints: Sequence[str] | None = None,
     ) -> list[Translation]:
-        """The translations of some sentences, in their order; several of each, one after the other, with `Settings.samples`.
+        """The translations of some sentences, in their order; several of each, one after the other, with `Settings.num_samples`.
 
-        ``batch_size`` sentences are decoded at a time, and at most ``max_tokens`` source tokens, padding included.
+        ``batch_size`` sentences are decoded at a time (auto: `Settings.usual_batch_size`; None: any number), and at most
+        ``max_tokens`` source tokens, padding included.
         With ``bpe`` the sentences are tokens in BPE already, and so are the texts, joined to words under ``remove_bpe``.
         ``too_long``: what to do with a source beyond the models' positions. Raises SourceTooLong before anything is decoded.
         ``first`` is the number of the first sentence in a longer text, of which samples depend. ``hints`` are earlier
@@ -134,6 +135,7 @@ class Translator:
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
+        batch_size = self.settings.usual_batch_size if batch_size == "auto" else batch_size
         if self.settings.windows is None:
             results = self._translate_lines(sentences, batch_size, bpe, remove_bpe, max_tokens, too_long, first, hints)
         elif hints is not None:
@@ -167,13 +169,15 @@ class Translator:
         return windows_of(self, line, bpe)
 
     def translate_tokens(
-        self, sources: Sequence[Sequence[int]], batch_size: int | None = 32, max_tokens: int | None = None, first: int = 0
-    ) -> list[Hypothesis]:
+        self, sources: Sequence[Sequence[int]], batch_size: int | Literal["auto"] | None = "auto", max_tokens: int | None = None,
+        first: int = 0,
+    ) -> list[Hypothesis]:  # fmt: skip
         """The outputs of some sources in their order, all samples of each: tokens in, tokens out.
 
         A source is its token numbers with the closing eos. ``batch_size``, ``max_tokens`` and ``first`` as for `translate`.
         """
         requests = self._requests(dict(enumerate(sources)), first)
+        batch_size = self.settings.usual_batch_size if batch_size == "auto" else batch_size
         return sorted(self._decode(requests, batch_size, max_tokens), key=lambda each: (each.index, each.output))
 
     def encode(self, sentences: Sequence[str], bpe: bool = False) -> list[list[int]]:

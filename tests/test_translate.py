@@ -338,7 +338,7 @@ def test_help_is_short_and_removed_options_are_named(capsys):
             with pytest.raises(SystemExit) as ended:
                 commands[name].parser().parse_args(["--model", "x", *option.split(), "3"])
             assert ended.value.code == 2
-            assert capsys.readouterr().err == f"{name}: error: {option} was removed: {advice}\n"
+            assert capsys.readouterr().err == f"{name}: error: {option} is not available: {advice}\n"
 
 
 def started(options, output):

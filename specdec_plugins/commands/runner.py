@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
             name, _, value = token.partition("=")
             for old in (name, f"{name} {value or following}"):
                 if old in removed:
-                    self.error(f"{old} was removed: {removed[old]}")
+                    self.error(f"{old} is not available: {removed[old]}")
         if "--help-all" in given and self.rare:
             self.rare = set()
             self.print_help()
