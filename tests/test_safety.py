@@ -301,7 +301,11 @@ def test_two_threads_at_a_time_are_an_error_and_in_turn_they_are_none(folders):
     while not session.idle:
         session.step()
     run_other()
-    assert found[1] == usual == translator.translate(["w1 w2"], bpe=True)[0].text
+    session.submit(translator.request(1, [5, 6, 2]))
+    session.step()
+    del session  # as after an error: nothing is in flight any more
+    run_other()
+    assert found[1] == found[2] == usual == translator.translate(["w1 w2"], bpe=True)[0].text
 
 
 @WITH_KERNELS

@@ -27,7 +27,7 @@ from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
 
-OWNED = SimpleNamespace(claim=bool, release=bool)  # an engine that nobody else uses
+OWNED = SimpleNamespace(claim=bool, states=set())  # an engine that nobody else uses
 MORE_SHAPES = {
     **SHAPES,
     "encoder prenorm only": {"encoder_normalize_before": True},

@@ -18,6 +18,7 @@ from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
 from threading import Lock, get_ident
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -155,15 +156,23 @@ class Handle:
         self._free = weakref.finalize(self, getattr(made, f"specdec_{kind}_free"), pointer)
 
 
+class Slotted(Protocol):
+    """What a session keeps of its rows."""
+
+    slots: list[int]  # one a row
+    user: int  # the thread that last asked for a pass
+
+
 class Engine(Handle):
     """Threads and scratch memory, for one call at a time.
 
     The thread that has rows in flight owns it: two threads would overwrite each other's results. In a forked process, which lacks
-    the other threads, it starts new ones at the first call.
+    the other threads, it starts new ones at the first call. ``states`` are those of its models.
     """
 
     def __init__(self, threads: int):
         self.threads, self._owner, self._claiming = threads, 0, Lock()
+        self.states: weakref.WeakSet[Slotted] = weakref.WeakSet()
         super().__init__("engine", threads)
         watch_forks().add(self)
 
@@ -178,23 +187,20 @@ class Engine(Handle):
     def pointer(self, pointer: int) -> None:
         self._pointer = pointer
 
-    def claim(self) -> None:
-        """Own the engine. Raises RuntimeError if another thread does."""
+    def claim(self) -> int:
+        """Own the engine; returns this thread's number. Raises RuntimeError if another thread has rows in flight."""
         if self._owner == get_ident():
-            return
+            return self._owner
         with self._claiming:
-            if self._owner and self._owner in sys._current_frames():
+            in_flight = any(state.slots and state.user == self._owner for state in self.states)
+            if in_flight and self._owner in sys._current_frames():
                 raise RuntimeError(
                     "two threads decode with one loaded model at the same time: let one thread own it, or load two"
                 )
             self._owner = get_ident()
             if not self._pointer:
                 super().__init__("engine", self.threads)
-
-    def release(self) -> None:
-        """Let another thread own it, as nothing of this thread's is in flight."""
-        if self._owner == get_ident():
-            self._owner = 0
+            return self._owner
 
     def forget(self) -> None:
         """After a fork, drop what the library made without freeing it: that would wait for threads that are not there."""

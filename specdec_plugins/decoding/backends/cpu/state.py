@@ -1,6 +1,5 @@
 """What the kernels' passes keep of each row: entries lie in numbered slots and do not move while a row lives."""
 
-import weakref
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +15,8 @@ class SlottedState:
 
     def __init__(self, cache: KVCache, sources: Sources, engine: Engine):
         self.cache, self.sources, self.engine = cache, sources, engine
-        weakref.finalize(self, engine.release)  # a session that an error ended has rows left
+        self.user = 0  # see `Slotted`
+        engine.states.add(self)
         self.targets = Slots()
         self.slots: list[int] = []  # each row's target slot
         self.held: list[int] = []  # see `RowState`
@@ -31,7 +31,7 @@ class SlottedState:
         return self.slots, self.sources.slots, self.sources.lengths
 
     def encode(self) -> None:
-        self.engine.claim()  # before caches grow: another thread's pass may be reading them
+        self.user = self.engine.claim()  # before caches grow: another thread's pass may be reading them
         self.sources.encode()
 
     @torch.inference_mode()
@@ -49,8 +49,6 @@ class SlottedState:
         if len(named) < len(order):
             self._fork(order, slots)
         self.slots, self.held = slots, [self.held[row] for row in order]
-        if not order:
-            self.engine.release()
 
     @torch.inference_mode()
     def _fork(self, order: list[int], slots: list[int]) -> None:
