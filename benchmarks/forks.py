@@ -23,6 +23,7 @@ from tabulate import tabulate  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from specdec_plugins.decoding.backends.cache import KVCache  # noqa: E402
+from specdec_plugins.decoding.backends.cpu.binding import Engine  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.state import SlottedState  # noqa: E402
 from specdec_plugins.decoding.backends.sources import Sources  # noqa: E402
 from specdec_plugins.decoding.backends.torch.state import DenseState  # noqa: E402
@@ -73,7 +74,8 @@ def standing(kind: type, layers: int, width: int, like: torch.Tensor, positions:
     """A state with one row that holds so many positions, and room for ``rows``."""
     cache, sources = (KVCache(layers, 2 * width, like) for _ in range(2))
     sources.reserve(1, SOURCE)
-    state = kind(cache, Sources(sources, lambda *_: None))
+    more = (Engine(1),) if kind is SlottedState else ()
+    state = kind(cache, Sources(sources, lambda *_: None), *more)
     state.admit(Source([[5] * SOURCE], Symbols()))
     state.encode()
     cache.reserve(rows, positions)

@@ -6,7 +6,7 @@
         [--random 6,512,2048,8 --acceptance 0.8] [--output FILE]
 
 Sources are consecutive lines of the input, cut to a length in tokens. A batch is encoded once; then all systems decode the same
-number of tokens per row from it, by turns. No output ends early, so the batch stays whole. `times ar` is the median of the rounds.
+number of tokens per row from it, by turns. No output ends early, so the batch stays whole. `times ar` is a median over rounds.
 Bytes are computed: what a verification reads of weights and cache, and a draft pass of its cache, at half of the output.
 --drafter block_causal or small takes the folder's drafter. --random gives verifier and block_causal random weights of a shape
 (layers, width, inner width, heads); --acceptance then draws how many tokens pass. Otherwise outputs must equal those of `ar`.
