@@ -43,16 +43,16 @@ class System:
         self.untrained = self.drafter in UNTRAINED
         self.settings = translator.settings
         if name == "ar":
-            self.roles = plain(translator.roles)
+            self.roles = plain(translator.engine.roles)
         else:
             self.settings = replace(
                 self.settings, block_size=self.block_size, draft_with=self.drafter if self.untrained else None,
                 datastore=cell.options.datastore if self.drafter == "retrieval" else None,
             )  # fmt: skip
-            self.roles = translator.roles
+            self.roles = translator.engine.roles
             if self.untrained:
                 self.roles = self.roles._replace(drafter=self.without_weights())
-            controller = controller_of(self.settings, translator.trained_block_size, self.roles.drafter)
+            controller = controller_of(self.settings, translator.engine.trained_block_size, self.roles.drafter)
             self.roles = self.roles._replace(controller=controller)
         self.rounds: list[list[float]] = []  # seconds of each turn
 
@@ -72,7 +72,7 @@ class System:
     def decode(self, sources: Sequence[list[int]], hints: Sequence[Sequence[int]]) -> list[list[int]]:
         """A turn's outputs, in the order of its sources."""
         began = time.perf_counter()
-        requests = [self.translator.request(i, source, hint=hint) for i, (source, hint) in enumerate(zip(sources, hints))]
+        requests = [self.translator.engine.request(i, source, hint=hint) for i, (source, hint) in enumerate(zip(sources, hints))]
         outputs = sorted(self.session.run(requests), key=lambda output: output.index)
         self.rounds[-1].append(time.perf_counter() - began)
         return [output.tokens for output in outputs]
@@ -141,8 +141,8 @@ def hints_of(pair: Pair, lines: list[str], references: list[str], sources: list[
     translator = Translator(pair, Settings(strategy="ar"))
 
     def translated(texts: list[str]) -> list[list[int]]:
-        requests = [translator.request(i, source) for i, source in enumerate(translator.encode(texts))]
-        return [each.tokens for each in sorted(translator.session(32).run(requests), key=lambda each: each.index)]
+        requests = [translator.engine.request(i, source) for i, source in enumerate(translator.encode(texts))]
+        return [each.tokens for each in sorted(translator.engine.session(32).run(requests), key=lambda each: each.index)]
 
     return {
         "live": translated([" ".join(line.split()[:-2]) or line for line in lines]), "again": translated(lines),

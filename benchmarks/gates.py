@@ -77,7 +77,7 @@ def speed(options: argparse.Namespace, dtype: str, sampled: bool, lines: list[st
     size = options.block_size
     drawing: dict[str, Any] = {"sampling": True, "temperature": TEMPERATURE, "seed": 1} if sampled else {}
     translator = Translator.from_pretrained(options.model, dtype=dtype, block_size=size, **drawing)
-    roles = translator.roles
+    roles = translator.engine.roles
 
     def drafting(length: int = size, **gate: float) -> Roles:
         return roles._replace(controller=FixedLength(length, Gate(**gate)))
@@ -117,7 +117,7 @@ class Draft(NamedTuple):
 def watched(options: argparse.Namespace, lines: list[str]) -> list[Draft]:
     """The drafts of a translation of ``lines``."""
     translator = Translator.from_pretrained(options.model, block_size=options.block_size)
-    rule = translator.roles.acceptance
+    rule = translator.engine.roles.acceptance
     drafts: list[Draft] = []
 
     def watch(scores, draft, prefix):
@@ -129,8 +129,8 @@ def watched(options: argparse.Namespace, lines: list[str]) -> list[Draft]:
         return verdict
 
     controller = FixedLength(options.block_size, Gate(drafter=NEVER_CLOSED))
-    translator.roles = translator.roles._replace(acceptance=watch, controller=controller)
-    translator.translate_tokens(translator.encode(lines), 32)
+    translator.engine.roles = translator.engine.roles._replace(acceptance=watch, controller=controller)
+    translator.engine.generate(translator.encode(lines), 32)
     return drafts
 
 

@@ -107,9 +107,9 @@ class Identity:
         key = json.dumps([run["computed"], how])
         if key not in self.plain:
             plain = self.translator(run["computed"], strategy="ar", **how)
-            self.plain[key] = [each.tokens for each in plain.translate_tokens(sources, 32)]
+            self.plain[key] = [each.tokens for each in plain.engine.generate(sources, 32)]
         fast = self.translator(run["computed"], block_size=run["block"], **how)
-        outputs = [each.tokens for each in fast.translate_tokens(sources, run["batch"])]
+        outputs = [each.tokens for each in fast.engine.generate(sources, run["batch"])]
         gaps = [
             self.gap(fast, sources[index], index, expected, found)
             for index, (expected, found) in enumerate(zip(self.plain[key], outputs, strict=True))
@@ -124,12 +124,12 @@ class Identity:
         shared = next(
             (i for i, (one, other) in enumerate(zip(expected, found)) if one != other), min(map(len, (expected, found)))
         )
-        verifier, sampling = self.exact.roles.verifier, translator.settings.drawing
+        verifier, sampling = self.exact.engine.roles.verifier, translator.settings.drawing
         assert sampling
         prefix = Prefix()
         state = verifier.start(1)
         verifier.admit(state, Source([source], prefix.symbols))
-        prefix.admit([translator.request(0, source)])
+        prefix.admit([translator.engine.request(0, source)])
         scores = verifier.score(state, prefix, Draft([expected[:shared]]))
         assert scores
         logits = scores.logits()[:1, -1:].clone()

@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from shapes import Replayed  # noqa: E402
 
+from specdec_plugins.assignment import USUAL_BLOCK_SIZE  # noqa: E402
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
 from specdec_plugins.decoding import budget as budgets  # noqa: E402
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
@@ -54,7 +55,7 @@ from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.measure.random_pair import Shape, random_pair  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text.lines import read_lines  # noqa: E402
-from specdec_plugins.translator import USUAL_BLOCK_SIZE, Translator  # noqa: E402
+from specdec_plugins.translator import Translator  # noqa: E402
 
 WEIGHT_BYTES = {**binding.WEIGHT_BYTES, "float16": 2, "float64": 8}
 

@@ -106,7 +106,7 @@ def chosen(pair: Pair, lines: Sequence[str]) -> list[tuple[list[int], list[int]]
     """Sources and outputs, as tokens, of the lines whose outputs are long enough. Exits if there are too few."""
     translator = Translator(pair, Settings(strategy="ar"))
     sources = translator.encode(lines)
-    found = [(sources[each.index], each.tokens) for each in translator.translate_tokens(sources) if len(each.tokens) >= SHORTEST]
+    found = [(sources[each.index], each.tokens) for each in translator.engine.generate(sources) if len(each.tokens) >= SHORTEST]
     needed = max(sentences for sentences, _ in VERIFICATIONS)
     if len(found) < needed:
         sys.exit(f"passes.py: error: {len(found)} outputs have {SHORTEST} tokens, and {needed} are needed: give longer text")
@@ -116,7 +116,7 @@ def chosen(pair: Pair, lines: Sequence[str]) -> list[tuple[list[int], list[int]]
 def calls(pair: Pair, text: list[tuple[list[int], list[int]]], dtype: str, threads: int) -> list[Call]:
     """All the calls that are timed."""
     translator = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", dtype=dtype, threads=threads))
-    verifier, drafter = cast(Any, translator.roles.verifier), translator.roles.drafter
+    verifier, drafter = cast(Any, translator.engine.roles.verifier), translator.engine.roles.drafter
     found = [verification(verifier, text[:sentences], rows) for sentences, rows in VERIFICATIONS]
     if pair.drafter:
         found += [draft(drafter, text[:1], length) for length in DRAFTS]

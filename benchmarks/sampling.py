@@ -67,7 +67,7 @@ def compare(options: argparse.Namespace, dtype: str, temperature: float, lines: 
     for rule in RULES if temperature else ("greedy",):
         more = {"rule": rule} if temperature else {}
         translator = Translator.from_pretrained(options.model, dtype=dtype, block_size=options.block_size, **drawing, **more)
-        systems = {"ar": plain(translator.roles), "specdec": translator.roles}
+        systems = {"ar": plain(translator.engine.roles), "specdec": translator.engine.roles}
         timed = by_turns(translator, systems, translator.encode(lines), options.batch_size, options.rounds)
         speeds = {name: each.tokens / each.seconds for name, each in timed.items()}
         rows.append({

@@ -75,15 +75,16 @@ def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
     """A verifier and a causal block drafter with random weights, the same in every process, and a dictionary in ``folder``."""
     from specdec_plugins.formats.folder import Pair
     from specdec_plugins.measure.random_pair import Shape, random_pair
-    from specdec_plugins.text.vocabulary import Vocabulary
+    from specdec_plugins.text.codec import CodecConfig
+    from specdec_plugins.text.vocabulary import SPECIAL
 
-    words = "".join(f"w{number} 1\n" for number in range(options.vocabulary - len(Vocabulary.SPECIAL)))
+    words = "".join(f"w{number} 1\n" for number in range(options.vocabulary - len(SPECIAL)))
     (folder / "dict.txt").write_text(words, encoding="utf-8")
-    vocabulary = Vocabulary(folder / "dict.txt")
+    files = dict.fromkeys(("source", "target"), folder / "dict.txt")
     shape = Shape(
         options.layers, options.drafter_layers, options.width, options.inner, options.heads, options.vocabulary, DRAFTED
     )  # fmt: skip
-    return Pair("random", *random_pair(shape), vocabulary, vocabulary, "xa", "xb", None)
+    return Pair.open(*random_pair(shape), CodecConfig("fairseq-bpe", "random", files, "xa", "xb"))
 
 
 class Replayed:
@@ -160,7 +161,7 @@ def ctranslate2(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace
         )  # fmt: skip
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
-        tokens = [pair.source.decode(source[:-1]).split() for source in sources]
+        tokens = [pair.source.tokens(source[:-1]) for source in sources]
         began = time.perf_counter()
         # An output's eos is no token here, and makes its last pass.
         found = translator.translate_batch(

@@ -28,7 +28,7 @@ def trace(path: Path) -> None:
     (result,) = translator.translate([SENTENCE])
     lines = []
     for step in result.steps:
-        words = translator.words([*step.drafted, *([step.own] if step.own is not None else [])])
+        words = translator.codec.target.tokens([*step.drafted, *([step.own] if step.own is not None else [])])
         line = [(word, "accepted") for word in words[: step.accepted]]
         line += [(word, "own") for word in words[len(step.drafted) :]]
         line += [(word, "refused") for word in words[step.accepted : len(step.drafted)]]

@@ -37,10 +37,10 @@ def plain(roles: Roles) -> Roles:
 
 def session_on(translator: Translator, roles: Roles, rows: int) -> Session:
     """A session on other roles than the translator's, with statistics of its own."""
-    usual, translator.roles = translator.roles, roles
-    translator.take_stats()
-    session = translator.session(rows)
-    translator.roles = usual
+    usual, translator.engine.roles = translator.engine.roles, roles
+    translator.engine.take_stats()
+    session = translator.engine.session(rows)
+    translator.engine.roles = usual
     return session
 
 
@@ -51,7 +51,7 @@ def by_turns(
     sessions = {name: session_on(translator, roles, batch_size) for name, roles in systems.items()}
     seconds = dict.fromkeys(systems, 0.0)
     for start in range(0, len(sources), batch_size):
-        requests = [translator.request(start + n, source) for n, source in enumerate(sources[start : start + batch_size])]
+        requests = [translator.engine.request(start + n, source) for n, source in enumerate(sources[start : start + batch_size])]
         times: dict[str, list[float]] = {name: [] for name in systems}
         for _ in range(rounds + 1):
             for name in random.sample(list(systems), len(systems)):

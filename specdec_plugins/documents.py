@@ -1,18 +1,25 @@
 """Documents of any length: cut into windows of whole sentences, which are decoded as they come.
 
-Knows requests and tokens, and neither text nor models. With a context of C windows each one is read together with the C before
-it, whose outputs are forced to begin its own: what follows them is the window's own, and nothing has to be aligned. Then the
-windows of a document are decoded one after the other, those of different documents side by side. Without context windows are
-independent. They are cut and submitted a few at a time, so that the memory for decoding does not grow with their number.
+With a context of C windows, each window is read together with the C before it, whose outputs are forced to begin its own: what
+follows them is the window's own, and nothing has to be aligned. Then the windows of a document are decoded one after the other,
+those of different documents side by side. Without context, windows are independent. They are cut and submitted a few at a time,
+so the memory for decoding does not grow with their number.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.values import Hypothesis, Request
+from specdec_plugins.text.sentences import cut, sentences
+from specdec_plugins.translations import Source, Translation
 
+if TYPE_CHECKING:
+    from specdec_plugins.translator import Translator
+
+USUAL_ROWS = 32  # windows at a time where nothing says how many
 ROOM = 1.5  # output tokens for each source token of a window that its context leaves room for
 
 
@@ -163,3 +170,62 @@ def without(hypothesis: Hypothesis, forced: int) -> Hypothesis:
     """An output without its first ``forced`` tokens, which belong to no step."""
     tokens, scores = hypothesis.tokens[forced:], hypothesis.token_scores[forced:]
     return replace(hypothesis, tokens=tokens, token_scores=scores, prefilled=hypothesis.prefilled - forced)
+
+
+def translate_documents(
+    translator: "Translator", lines: Sequence[str], batch_size: int | None, bpe: bool, remove_bpe: bool, max_tokens: int | None,
+    first: int,
+) -> list[Translation]:  # fmt: skip
+    """All samples of each line, each of which is a document: the texts of its windows, joined by spaces."""
+    engine, settings = translator.engine, translator.settings
+    rows, samples = batch_size or USUAL_ROWS, settings.drawn
+    language = translator.tokens_of("", bpe)[1]
+    given = len(translator.pair.verifier.spec.forced) + len(language)
+
+    def fits(source: int, output: int) -> bool:
+        return source <= engine.max_source and given + output <= engine.max_target
+
+    def request(number: int, task: Task) -> Request:
+        begun = given + len(task.forced) if task.forced else len(language)
+        later = [task.window] if task.window else []  # the first is drawn as a line of its own is
+        limit = min(begun + engine.limit(task.own + 1), engine.max_target)
+        seeds = [engine.seeds(first + task.document, *later)[task.sample]]
+        forced = [*language, *task.forced]
+        return engine.request(number, task.tokens, forced=forced, limit=limit, min_length=begun + settings.min_len, seeds=seeds)
+
+    sources = (windows_of(translator, line, bpe) for line in lines)
+    documents = Documents(sources, samples, settings.context, fits, rows, translator.pair.verifier.spec.symbols.eos)
+    parts: list[list[tuple[int, Translation]]] = [[] for _ in range(samples * len(lines))]
+    with engine.borrowed(rows, max_tokens) as session:
+        for task, hypothesis in decode(documents, session, rows, request, given):
+            source = Source(task.tokens[-task.own - 1 :], False)
+            text = translator.finish(source, hypothesis, bpe and not remove_bpe, bpe, task.sample)
+            parts[samples * task.document + task.sample].append((task.window, text))
+    return [
+        joined([text for _, text in sorted(each, key=lambda part: part[0])], number % samples, engine.drafter_name)
+        for number, each in enumerate(parts)
+    ]
+
+
+def windows_of(translator: "Translator", line: str, bpe: bool) -> Iterator[list[int]]:
+    """Yield the windows of a line, as the settings say: token ids of the source, without eos."""
+    size, vocabulary = translator.settings.windows, translator.pair.source
+    most = size if isinstance(size, int) else translator.max_source - 1
+    texts = sentences(line, translator.pair.config.source_lang, most, bpe)
+    tokens = (translator.tokens_of(text, bpe)[0] for text in texts)
+    alone = not isinstance(size, int)
+    return windows(tokens, most, alone, lambda sentence: cut(vocabulary.tokens(sentence[:most]), most))
+
+
+def joined(parts: Sequence[Translation], sample: int, drafter: str | None) -> Translation:
+    """The translation of a document, made of those of its windows."""
+    return Translation(
+        " ".join(part.text for part in parts if part.text),
+        [token for part in parts for token in part.source_tokens],
+        [token for part in parts for token in part.tokens],
+        [score for part in parts for score in part.token_scores],
+        [step for part in parts for step in part.steps],
+        any(part.cut for part in parts),
+        sample,
+        drafter=drafter,
+    )

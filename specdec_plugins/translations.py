@@ -59,22 +59,9 @@ class SourceTooLong(ValueError):
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """A source as token numbers with eos; without any if it is to be skipped for its length."""
+class Source:
+    """A source as token ids with eos; without any if it is to be skipped for its length. ``forced`` tokens begin its output."""
 
     tokens: list[int]
     shortened: bool
-
-
-def joined(parts: Sequence[Translation], sample: int, drafter: str | None) -> Translation:
-    """A document's translation, of its windows'."""
-    return Translation(
-        " ".join(part.text for part in parts if part.text),
-        [token for part in parts for token in part.source_tokens],
-        [token for part in parts for token in part.tokens],
-        [score for part in parts for score in part.token_scores],
-        [step for part in parts for step in part.steps],
-        any(part.cut for part in parts),
-        sample,
-        drafter=drafter,
-    )
+    forced: Sequence[int] = ()

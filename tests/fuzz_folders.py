@@ -32,7 +32,7 @@ from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.folder import Pair, load_folder, load_parts, save_folder
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, SideSpec, Symbols
 from specdec_plugins.settings import Settings
-from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.translator import Translator
 
 WIDTH, WORDS = 32, 36
@@ -94,9 +94,9 @@ def build(folder: Path) -> None:
     for lang in ("xa", "xb"):
         (parts / f"dict.{lang}.txt").write_text("".join(f"w{number} 1\n" for number in range(WORDS)))
     (parts / "codes").write_text("#version: 0.2\nw 1\nw 2</w>\nw1 2</w>\n")
-    source, target = (Vocabulary(parts / f"dict.{lang}.txt") for lang in ("xa", "xb"))
+    files = {"source": parts / "dict.xa.txt", "target": parts / "dict.xb.txt", "codes": parts / "codes"}
     plain, marian = (Model(spec, tensors_of(random_model(spec, SIZE, SIZE))) for spec in (PLAIN, MARIAN))
-    pair = Pair("mine", plain, None, source, target, "xa", "xb", parts / "codes")
+    pair = Pair.open(plain, None, CodecConfig("fairseq-bpe", "mine", files, "xa", "xb", {"tokenizer": "moses"}))
     save_folder(replace(pair, verifier=marian), folder / "marian", half=True)
     for name, drafter in drafters_by_name().items():
         save_folder(replace(pair, drafter=drafter), folder / name)
@@ -117,7 +117,7 @@ def build(folder: Path) -> None:
         (random.Random(n).choices(range(4, SIZE), k=4), random.Random(-n).choices(range(4, SIZE), k=4)) for n in range(9)
     ]
     store = Datastore.of_pairs(sentences, 2, SIZE)
-    store.save(str(parts / "datastore"), target.fingerprint(), source.fingerprint())
+    store.save(str(parts / "datastore"), pair.target.fingerprint(), pair.source.fingerprint())
 
 
 # ---- mutations: each changes files of a folder, and returns what it did

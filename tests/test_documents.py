@@ -16,6 +16,7 @@ from support import SHAPES, WORDS, Lengths, engine_model, make_tilt, tilted_veri
 from test_translate import folder, parts, run, stopped_after  # noqa: F401
 
 from specdec_plugins import Translator
+from specdec_plugins.assignment import beyond_training
 from specdec_plugins.commands.translation import inputs
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.torch.model import TorchModel
@@ -25,13 +26,12 @@ from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Request
-from specdec_plugins.documents import Documents, windows
+from specdec_plugins.documents import Documents, windows, windows_of
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, extended
 from specdec_plugins.settings import OptionError
 from specdec_plugins.text import lines as text_lines
 from specdec_plugins.text.sentences import cut, sentences
-from specdec_plugins.translator import beyond_training
 
 DEMO = ROOT / "data" / "demo.en-de"
 SENTENCES = [line for line in (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -184,10 +184,9 @@ def test_windows_are_cut_as_they_are_wanted(monkeypatch):
     """A document of any length is never encoded as a whole, with context or without."""
     for options in ({"windows": "sentence"}, {"windows": "sentence", "context": 1}):
         translator, waiting, made = demo(strategy="ar", **options), [], [0]
-        plain = Translator.windows
 
-        def counting(self, line, bpe=False, plain=plain, made=made):
-            for window in plain(self, line, bpe):
+        def counting(translator, line, bpe, made=made):
+            for window in windows_of(translator, line, bpe):
                 made[0] += 1
                 yield window
 
@@ -195,7 +194,7 @@ def test_windows_are_cut_as_they_are_wanted(monkeypatch):
             waiting.append(made[0] - self.stats.sentences)
             return plain(self, times)
 
-        monkeypatch.setattr(Translator, "windows", counting)
+        monkeypatch.setattr("specdec_plugins.documents.windows_of", counting)
         monkeypatch.setattr(Session, "step", step)
         translator.translate(documents(1, (40, 30)), batch_size=3)
         monkeypatch.undo()
@@ -213,25 +212,25 @@ def test_documents_by_hand(way):
     context, kinds = way.get("context", 0), set()
     for text in texts:
         done, outputs, scores, source = [], [], [], []
-        for window in translator.windows(text):
+        for window in windows_of(translator, text, False):
             first = max(0, len(done) - context)
             forced = flat(outputs[first:])
             read = [*flat(done[first:]), *window]
-            session = plain.session(1)
-            limit = len(forced) + plain.limit(len(window) + 1)
-            request = plain.request(0, [*read, 2], forced=forced, min_length=len(forced) + 1, limit=limit)
+            session = plain.engine.session(1)
+            limit = len(forced) + plain.engine.limit(len(window) + 1)
+            request = plain.engine.request(0, [*read, 2], forced=forced, min_length=len(forced) + 1, limit=limit)
             (hypothesis,) = session.run([request])
             outputs.append(hypothesis.tokens[len(forced) :])
             scores += hypothesis.token_scores[len(forced) :]
             done.append(window)
-            source += plain.pair.source.decode(window).split()
+            source += plain.pair.source.tokens(window)
             kinds.add(len(forced) > 8)
-        said = [plain.text(plain.words(output)) for output in outputs]
+        said = [plain.codec.decode(output) for output in outputs]
         found.append((" ".join(said), flat(outputs), scores, source))
     assert kinds == ({True, False} if context else {False})
     results = translator.translate(texts, batch_size=3)
     for result, (text, tokens, scores, source) in zip(results, found):
-        assert result.text == text and result.tokens == plain.words(tokens) and result.source_tokens == source
+        assert result.text == text and result.tokens == plain.codec.target.tokens(tokens) and result.source_tokens == source
         assert result.token_scores == scores and not result.shortened
 
 
@@ -397,7 +396,9 @@ def test_the_command_writes_a_line_for_each_document(source, tmp_path, capfd):
 def test_documents_in_bpe(source, tmp_path, capfd):
     translator = demo(strategy="ar")
     path = tmp_path / "bpe"
-    path.write_text("".join(f"{translator.to_subwords(line)}\n" for line in source.read_text().splitlines()))
+    codec = translator.pair.codec
+    lines = (codec.source.tokens(codec.encode(line).ids[:-1]) for line in source.read_text().splitlines())
+    path.write_text("".join(f"{' '.join(line)}\n" for line in lines))
     options = ("--model", DEMO, "--strategy", "ar", "--windows", "sentence", "--quiet")
     records = [json.loads(line) for line in run(capfd, *options, "--input", source, "--format", "json")[0].splitlines()]
     found = run(capfd, *options, "--input", path, "--tokenized")[0].splitlines()

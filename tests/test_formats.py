@@ -36,7 +36,7 @@ from specdec_plugins.formats.spec import (
     sinusoidal,
     sinusoidal_table,
 )
-from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.text.codec import CodecConfig
 
 DEMO = ROOT / "data" / "demo.en-de"
 WORDS = 20
@@ -295,7 +295,7 @@ def test_what_fairseq_does_not_compute_is_said_at_once():
 def dictionary(folder, name, words=WORDS):
     path = folder / name
     path.write_text("".join(f"w{number} 1\n" for number in range(words)))
-    return Vocabulary(path)
+    return path
 
 
 @pytest.fixture
@@ -315,8 +315,8 @@ def pair(tmp_path):
     shared = {name: tensor for name, tensor in tensors.items() if name.startswith("encoder.layers.")}
     drafter = replace(drafter, tensors={**drafter.tensors, **shared}, block_size=6, verifier=fingerprint(verifier))
     (tmp_path / "d").mkdir()
-    source, target = dictionary(tmp_path / "d", "dict.xa.txt"), dictionary(tmp_path / "d", "dict.xb.txt")
-    return Pair("mine", verifier, drafter, source, target, "xa", "xb", None)
+    files = {side: dictionary(tmp_path / "d", name) for side, name in (("source", "dict.xa.txt"), ("target", "dict.xb.txt"))}
+    return Pair.open(verifier, drafter, CodecConfig("fairseq-bpe", "mine", files, "xa", "xb", {"tokenizer": "moses"}))
 
 
 def assert_same(found, expected, **tolerance):
@@ -333,13 +333,8 @@ def test_a_folder_gives_back_the_pair(pair, tmp_path):
     assert_same(found.drafter, pair.drafter)
     for name in ("code", "options", "block_size", "verifier"):
         assert getattr(found.drafter, name) == getattr(pair.drafter, name)
-    assert (found.source_lang, found.target_lang, found.codes, found.tokenizer, found.block_size) == (
-        "xa",
-        "xb",
-        None,
-        "moses",
-        6,
-    )
+    assert replace(found.config, folder="mine", files=pair.config.files) == pair.config and found.block_size == 6
+    assert {role: path.name for role, path in found.config.files.items()} == {"source": "dict.xa.txt", "target": "dict.xb.txt"}
     tensors = found.verifier.tensors
     assert tensors["decoder.output_projection.weight"] is tensors["encoder.embed_tokens.weight"]
     assert found.drafter.tensors["encoder.layers.0.fc1.weight"] is tensors["encoder.layers.0.fc1.weight"]
@@ -410,13 +405,19 @@ DAMAGES = {
     "verifier.spec.encoder is no object": lambda c: c["verifier"]["spec"].update(encoder=[]),
     "verifier.spec: encoder: 5 heads do not divide": lambda c: c["verifier"]["spec"]["encoder"].update(heads=5),
     "verifier.spec: decoder: more than 1,000 layers": lambda c: c["verifier"]["spec"]["decoder"].update(layers=10**9),
-    "tokenizer 'none'": lambda c: c.update(tokenizer="none"),
-    "format 3": lambda c: c.update(format=3),
+    "unknown tokenizer 'none'": lambda c: c["codec"].update(options={"tokenizer": "none"}),
+    "unknown options: alien": lambda c: c["codec"].update(options={"alien": 1}),
+    "no codec named 'alien'. Available: fairseq-bpe, byte-level": lambda c: c["codec"].update(name="alien"),
+    "codec 'json:dumps' is not a codec": lambda c: c["codec"].update(name="json:dumps"),
+    "codec 'alien:Codec': No module named 'alien'": lambda c: c["codec"].update(name="alien:Codec"),
+    "codec fairseq-bpe needs the files: target": lambda c: c["codec"]["files"].pop("target"),
+    "format 4": lambda c: c.update(format=4),
+    "format True": lambda c: c.update(format=True),
     "format None": lambda c: c.pop("format"),
     "is not the name of a file in the folder": lambda c: c["verifier"].update(weights="../verifier.safetensors"),
-    "'/etc/passwd' is not the name": lambda c: c.update(source_dict="/etc/passwd"),
+    "'/etc/passwd' is not the name": lambda c: c["codec"]["files"].update(source="/etc/passwd"),
     "no none.safetensors in it": lambda c: c["drafter"].update(weights="none.safetensors"),
-    "a dictionary has no name": lambda c: c.update(target_dict=""),
+    "'' is not the name of a file": lambda c: c["codec"]["files"].update(target=""),
     "drafter: shared: alien is none": lambda c: c["drafter"]["shared"].append("alien"),
     "verifier: sinusoidal: alien is none": lambda c: c["verifier"]["sinusoidal"].append("alien"),
     "verifier: aliases: x for y": lambda c: c["verifier"]["aliases"].update(x="y"),

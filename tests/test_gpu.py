@@ -81,7 +81,7 @@ def demo():
     pytest.importorskip("safetensors", reason="the shipped pair needs safetensors")
     pair = load_folder(ROOT / "data" / "demo.en-de")
     lines = (ROOT / "data" / "demo.bpe").read_text(encoding="utf-8").splitlines()
-    return (pair.verifier, pair.drafter), [pair.source.encode(line) for line in lines]
+    return (pair.verifier, pair.drafter), [[*pair.source.ids(line.split()), pair.verifier.spec.symbols.eos] for line in lines]
 
 
 def loaded(pair, device, dtype, runner):

@@ -24,7 +24,6 @@ from specdec_plugins.decoding.roles import Traits
 from specdec_plugins.decoding.values import Outcome, Plan, Request, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
-from specdec_plugins.text.bpe import Bpe
 
 pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
 
@@ -255,9 +254,8 @@ def test_the_pair_that_ships(dtype):
     """Real outputs, one and eight at a time; the whole policy, whose plans depend on seconds, commits the same tokens."""
     pair = load_folder(ROOT / "data" / "demo.en-de")
     roles = assemble(pair.verifier, pair.drafter, dtype=dtype)
-    codes = Bpe(pair.codes)
     lines = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
-    requests = [Request(i, pair.source.encode(codes.apply(line.lower())), 60) for i, line in enumerate(lines)]
+    requests = [Request(i, pair.codec.encode(line.lower()).ids, 60) for i, line in enumerate(lines)]
     constraints = Constraints(SYMBOLS)
     accepted = 0
     for rows in (1, 8):

@@ -11,13 +11,13 @@ PACKAGE = ROOT / "specdec_plugins"
 FAIRSEQ_SIDE = ("models", "criterions", "tasks")
 # What the files of a part of the package may import, inside functions too: itself, and these.
 MAY_IMPORT = {
-    "text": (),
+    "text": ("extras", "formats.code", "formats.errors", "formats.spec"),
     "cpus": (),
     "settings": ("cpus", "decoding.options"),
     "workers": (),
     "extras": (),
     "formats": ("text",),
-    "decoding": ("formats.spec", "formats.files", "formats.errors", "cpus"),
+    "decoding": ("formats.spec", "formats.code", "formats.files", "formats.errors", "cpus"),
     "training": (
         "decoding",
         "formats",
@@ -25,22 +25,11 @@ MAY_IMPORT = {
         "commands.runner",
         *FAIRSEQ_SIDE,
     ),  # initialise.py is encoder_initial.py's command
-    "documents": ("decoding",),
+    "documents": ("decoding", "text", "translations", "translator"),
     "translations": ("decoding",),
-    "windowed": ("decoding", "documents", "text", "translations", "translator"),
-    "encoders": ("formats", "text"),
     "assignment": ("decoding", "formats", "settings"),
-    "translator": (
-        "assignment",
-        "decoding",
-        "encoders",
-        "formats",
-        "text",
-        "translations",
-        "settings",
-        "windowed",
-        "measure.fairseq_generator",
-    ),
+    "engine": ("assignment", "decoding", "formats", "settings", "translations", "measure.fairseq_generator"),
+    "translator": ("decoding", "documents", "engine", "formats", "settings", "text", "translations"),
     "measure": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers"),
     "commands": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers", "measure", "training"),
     "models": ("decoding", "formats", "training", "criterions"),

@@ -60,7 +60,7 @@ def copied(folders, tmp_path):
 def outputs(folder, **settings):
     """Tokens by plain decoding, and with drafts by what a folder has; they are the same."""
     both = [
-        Translator(load_folder(folder), Settings(strategy=strategy, max_len_b=12, threads=1, **settings)).translate_tokens(
+        Translator(load_folder(folder), Settings(strategy=strategy, max_len_b=12, threads=1, **settings)).engine.generate(
             [[5, 6, 7, 8], [9, 8]]
         )
         for strategy in ("ar", "specdec")
@@ -97,7 +97,7 @@ def test_special_tokens_outside_the_draft_vocabulary(copied, symbols, dtype, sam
 def test_pad_may_be_the_last_token(folders):
     translator = Translator(load_folder(folders / "marian"), Settings(strategy="ar", max_len_b=12, threads=1))
     assert translator.pair.verifier.spec.symbols.pad == SIZE - 1
-    assert all(SIZE - 1 not in each.tokens for each in translator.translate_tokens([[5, 6, 0], [9, 0]]))
+    assert all(SIZE - 1 not in each.tokens for each in translator.engine.generate([[5, 6, 0], [9, 0]]))
 
 
 VOCABULARIES = {
@@ -157,8 +157,8 @@ def test_weights_that_overflow_draw_tokens_of_the_vocabulary(copied, rule, top_p
         folder = copied(
             "causal", tensors=[("verifier", "decoder.output_projection.weight", lambda w, n=number: torch.full_like(w, n))]
         )
-        how = Settings(sampling=True, rule=rule, top_p=top_p, max_len_b=12, threads=1, samples=8)
-        for hypothesis in Translator(load_folder(folder), how).translate_tokens([[5, 6, 2], [9, 2]]):
+        how = Settings(sampling=True, rule=rule, top_p=top_p, max_len_b=12, threads=1, num_samples=8)
+        for hypothesis in Translator(load_folder(folder), how).engine.generate([[5, 6, 2], [9, 2]]):
             assert all(0 <= token < SIZE for token in hypothesis.tokens)
         for path in folder.iterdir():
             path.unlink()
@@ -208,7 +208,7 @@ def test_drafts_fit_the_batch_and_the_vocabulary(folders, draft, fault):
     how = Settings(block_size=2, sampling=True, rule="rejection", threads=1)
     translator = Translator(load_folder(folders / "eagle"), how, Returning(draft))
     with pytest.raises(ValueError, match=fault):
-        translator.translate_tokens([[5, 6, 2], [9, 2]])
+        translator.engine.generate([[5, 6, 2], [9, 2]])
 
 
 TENSORS = {
@@ -280,8 +280,8 @@ def test_absurd_numbers_in_a_description(copied, name, value):
 def test_two_threads_at_a_time_are_an_error_and_in_turn_they_are_none(folders):
     translator = Translator(load_folder(folders / "causal"), Settings(threads=2, max_len_b=12))
     usual = translator.translate(["w1 w2"], bpe=True)[0].text
-    session = translator.session(1)
-    session.submit(translator.request(0, [5, 6, 2]))
+    session = translator.engine.session(1)
+    session.submit(translator.engine.request(0, [5, 6, 2]))
     session.step()  # in flight from here on
     found: list = []
 
@@ -301,7 +301,7 @@ def test_two_threads_at_a_time_are_an_error_and_in_turn_they_are_none(folders):
     while not session.idle:
         session.step()
     run_other()
-    session.submit(translator.request(1, [5, 6, 2]))
+    session.submit(translator.engine.request(1, [5, 6, 2]))
     session.step()
     del session  # as after an error: nothing is in flight any more
     run_other()

@@ -82,8 +82,8 @@ def test_streams_draw_as_whole_texts_do(folder, lines):  # noqa: F811
     whole = [each.text for each in translator.translate(lines)]
     assert [each.text for each in translator.stream(lines, buffer_size=3)] == whole
     tokens = translator.encode([line for line in lines if line.strip()])
-    first = translator.translate_tokens(tokens[:2], first=7)
-    assert [each.tokens for each in first] == [each.tokens for each in translator.translate_tokens(tokens[:2], 1, first=7)]
+    first = translator.engine.generate(tokens[:2], first=7)
+    assert [each.tokens for each in first] == [each.tokens for each in translator.engine.generate(tokens[:2], 1, first=7)]
     assert [each.index for each in first] == [0, 1, 2, 3]
 
 

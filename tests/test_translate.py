@@ -36,7 +36,7 @@ from specdec_plugins.translator import SourceTooLong, Translator
 def parts(toy_data, tmp_path_factory):
     """Options that name a random pair by its parts."""
     folder = tmp_path_factory.mktemp("pair")
-    words = len(Vocabulary(toy_data / "bin" / "dict.xa.txt")) - 4
+    words = len(Vocabulary.read(toy_data / "bin" / "dict.xa.txt")) - 4
     shape = {"words": words, "max_source_positions": 100, "max_target_positions": 100}
     verifier, args = make_verifier(seed=3, **shape)
     drafter = make_drafter(seed=4, dtype=torch.float32, **shape)
@@ -151,7 +151,7 @@ def test_packing_keeps_the_function_and_stores_what_is_shared_once(folder, parts
     assert len(pair.drafter.tensors) >= len(original) - 6  # counters and marks, and what is computed
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     assert sizes["drafter.safetensors"] < 0.7 * sizes["verifier.safetensors"]
-    roles = Translator.from_pretrained(folder).roles
+    roles = Translator.from_pretrained(folder).engine.roles
     assert roles.drafter.model.transformer.encoder is roles.verifier.model.transformer.encoder  # equal, so held and run once
     half = tmp_path / "half"
     assert pack.main([*flat(parts), "--output", str(half), "--half", "--block-size", "3"]) == 0
@@ -627,7 +627,8 @@ def test_files_that_cannot_be(folder, parts, source, tmp_path, capfd):
         (broken / "model.json").write_text(content)
         assert str(broken / "model.json") in error("--model", broken)
     description = json.loads((folder / "model.json").read_text())
-    (broken / "model.json").write_text(json.dumps({**description, "codes": "../codes"}))
+    description["codec"]["files"]["codes"] = "../codes"
+    (broken / "model.json").write_text(json.dumps(description))
     assert "not the name of a file in the folder" in error("--model", broken)
 
 
@@ -677,7 +678,7 @@ def test_dictionaries_that_differ(parts, source, tmp_path, capfd):
     assert "the verifier's decoder" in err and "the drafter's decoder" in err and err.count("\n") == 1
     (data / "dict.xb.txt").write_text("".join(reversed(text.splitlines(keepends=True))), encoding="utf-8")
     drafter = checkpoint.load(parts["--drafter"])
-    marks = [Vocabulary(parts["--data"] / f"dict.{lang}.txt").fingerprint() for lang in ("xa", "xb")]
+    marks = [Vocabulary.read(parts["--data"] / f"dict.{lang}.txt").fingerprint() for lang in ("xa", "xb")]
     checkpoint.save({**drafter, "task_state": {"dictionaries": marks}}, tmp_path / "drafter.pt")
     err = run(capfd, *flat({**parts, "--data": data, "--drafter": tmp_path / "drafter.pt"}), "--input", source, status=1)[1]
     assert "the drafter was trained with another target dictionary" in err
@@ -689,7 +690,7 @@ def test_fingerprints_are_the_plugins(toy_data):
     from specdec_plugins.text.vocabulary import fingerprint_of
 
     path = toy_data / "bin" / "dict.xa.txt"
-    assert Vocabulary(path).fingerprint() == fingerprint_of(Dictionary.load(str(path)).symbols)
+    assert Vocabulary.read(path).fingerprint() == fingerprint_of(Dictionary.load(str(path)).symbols)
 
 
 def test_translating_loads_no_fairseq(folder):
@@ -743,11 +744,11 @@ def test_the_python_interface(folder, lines):
         ([4, eos], {"limit": 5000}, r"request 7: limit is 5000, not a whole number from 1 to [\d,]+"),
     ):
         with pytest.raises(ValueError, match=said):
-            translator.request(7, source, **options)
+            translator.engine.request(7, source, **options)
     with pytest.raises(ValueError, match="request 1: the source is empty"):
-        translator.translate_tokens([[4, eos], []])
+        translator.engine.generate([[4, eos], []])
     with pytest.raises(ValueError, match=r"^a batch of 0 rows"):
-        translator.session(0)
+        translator.engine.session(0)
     with pytest.raises(SourceTooLong) as error:
         list(translator.stream(["a"] * 3 + ["a " * 5000], buffer_size=3))
     assert error.value.index == 3

@@ -224,8 +224,8 @@ def test_it_is_told_its_verifier_and_budget():
     fast, plain = (
         Translator.from_pretrained(ROOT / "data" / "demo.en-de", dtype="int8", **each) for each in (how, {"strategy": "ar"})
     )
-    assert fast.roles.drafter.budget == Budget(5, 1, "recent")
+    assert fast.engine.roles.drafter.budget == Budget(5, 1, "recent")
     assert [each.text for each in fast.translate(lines)] == [each.text for each in plain.translate(lines)]
     assert 0 < fast.stats.accepted < fast.stats.drafted
-    request = fast.request(0, [5, 2])
-    assert fast.roles.drafter.bytes_for(request) == 5 * 8
+    request = fast.engine.request(0, [5, 2])
+    assert fast.engine.roles.drafter.bytes_for(request) == 5 * 8

@@ -4,7 +4,6 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -18,7 +17,6 @@ from specdec_plugins.measure.runs import Plan, read_text, workloads
 from specdec_plugins.measure.systems import DRAFTERLESS, DTYPES, GPU_DTYPES, KINDS, SYSTEMS, System
 from specdec_plugins.measure.tables import tables
 from specdec_plugins.settings import Fault
-from specdec_plugins.text.tokenizers import BYTE_LEVEL
 
 
 def parser() -> Parser:
@@ -105,10 +103,8 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.translator import Translator
 
     pair = load_folder(options.model)
-    # Tokens need no codes, nor the library that applies them; but byte-level ones are turned into text by these.
-    tokens = replace(pair, codes=None) if options.tokenized and pair.tokenizer != BYTE_LEVEL else pair
     # Drafting systems may read fewer tokens than the verifier alone.
-    reader = Translator(tokens, Settings(strategy="specdec" if pair.drafter else "ar", threads=1))
+    reader = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", threads=1))
     text = read_text(reader, options.input, options.reference, options.sentences, options.tokenized)
     threads = options.threads or thread_choices(options.device)
     loads = workloads(options.measure, options.batch_sizes, threads, options.device)

@@ -43,10 +43,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
 def run(options: argparse.Namespace) -> None:
     from specdec_plugins.decoding.datastore import Datastore
     from specdec_plugins.formats.folder import load_folder
-    from specdec_plugins.translator import source_encoder, target_encoder
 
     pair = load_folder(options.model)
-    encode, eos = target_encoder(pair), pair.verifier.spec.symbols.eos
+    codec, eos = pair.codec, pair.verifier.spec.symbols.eos
     with bar(unit=" lines") as shown:
 
         def counted(lines: Iterable[Line]) -> Iterator[Line]:
@@ -55,13 +54,12 @@ def run(options: argparse.Namespace) -> None:
                 yield line
 
         if options.source:
-            encode_source = source_encoder(pair)
             lines = counted(line for paths in zip(options.source, options.text) for line in aligned(*paths))
-            pairs = ((encode_source(source) if source.strip() else [], encode(line)) for source, line in lines if line.strip())
+            pairs = ((codec.encode(source).ids[:-1], codec.encode_target(line)) for source, line in lines if line.strip())
             store = Datastore.of_pairs(pairs, eos, len(pair.source))
         else:
             texts = counted(line for path in options.text for line in read_lines(path))
-            store = Datastore.of((encode(line) for line in texts if line.strip()), eos)
+            store = Datastore.of((codec.encode_target(line) for line in texts if line.strip()), eos)
     store.save(options.output, pair.target.fingerprint(), pair.source.fingerprint())
     memory = f", of {len(store.memory.totals):,} sentences with sources" if store.memory else ""
     print(f"{options.output}: {len(store):,} tokens{memory}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from specdec_plugins.commands.runner import Parser, out_of_range, run_command, whole
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.vocabulary import SPECIAL
 
 if TYPE_CHECKING:
     from specdec_plugins.text.vocabulary import Vocabulary
@@ -88,11 +89,11 @@ def frequent(path: Path, target: "Vocabulary") -> list[int]:
     if not left or strange > 0.01 * left:
         what = f"{strange:,} of {counts.total():,} tokens are not in {target.path}" if left else "has no tokens"
         raise ValueError(f"--draft-vocabulary {path}: {what}")
-    tokens = set(range(len(target.SPECIAL)))
+    tokens = set(range(len(SPECIAL)))
     for symbol, count in counts.most_common():
         if left <= 0:
             break
-        tokens.add(target.numbers.get(symbol, target.UNKNOWN))
+        tokens.add(target.numbers.get(symbol, target.unknown))
         left -= count
     return sorted(tokens)
 

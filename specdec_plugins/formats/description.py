@@ -1,4 +1,7 @@
-"""``model.json``: what a model folder says about itself, in the present format and in format 1. Untrusted input."""
+"""``model.json``: what a model folder says about itself, in formats 1 to 3. Untrusted input.
+
+Format 1 holds fairseq's settings, format 2 a spec and fairseq's dictionaries, format 3 a spec and a codec with its files.
+"""
 
 import json
 from collections.abc import Mapping
@@ -8,9 +11,9 @@ from typing import Any
 
 from specdec_plugins.formats.spec import ModelSpec
 from specdec_plugins.formats.strict import parse
-from specdec_plugins.text.tokenizers import TOKENIZERS
+from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 
-FORMAT = 2
+FORMAT = 3
 MAX_JSON_BYTES = 1_000_000
 
 
@@ -40,9 +43,28 @@ class DrafterEntry:
 
 
 @dataclass(frozen=True)
-class Description:
-    """``model.json``."""
+class CodecEntry:
+    """The codec in ``model.json``; see `CodecConfig`."""
 
+    name: str
+    files: Mapping[str, str]  # their names by role
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Description:
+    """``model.json`` in the present format."""
+
+    format: int
+    source_lang: str
+    target_lang: str
+    codec: CodecEntry
+    verifier: VerifierEntry
+    drafter: DrafterEntry | None
+
+
+@dataclass(frozen=True)
+class DescriptionOfFormat2:
     format: int
     source_lang: str
     target_lang: str
@@ -52,10 +74,6 @@ class Description:
     verifier: VerifierEntry
     drafter: DrafterEntry | None
     tokenizer: str = TOKENIZERS[0]
-
-    def __post_init__(self) -> None:
-        if self.tokenizer not in TOKENIZERS:
-            raise ValueError(f"tokenizer '{self.tokenizer}'; available: {', '.join(TOKENIZERS)}")
 
 
 @dataclass(frozen=True)
@@ -78,17 +96,40 @@ class DescriptionOfFormat1:
     verifier: EntryOfFormat1
     drafter: EntryOfFormat1 | None
 
+    @property
+    def codec(self) -> CodecEntry:
+        return codec_entry(TOKENIZERS[0], self.source_dict, self.target_dict, self.codes)
+
+
+VERSIONS = {1: DescriptionOfFormat1, 2: DescriptionOfFormat2, FORMAT: Description}
+
 
 def read_description(path: Path) -> Description | DescriptionOfFormat1:
-    """What ``model.json`` says. Raises ValueError naming the file and everything that is wrong with it."""
+    """What ``model.json`` says; format 2 as format 3. Raises ValueError naming the file and everything that is wrong with it."""
     content = read_json(path)
     version = content.get("format")
-    if version not in (1, FORMAT):
-        raise ValueError(f"{path}: format {version}; this version reads formats 1 and {FORMAT}")
+    if type(version) is not int or version not in VERSIONS:
+        raise ValueError(f"{path}: format {version}; this version reads formats {', '.join(map(str, VERSIONS))}")
     try:
-        return parse(Description, content) if version == FORMAT else parse(DescriptionOfFormat1, content)
+        described: Any = parse(VERSIONS[version], content)
+        return described if version != 2 else _of_format_2(described)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _of_format_2(old: DescriptionOfFormat2) -> Description:
+    codec = codec_entry(old.tokenizer, old.source_dict, old.target_dict, old.codes)
+    return Description(FORMAT, old.source_lang, old.target_lang, codec, old.verifier, old.drafter)
+
+
+def codec_entry(tokenizer: str, source: str, target: str, codes: str | None) -> CodecEntry:
+    """The codec of data prepared with a tokeniser. Raises ValueError for one that is unknown."""
+    if tokenizer not in TOKENIZERS:
+        raise ValueError(f"tokenizer '{tokenizer}'; available: {', '.join(TOKENIZERS)}")
+    files = {"source": source, "target": target} | ({"codes": codes} if codes else {})
+    if tokenizer == BYTE_LEVEL:
+        return CodecEntry(BYTE_LEVEL, files)
+    return CodecEntry("fairseq-bpe", files, {"tokenizer": tokenizer})
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -105,5 +146,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # ValueError also of a number of thousands of digits
         raise ValueError(f"{path}: damaged or not ours ({type(error).__name__}: {error})") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: damaged or not ours (no object)")
+        raise ValueError(f"{path}: damaged or not ours (not an object)")
     return content

@@ -1,8 +1,8 @@
-"""A translation model on disk: verifier, drafter, dictionaries and BPE codes, as one folder or as parts by path.
+"""A translation model on disk: verifier, drafter and codec, as one folder or as parts by path.
 
-A model folder holds ``model.json`` (`Description`), dictionaries and codes, and the weights in safetensors by canonical names.
-Tensors are stored once: one that a model has twice is in ``aliases``, one that the drafter has in common with the verifier in
-``shared``, and a sinusoidal position table, which is computed, in ``sinusoidal``. A folder names code and never carries any.
+A model folder holds ``model.json`` (`Description`), the codec's files, and the weights in safetensors by canonical names. Tensors
+are stored once: ``aliases`` lists those that a model has twice, ``shared`` those that the drafter takes from the verifier, and
+``sinusoidal`` the position tables, which are computed. A folder names code and never carries any.
 
 Folders of format 1 hold fairseq's settings and names, and are read by the code that reads its checkpoints.
 """
@@ -10,12 +10,11 @@ Folders of format 1 hold fairseq's settings and names, and are read by the code 
 import argparse
 import dataclasses
 import errno
-import importlib.util
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,16 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import (
     FORMAT,
+    CodecEntry,
     Description,
     DescriptionOfFormat1,
     DrafterEntry,
     EntryOfFormat1,
     VerifierEntry,
+    codec_entry,
     read_description,
     read_json,
 )
@@ -47,27 +49,37 @@ from specdec_plugins.formats.spec import (
     tensor_faults,
     tensor_shapes,
 )
+from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
-from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.text.vocabulary import SPECIAL, Vocabulary
 
 log = logging.getLogger(__name__)
 MAX_NAME_BYTES = 255
-MAX_TEXT_BYTES = 100_000_000  # of a dictionary or BPE codes
+MAX_CODEC_BYTES = 100_000_000  # of each of a codec's files
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A verifier, the drafter if there is one, and what turns text into their tokens."""
+    """A verifier, the drafter if there is one, and the codec that turns text into their tokens, with how to open it again."""
 
     name: str
     verifier: Model
     drafter: DrafterModel | None
-    source: Vocabulary
-    target: Vocabulary
-    source_lang: str
-    target_lang: str
-    codes: Path | None
-    tokenizer: str = TOKENIZERS[0]
+    codec: Codec
+    config: CodecConfig
+
+    @classmethod
+    def open(cls, verifier: Model, drafter: DrafterModel | None, config: CodecConfig) -> "Pair":
+        """The pair with its codec. Raises ValueError for what is wrong with the codec's files."""
+        return cls(config.folder, verifier, drafter, open_codec(config, verifier.spec.symbols), config)
+
+    @property
+    def source(self) -> Vocabulary:
+        return self.codec.source
+
+    @property
+    def target(self) -> Vocabulary:
+        return self.codec.target
 
     @property
     def block_size(self) -> int:
@@ -81,21 +93,17 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
     path = folder / "model.json"
     try:
         described = read_description(path)
-        files = described.source_dict, described.target_dict, described.codes
-        source, target, codes = (_inside(folder, name, MAX_TEXT_BYTES) if name else None for name in files)
-        if source is None or target is None:
-            raise ValueError(f"{path}: a dictionary has no name")
-        if isinstance(described, Description):
-            (verifier, drafter), tokenizer = _load_models(folder, described), described.tokenizer
-        else:
-            (verifier, drafter), tokenizer = _load_models_of_format_1(folder, described), TOKENIZERS[0]
+        codec = described.codec
+        refuse_own_code(folder, "codec", codec.name)
+        files = {role: _inside(folder, name, MAX_CODEC_BYTES) for role, name in codec.files.items()}
+        load = _load_models if isinstance(described, Description) else _load_models_of_format_1
+        verifier, drafter = load(folder, described)  # type: ignore[arg-type]
         languages = described.source_lang, described.target_lang
-        pair = Pair(str(folder), verifier, drafter, Vocabulary(source), Vocabulary(target), *languages, codes, tokenizer)
+        return _checked(Pair.open(verifier, drafter, CodecConfig(codec.name, str(folder), files, *languages, codec.options)))
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: not a model folder (no {Path(error.filename).name} in it)") from None
     except NotADirectoryError:
         raise ValueError(f"{folder}: not a model folder (not a folder)") from None
-    return _checked(pair)
 
 
 def load_parts(
@@ -108,23 +116,23 @@ def load_parts(
     target_lang = target_lang or settings.get("target_lang")
     if not source_lang or not target_lang:
         raise ValueError(f"{verifier} does not say its languages: give --source-lang and --target-lang")
-    source, target = (Vocabulary(Path(data) / f"dict.{lang}.txt") for lang in (source_lang, target_lang))
-    faults, models = [], {}
-    for role, path in (("verifier", verifier), ("drafter", drafter)):
-        if not path:
-            continue
-        models[role] = fairseq.read(files[role], path)
-        marks = (files[role].get("task_state") or {}).get("dictionaries")
-        for side, dictionary, mark in zip(("source", "target"), (source, target), marks or ()):
-            if mark != dictionary.fingerprint():
-                faults.append(f"the {role} was trained with another {side} dictionary than {dictionary.path}")
+    paths = {"verifier": verifier} | ({"drafter": drafter} if drafter else {})
+    models = {role: fairseq.read(files[role], path) for role, path in paths.items()}
     model, drafting = _roles(verifier, models["verifier"], models.get("drafter"))
-    languages, tokenizer = (source_lang, target_lang), recorded_tokenizer(Path(data))
+    tokenizer = recorded_tokenizer(Path(data))
     if tokenizer == BYTE_LEVEL:  # its texts begin with this symbol
-        model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=(Vocabulary.BEGIN,)))
-    return _checked(
-        Pair(verifier, model, drafting, source, target, *languages, Path(codes) if codes else None, tokenizer), faults
-    )
+        model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=(SPECIAL.index("<s>"),)))
+    dictionaries = [str(Path(data) / f"dict.{lang}.txt") for lang in (source_lang, target_lang)]
+    entry = codec_entry(tokenizer, dictionaries[0], dictionaries[1], codes)
+    text = {role: Path(path) for role, path in entry.files.items()}
+    pair = Pair.open(model, drafting, CodecConfig(entry.name, verifier, text, source_lang, target_lang, entry.options))
+    faults = []
+    for role, content in files.items():
+        marks = (content.get("task_state") or {}).get("dictionaries")
+        for side, vocabulary, mark in zip(("source", "target"), (pair.source, pair.target), marks or ()):
+            if mark != vocabulary.fingerprint():
+                faults.append(f"the {role} was trained with another {side} dictionary than {vocabulary.path}")
+    return _checked(pair, faults)
 
 
 def recorded_tokenizer(data: Path) -> str:
@@ -152,10 +160,8 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
-        names = f"dict.{pair.source_lang}.txt", f"dict.{pair.target_lang}.txt", "codes" if pair.codes else None
-        for name, path in zip(names, (pair.source.path, pair.target.path, pair.codes)):
-            if name and path:
-                shutil.copyfile(path, temporary / name)
+        config = pair.config
+        codec = CodecEntry(config.name, _copy(config.files, temporary), config.options)
         stored = _store(temporary, "verifier", pair.verifier, {}, half)
         del stored["shared"]
         verifier = VerifierEntry(spec=pair.verifier.spec, **stored)
@@ -165,13 +171,26 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
                 spec=model.spec, code=model.code, block_size=model.block_size, options=model.options, verifier=model.verifier,
                 **_store(temporary, "drafter", model, pair.verifier.tensors, half),
             )  # fmt: skip
-        described = Description(FORMAT, pair.source_lang, pair.target_lang, *names, verifier, drafter, pair.tokenizer)
+        described = Description(FORMAT, config.source_lang, config.target_lang, codec, verifier, drafter)
         text = json.dumps(dataclasses.asdict(described), indent=1)
         (temporary / "model.json").write_text(f"{text}\n", encoding="utf-8")
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+
+
+def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
+    """Copy a codec's files into a folder. Returns their names there by role: their own, except that codes are ``codes``."""
+    names: dict[str, str] = {}
+    taken: dict[str, Path | None] = {"model.json": None, "verifier.safetensors": None, "drafter.safetensors": None}
+    for role, path in files.items():
+        name = role if role == "codes" else path.name
+        if taken.get(name, path) != path:
+            name = f"{role}.{name}"
+        shutil.copyfile(path, folder / name)
+        names[role], taken[name] = name, path
+    return names
 
 
 def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping[str, Tensor], half: bool) -> dict[str, Any]:
@@ -204,7 +223,7 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
 
 def _inside(folder: Path, name: str, most: int | None = None) -> Path:
     """A file of the folder, which a description from outside must not leave, of at most so many bytes."""
-    if Path(name).name != name or name == ".." or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
+    if Path(name).name != name or name in ("", "..") or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"{folder / 'model.json'}: {name!r:.80} is not the name of a file in the folder")
     path = folder / name
     if not path.is_file():  # safetensors' own error does not say which file
@@ -219,20 +238,9 @@ def _load_models(folder: Path, described: Description) -> tuple[Model, DrafterMo
     verifier = Model(entry.spec, _load_tensors(folder, "verifier", entry, {}))
     if drafting is None:
         return verifier, None
-    _refuse_own_code(folder, drafting.code)
+    refuse_own_code(folder, "drafter", drafting.code)
     tensors = _load_tensors(folder, "drafter", drafting, verifier.tensors)
     return verifier, DrafterModel(drafting.code, tensors, drafting.spec, drafting.options, drafting.block_size, drafting.verifier)
-
-
-def _refuse_own_code(folder: Path, code: str) -> None:
-    """Raise ValueError if a drafter's ``module:object`` would be imported from the folder, as it can be where Python looks for
-    modules in the folder or above it. A folder names code, and does not bring it. Nothing is imported here."""
-    module, separator, _ = code.partition(":")
-    package, *below = module.split(".")
-    found = importlib.util.find_spec(package) if separator and package else None
-    for place in (found.origin, *(found.submodule_search_locations or ())) if found else ():
-        if place and Path(place, *below).resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"{folder / 'model.json'}: drafter '{code}' would be code of the folder itself, which is not run")
 
 
 def _load_tensors(
@@ -325,21 +333,22 @@ def _roles(name: str, verifier: Model | DrafterModel, drafter: Model | DrafterMo
     return verifier, drafter
 
 
-def _checked(pair: Pair, faults: list[str] | None = None) -> Pair:
-    """The pair, if its dictionaries fit its models. Warns of a drafter that was trained for another verifier."""
-    faults = list(faults or ())
+def _checked(pair: Pair, faults: Sequence[str] = ()) -> Pair:
+    """The pair, if its vocabularies fit its models. Warns of a drafter that was trained for another verifier."""
+    faults = list(faults)
     for role, model in (("verifier", pair.verifier), ("drafter", pair.drafter)):
         if model is None or model.spec is None:
             continue
-        for half, vocabulary in (("encoder", pair.source), ("decoder", pair.target)):
+        for half, side in (("encoder", "source"), ("decoder", "target")):
+            vocabulary: Vocabulary = getattr(pair.codec, side)
             embedding = model.tensors.get(f"{half}.embed_tokens.weight")
             if embedding is not None and len(embedding) != len(vocabulary):
-                faults.append(f"{vocabulary.path} has {len(vocabulary):,} entries, the {role}'s {half} {len(embedding):,}")
+                where = vocabulary.path or f"the {side} vocabulary"
+                faults.append(f"{where} has {len(vocabulary):,} entries, the {role}'s {half} {len(embedding):,}")
         symbols = (*dataclasses.astuple(model.spec.symbols), *model.spec.forced, *model.spec.suppressed)
         if max(symbols) >= len(pair.target):
-            faults.append(
-                f"the {role}'s symbols go up to {max(symbols):,}, and {pair.target.path} has {len(pair.target):,} entries"
-            )
+            where = pair.target.path or "the target vocabulary"
+            faults.append(f"the {role}'s symbols go up to {max(symbols):,}, and {where} has {len(pair.target):,} entries")
     if faults:
         raise checkpoint.CheckpointError(f"{pair.name}: " + "; ".join(faults))
     if pair.drafter is not None and pair.drafter.verifier not in (None, fingerprint(pair.verifier)):

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from specdec_plugins.text.bpe import remove_bpe
+from specdec_plugins.text.bpe import has_subwords, remove_bpe
 from specdec_plugins.text.lines import read_lines
 
 MAX_LINES = 1_000_000  # a longer file is a training corpus, given by mistake
 
 FAIRSEQ_LINE = re.compile(r"[STHD]-([0-9]{1,9})\t")
-SUBWORD = re.compile(r"@@(?: |$)")
 # What Moses leaves in text, and what it never leaves. French has a space before other marks, so these are commas and full stops.
 TOKENISED = re.compile(r" [,.](?: |$)|&(?:apos|quot|amp|lt|gt|#91|#93|#124);| @-@ ")
 PLAIN = re.compile(r"\w[,!?](?: |$)|\w{4}\.$")
@@ -56,7 +55,7 @@ def read(path: str, kinds: str, tokenized: bool, join_subwords: bool) -> Text:
     if join_subwords:
         sentences = [(number, remove_bpe(line)) for number, line in sentences]
     for number, line in sentences:
-        if SUBWORD.search(line):
+        if has_subwords(line):
             raise ValueError(f"{path}, line {number}: BPE left in the text ('@@ '): --remove-bpe joins it")
     return Text(path, kind, [line for _, line in sentences], [number for number, _ in sentences])
 

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -109,7 +108,7 @@ class SystemServer:
         torch.set_num_threads(mix.threads)
         self.device = system.device
         build = CTranslate2 if system.strategy == "ctranslate2" else Engine
-        pair = replace(load_folder(model), codes=None)  # sources are tokens already
+        pair = load_folder(model)
         with refusals():
             self.decoder: Decoder = build(system, pair, mix, sources)
 

@@ -31,7 +31,7 @@ def measured_rows(plan: Plan, text: Text, reader: "Translator", progress: Progre
     rows = [summarise(each, baseline.runs[0].outputs) for each in measured]
     result = {"rows": rows, "left_out": left_out, "baseline": baseline.system.name}
     if text.references:
-        outputs = [[reader.text(tokens) for tokens in each.runs[0].outputs] for each in measured]
+        outputs = [[reader.codec.decode(reader.codec.target.ids(tokens)) for tokens in each.runs[0].outputs] for each in measured]
         result["bleu_signature"] = add_bleu(rows, outputs, outputs[measured.index(baseline)], text.references)
     return result
 

@@ -3,7 +3,6 @@
 Times are of decoding alone: sources are token numbers, and outputs are put together afterwards.
 """
 
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -110,13 +109,13 @@ class Engine:
         self.weights = tensor_bytes(vars(self.translator).get("roles"))  # before there are buffers
 
     def decode(self, order: Order) -> Run:
-        self.translator.take_stats()
+        self.translator.engine.take_stats()
         sources = [self.sources[index] for index in order.sources]
-        seconds, latencies, hypotheses = timed(self.translator.translate_tokens, sources, order)
-        stats = self.translator.take_stats()
+        seconds, latencies, hypotheses = timed(self.translator.engine.generate, sources, order)
+        stats = self.translator.engine.take_stats()
         drafted, committed = count_steps(hypotheses)
         return Run(
-            seconds, latencies, [self.translator.words(hypothesis.tokens) for hypothesis in hypotheses],
+            seconds, latencies, [self.translator.codec.target.tokens(hypothesis.tokens) for hypothesis in hypotheses],
             {name: spent for name, spent in stats.seconds.items() if name != "text"}, drafted, dict(stats.lengths), committed,
         )  # fmt: skip
 
@@ -124,13 +123,13 @@ class Engine:
         """Bytes of the weights, of keys and values when the longest sources have been decoded together, and of recordings."""
         if self.translator.settings.strategy == "fairseq":
             return {}
-        session = self.translator.session(order.batch_size)
+        session = self.translator.engine.session(order.batch_size)
         sources = sorted((self.sources[index] for index in order.sources), key=len)
         for index, source in enumerate(sources[-order.batch_size :]):
-            session.submit(self.translator.request(index, source))
+            session.submit(self.translator.engine.request(index, source))
         while not session.idle:
             session.step()
-        runner = getattr(getattr(self.translator.roles.verifier, "model", None), "runner", None)
+        runner = getattr(getattr(self.translator.engine.roles.verifier, "model", None), "runner", None)
         held = getattr(runner, "held", None)  # 0: a GPU that runs eagerly
         recordings = {} if held is None else {"recordings": held}
         return {"weights": self.weights, "caches": tensor_bytes(session.verifying, session.drafting), **recordings}
@@ -146,7 +145,7 @@ class CTranslate2:
             import ctranslate2
         import torch
 
-        self.sources = [pair.source.decode(source[:-1]).split() for source in sources]
+        self.sources = [pair.source.tokens(source[:-1]) for source in sources]
         with tempfile.TemporaryDirectory() as folder:
             convert(pair, Path(folder))
             device = torch.device(system.device)
@@ -204,6 +203,7 @@ def convert(pair: "Pair", folder: Path) -> None:
 
     from specdec_plugins.formats.checkpoint import allow_fairseq_types
     from specdec_plugins.formats.fairseq import checkpoint_of
+    from specdec_plugins.text.vocabulary import SPECIAL
 
     checkpoint = checkpoint_of(pair.verifier)
     args = checkpoint["args"]
@@ -211,7 +211,9 @@ def convert(pair: "Pair", folder: Path) -> None:
     args.source_lang, args.target_lang = "source", "target"
     ARCH_CONFIG_REGISTRY[args.arch](args)
     for side, vocabulary in (("source", pair.source), ("target", pair.target)):
-        shutil.copyfile(vocabulary.path, folder / f"dict.{side}.txt")
+        symbols = vocabulary.symbols[len(SPECIAL) :]
+        text = "".join(f"{symbol} 1 #fairseq:overwrite\n" for symbol in symbols)
+        (folder / f"dict.{side}.txt").write_text(text, encoding="utf-8")
     allow_fairseq_types()
     torch.save(checkpoint, folder / "model.pt")
     FairseqConverter(str(folder / "model.pt"), str(folder)).convert(str(folder / "converted"))

@@ -56,6 +56,11 @@ def spelled(subwords: str, symbols: Collection[str]) -> Iterator[str]:
         yield spelling[-1] + end
 
 
+def has_subwords(line: str) -> bool:
+    """Whether a line has subwords that are not joined."""
+    return f"{CONTINUED} " in f"{line} "
+
+
 def remove_bpe(line: str) -> str:
     """Join the subwords of a line into tokens again."""
-    return f"{line} ".replace("@@ ", "").rstrip()
+    return f"{line} ".replace(f"{CONTINUED} ", "").rstrip()

@@ -1,19 +1,28 @@
 """Byte-level BPE, GPT-2's and BART's, by Hugging Face's ``tokenizers``, which is loaded when it is used.
 
-A text's UTF-8 bytes are merged by codes, so no character is unknown, and spaces belong to the words after them. Codes are a file
-of GPT-2's form (``vocab.bpe``): a line ``#version``, then a merge a line, two symbols in GPT-2's alphabet of bytes. A subword is
-written as its number, as fairseq's dictionaries for BART have it: first the 256 bytes in the order of that alphabet, then what
-each merge makes. A text begins with ``<s>``, as BART's texts do, and models of such text are forced to begin with it.
+Codes merge a text's UTF-8 bytes, so no character is unknown, and a space belongs to the word after it. Codes are a file in
+GPT-2's form (``vocab.bpe``): a line ``#version``, then a merge a line, two symbols in GPT-2's alphabet of bytes. A subword is
+written as its number, as in fairseq's dictionaries for BART: first the 256 bytes in the order of that alphabet, then what each
+merge makes. A text begins with ``<s>``, as BART's texts do, and models of such text are forced to begin with it.
 """
 
 import json
-from collections.abc import Iterable
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.extras import needed
-from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.alignment import Span
+from specdec_plugins.text.bpe import CONTINUED
+from specdec_plugins.text.codec import CodecConfig, Decoder
+from specdec_plugins.text.dictionary import DictionaryCodec
+from specdec_plugins.text.lines import MAX_LINE_BYTES, read_lines
+from specdec_plugins.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from specdec_plugins.formats.spec import Symbols
 
 BEGIN = "<s>"
 MAX_MERGES = 1_000_000  # twenty times GPT-2's
@@ -21,19 +30,22 @@ MAX_SYMBOL = 1_000  # characters
 # Bytes that print as themselves, in this order; the others follow, as the characters from U+0100 on.
 PRINTED = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
 ALPHABET = [chr(byte) for byte in PRINTED] + [chr(0x100 + number) for number in range(256 - len(PRINTED))]
+BYTES = dict(zip(ALPHABET, [*PRINTED, *(byte for byte in range(256) if byte not in PRINTED)]))
 
 
 class ByteLevel:
-    """Turns text into numbers of subwords and back, by the codes of a file. Raises ValueError naming the line that is none.
+    """Turns text into numbers of subwords and back, by the codes of a file. Raises ValueError naming a line that is no merge.
 
     Without codes, as before there are any, it only normalises white space.
     """
 
     def __init__(self, codes: Path | None = None):
-        self.codes, self.count, self._tokenizer = codes, 0, None
+        self.subwords: list[bytes] = []
+        self._tokenizer = None
         if codes is not None:
             numbers, merges = read_codes(codes)
-            self.count, self._tokenizer = len(numbers), tokenizer_of(numbers, merges)
+            self.subwords = [bytes(map(BYTES.__getitem__, subword)) for subword in numbers]
+            self._tokenizer = tokenizer_of(numbers, merges)
 
     def tokenize(self, line: str) -> str:
         """The line with single spaces: subwords need no tokens."""
@@ -45,14 +57,79 @@ class ByteLevel:
 
     def detokenize(self, line: str) -> str:
         """The text of a line of numbers. What is no subword's number is left out; bytes that are no UTF-8 become U+FFFD."""
-        numbers = [int(symbol) for symbol in line.split() if symbol.isdecimal() and len(symbol) < 8]
-        text = self._loaded().decode([number for number in numbers if number < self.count], skip_special_tokens=False)
-        return self.tokenize(text)
+        return self.tokenize(b"".join(map(self.bytes_of, line.split())).decode("utf-8", "replace"))
+
+    def bytes_of(self, symbol: str) -> bytes:
+        """The bytes of a subword's number; none of anything else."""
+        self._loaded()
+        number = int(symbol) if symbol.isdecimal() and len(symbol) < 8 else len(self.subwords)
+        return self.subwords[number] if number < len(self.subwords) else b""
+
+    def spans(self, line: str) -> list[Span]:
+        """The characters that the symbols of `apply` stand for."""
+        return [(0, 0), *self._loaded().encode(line, add_special_tokens=False).offsets] if line else []
 
     def _loaded(self) -> Any:
         if self._tokenizer is None:
             raise ValueError("byte-level BPE needs its codes (--codes)")
         return self._tokenizer
+
+
+class ByteLevelCodec(DictionaryCodec[ByteLevel]):
+    """Files as for `DictionaryCodec`, codes in GPT-2's form. Texts cannot be joined, as each begins with ``<s>``."""
+
+    concatenates = False
+
+    def __init__(self, config: CodecConfig, symbols: "Symbols"):
+        self.subwords = ByteLevel(config.files.get("codes"))
+        super().__init__(config, symbols)
+        self.max_characters = MAX_LINE_BYTES
+        self.streams = self.streams and not any(symbol.endswith(CONTINUED) for symbol in self.target.symbols)
+
+    def _load_codes(self, vocabulary: Vocabulary) -> ByteLevel:
+        return self.subwords
+
+    def _load_tokenizer(self, lang: str) -> ByteLevel:
+        return self.subwords
+
+    def _decoder(self, language: ByteLevel) -> Decoder:
+        return ByteStream(list(map(language.bytes_of, self.target.symbols)))
+
+    def _align(self, text: str, subwords: list[str]) -> list[Span]:
+        line = " ".join(text.split())
+        origins = (index for index, character in enumerate(text) if not character.isspace())
+        starts = [-1 if character == " " else next(origins) for character in line]  # -1: white space belongs to no token
+        spans: list[Span] = []
+        for first, end in self.subwords.spans(line):
+            inside = [start for start in starts[first:end] if start >= 0]
+            before = spans[-1][1] if spans else 0
+            spans.append((inside[0], inside[-1] + 1) if inside else (before, before))
+        return spans
+
+
+class ByteStream:
+    """Decodes bytes as they come. An incomplete character and white space are held back, and runs of it become a space."""
+
+    def __init__(self, subwords: Sequence[bytes]):
+        self.subwords, self.decoder = subwords, getincrementaldecoder("utf-8")("replace")
+        self.begun, self.space = False, False
+
+    def push(self, ids: Iterable[int]) -> str:
+        """See `Decoder`."""
+        return self._told(self.decoder.decode(b"".join(self.subwords[token] for token in ids)))
+
+    def finish(self) -> str:
+        """See `Decoder`."""
+        return self._told(self.decoder.decode(b"", final=True))
+
+    def _told(self, text: str) -> str:
+        words = text.split()
+        if not words:
+            self.space = self.space or bool(text)
+            return ""
+        space = " " if self.begun and (self.space or text[0].isspace()) else ""
+        self.begun, self.space = True, text[-1].isspace()
+        return space + " ".join(words)
 
 
 def read_codes(path: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:

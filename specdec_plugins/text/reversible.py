@@ -10,12 +10,16 @@ code point (``％2713％``), in characters that the subword vocabulary has.
 """
 
 import re
+from collections.abc import Sequence
+
+from specdec_plugins.text.alignment import undo
 
 JOINER, ESCAPE = "￭", "％"
 # Printable ASCII, the letters of Latin-1, and what French and technical text adds to them.
 _FOREIGN = re.compile("[^!-~À-ÿŒœŸ«»‘’“”–—…·°§²³€→←≤≥−]")
 NO_TEXT = "\0\n\r"  # what no line holds
 _ESCAPED = re.compile(f"{ESCAPE}([0-9a-f]+){ESCAPE}")
+_BEGUN = re.compile(f"{ESCAPE}[0-9a-f]*$")  # what may become one
 _LETTER, _SIGN = r"[^\W_]", rf"[^\w@{ESCAPE}]|_"
 _TOKEN = re.compile(
     rf"{ESCAPE}[0-9a-f]+{ESCAPE}"
@@ -37,8 +41,53 @@ class Reversible:
 
     def detokenize(self, line: str) -> str:
         """Return the raw sentence for a line of tokens, also for one that a model made and that no sentence has."""
-        text = line.replace(f"{JOINER} ", "").replace(f" {JOINER}", "").replace(JOINER, "")
-        return _ESCAPED.sub(_character, text)
+        return _ESCAPED.sub(_character, _joined(line))
+
+    def surface(self, pieces: Sequence[str]) -> list[str]:
+        """See `WordTokenizer`."""
+        return undo([piece.replace(JOINER, "") for piece in pieces], _ESCAPED, _character)
+
+    def stream(self) -> "ReversibleStream":
+        """See `WordTokenizer`."""
+        return ReversibleStream()
+
+
+class ReversibleStream:
+    """Incremental detokenisation, a `WordStream`. Spaces and joiners are held back until the next character, and the beginning of
+    a code point until its end.
+    """
+
+    def __init__(self) -> None:
+        self.line = ""  # joiners and spaces that the next character decides about
+        self.text = ""  # what may be the beginning of a code point
+        self.space = ""  # before the next token, if there is one
+
+    def push(self, piece: str, complete: bool) -> str:
+        """See `WordStream`."""
+        if piece:
+            self.line, self.space = self.line + self.space + piece, ""
+        if complete:
+            self.space = " "
+        settled = self.line.rstrip(f"{JOINER} ")
+        self.text, self.line = self.text + _joined(settled), self.line[len(settled) :]
+        return self._tell(final=False)
+
+    def finish(self) -> str:
+        """See `WordStream`."""
+        self.text, self.line = self.text + _joined(self.line), ""
+        return self._tell(final=True)
+
+    def _tell(self, final: bool) -> str:
+        end = max((match.end() for match in _ESCAPED.finditer(self.text)), default=0)
+        begun = None if final else _BEGUN.search(self.text, end)
+        settled = self.text[: begun.start()] if begun else self.text
+        self.text = self.text[len(settled) :]
+        return _ESCAPED.sub(_character, settled)
+
+
+def _joined(line: str) -> str:
+    """A line of tokens with no space beside joiners, and without these."""
+    return line.replace(f"{JOINER} ", "").replace(f" {JOINER}", "").replace(JOINER, "")
 
 
 def _tokens(part: str) -> list[str]:

@@ -2,31 +2,27 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Protocol
+
+from specdec_plugins.text.dictionary import Codes, Tokenizer, WordTokenizer
 
 BYTE_LEVEL = "byte-level"
 TOKENIZERS = ("moses", "reversible", BYTE_LEVEL)
 
 
-class Tokenizer(Protocol):
-    """Turns a raw sentence into tokens joined by single spaces, and back."""
-
-    def tokenize(self, line: str) -> str: ...
-
-    def detokenize(self, line: str) -> str: ...
-
-
-class Codes(Protocol):
-    """Splits the tokens of a line into subwords."""
-
-    def apply(self, line: str) -> str: ...
-
-
 def load_tokenizer(name: str, lang: str, codes: Path | None = None) -> Tokenizer:
-    """Return the tokeniser of that name for a language, a two-letter code. Raises ValueError for an unknown name.
+    """The tokeniser ``name`` for a language, a two-letter code. Raises ValueError for an unknown name.
 
     Byte-level BPE needs its ``codes`` to detokenise; the others leave that to `remove_bpe`.
     """
+    if name == BYTE_LEVEL:
+        from specdec_plugins.text.byte_level import ByteLevel
+
+        return ByteLevel(codes)
+    return load_word_tokenizer(name, lang)
+
+
+def load_word_tokenizer(name: str, lang: str) -> WordTokenizer:
+    """The same, for tokenisers into words."""
     if name == "moses":
         from specdec_plugins.text.moses import Moses
 
@@ -35,17 +31,13 @@ def load_tokenizer(name: str, lang: str, codes: Path | None = None) -> Tokenizer
         from specdec_plugins.text.reversible import Reversible
 
         return Reversible()
-    if name == BYTE_LEVEL:
-        from specdec_plugins.text.byte_level import ByteLevel
-
-        return ByteLevel(codes)
     raise ValueError(f"no tokenizer named {name!r}. Available: {', '.join(TOKENIZERS)}")
 
 
 def load_codes(name: str, codes: Path, symbols: Collection[str] | None = None) -> Codes:
-    """What makes subwords of the tokens of the tokeniser ``name``. Raises ValueError for a file that holds no codes.
+    """The BPE that splits the tokens of the tokeniser ``name``. Raises ValueError for a file without codes.
 
-    With ``symbols``, those of a model's dictionary, what the reversible tokeniser makes can be written in them.
+    With ``symbols``, those of a model's dictionary, every token of the reversible tokeniser can be written in them.
     """
     if name == BYTE_LEVEL:
         from specdec_plugins.text.byte_level import ByteLevel

@@ -1,38 +1,42 @@
-"""A fairseq dictionary: which token each of a model's token numbers is."""
+"""The tokens of one side of a model as strings, and fairseq's file of them."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from specdec_plugins.text.lines import read_lines
 
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first symbols of every fairseq dictionary, which its file leaves out
+
 
 class Vocabulary:
-    """A fairseq dictionary: what each token number of a model stands for. Raises ValueError for a file that is none."""
+    """Token ids and the strings that they are shown as. ``unknown`` is the id of strings that are no token."""
 
-    SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-    BEGIN, EOS, UNKNOWN = 0, 2, 3
+    def __init__(self, symbols: Sequence[str], unknown: int, path: Path | None = None):
+        self.symbols, self.unknown, self.path = symbols, unknown, path
+        self.numbers = {symbol: number for number, symbol in enumerate(symbols)}
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.symbols = list(self.SPECIAL)
+    @classmethod
+    def read(cls, path: Path) -> "Vocabulary":
+        """A fairseq dictionary. Raises ValueError if the file is none."""
+        symbols = list(SPECIAL)
         for number, line in enumerate(read_lines(path), 1):
             symbol, separator, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
             if not separator or not count.isdecimal():
                 raise ValueError(f"{path}, line {number}: not a fairseq dictionary (a symbol and its count a line)")
-            self.symbols.append(symbol)
-        self.numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
+            symbols.append(symbol)
+        return cls(symbols, SPECIAL.index("<unk>"), path)
 
     def __len__(self) -> int:
         return len(self.symbols)
 
-    def encode(self, line: str) -> list[int]:
-        """The token numbers of a line's subwords, closed by eos."""
-        return [*(self.numbers.get(symbol, self.UNKNOWN) for symbol in line.split()), self.EOS]
+    def ids(self, tokens: Iterable[str]) -> list[int]:
+        """The ids of tokens given as strings."""
+        return [self.numbers.get(token, self.unknown) for token in tokens]
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The subwords of token numbers, joined by spaces."""
-        return " ".join(self.symbols[token] for token in tokens)
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Tokens as strings."""
+        return [self.symbols[token] for token in ids]
 
     def fingerprint(self) -> str:
         """See `fingerprint_of`."""
@@ -40,5 +44,5 @@ class Vocabulary:
 
 
 def fingerprint_of(symbols: Iterable[str]) -> str:
-    """The sha256 of a dictionary's symbols in order: what a model's embedding rows mean. Our checkpoints carry it."""
+    """The sha256 of a vocabulary's strings in order: what a model's embedding rows mean. Our checkpoints carry it."""
     return hashlib.sha256("\n".join(symbols).encode()).hexdigest()

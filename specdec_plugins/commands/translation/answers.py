@@ -49,9 +49,9 @@ class Answerer:
         gc.freeze()  # torch's 170,000 objects stay: collecting garbage among them took 0.1 s of the start
         from specdec_plugins.translator import Translator
 
-        self.options, self.format = options, make_format(options)
-        settings = settings_of(options)
+        self.options, settings = options, settings_of(options)
         self.translator = Translator(load(options), settings.for_worker(number, options.workers))
+        self.format = make_format(options, self.translator.codec.join)
         self.choices: dict[str, Any] = {
             "batch_size": options.batch_size or (None if options.max_tokens else settings.usual_batch_size),
             "max_tokens": options.max_tokens, "bpe": options.tokenized,
@@ -73,7 +73,7 @@ class Answerer:
         groups = (results[start : start + outputs] for start in range(0, len(results), outputs))
         numbered = enumerate(zip(groups, buffer.references), buffer.first)
         answers = [self._answer(number, group, reference) for number, (group, reference) in numbered]
-        return Answers(answers, too_long, buffer.fault, self.translator.take_stats())
+        return Answers(answers, too_long, buffer.fault, self.translator.engine.take_stats())
 
     def _answer(self, number: int, outputs: Sequence["Translation"], reference: str | None) -> Answer:
         shown = [] if self.options.trace is None else [self._traced(output) for output in outputs]
@@ -83,7 +83,7 @@ class Answerer:
         return Answer(self.format(number, outputs, reference), shown, shortened)
 
     def _traced(self, result: "Translation") -> TracedSentence:
-        words = self.translator.words
+        words = self.translator.codec.target.tokens
         steps = [
             TracedStep(
                 words(step.drafted[: step.accepted]),

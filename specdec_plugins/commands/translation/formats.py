@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from specdec_plugins.text.bpe import remove_bpe as join_subwords
-
 if TYPE_CHECKING:
     from specdec_plugins.translator import Translation
 
@@ -20,12 +18,12 @@ Format = Callable[[int, Sequence["Translation"], str | None], str]
 FORMATS = ("text", "fairseq", "json")
 
 
-def make_format(options: argparse.Namespace) -> Format:
-    """The function of ``--format``."""
+def make_format(options: argparse.Namespace, join: Callable[[Sequence[str]], str]) -> Format:
+    """The function of ``--format``; ``join`` makes words of subwords for ``--remove-bpe``."""
     if options.format == "json":
         return partial(as_json, verified=options.strategy != "drafter")
     if options.format == "fairseq":
-        return partial(as_fairseq, remove_bpe=options.remove_bpe)
+        return partial(as_fairseq, join=join if options.remove_bpe else " ".join)
     return lambda number, outputs, reference: "\n".join(output.text for output in outputs)
 
 
@@ -46,20 +44,15 @@ def as_json(number: int, outputs: Sequence["Translation"], reference: str | None
     return "\n".join(json.dumps(record, ensure_ascii=False) for record in records)
 
 
-def as_fairseq(number: int, outputs: Sequence["Translation"], reference: str | None, remove_bpe: bool) -> str:
+def as_fairseq(number: int, outputs: Sequence["Translation"], reference: str | None, join: Callable[[Sequence[str]], str]) -> str:
     """The lines of fairseq-generate: S, T if there is a reference, and for each output H, D and P; scores to base 2."""
-
-    def joined(tokens: list[str]) -> str:
-        line = " ".join(tokens)
-        return join_subwords(line) if remove_bpe else line
-
-    lines = [f"S-{number}\t{joined(outputs[0].source_tokens)}"]
+    lines = [f"S-{number}\t{join(outputs[0].source_tokens)}"]
     if reference is not None:
         lines.append(f"T-{number}\t{reference}")
     for output in outputs:
         score = output.score / math.log(2)
         lines += [
-            f"H-{number}\t{score}\t{joined(output.tokens)}",
+            f"H-{number}\t{score}\t{join(output.tokens)}",
             f"D-{number}\t{score}\t{output.text}",
             f"P-{number}\t{' '.join(f'{token / math.log(2):.4f}' for token in output.token_scores)}",
         ]

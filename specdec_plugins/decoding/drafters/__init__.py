@@ -8,12 +8,10 @@ verifier)``, if the file has it: it completes them from the verifier's `Model`. 
 drafter's (a file in this folder), an installed entry point's of the group ``specdec.drafters``, or ``module:object``.
 """
 
-import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -21,7 +19,7 @@ from torch import Tensor
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.options import USUAL_BUDGET, Budget
 from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.formats.errors import brief
+from specdec_plugins.formats.code import find as find_code
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, Symbols, weight_fault
 
 GROUP = "specdec.drafters"
@@ -79,20 +77,7 @@ def built_in() -> list[str]:
 
 def find(name: str) -> Any:
     """The code of the drafter ``name``. Raises ValueError if there is none."""
-    if name in built_in():
-        return importlib.import_module(f"{__name__}.{name}")
-    module, separator, attribute = name.partition(":")
-    if separator:
-        try:
-            code = getattr(importlib.import_module(module), attribute)
-        except (Exception, SystemExit) as error:  # a module can do anything when it is imported
-            raise ValueError(f"drafter '{brief(name)}': {brief(error) or type(error).__name__}") from None
-    else:
-        points = {point.name: point for point in entry_points(group=GROUP)}
-        if name not in points:
-            names = ", ".join([*built_in(), *sorted(points)])
-            raise ValueError(f"no drafter named '{name}'. Available: {names}, and module:object")
-        code = points[name].load()
+    code = find_code(name, "drafter", {each: f"{__name__}.{each}" for each in built_in()}, GROUP)
     if not hasattr(code, "build") and not hasattr(code, "for_pair"):
         raise ValueError(f"drafter '{name}' has no function build, and no for_pair")
     return code
