@@ -12,6 +12,7 @@ import pytest
 from specdec_plugins.commands import progress
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import out_of_range, run_command
+from specdec_plugins.formats.files import whole
 from specdec_plugins.settings import OptionError, Settings
 
 
@@ -107,3 +108,10 @@ def test_steps_in_a_log_are_few_and_say_how_long_the_rest_takes(capsys, monkeypa
         "left out: x",
         "second: all; 00:20 left",
     ]
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"), whole(tmp_path / "pipe"):
+        raise AssertionError("nothing may be written")
+    assert (tmp_path / "pipe").is_fifo()

@@ -67,13 +67,10 @@ def show(model: Path, text: Path, batch_size: int) -> None:
             results[name] = translator.translate(lines, batch_size=batch_size)
             seconds[name].append(decoding_seconds(translator) - before)
 
-    plain, exact, tolerant = results.values()
-    for line, expected, *others in zip(lines, plain, exact, tolerant):
-        print(f"source    {line}")
-        print(f"ar        {expected.text}  ({expected.iterations} passes)")
+    for line, plain, *others in zip(lines, *results.values()):
+        print(f"source    {line}\nar        {plain.text}  ({plain.iterations} passes)")
         for name, found in zip(("exact", "tolerant"), others):
-            said = "the same" if found.tokens == expected.tokens else found.text
-            print(f"{name:9} {said}  ({found.iterations} passes)")
+            print(f"{name:9} {'the same' if found.tokens == plain.tokens else found.text}  ({found.iterations} passes)")
         print()
     print(f"{len(lines)} sentences, batch size {batch_size}, without text processing; median of {ROUNDS} rounds:\n")
     print(comparison(translators, results, seconds))

@@ -178,11 +178,8 @@ def digest(*parts: Any) -> str:
 
 def file_digest(path: Path, algorithm: str = "sha256") -> str:
     """Return the digest of a file, in hexadecimal."""
-    digester = hashlib.new(algorithm)
     with open(path, "rb") as stream:
-        while data := stream.read(1 << 20):
-            digester.update(data)
-    return digester.hexdigest()
+        return hashlib.file_digest(stream, algorithm).hexdigest()
 
 
 def move(new: Path, old: Path) -> None:

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and files mapped into memory."""
 
 import ctypes
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a path to write to; what is there at the end becomes ``path``, with the permissions of any new file. After an error
     ``path`` is what it was."""
     path = Path(path)
+    if path.exists() and not path.is_file():  # a device would be replaced by a file
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
