@@ -3,6 +3,7 @@
 Imports neither torch nor fairseq, so that a command can check its options at once.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields, replace
@@ -19,7 +20,7 @@ DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 WHOLE = "sentence"  # windows of one sentence each
 
 MOST = 2**31 - 1  # of any count: what the kernels' integers hold
-MOST_THREADS = 1024
+MOST_THREADS = max(64, os.cpu_count() or 1)  # more only wait for each other: 1,024 on 2 cores never finish
 MOST_PER_TOKEN = 1000  # output tokens for each source token
 BUDGET = ("kv_budget", "sinks", "kv_choice")
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "num_samples", "mbr")

@@ -25,6 +25,7 @@ import toy
 from conftest import ROOT
 
 from specdec_plugins.commands import prepare
+from specdec_plugins.settings import MOST_THREADS
 from specdec_plugins.text.bpe import Bpe, remove_bpe
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.moses import Moses, as_ranges
@@ -342,7 +343,10 @@ def test_senseless_options(tmp_path, capsys, options, message):
 
 @pytest.mark.parametrize(
     "option, message",
-    [("--workers", "'0' is not a whole number from 1 to 1,024"), ("--restyle", "'0.6' is not a number from 0 to 0.5")],
+    [
+        ("--workers", f"'0' is not a whole number from 1 to {MOST_THREADS:,}"),
+        ("--restyle", "'0.6' is not a number from 0 to 0.5"),
+    ],
 )
 def test_a_number_that_is_none(tmp_path, capsys, option, message):
     with pytest.raises(SystemExit) as exit_:
