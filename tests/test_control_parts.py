@@ -276,6 +276,22 @@ def test_what_is_doubted_keeps_its_rate_and_loses_weight(make):
     assert estimate.expected_tokens()[4] > 1.2 * before[4]
 
 
+def test_doubt_keeps_what_is_offered():
+    estimate = CopyEstimate(4)
+    estimate.observe([Step([1] * (number % 5), 0, 9) for number in range(400)], 4)
+    before = estimate.mean_over_offers(range(5))
+    estimate.fade()
+    assert estimate.mean_over_offers(range(5)) == pytest.approx(before, rel=0.25)
+
+
+@pytest.mark.parametrize("make", [AcceptanceEstimate, CopyEstimate])
+def test_the_token_that_ends_an_output_is_the_iterations_own(make):
+    ended, went_on = make(4), make(4)
+    ended.observe([Step([1, 2, 3], 2, None)] * 9, 4)
+    went_on.observe([Step([1, 2, 3], 1, 5)] * 9, 4)
+    assert ended.expected_tokens() == went_on.expected_tokens()
+
+
 def test_many_drafts_at_once_count_as_one_by_one():
     """Up to their order."""
     together, apart, dice = AcceptanceEstimate(4), AcceptanceEstimate(4), random.Random(4)
