@@ -4,7 +4,7 @@ Importing this package does nothing; fairseq finds the plugin through ``--user-d
 ``specdec_plugins.Translator`` is loaded when it is asked for.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 def __getattr__(name: str):
