@@ -546,7 +546,9 @@ MISUSE = {
     "--beta 99999999999999999999 --tau 1": "--beta 99,999,999,999,999,999,999 is more than 2,147,483,647",
     "--temperature 0.5": "--temperature requires --sampling",
     "--nbest 5": "--num-samples requires --sampling",
-    "--threads 100000 --workers 100000": f"--threads 100,000 is more than {MOST_THREADS:,}; --workers 100,000 is more than {MOST_THREADS:,}",
+    "--threads 100000 --workers 100000": (
+        f"--threads 100,000 is more than {MOST_THREADS:,}; --workers 100,000 is more than {MOST_THREADS:,}"
+    ),
     "--max-len-a 1e308": "--max-len-a 1e+308 is more than 1,000",
     "--min-len -3": "--min-len -3 is less than 1",
     "--tree 0": "--tree 0 is less than 1",
