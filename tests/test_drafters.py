@@ -170,6 +170,8 @@ SUBWORDS = [
     "man",
 ]
 SUBWORDS += ["men", "walk", "walks", "green", "room", "couch", "."]
+CONTINUED = [number for number, subword in enumerate(SUBWORDS) if subword.endswith("@@")]
+FACTS = PairFacts(SYMBOLS, COPIES, "", 0, subwords=SUBWORDS, continued=CONTINUED)
 
 
 @pytest.mark.usefixtures("sure")
@@ -189,7 +191,7 @@ SUBWORDS += ["men", "walk", "walks", "green", "room", "couch", "."]
     ],
 )
 def test_previous_goes_on_after_a_corrected_word(hint, output, passes):
-    assert passes_with_hint(previous.for_pair(PairFacts(SYMBOLS, COPIES, "", 0, subwords=SUBWORDS)), hint, output, 20) == passes
+    assert passes_with_hint(previous.for_pair(FACTS), hint, output, 20) == passes
 
 
 @pytest.mark.usefixtures("sure")
@@ -202,7 +204,7 @@ def test_previous_without_subwords_takes_each_token_for_a_word():
 def test_previous_drafts_the_same_however_many_tokens_are_said_at_once():
     """Of any hint and output: what is drafted is part of the hint."""
     rng, drafted = random.Random(5), Counter()
-    drafter = previous.Previous(SUBWORDS)
+    drafter = previous.for_pair(FACTS)
     for _ in range(150):
         hint = [rng.randrange(4, len(SUBWORDS)) for _ in range(rng.randrange(1, 20))]
         output = [

@@ -1,19 +1,23 @@
 """The tokens of one side of a model as strings, and fairseq's file of them."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from specdec_plugins.text.bpe import CONTINUED
 from specdec_plugins.text.lines import read_lines
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first symbols of every fairseq dictionary, which its file leaves out
 
 
 class Vocabulary:
-    """Token ids and the strings that they are shown as. ``unknown`` is the id of strings that are no token."""
+    """Token ids and the strings that they are shown as. ``unknown`` is the id of strings that are no token.
 
-    def __init__(self, symbols: Sequence[str], unknown: int, path: Path | None = None):
-        self.symbols, self.unknown, self.path = symbols, unknown, path
+    ``continued`` tokens are not the last of their word, as far as the codec can tell: drafters that copy align words by them.
+    """
+
+    def __init__(self, symbols: Sequence[str], unknown: int, path: Path | None = None, continued: Collection[int] = ()):
+        self.symbols, self.unknown, self.path, self.continued = symbols, unknown, path, continued
         self.numbers = {symbol: number for number, symbol in enumerate(symbols)}
 
     @classmethod
@@ -25,7 +29,8 @@ class Vocabulary:
             if not separator or not count.isdecimal():
                 raise ValueError(f"{path}, line {number}: not a fairseq dictionary (a symbol and its count a line)")
             symbols.append(symbol)
-        return cls(symbols, SPECIAL.index("<unk>"), path)
+        continued = frozenset(token for token, symbol in enumerate(symbols) if symbol.endswith(CONTINUED))
+        return cls(symbols, SPECIAL.index("<unk>"), path, continued)
 
     def __len__(self) -> int:
         return len(self.symbols)

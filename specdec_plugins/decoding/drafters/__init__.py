@@ -9,7 +9,7 @@ drafter's (a file in this folder), an installed entry point's of the group ``spe
 """
 
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -43,7 +43,8 @@ class PairFacts:
     dictionary: str  # the fingerprint of the target's dictionary, ..
     size: int  # .. and how many symbols it has
     datastore: str | None = None  # a file of `specdec-datastore`, for the drafter that reads one
-    subwords: Sequence[str] = ()  # the target's dictionary as text, in BPE; empty where it is not known
+    subwords: Sequence[str] = ()  # the target's tokens as text; empty if unknown
+    continued: Collection[int] = ()  # those that are not their word's last
     source_dictionary: str = ""  # the fingerprint of the source's dictionary
     verifier: LoadedModel | None = None  # for the drafter that drafts with it, ..
     budget: Budget = USUAL_BUDGET  # .. and how much of its cache that reads

@@ -10,7 +10,7 @@ Whether to draft before they meet again depends on the text: a corrected text re
 often ends in other words. So nothing is drafted there unless hints have often been right at that distance from the last match.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
@@ -26,14 +26,13 @@ JUMP = 2  # matching tokens after which they meet anywhere, if the token before 
 SURE = 0.25  # hit rate from which unmatched tokens are drafted
 PRIOR = 0.2  # hit rate before any token was seen: one hit is enough to draft
 DISTANCES = 4  # unmatched tokens told apart; later ones count together
-CONTINUED = "@@"  # ends a subword that is not its word's last
 
 
 class Words:
-    """Word boundaries and initials of BPE subwords, by token."""
+    """Word boundaries and initials of subwords, by token. ``continued`` tokens are not their word's last."""
 
-    def __init__(self, subwords: Sequence[str]):
-        self.continued = {token for token, subword in enumerate(subwords) if subword.endswith(CONTINUED)}
+    def __init__(self, subwords: Sequence[str], continued: Collection[int]):
+        self.continued = continued
         self.initials = {token: subword[:1].lower() for token, subword in enumerate(subwords)}
 
     def alike(self, one: int, other: int) -> bool:
@@ -113,12 +112,12 @@ class Hints(Rows[Followed | None]):
 
 
 class Previous(Drafter):
-    """``subwords`` are the target's, by token; empty if unknown."""
+    """``subwords`` are the target's, by token, and ``continued`` those that are not their word's last; empty if unknown."""
 
     traits = Traits(copies_text=True)
 
-    def __init__(self, subwords: Sequence[str] = ()):
-        self.words = Words(subwords)
+    def __init__(self, subwords: Sequence[str] = (), continued: Collection[int] = ()):
+        self.words = Words(subwords, continued)
 
     def start(self, rows: int, shared: object) -> Hints:
         return Hints()
@@ -139,4 +138,4 @@ class Previous(Drafter):
 
 
 def for_pair(facts: PairFacts) -> Previous:
-    return Previous(facts.subwords)
+    return Previous(facts.subwords, facts.continued)

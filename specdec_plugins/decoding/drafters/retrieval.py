@@ -6,7 +6,7 @@ occurrences vote, each drafted token is the most frequent successor, and the occ
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from specdec_plugins.decoding.datastore import CONTEXT, TOKEN_BYTES, Datastore, encoded
 from specdec_plugins.decoding.drafters import PairFacts
@@ -24,13 +24,13 @@ NEAR = 0.3
 
 
 class Retrieval(Drafter):
-    """A row is the near sentence's target, or None. Without a memory there is no state. ``subwords`` are the target's, by token;
-    empty if unknown."""
+    """A row is the near sentence's target, or None. Without a memory there is no state. ``subwords`` and ``continued`` as for
+    `Previous`."""
 
     traits = Traits(copies_text=True)
 
-    def __init__(self, datastore: Datastore, eos: int, subwords: Sequence[str] = ()):
-        self.datastore, self.eos, self.words = datastore, eos, Words(subwords)
+    def __init__(self, datastore: Datastore, eos: int, subwords: Sequence[str] = (), continued: Collection[int] = ()):
+        self.datastore, self.eos, self.words = datastore, eos, Words(subwords, continued)
 
     def start(self, rows: int, shared: object) -> Hints | None:
         return None if self.datastore.memory is None else Hints()
@@ -102,4 +102,4 @@ def for_pair(facts: PairFacts) -> Retrieval:
     if facts.datastore is None:
         raise ValueError("drafter 'retrieval' needs a datastore; specdec-datastore makes one")
     store = Datastore.open(facts.datastore, facts.dictionary, facts.size, facts.source_dictionary, len(facts.copies))
-    return Retrieval(store, facts.symbols.eos, facts.subwords)
+    return Retrieval(store, facts.symbols.eos, facts.subwords, facts.continued)
