@@ -75,6 +75,7 @@ class KVCache:
             slot, old, new = send(list(zip(*moves)), self.data.device)
             self.data[:, slot, new] = self.data[:, slot, old]  # all are read before any is written
 
+    @torch.inference_mode()
     def copy(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first positions of slots into other slots, all at once: ``moves`` are (old slot, new slot, positions)."""
         moves = [move for move in moves if move[2]]

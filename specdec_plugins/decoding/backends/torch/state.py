@@ -44,7 +44,6 @@ class DenseState:
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self.cache.keep(range(self.rows), roots, paths)
 
-    @torch.inference_mode()
     def select(self, order: list[int]) -> None:
         self.cache.copy([(old, new, self.held[old]) for new, old in enumerate(order) if new != old])
         self.sources.select(order)
