@@ -498,6 +498,18 @@ def test_admission_by_bytes():
     assert bounds.admits(flying([]), queued([40, 3])) == 1
 
 
+def test_admission_by_groups():
+    """A group joins whole or waits; one that exceeds the tokens or bytes by itself is decoded alone."""
+    groups = deque(Request(index, [5] * 3, 9, seeds=range(size)) for index, size in enumerate((3, 2, 4)))
+    assert BoundedAdmission(8).admits(flying([]), groups) == 2
+    assert BoundedAdmission(9).admits(flying([]), groups) == 3
+    assert BoundedAdmission(8).admits(flying([3] * 6), groups) == 0
+    assert BoundedAdmission(8, tokens=6).admits(flying([]), groups) == 1
+    assert BoundedAdmission(8, tokens=6).admits(flying([3]), groups) == 0
+    bounds = BoundedAdmission(8, bytes=6, bytes_for=lambda request: 2 * request.rows)
+    assert bounds.admits(flying([]), groups) == 1 and bounds.admits(flying([3]), groups) == 0
+
+
 def test_max_tokens_bounds_what_is_in_flight(world):
     """In every step of a run, by what the drafter sees; and the bound is used, not just kept."""
     _, verifier, _, sources, limits, expected = world
