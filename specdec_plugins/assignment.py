@@ -87,7 +87,8 @@ def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.
     symbols = pair.target.symbols
     return drafters.PairFacts(
         pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), settings.datastore, subwords=symbols,
-        continued=pair.target.continued, source_dictionary=pair.source.fingerprint(), verifier=verifier, budget=settings.budget or USUAL_BUDGET,
+        continued=pair.target.continued, source_dictionary=pair.source.fingerprint(), verifier=verifier,
+        budget=settings.budget or USUAL_BUDGET,
     )  # fmt: skip
 
 

@@ -243,7 +243,7 @@ def test_sentences_as_windows_are_sentences_as_lines():
 
 
 def test_a_line_that_is_one_window_is_a_line():
-    for options in ({}, {"sampling": True, "seed": 4, "samples": 3}, {"sampling": True, "mbr": 3}):
+    for options in ({}, {"sampling": True, "seed": 4, "num_samples": 3}, {"sampling": True, "mbr": 3}):
         lines = ["", *SENTENCES[:5]]
         expected = demo(block_size=4, **options).translate(lines)
         found = demo(block_size=4, windows=100, context=1, **options).translate(lines)
@@ -281,7 +281,7 @@ def balanced(stats, results):
 def test_samples_of_documents(tmp_path):
     """Each with a context of its own; every window of a document draws other numbers."""
     texts = [documents(3)[3], " ".join(SENTENCES[:1] * 6)]
-    how = {"sampling": True, "seed": 7, "samples": 3, "temperature": 0.8, "windows": "sentence"}
+    how = {"sampling": True, "seed": 7, "num_samples": 3, "temperature": 0.8, "windows": "sentence"}
     for context in (0, 1):
         expected = demo(strategy="ar", context=context, **how).translate(texts, batch_size=1)
         found = demo(block_size=4, context=context, **how).translate(texts, batch_size=5)

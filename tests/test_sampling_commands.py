@@ -84,7 +84,7 @@ def test_streams_draw_as_whole_texts_do(folder, lines):  # noqa: F811
     tokens = translator.encode([line for line in lines if line.strip()])
     first = translator.engine.generate(tokens[:2], first=7)
     assert [each.tokens for each in first] == [each.tokens for each in translator.engine.generate(tokens[:2], 1, first=7)]
-    assert [each.index for each in first] == [0, 1, 2, 3]
+    assert [(each.index, each.output) for each in first] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 BAD = {
