@@ -45,7 +45,7 @@ def assign(
     elif settings.draft_with:
         drafting = drafters.without_weights(settings.draft_with, facts_of(pair, settings, verifying.model))
     if budget is not None and not weights and settings.draft_with != "window":
-        raise ValueError(f"kv_budget has a use only with drafters window, {', '.join(BUDGETED)}")
+        raise ValueError(f"kv_budget is supported only by drafters window, {', '.join(BUDGETED)}")
     if settings.tree and not drafting.traits.trees:
         raise ValueError(f"drafter '{drafter_name(pair, settings, own)}' drafts no trees")
     if settings.strategy == "drafter" and drafting.traits.needs_verifier:
