@@ -66,7 +66,7 @@ class Chosen:
         if not self.budget.attends:
             return
         rows, device = len(self.lengths), self.lengths.device
-        last = send([verdict.places(row)[-1] for row in range(rows)], device)
+        last = send([verdict.results(row)[-1] for row in range(rows)], device)
         attention = scores.attention()[torch.arange(rows, device=device), last]  # (B, S)
         beyond = torch.arange(attention.size(1), device=device) >= self.lengths[:, None]
         attention = attention.masked_fill(beyond, 0)  # undefined there

@@ -246,8 +246,8 @@ class Verdict(NamedTuple):
     cut: list[bool]
     paths: list[list[int]] | None = None
 
-    def places(self, row: int) -> Sequence[int]:
-        """Where the verifier's pass has its results after a row's prefix and after each of its accepted tokens."""
+    def results(self, row: int) -> Sequence[int]:
+        """Indices of the pass's results after a row's prefix and after each of its accepted tokens."""
         return range(self.accepted[row] + 1) if self.paths is None else [0, *(node + 1 for node in self.paths[row])]
 
 

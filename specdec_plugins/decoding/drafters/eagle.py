@@ -172,7 +172,7 @@ class EagleDrafter(Drafter):
     def observe(self, state: EagleState, scores: Any, draft: Draft, verdict: Verdict) -> None:
         features = scores.features()
         for row, kept in enumerate(state.inputs):
-            told = features[row, list(verdict.places(row))]
+            told = features[row, list(verdict.results(row))]
             state.inputs[row] = replace(kept, states=torch.cat([kept.states, told]))
 
     def bytes_for(self, request: Request) -> int:

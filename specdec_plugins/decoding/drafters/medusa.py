@@ -187,7 +187,7 @@ class HeadsDrafter(Drafter):
 
     def observe(self, state: HeadsState, scores: Any, draft: Draft, verdict: Verdict) -> None:
         features = scores.features()
-        state.replace(torch.stack([features[row, verdict.places(row)[-1]] for row in range(len(state.places))]))
+        state.replace(torch.stack([features[row, verdict.results(row)[-1]] for row in range(len(state.places))]))
 
     def bytes_for(self, request: Request) -> int:
         encoded = self.verifier.target_embeddings.element_size() * self.verifier.spec.encoder.width  # kept for the beginning
