@@ -100,8 +100,9 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         model_args(checkpoint), task_settings(checkpoint)
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: damaged or foreign settings ({type(error).__name__}: {brief(error)})") from None
-    if not isinstance(checkpoint.get("task_state") or {}, dict):
-        raise CheckpointError(f"{path}: damaged or foreign settings ('task_state' is no dictionary)")
+    state = checkpoint.get("task_state") or {}
+    if not isinstance(state, dict) or not isinstance(state.get("dictionaries") or (), list | tuple):
+        raise CheckpointError(f"{path}: damaged or foreign settings ('task_state')")
     return checkpoint
 
 
