@@ -1,5 +1,6 @@
 """Codecs: text comes back, offsets point at it, and incremental decoding says the same byte for byte, for any tokens."""
 
+import os
 import random
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from specdec_plugins.text.moses import Moses
 from specdec_plugins.text.reversible import Reversible
 from specdec_plugins.translator import Translator
 
-CORPORA = ROOT.parent / "shared" / "corpora"
+CORPORA = Path(os.environ.get("SPECDEC_CORPORA", "none"))
 TEXT = ["Die Straße – „schön“ – führt zum Café.", "naïve 日本語 text, 🙂🙃 twice", "l'été : 100 % d'essence !", "x\u00a0y  z"] * 3
 # Everything that Moses' rules look at, and what is near it.
 SIGNS = [
@@ -217,7 +218,7 @@ def in_steps(codec, ids, rng):
     return text + decoder.finish()
 
 
-@pytest.mark.skipif(not CORPORA.is_dir(), reason="needs the shared corpora")
+@pytest.mark.skipif(not CORPORA.is_dir(), reason="SPECDEC_CORPORA names no folder of corpora")
 @pytest.mark.parametrize("name", ["moses", "reversible"])
 def test_real_text_in_steps(codecs, name):
     codec, rng = codecs[name], random.Random(name)
