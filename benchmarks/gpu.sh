@@ -102,12 +102,8 @@ done
 if [ $device = cuda ]; then
     pair latency-float16 75 float16 24 2 1 ar specdec "${peers[@]}"
     pair throughput-float16 85 float16 128 2 "8 32" ar specdec "${peers[@]}"
-    part shape-float16 80 "$python" benchmarks/shapes.py --device cuda --dtypes float16 --threads 1 --block-sizes 4 8 auto \
-        --batch-sizes 1 8 32 128 --sentences 16 --rounds 3
 else
     pair latency-float32 120 float32 4 1 1 ar specdec "${peers[@]}"
-    part shape-float32 120 "$python" benchmarks/shapes.py --dtypes float32 --layers 2 --drafter-layers 1 --width 64 --inner 128 \
-        --heads 4 --vocabulary 600 --threads 1 --block-sizes 4 auto --batch-sizes 1 4 --sentences 2 --rounds 1
 fi
 
 # ---- a training
@@ -123,6 +119,15 @@ if [ $device = cuda ]; then precision=fp16 updates=60 limit=110; else precision=
 export -f training
 export python out device precision updates PYTHON=$python
 if [ "${peers[0]:-}" = fairseq ]; then part training $limit bash -c training; else skip training "there is no fairseq"; fi
+
+# ---- a transformer-base shape with random weights; acceptance is drawn
+if [ $device = cuda ]; then
+    part shape-float16 80 "$python" benchmarks/shapes.py --device cuda --dtypes float16 --threads 1 --block-sizes 4 8 auto \
+        --batch-sizes 1 8 32 128 --sentences 16 --rounds 3
+else
+    part shape-float32 120 "$python" benchmarks/shapes.py --dtypes float32 --layers 2 --drafter-layers 1 --width 64 --inner 128 \
+        --heads 4 --vocabulary 600 --threads 1 --block-sizes 4 auto --batch-sizes 1 4 --sentences 2 --rounds 1
+fi
 
 # ---- the summary
 printf '%s\n' "${parts[@]}" | "$python" -c 'import json, sys
