@@ -114,6 +114,9 @@ def load_parts(
     settings = checkpoint.task_settings(files["verifier"])
     source_lang = source_lang or settings.get("source_lang")
     target_lang = target_lang or settings.get("target_lang")
+    for lang in (source_lang, target_lang):
+        if lang and (not isinstance(lang, str) or len(lang) > MAX_NAME_BYTES // 4):
+            raise ValueError(f"{verifier}: its languages are {lang!r:.80}, which is no language's code")
     if not source_lang or not target_lang:
         raise ValueError(f"{verifier} does not say its languages: give --source-lang and --target-lang")
     paths = {"verifier": verifier} | ({"drafter": drafter} if drafter else {})
