@@ -27,6 +27,12 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 MADV_DONTNEED = 4
 
 
