@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(params=[1, 3, 100], ids="chunks of {} rows".format)
 def module(request, monkeypatch):
-    from specdec_plugins.training import cross_entropy
+    from specdec_plugins.decoding.networks import cross_entropy
 
     monkeypatch.setitem(cross_entropy.CHUNK, "cpu", request.param * VOCABULARY)
     return cross_entropy

@@ -215,7 +215,7 @@ def test_guided_a_model_learns_where_to_look(monkeypatch):
         optimizer.zero_grad()
         strayed.append(float(log["guidance"]) / size)
     assert strayed[0] > 0.5 and strayed[-1] < 0.3 * strayed[0]
-    assert criterion.straying < 0.8
+    assert criterion.average < 0.8
     model.eval()
     assert "guidance" not in criterion(model, sample)[2]
 
@@ -274,7 +274,7 @@ def test_shifted_a_model_reads_the_rows_further_on(monkeypatch):
 def test_learned_positions_do_not_move():
     model, _ = make_verifier(encoder_learned_pos=True, decoder_learned_pos=True)
     moved = shifted_positions(model, *symbols(make_batch([3]), make_batch([3])), 1.0)
-    with pytest.raises(ValueError, match="document_loss needs sinusoidal positions"), moved:
+    with pytest.raises(ValueError, match="document_loss requires sinusoidal positions"), moved:
         pass
 
 

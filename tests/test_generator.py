@@ -53,7 +53,7 @@ def test_generate_says_what_beam_1_says(toy_data, pair):
     assert bleu[0] == bleu[1]
     log = fast.stdout + fast.stderr  # which of them has the log depends on what configured logging first
     assert re.search(r"speculative decoding: 1\.\d+ tokens per verifier pass", log)
-    assert "--beam 5 is not used" in log
+    assert "--beam 5 is ignored" in log
 
 
 def test_generate_samples_what_the_verifier_samples(toy_data, pair):
@@ -115,7 +115,11 @@ def test_options_without_a_place_are_named_together(toy_data, pair, options):
     verifier, drafter = pair
     result = generate(toy_data, verifier, "--drafter-path", drafter, *options, check=False)
     last = result.stderr.strip().splitlines()[-1]
-    assert result.returncode and "--drafter-path does not go with" in last and all(option in last for option in REFUSED[options])
+    assert (
+        result.returncode
+        and "--drafter-path cannot be combined with" in last
+        and all(option in last for option in REFUSED[options])
+    )
 
 
 def test_drafters_that_cannot_be(toy_data, pair, tmp_path):
@@ -124,9 +128,9 @@ def test_drafters_that_cannot_be(toy_data, pair, tmp_path):
     foreign, missing = tmp_path / "foreign.pt", tmp_path / "missing.pt"
     checkpoint.save({**state, "task_state": {"dictionaries": ["other", "other"]}}, foreign)
     messages = {
-        foreign: "trained with another source dictionary",
+        foreign: "was trained with a source dictionary that is not the verifier's",
         missing: "no such checkpoint",
-        verifier: "it is no block drafter",
+        verifier: "is not a drafter",
     }
     for path, message in messages.items():
         result = generate(toy_data, verifier, "--drafter-path", path, check=False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import make_batch
 
-from specdec_plugins.training import masking
+from specdec_plugins.decoding.networks import masking
 
 PAD, EOS, MASK = 1, 2, 3
 

@@ -134,7 +134,9 @@ def test_options_that_do_not_fit():
     from one_file_drafter import Bigram
 
     assert options_of(Bigram.Options, ["width=8"]) == Bigram.Options(8, 0.0)
-    with pytest.raises(ValueError, match="no option 'depth'; available: width, smoothing; option width: 'wide' is no int"):
+    with pytest.raises(
+        ValueError, match="no option 'depth'; available: width, smoothing; option width: 'wide' is not of type int"
+    ):
         options_of(Bigram.Options, ["depth=2", "width=wide"])
 
 

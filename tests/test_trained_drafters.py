@@ -389,10 +389,14 @@ def test_distributions_of_a_draft_in_turn_are_its_own():
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
-    [("small", {"layers": 0}, "option layers is 0, less than 1"), ("eagle", {"steps": None}, "option steps: 'None' is no int"),
-     ("medusa", {"heads": [5]}, "is no int"), ("hydra", {"heads": -1, "successor_width": 0}, "heads is -1.*successor_width is 0"),
-     ("eagle", {"layers": 1e999}, "option layers: 'inf' is no int")],
-)  # fmt: skip
+    [
+        ("small", {"layers": 0}, "option layers is 0, less than 1"),
+        ("eagle", {"steps": None}, "option steps: 'None' is not of type int"),
+        ("medusa", {"heads": [5]}, "is not of type int"),
+        ("hydra", {"heads": -1, "successor_width": 0}, "heads is -1.*successor_width is 0"),
+        ("eagle", {"layers": 1e999}, "option layers: 'inf' is not of type int"),
+    ],
+)
 def test_options_from_outside(name, options, message):
     """One line says what is wrong with them, whatever their type."""
     with pytest.raises(ValueError, match=message):

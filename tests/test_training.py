@@ -196,8 +196,8 @@ def test_two_processes_train_one_model(toy_data, tmp_path, recipe):
 def test_loss_and_model_must_fit(toy_data, tmp_path):
     """One line of error that says what goes with what."""
     for recipe, wrong, message in (
-        (PUBLISHED, "block_loss", "--criterion block_loss trains --arch block_causal"),
-        (CAUSAL, "glat_loss", "--criterion glat_loss trains --arch block; --arch block_causal has --criterion block_loss"),
+        (PUBLISHED, "block_loss", "--criterion block_loss requires --arch block_causal"),
+        (CAUSAL, "glat_loss", "--criterion glat_loss requires --arch block; use --criterion block_loss with --arch block_causal"),
     ):
         options = [*recipe[: recipe.index("--criterion")], *recipe[recipe.index("--block-size") :], "--criterion", wrong]
         without = [option for option in options if option not in ("--position-decay", "0.9")]

@@ -1,1 +1,1 @@
-"""fairseq side: the losses that ``--criterion`` can name, and what they share with no other part."""
+"""Losses for fairseq-train's ``--criterion``."""

@@ -1,17 +1,17 @@
-"""``--criterion document_loss``: the recipe that turns a verifier of sentences into one of long documents.
+"""``--criterion document_loss``: turns a verifier of sentences into one of long documents.
 
-A plain Transformer hardly learns on documents of thousands of tokens, as attention has too many places to go (Bao et al. 2021,
-arXiv 2105.14761). The model stays as it is; training changes in three ways:
+Plain training fails on documents of thousands of tokens, because attention has too many positions to choose from (Bao et al.
+2021, arXiv 2105.14761). The model is unchanged; training differs in three ways:
 
-* Guided attention: a loss, -log of the attention that falls on the own sentence and its neighbours, here and on the other side.
-  While attention strays, it is damped elsewhere, so that the model goes on translating meanwhile. Sentences end with a full stop;
-  a document whose two sides have different numbers of them is guided within its sides only.
-* Shifted positions: half of the rows train as if far into a document, because positions that training never shows are noise to
-  absolute embeddings, and long documents cost most (Kiyono et al. 2021, arXiv 2109.05644).
-* Repetition noise: the prefix repeats itself here and there. Greedy decoding degenerates into repetition loops; a document goes
-  on behind them, and the model has to find its place again by what it has translated, not by positions.
+* Guided attention: a loss, -log of the attention mass on a query's own sentence and its neighbours, on both sides. While that
+  loss is high, attention elsewhere is damped, so that the model keeps translating. Sentences end with a full stop; if the sides
+  of a document have different numbers of sentences, only self-attention is guided.
+* Shifted positions: half of the rows train at positions far into a document. Absolute embeddings of unseen positions are noise,
+  and long documents are costly to train on (Kiyono et al. 2021, arXiv 2109.05644).
+* Repetition noise: prefixes contain repetition loops. Greedy decoding degenerates into such loops, and the model learns to
+  continue after them, finding its place from the translated text rather than from positions.
 
-B batch, S source and T target symbols (padding included), R sampled queries, H heads.
+B batch, S source and T target tokens (padding included), R sampled queries, H heads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,33 +32,33 @@ from specdec_plugins.criterions.verifier_loss import AS_IN_TRAINING, VerifierLos
 
 GUIDANCE = 1.0  # weight of the attention loss next to cross-entropy
 SENTENCE_END = "."
-FIRST = ("encoder.layers.0.", "decoder.layers.0.")  # free: they only see positions, which do not tell sentences apart
-NEIGHBOURS = 1  # sentences to either side; the own one alone was too narrow
-QUERIES = 128  # of each document, sampled at every pass: all of them would cost as much as a layer
-MEMORY = 50  # updates over which the attention that strays is averaged
-DAMPING = 5  # nats taken from the logits of distant positions, for each nat of attention loss
+FIRST = ("encoder.layers.0.", "decoder.layers.0.")  # not guided: their inputs do not reveal sentence boundaries
+NEIGHBOURS = 1  # sentences to either side; 0 was too narrow
+QUERIES = 128  # sampled per document and pass; using all would cost as much as a layer
+MEMORY = 50  # updates over which the guidance loss is averaged
+DAMPING = 5  # nats subtracted from the logits of distant positions, per nat of guidance loss
 
-SHIFTED = 0.5  # share of the rows that are moved
-# Standard deviation of the target's shift, in roots of the source's: sentences of n tokens whose translations differ by d from
-# their mean length let the sides drift apart by d / sqrt(n) of it.
+SHIFTED = 0.5  # fraction of rows that are shifted
+# Standard deviation of the target's shift over the square root of the source's: if sentences of n tokens have translations whose
+# length deviates by d from the mean, the sides drift apart by d / sqrt(n) of that root.
 DRIFT = 0.3
 
-LONGEST = 3  # symbols in a repetition
-MOST = 64  # repetitions of it
-GROWTH = 8  # a batch grows wider by at most one part in so many
+LONGEST = 3  # tokens in a repetition
+MOST = 64  # repetitions in a loop
+GROWTH = 8  # noise widens a batch by at most 1 / GROWTH
 
 
 @dataclass
 class DocumentLossConfig(LabelSmoothedCrossEntropyCriterionConfig):
     repetition_noise: float = field(
         default=2.0,
-        metadata={"help": "repetition loops per thousand symbols of the prefix, from which to learn to go on; 0: none"},
+        metadata={"help": "repetition loops per thousand prefix tokens, after which the model learns to continue; 0: none"},
     )
 
 
 @register_criterion("document_loss", dataclass=DocumentLossConfig)
 class DocumentLoss(VerifierLoss):
-    """`VerifierLoss` on documents; validation is plain cross-entropy. The average of stray attention starts anew on resuming."""
+    """`VerifierLoss` on documents; validation is plain cross-entropy. Resuming resets the average of the guidance loss."""
 
     def __init__(
         self, task, sentence_avg, label_smoothing, ignore_prefix_size=0, report_accuracy=False, repetition_noise=2.0
@@ -66,7 +66,7 @@ class DocumentLoss(VerifierLoss):
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
         self.repetition_noise = repetition_noise
         self.ends = sentence_ends(task.source_dictionary, task.target_dictionary)
-        self.steps, self.straying = 0, 1.0
+        self.steps, self.average = 0, 1.0
 
     def compute(self, model, sample, reduce):
         if not model.training:
@@ -74,13 +74,12 @@ class DocumentLoss(VerifierLoss):
         if self.repetition_noise:
             sample = self.with_noise(model, sample)
         source, prefix = (sample["net_input"][side] for side in ("src_tokens", "prev_output_tokens"))
-        attention = GuidedAttention(model, source, prefix, self.padding_idx, self.ends, DAMPING * self.straying)
-        symbols = source.ne(self.padding_idx), prefix.ne(self.padding_idx)
-        with shifted_positions(model, *symbols, SHIFTED), attention.watch():
+        attention = GuidedAttention(model, source, prefix, self.padding_idx, self.ends, DAMPING * self.average)
+        with shifted_positions(model, attention.tokens["encoder"], attention.tokens["decoder"], SHIFTED), attention.watch():
             loss, sample_size, log = super().compute(model, sample, reduce)
         guidance = attention.loss()
         self.steps += 1
-        self.straying += (float(guidance.detach()) - self.straying) / min(self.steps, MEMORY)
+        self.average += (float(guidance.detach()) - self.average) / min(self.steps, MEMORY)
         guidance = guidance * sample_size
         return loss + GUIDANCE * guidance, sample_size, log | {"guidance": guidance.detach()}
 
@@ -101,9 +100,9 @@ class DocumentLoss(VerifierLoss):
 
 
 def sentence_ends(source: Dictionary, target: Dictionary) -> tuple[int, int]:
-    """The symbols that end a sentence. Raises ValueError if a dictionary has none."""
+    """The full stops of both dictionaries. Raises ValueError if one is missing."""
     if any(SENTENCE_END not in dictionary for dictionary in (source, target)):
-        raise ValueError(f"--criterion document_loss tells sentences by their '{SENTENCE_END}', which a dictionary lacks")
+        raise ValueError(f"--criterion document_loss splits sentences at '{SENTENCE_END}', which a dictionary lacks")
     return source.index(SENTENCE_END), target.index(SENTENCE_END)
 
 
@@ -111,36 +110,36 @@ def sentence_ends(source: Dictionary, target: Dictionary) -> tuple[int, int]:
 
 
 class GuidedAttention:
-    """What the attention layers of a model attend to in one forward pass, and the loss for it."""
+    """Records the inputs of a model's attention layers in one forward pass, and computes the guidance loss."""
 
     def __init__(self, model: nn.Module, source: Tensor, prefix: Tensor, padding: int, ends: tuple[int, int], damping: float):
         """Guide attention on a batch.
 
         Args:
             model: fairseq's Transformer.
-            source, prefix: (B, S) and (B, T) int64, what encoder and decoder read. padding: the symbol that fills them.
-            ends: the symbols that end a sentence, of the source and of the target.
-            damping: nats taken from the logits of distant positions.
+            source, prefix: (B, S) and (B, T) int64, the inputs of encoder and decoder, filled with ``padding``.
+            ends: the full stops of source and target.
+            damping: nats subtracted from the logits of distant positions.
         """
-        while isinstance(inner := getattr(model, "module", None), nn.Module):  # as fairseq wraps it for several GPUs
+        while isinstance(inner := getattr(model, "module", None), nn.Module):  # fairseq's wrappers for several GPUs
             model = inner
         self.layers = {
             name: layer
             for name, layer in model.named_modules()
             if isinstance(layer, MultiheadAttention) and not name.startswith(FIRST)
         }
-        self.symbols = {"encoder": source.ne(padding), "decoder": prefix.ne(padding)}
+        self.tokens = {"encoder": source.ne(padding), "decoder": prefix.ne(padding)}
         source_ends, target_ends = source.eq(ends[0]), prefix.eq(ends[1])
-        # The decoder that reads the end of one sentence predicts the beginning of the next.
+        # Reading the end of a sentence, the decoder predicts the beginning of the next one.
         self.sentences = {"encoder": source_ends.cumsum(1) - source_ends.long(), "decoder": target_ends.cumsum(1)}
-        self.unlike = source_ends.sum(1) != target_ends.sum(1)
+        self.unequal = source_ends.sum(1) != target_ends.sum(1)
         self.damping = damping
         self.inputs: dict[str, tuple[Tensor, Tensor]] = {}
         self.masks: dict[tuple[str, bool], Tensor] = {}
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Keep the inputs of every attention layer that runs meanwhile, and damp distant positions."""
+        """Within the context, record the inputs of every attention layer and damp distant positions."""
 
         def keep(name: str):
             def hook(layer, args, kwargs):
@@ -165,18 +164,18 @@ class GuidedAttention:
                 hook.remove()
 
     def visible_and_near(self, name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """What the queries ``rows`` (R,) of a layer see, and what of it is near: (B, 1 or R, S) and (B, R, S) bool."""
+        """The keys that queries ``rows`` (R,) of a layer see, and the near ones: (B, 1 or R, S) and (B, R, S) bool."""
         side = name.split(".")[0]
         within = self.layers[name].self_attention
         keys = side if within else "encoder"
-        visible = self.symbols[keys][:, None]
+        visible = self.tokens[keys][:, None]
         if within and side == "decoder":
             visible = visible & (torch.arange(visible.size(2), device=rows.device) <= rows[:, None])
         near = (self.sentences[side][:, rows, None] - self.sentences[keys][:, None]).abs() <= NEIGHBOURS
-        return visible, visible & (near if within else near | self.unlike[:, None, None])
+        return visible, visible & (near if within else near | self.unequal[:, None, None])
 
     def loss(self) -> Tensor:
-        """Mean of -log(attention to what is near) over layers, heads and sampled queries, in nats."""
+        """Mean of -log(attention mass on near keys) over layers, heads and sampled queries, in nats."""
         losses = []
         for name, (query, key) in self.inputs.items():
             layer = self.layers[name]
@@ -187,27 +186,24 @@ class GuidedAttention:
             logits = queries @ keys.transpose(2, 3)  # (B, H, R, S)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             visible, near = (mask[:, None] for mask in self.visible_and_near(name, rows))
-            everywhere = logits.masked_fill(~visible, -torch.inf).logsumexp(3)
-            strayed = everywhere - logits.masked_fill(~near, -torch.inf).logsumexp(3)  # (B, H, R)
-            symbols = self.symbols[name.split(".")[0]][:, None, rows]
-            losses.append(strayed[symbols.expand_as(strayed)].mean())
+            total = logits.masked_fill(~visible, -torch.inf).logsumexp(3)
+            loss = total - logits.masked_fill(~near, -torch.inf).logsumexp(3)  # (B, H, R)
+            tokens = self.tokens[name.split(".")[0]][:, None, rows]
+            losses.append(loss[tokens.expand_as(loss)].mean())
         return torch.stack(losses).mean()
 
 
 # ---- shifted positions
 
 
-def shifts(source: Tensor, target: Tensor, most: tuple[int, int], share: float) -> tuple[Tensor, Tensor]:
-    """Draw how far each row is moved: not at all, or uniformly as far as there is room.
+def shifts(source: Tensor, target: Tensor, most: tuple[int, int], fraction: float) -> tuple[Tensor, Tensor]:
+    """Draw shifts of source and target (B,) int64 for a ``fraction`` of the rows, uniform over the room left; 0 for the others.
 
-    Args:
-        source, target: (B, S) and (B, T) bool, true where there is a symbol and no padding.
-        most: positions that the model has for a source and for a target. share: of the rows that are moved.
-
-    Returns: of the source and of the target, (B,) int64. A target's is the source's in proportion to the batch's lengths.
+    ``source`` (B, S) and ``target`` (B, T) are true at tokens; ``most`` are the model's positions on either side. A target's
+    shift is its source's, scaled by the batch's length ratio, plus drift.
     """
     lengths, target_lengths = source.sum(1), target.sum(1)
-    moved = torch.rand(lengths.shape, device=lengths.device) < share
+    moved = torch.rand(lengths.shape, device=lengths.device) < fraction
     source_shift = (torch.rand(lengths.shape, device=lengths.device) * (most[0] - lengths + 1).clamp(min=0)).long() * moved
     drift = torch.randn(lengths.shape, device=lengths.device) * source_shift.sqrt() * DRIFT
     target_shift = (source_shift * (target_lengths.sum() / lengths.sum()) + drift).long()
@@ -215,23 +211,21 @@ def shifts(source: Tensor, target: Tensor, most: tuple[int, int], share: float) 
 
 
 @contextmanager
-def shifted_positions(model: FairseqEncoderDecoderModel, source: Tensor, target: Tensor, share: float) -> Iterator[None]:
-    """Move rows by `shifts` in forward passes of fairseq's Transformer. Raises ValueError if its positions are learned."""
+def shifted_positions(model: FairseqEncoderDecoderModel, source: Tensor, target: Tensor, fraction: float) -> Iterator[None]:
+    """Shift rows by `shifts` in forward passes of fairseq's Transformer. Raises ValueError if its positions are learned."""
 
-    def shift(symbols: Tensor, by: Tensor):
+    def shift(tokens: Tensor, by: Tensor):
         def embed(table, _, output):
-            return table.weights[table.padding_idx + (symbols.cumsum(1) + by[:, None]) * symbols]
+            return table.weights[table.padding_idx + (tokens.cumsum(1) + by[:, None]) * tokens]
 
         return embed
 
     tables = [side.embed_positions for side in (model.encoder, model.decoder)]
     if not all(isinstance(table, SinusoidalPositionalEmbedding) for table in tables):
-        raise ValueError("--criterion document_loss needs sinusoidal positions, a Transformer's default")
+        raise ValueError("--criterion document_loss requires sinusoidal positions, a Transformer's default")
     source_most, target_most = (table.weights.size(0) - table.padding_idx - 1 for table in tables)
-    hooks = [
-        table.register_forward_hook(shift(symbols, by))
-        for table, symbols, by in zip(tables, (source, target), shifts(source, target, (source_most, target_most), share))
-    ]
+    drawn = shifts(source, target, (source_most, target_most), fraction)
+    hooks = [table.register_forward_hook(shift(*side)) for table, *side in zip(tables, (source, target), drawn)]
     try:
         yield
     finally:
@@ -243,13 +237,10 @@ def shifted_positions(model: FairseqEncoderDecoderModel, source: Tensor, target:
 
 
 def repeated(row: Sequence[int], rate: float, kept: set[int], most: int, random: Random) -> tuple[list[int], list[bool]]:
-    """Draw where a row repeats itself.
+    """Draw a row's repetitions: ``rate`` loops per token, none of tokens in ``kept``, at most ``most`` tokens in the result.
 
-    Args:
-        row: symbols. rate: loops expected per symbol. kept: symbols that are not repeated. most: symbols of the result.
-
-    Returns: the index in ``row`` of each symbol of the result, as 0, 1, 2, 1, 2, 3; and whether what follows it is to be
-        predicted, which is not the case within a repetition.
+    Returns the index in ``row`` of each token of the result, such as 0, 1, 2, 1, 2, 3, and whether to predict what follows it:
+    false within a loop.
     """
     indices, predicted = [], []
     room = most - len(row)
@@ -269,13 +260,9 @@ def repeated(row: Sequence[int], rate: float, kept: set[int], most: int, random:
 def with_repetitions(
     prefix: Tensor, target: Tensor, rate: float, padding: int, kept: set[int], most: int
 ) -> tuple[Tensor, Tensor]:
-    """A batch with repetition noise, drawn by torch's seed.
+    """Prefix and target (B, T) int64, right-padded, with repetition noise from torch's seed; targets within a loop are padding.
 
-    Args:
-        prefix, target: (B, T) int64, what the decoder reads and predicts, filled on the right with ``padding``.
-        rate: repetition loops expected per symbol. kept: symbols that are not repeated. most: symbols that a row may have.
-
-    Returns: new tensors (B, the longest row); what is not to be predicted is padding in the target.
+    See `repeated` for ``rate``, ``kept`` and ``most``, the longest row that the model reads.
     """
     most = min(prefix.size(1) + prefix.size(1) // GROWTH, most)
     random = Random(int(torch.randint(1 << 62, ())))

@@ -1,4 +1,4 @@
-"""The drafter's loss: cross-entropy on masked block positions, with glancing (Qian et al. 2021) while training.
+"""``--criterion glat_loss``: cross-entropy on masked block positions, with glancing (Qian et al. 2021) in training.
 
 B sentences, T target positions, K block size, N predicted positions (over the batch), D width.
 """
@@ -17,12 +17,12 @@ from specdec_plugins.decoding.networks.masking import MaskedBlock, block_view, l
 
 @dataclass
 class GlatLossConfig(FairseqDataclass):
-    label_smoothing: float = field(default=0.0, metadata={"help": "share of probability spread over the vocabulary"})
+    label_smoothing: float = field(default=0.0, metadata={"help": "probability mass spread over the vocabulary"})
 
 
 @register_criterion("glat_loss", dataclass=GlatLossConfig)
 class GlatLoss(FairseqCriterion):
-    """Sum of the losses of the predicted tokens; fairseq divides it by their number over the whole update."""
+    """Sum of the predicted tokens' losses; fairseq divides it by their number over the update."""
 
     def __init__(self, task, label_smoothing):
         super().__init__(task)
@@ -31,17 +31,17 @@ class GlatLoss(FairseqCriterion):
     def forward(self, model, sample, reduce=True):
         """Returns (loss, number of predicted tokens, logging output).
 
-        ``sample["block"]`` is a MaskedBlock. ``sample["glancing_ratio"]``, where present and positive, asks for a
-        glancing pass first, with ``sample["reveal_scores"]`` (B, T) as its random numbers.
+        ``sample["block"]`` is a MaskedBlock. A positive ``sample["glancing_ratio"]`` requests a glancing pass first, with
+        ``sample["reveal_scores"]`` (B, T) as its random numbers.
         """
         if "block" not in sample:
-            raise ValueError("--criterion glat_loss needs --task translation_lev_modified --noise block_mask")
+            raise ValueError("--criterion glat_loss requires --task translation_lev_modified and --noise block_mask")
         block: MaskedBlock = sample["block"]
         if not isinstance(block, MaskedBlock):
-            raise ValueError("--criterion glat_loss trains --arch block; --arch block_causal has --criterion block_loss")
+            raise ValueError("--criterion glat_loss requires --arch block; use --criterion block_loss with --arch block_causal")
         ratio = sample.get("glancing_ratio", 0.0)
         log = {"ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
-        masked = block.masked  # (B, T): rebound by glance, to what is still masked in the pass with gradient
+        masked = block.masked  # (B, T): glance rebinds it to the positions that stay masked in the pass with gradient
 
         def glance(features):  # (N, D)
             nonlocal masked
@@ -61,15 +61,17 @@ class GlatLoss(FairseqCriterion):
         )
         loss, nll_loss, right = self.compute_loss(model, features, block.target, masked)
         if ratio <= 0:
-            rows = (block_view(mask, block) for mask in (right, block.masked))
-            log.update(acceptance_counts(*rows) if not model.training else acceptance_counts(next(rows)))
+            present = None if model.training else block_view(block.masked, block)
+            log.update(acceptance_counts(block_view(right, block), present))
         sample_size = features.size(0)
         log.update(loss=loss.data, nll_loss=nll_loss.data, sample_size=sample_size)
         return loss, sample_size, log
 
     def compute_loss(self, model, features, target, masked, weights=None):
-        """Smoothed and plain loss in nats, summed over ``masked``, and where predictions are right, in the shape of ``masked``;
-        features (N, D) and weights (N,) are those of the masked positions."""
+        """Smoothed and plain loss in nats, summed over ``masked``, and a mask of right predictions, shaped like ``masked``.
+
+        Features (N, D) and weights (N,) are those of the masked positions.
+        """
         projection = model.decoder.output_projection.weight
         loss, nll_loss, hits = cross_entropy(features, projection, target[masked], weights, self.label_smoothing)
         right = torch.zeros_like(masked)
@@ -78,7 +80,7 @@ class GlatLoss(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
-        """Log per-token losses (base 2), ``accept_len`` per block and, when validating, ``block_acc`` by position."""
+        """Log losses per token (base 2), ``accept_len`` per block and, in validation, ``block_acc`` by position."""
 
         def total(key):
             value = sum(log.get(key, 0) for log in logging_outputs)
@@ -87,8 +89,8 @@ class GlatLoss(FairseqCriterion):
         predicted, targets = total("sample_size"), total("block_targets")
         blocks = total("nblocks") or total("nsentences")
         if predicted > 0:
-            metrics.log_scalar("loss", total("loss") / predicted / math.log(2), predicted, round=3)
-            metrics.log_scalar("nll_loss", total("nll_loss") / predicted / math.log(2), predicted, round=3)
+            for key in ("loss", "nll_loss"):
+                metrics.log_scalar(key, total(key) / predicted / math.log(2), predicted, round=3)
             metrics.log_derived("ppl", lambda meters: round(2 ** min(meters["nll_loss"].avg, 100), 2))
         if targets > 0:
             metrics.log_scalar("revealed", 1 - predicted / targets, targets, round=3)
@@ -96,10 +98,8 @@ class GlatLoss(FairseqCriterion):
             metrics.log_scalar("accept_len", total("leading") / blocks + 1, blocks, round=3)
         positions = sorted({key for log in logging_outputs for key in log if key.startswith("present_")})
         for key in positions:
-            if present := total(key):
-                right = total(key.replace("present", "right"))
-                # A leading underscore keeps the single values out of the log line, which gets one list of them.
-                metrics.log_scalar(f"_{key}", right / present, present)
+            if present := total(key):  # the leading underscore keeps the values out of the log line, which gets one list
+                metrics.log_scalar(f"_{key}", total(key.replace("present", "right")) / present, present)
         if positions:
             metrics.log_derived(
                 "block_acc", lambda meters: [round(meters[f"_{key}"].avg, 3) for key in positions if f"_{key}" in meters]
@@ -111,8 +111,10 @@ class GlatLoss(FairseqCriterion):
 
 
 def acceptance_counts(right, present=None) -> dict[str, torch.Tensor]:
-    """Sums for ``accept_len`` over blocks, from ``right`` (B, K) bool: which of their positions were predicted right; with
-    ``present`` (B, K), where there was something to predict, also for the accuracy of each block position (from 1)."""
+    """Sums over blocks for ``accept_len``, from ``right`` (B, K) bool: which positions were predicted right.
+
+    With ``present`` (B, K), the positions that had a target, also the counts for accuracy by block position (from 1).
+    """
     counts = {"leading": leading_right(right).sum()}
     for index in range(0 if present is None else right.size(1)):
         counts[f"present_{index + 1:03d}"] = present[:, index].sum()

@@ -1,4 +1,4 @@
-"""The verifier's loss: fairseq's label-smoothed cross-entropy, computed in bfloat16 where training asks for it."""
+"""``--criterion verifier_loss``: fairseq's label-smoothed cross-entropy, in bfloat16 on request and by the faster kernel."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,18 +13,18 @@ from fairseq.modules import MultiheadAttention
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# Target tokens from which a CPU takes the flash kernel. Forward and backward of 4 heads of 64, one thread of a Xeon at 2.5 GHz,
-# milliseconds by flash and plain: 250 tokens (batch of 16) 97 and 127, 1,000 (4) 270 and 530, 4,000 (1) 970 and 2,150; and it
-# keeps no weight of every pair of positions. On batches of many short sentences it is the slower one.
+# Target tokens from which a CPU uses the flash kernel. Forward and backward of 4 heads of 64, one thread of a 2.5 GHz Xeon,
+# flash and plain in milliseconds: 250 tokens (batch of 16) 97 and 127, 1,000 (4) 270 and 530, 4,000 (1) 970 and 2,150. It stores
+# no weights for pairs of positions either. On batches of many short sentences it is slower.
 LONG = 256
 
-# Arguments with which fairseq's attention to the source, written for decoding, takes masks and kernels as the others do.
+# With these arguments, fairseq's cross-attention (which expects decoding) accepts masks and kernels as self-attention does.
 AS_IN_TRAINING = {"static_kv": False, "need_weights": False, "need_head_weights": False}
 
 
 @contextmanager
 def flash_attention(model: nn.Module) -> Iterator[None]:
-    """Every attention takes the flash kernel: those to the source, too, which fairseq computes step by step as in decoding."""
+    """Use the flash kernel in every attention layer, including cross-attention, which fairseq computes as in decoding."""
 
     def as_in_training(_, args, kwargs):
         return args, kwargs | AS_IN_TRAINING
@@ -41,12 +41,11 @@ def flash_attention(model: nn.Module) -> Iterator[None]:
 
 @register_criterion("verifier_loss", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class VerifierLoss(LabelSmoothedCrossEntropyCriterion):
-    """As fairseq's; with ``SPECDEC_MATMUL=bf16`` the model runs under autocast on a CPU.
+    """fairseq's loss; with ``SPECDEC_MATMUL=bf16`` the model runs under autocast on a CPU.
 
-    Weights, softmax, sums and the optimiser stay in float32. Activations in bfloat16 halve the memory traffic of a step, and
-    processors with AVX-512 but without AMX get bfloat16 products no other way. fairseq offers no autocast on CPUs; the
-    criterion is the one place that sees the whole forward pass and leaves the checkpoint a stock Transformer's. The same goes for
-    the attention kernel of long batches (`LONG`).
+    Weights, softmax, sums and the optimiser stay in float32. bfloat16 activations halve a step's memory traffic, and CPUs with
+    AVX-512 but no AMX multiply in bfloat16 only this way. fairseq has no autocast on CPUs; a criterion sees the whole forward
+    pass and leaves the checkpoint a stock Transformer's, so autocast and the kernel for long batches (`LONG`) are chosen here.
     """
 
     def forward(self, model, sample, reduce=True):
@@ -59,5 +58,5 @@ class VerifierLoss(LabelSmoothedCrossEntropyCriterion):
             return self.compute(model, sample, reduce)
 
     def compute(self, model, sample, reduce):
-        """The loss of a batch; kernels and precision are chosen."""
+        """The loss of a batch, once kernels and precision are set."""
         return super().forward(model, sample, reduce)

@@ -1,1 +1,1 @@
-"""fairseq side: the models that ``--arch`` can name."""
+"""Models for fairseq-train's ``--arch``."""

@@ -1,11 +1,11 @@
-"""The causal block drafter: a Transformer decoder that reads the prefix once and guesses the next K tokens in one pass.
+"""``--arch block_causal``: a Transformer decoder that reads the prefix once and predicts the next K tokens in one pass.
 
-Its input is the verifier's: eos, the committed tokens, then K - 1 mask symbols. A prefix position sees the prefix up to itself,
-so its keys and values can be cached; the last one predicts the first token of the block, each mask symbol the next one, seeing
-the prefix and the masks before it. Many blocks of a sentence train in one pass, each behind its own part of the prefix.
+It reads eos, the committed tokens, then K - 1 mask symbols. Attention is causal, so keys and values of the prefix can be cached.
+The last prefix position predicts the first token of the block and each mask symbol the next one. Many blocks per sentence
+train in one pass, each after its own part of the prefix.
 
-B sentences, A blocks a sentence, K block size, S prefix positions, T = S + A (K - 1) positions, N predicted positions, D width,
-V vocabulary.
+B sentences, A blocks per sentence, K block size, S prefix positions, T = S + A (K - 1) positions, N predicted positions,
+D width, V vocabulary.
 """
 
 import torch
@@ -16,38 +16,7 @@ from torch import Tensor
 
 from specdec_plugins.decoding.networks.masking import ManyBlocks
 from specdec_plugins.decoding.networks.successor import Successor
-from specdec_plugins.models.block import BlockDrafterModel, add_common_args, block_architecture, initialised
-
-
-@register_model("block_causal")
-class CausalBlockDrafterModel(BlockDrafterModel):
-    """fairseq's Transformer; ``decoder.successor`` is what it has beside the verifier's parameters."""
-
-    causal = True
-
-    @classmethod
-    def add_args(cls, parser):
-        add_common_args(parser)
-        parser.add_argument(
-            "--successor-width",
-            type=int,
-            metavar="R",
-            help="hidden units of the network that relates a guess to the one before it (default: 0, none); "
-            "the engine's kernels compute multiples of 32",
-        )
-
-    @classmethod
-    def build_decoder(cls, args, tgt_dict, embed_tokens):
-        return initialised(CausalBlockDecoder(args, tgt_dict, embed_tokens), args)
-
-    def forward(self, src_tokens, src_lengths, prev_output_tokens, block: ManyBlocks, features_only=False):  # type: ignore[override]
-        """Logits (N, V), or features (N, D), of the blocks' predictions, in row-major order of ``block.masked`` (B, A, K).
-
-        Args:
-            src_tokens: (B, S') int64, padded on either side. src_lengths: unused, fairseq's convention.
-            prev_output_tokens: (B, S) int64, eos and the prefix, right padding.
-        """
-        return self.decoder(prev_output_tokens, self.encoder(src_tokens, src_lengths=src_lengths), block, features_only)
+from specdec_plugins.models.block import BlockDrafterModel, add_common_args, block_architecture
 
 
 class CausalBlockDecoder(TransformerDecoder):
@@ -73,7 +42,7 @@ class CausalBlockDecoder(TransformerDecoder):
         x = self.embed_scale * self.embed_tokens(tokens) + self.embed_positions(every)[0][positions]  # (B, T, D)
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
-        x = self.dropout_module(x).transpose(0, 1)  # (T, B, D), as fairseq's layers want it
+        x = self.dropout_module(x).transpose(0, 1)  # (T, B, D) for fairseq's layers
         mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, float("-inf"))
         for layer in self.layers:
             x = layer(
@@ -91,19 +60,47 @@ class CausalBlockDecoder(TransformerDecoder):
         return torch.cat([first, x[:, width:].unflatten(1, (first.size(1), block.block_size - 1))], 2)
 
 
+@register_model("block_causal")
+class CausalBlockDrafterModel(BlockDrafterModel):
+    """fairseq's Transformer, plus ``decoder.successor``."""
+
+    causal = True
+    decoder_class = CausalBlockDecoder
+
+    @classmethod
+    def add_args(cls, parser):
+        add_common_args(parser)
+        parser.add_argument(
+            "--successor-width",
+            type=int,
+            metavar="R",
+            help="hidden units of the network that conditions a drafted token on the previous one (default: 0, none); "
+            "the engine's kernels support multiples of 32",
+        )
+
+    def forward(self, src_tokens, src_lengths, prev_output_tokens, block: ManyBlocks, features_only=False):  # type: ignore[override]
+        """Logits (N, V), or features (N, D), of the blocks' predictions, in row-major order of ``block.masked`` (B, A, K).
+
+        Args:
+            src_tokens: (B, S') int64, padded on either side. src_lengths: unused, fairseq's convention.
+            prev_output_tokens: (B, S) int64, eos and the prefix, right padding.
+        """
+        return self.decoder(prev_output_tokens, self.encoder(src_tokens, src_lengths=src_lengths), block, features_only)
+
+
 def layout(prefix: Tensor, block: ManyBlocks, mask: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (B, T), positions (B, T), and which positions each one sees (B, T, T): the prefix, then the blocks' masks."""
+    """Tokens (B, T), positions (B, T) and attention mask (B, T, T) of the prefix followed by the blocks' mask symbols."""
     rows, width = prefix.shape
     blocks, masks = block.starts.size(1), block.block_size - 1
     offset = torch.arange(1, masks + 1, device=prefix.device)
-    place = torch.arange(width, device=prefix.device)
-    positions = torch.cat([place.expand(rows, -1), (block.starts[..., None] + offset).flatten(1)], 1)  # (B, T)
-    reach = torch.cat([place.expand(rows, -1), block.starts.repeat_interleave(masks, 1)], 1)  # (B, T) of the prefix
+    index = torch.arange(width, device=prefix.device)
+    positions = torch.cat([index.expand(rows, -1), (block.starts[..., None] + offset).flatten(1)], 1)  # (B, T)
+    last = torch.cat([index.expand(rows, -1), block.starts.repeat_interleave(masks, 1)], 1)  # (B, T): last prefix position seen
     number = torch.arange(blocks * masks, device=prefix.device)
-    earlier = (number[:, None] >= number) & (number[:, None] // max(1, masks) == number // max(1, masks))  # of one block
+    earlier = (number[:, None] >= number) & (number[:, None] // max(1, masks) == number // max(1, masks))  # in the same block
     earlier = F.pad(earlier, (0, 0, width, 0)).expand(rows, -1, -1)  # (B, T, A (K - 1))
     tokens = torch.cat([prefix, prefix.new_full((rows, blocks * masks), mask)], 1)
-    return tokens, positions, torch.cat([place <= reach[..., None], earlier], 2)
+    return tokens, positions, torch.cat([index <= last[..., None], earlier], 2)
 
 
 @register_model_architecture("block_causal", "block_causal")

@@ -1,4 +1,4 @@
-"""``--arch drafter``: the one shim that brings a drafter's file to fairseq-train. See `training.drafter_code`."""
+"""``--arch drafter``: trains a drafter that is one file with fairseq-train; see `decoding.networks.drafter_code`."""
 
 from dataclasses import asdict
 
@@ -13,18 +13,14 @@ from specdec_plugins.formats.spec import Model, fingerprint
 
 @register_model("drafter")
 class DrafterShim(BaseFairseqModel):
-    """A drafter's network, and its verifier, which is not part of the checkpoint."""
+    """A drafter's network and its frozen verifier, which the checkpoint omits."""
 
     @classmethod
     def add_args(cls, parser):
-        parser.add_argument(
-            "--drafter", metavar="NAME", help="the drafter's code: a built-in one, module:object, or an installed entry point"
-        )
-        parser.add_argument("--drafter-options", nargs="*", default=[], metavar="NAME=VALUE", help="its options")
-        parser.add_argument("--verifier", metavar="PT", help="checkpoint of the model that it drafts for")
-        parser.add_argument(
-            "--drafter-block-size", type=int, default=4, metavar="K", help="tokens to draft unless asked otherwise"
-        )
+        parser.add_argument("--drafter", metavar="NAME", help="a built-in drafter, module:object, or an installed entry point")
+        parser.add_argument("--drafter-options", nargs="*", default=[], metavar="NAME=VALUE", help="options of the drafter")
+        parser.add_argument("--verifier", metavar="PT", help="checkpoint of the verifier")
+        parser.add_argument("--drafter-block-size", type=int, default=4, metavar="K", help="default draft length")
 
     @classmethod
     def build_model(cls, args, task):
@@ -50,31 +46,31 @@ class DrafterShim(BaseFairseqModel):
 
     def __init__(self, code, options, model: Model):
         super().__init__()
-        self._verifier = [model]  # in a list, so that it is no part of the module
+        self._verifier = model
         self._frozen: FrozenVerifier | None = None
         self.network = code.Network(options, self.verifier_as(torch.zeros(0)))
         self.register_buffer("block_verifier", torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8))
 
     def verifier_as(self, like: torch.Tensor) -> FrozenVerifier:
-        """The verifier on a tensor's device and in its data type, loaded when these change."""
+        """The verifier on a tensor's device and in its data type, reloaded when these change."""
         if self._frozen is None or (self._frozen.embeddings.device, self._frozen.embeddings.dtype) != (like.device, like.dtype):
-            self._frozen = FrozenVerifier(self._verifier[0], like.device, like.dtype)
+            self._frozen = FrozenVerifier(self._verifier, like.device, like.dtype)
         return self._frozen
 
     def forward(self, batch: Batch) -> Loss:
-        """The drafter's own loss: of several GPUs, each waits for the others' gradients only of what its `forward` computed."""
+        """The drafter's loss. Data-parallel training only synchronises gradients of what `forward` computed."""
         return self.network.loss(batch)
 
     def upgrade_state_dict(self, state_dict):
-        """A checkpoint that is gone on with is for the verifier that it trains on now."""
+        """A resumed checkpoint belongs to the verifier that it now trains on."""
         super().upgrade_state_dict(state_dict)
         state_dict["block_verifier"] = self.block_verifier
 
     def max_positions(self):
-        spec = self._verifier[0].spec
+        spec = self._verifier.spec
         return spec.encoder.max_positions, spec.decoder.max_positions
 
 
 @register_model_architecture("drafter", "drafter")
 def drafter_architecture(args):
-    """Everything is in the drafter's own options."""
+    """No defaults: see ``--drafter-options``."""

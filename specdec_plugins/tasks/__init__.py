@@ -1,7 +1,7 @@
-"""fairseq side: the tasks that ``--task`` can name.
+"""Tasks for fairseq's ``--task``.
 
-``--user-dir specdec_plugins`` imports this package in every fairseq command, whichever task it runs, so what
-all of them need is done here: checkpoints load with torch's protection on, and CPU training takes fast kernels.
+``--user-dir specdec_plugins`` imports this package in every fairseq command, whatever its task. So it also allows fairseq's types
+in checkpoints, which load with torch's protection on, and picks fast CPU kernels.
 """
 
 import os
@@ -12,10 +12,10 @@ from specdec_plugins.formats.checkpoint import allow_fairseq_types
 
 
 def choose_kernels() -> None:
-    """Pick float32 kernels for training, from measurements (see ``benchmarks/README.md``).
+    """Pick kernels for training by measured speed.
 
-    ``SPECDEC_MATMUL=bf16`` sends float32 matrix products through bfloat16 units where the hardware has them;
-    weights, sums and everything else stay float32. (fairseq-train's own ``--bf16`` asks for a TPU.)
+    ``SPECDEC_MATMUL=bf16`` computes float32 matrix products in bfloat16 where the hardware can; everything else stays float32.
+    (fairseq-train's own ``--bf16`` requires a TPU.)
     """
     precision = os.environ.get("SPECDEC_MATMUL", "float32")
     if precision not in ("float32", "bf16"):
@@ -23,7 +23,7 @@ def choose_kernels() -> None:
     if precision == "bf16":
         torch.set_float32_matmul_precision("medium")
     if not torch.cuda.is_available():
-        # The CPU flash kernel is slow on batches of many short sentences; the plain one computes the same.
+        # The CPU flash kernel is slow on batches of many short sentences.
         torch.backends.cuda.enable_flash_sdp(False)
 
 

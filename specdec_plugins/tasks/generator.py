@@ -1,4 +1,4 @@
-"""The engine in fairseq's terms: what its generate and interactive decode with when ``--drafter-path`` is given."""
+"""Speculative decoding in fairseq-generate and fairseq-interactive, with ``--drafter-path``."""
 
 import argparse
 import atexit
@@ -27,8 +27,8 @@ from specdec_plugins.text.vocabulary import fingerprint_of
 
 logger = logging.getLogger(__name__)
 
-# fairseq's options that speculative decoding has no place for, with the values that do no harm. fairseq's default beam is 5,
-# which cannot be told from one that was asked for; the log says that it is not used.
+# fairseq's options that are not supported here, with the values that change nothing. A beam of 5 is fairseq's default, so it
+# may not have been requested: the log says that it is ignored.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "min_len": (1,), "match_source_len": (False,), "unkpen": (0,), "score_reference": (False,), "prefix_size": (0,),
     "no_repeat_ngram_size": (0,), "constraints": (None,), "diverse_beam_groups": (-1,), "diversity_rate": (-1.0,),
@@ -38,14 +38,14 @@ HARMLESS_GREEDY = {"beam": (1, 5), "nbest": (1,), "temperature": (1.0,), "sampli
 
 
 class SpeculativeGenerator:
-    """Stands where fairseq's `SequenceGenerator` does, for one verifier and its drafter; exact with ``beta=1``.
+    """Replaces fairseq's `SequenceGenerator` for one verifier and its drafter; exact with ``beta=1``.
 
-    Greedy, or with fairseq's ``--sampling`` under the coupled rule: ``--beam`` samples a sentence, the best first, drawn by
-    fairseq's ``--seed`` and the sentence's number.
+    Greedy, or with ``--sampling`` under the coupled rule: ``--beam`` samples per sentence, best first, seeded by fairseq's
+    ``--seed`` and the sentence's number.
     """
 
     def __init__(self, models, dictionaries, drafter_path: str, block_size: int | None, beta: int, tau: float | None, options):
-        """``models``: fairseq's, one; ``options``: its generation options. Raises ValueError with all that cannot be."""
+        """``models`` and generation ``options`` are fairseq's. Raises ValueError naming everything unsupported."""
         sampling = getattr(options, "sampling", False)
         faults = [
             f"--{name.replace('_', '-')} {getattr(options, name)}"
@@ -59,41 +59,36 @@ class SpeculativeGenerator:
         if len(models) != 1:
             faults.append(f"an ensemble of {len(models)} models")
         if faults:
-            raise ValueError("--drafter-path does not go with " + ", ".join(faults))
+            raise ValueError("--drafter-path cannot be combined with " + ", ".join(faults))
         self.samples, self.sampling, self.seed = 1, sampling_of(options) if sampling else None, torch.initial_seed()
         self.unnumbered = 0
         if sampling:
             self.samples = options.beam
         elif getattr(options, "beam", 1) != 1:
-            logger.info("speculative decoding is greedy: --beam %d is not used", options.beam)
-        eos = dictionaries[1].eos()
-        self.symbols = Symbols(dictionaries[1].pad(), eos, eos, dictionaries[1].unk())
-        self.eos = self.symbols.eos  # fairseq strips it from what it prints
+            logger.info("speculative decoding is greedy: --beam %d is ignored", options.beam)
+        self.eos = dictionaries[1].eos()  # fairseq strips it from outputs
+        self.symbols = Symbols(dictionaries[1].pad(), self.eos, self.eos, dictionaries[1].unk())
         self.options, self.max_positions = options, models[0].max_decoder_positions()
         drafter = load_drafter(drafter_path, dictionaries)
         verifier = read_loaded(models[0])
         weight = next(models[0].parameters())
         self.device = weight.device
-        dtype = str(weight.dtype).removeprefix("torch.")
-        roles = assemble(verifier, drafter, weight.device, dtype)
-        fixed = block_size or beta > 1  # with tolerance the length changes the output
-        trained = drafter.block_size
-        self.roles = (
-            *roles,
-            TopBetaTau(beta, math.inf if tau is None else tau),
-            FixedLength(block_size or trained) if fixed else Throughput(trained),
-        )
+        roles = assemble(verifier, drafter, weight.device, str(weight.dtype).removeprefix("torch."))
+        fixed = block_size or beta > 1  # with tolerance, the draft length changes the output
+        length = block_size or drafter.block_size
+        rule = TopBetaTau(beta, math.inf if tau is None else tau)
+        self.roles = *roles, rule, FixedLength(length) if fixed else Throughput(length)
         self.stats = DecodeStats()
-        atexit.register(self.log_stats)  # fairseq tells no one when it is done
+        atexit.register(self.log_stats)  # fairseq has no hook for the end
 
     def generate(self, models, sample, prefix_tokens=None, constraints=None, **unused) -> list[list[dict[str, Any]]]:
-        """fairseq's hypotheses, one a sentence, in the order of the sample's ``src_tokens`` (B, S), padded on either side."""
+        """fairseq's hypotheses per sentence, in the order of ``src_tokens`` (B, S), padded on either side."""
         tokens = sample["net_input"]["src_tokens"]
-        # fairseq's limit, with the padded length of the batch: otherwise outputs that it cuts would differ.
+        # fairseq's limit depends on the batch's padded length; so do the outputs that it truncates.
         limit = int(self.options.max_len_a * tokens.size(1) + self.options.max_len_b)
         limit = min(limit, self.max_positions - 1)
         sources = [[token for token in row if token != self.symbols.pad] for row in tokens.tolist()]
-        # fairseq-interactive does not number its sentences.
+        # fairseq-interactive does not number sentences.
         numbers = sample["id"].tolist() if "id" in sample else range(self.unnumbered, self.unnumbered + len(sources))
         self.unnumbered += len(sources)
         samples = range(self.samples)
@@ -104,35 +99,36 @@ class SpeculativeGenerator:
         rows = len(requests) * self.samples
         groups: list[list[dict[str, Any]]] = [[] for _ in requests]
         done = speculative_decode(*self.roles, requests, rows, self.stats, Constraints(self.symbols), self.device)
-        for each in sorted(done, key=lambda each: each.output):
-            groups[each.index].append(self.hypothesis(each))
-        return [sorted(group, key=lambda each: -each["score"]) for group in groups]
+        for output in sorted(done, key=lambda output: output.output):
+            groups[output.index].append(self.hypothesis(output))
+        return [sorted(group, key=lambda hypothesis: -hypothesis["score"]) for group in groups]
 
-    def hypothesis(self, found: Hypothesis) -> dict[str, Any]:
-        scores = torch.tensor(found.token_scores)
+    def hypothesis(self, output: Hypothesis) -> dict[str, Any]:
+        """An output as fairseq's dictionary."""
+        scores = torch.tensor(output.token_scores)
         length = 1.0 if self.options.unnormalized else len(scores) ** self.options.lenpen
         return {
-            "tokens": torch.tensor([*found.tokens, self.symbols.eos]), "score": scores.sum() / length,
-            "positional_scores": scores, "attention": None, "alignment": torch.empty(0), "steps": len(found.steps),
+            "tokens": torch.tensor([*output.tokens, self.eos]), "score": scores.sum() / length,
+            "positional_scores": scores, "attention": None, "alignment": torch.empty(0), "steps": len(output.steps),
         }  # fmt: skip
 
     def log_stats(self) -> None:
         if self.stats.iterations:
             logger.info(
                 "speculative decoding: %.2f tokens per verifier pass (1.0 is plain autoregressive decoding), "
-                "%.0f%% of the drafted tokens accepted, %d outputs cut by the length limit",
+                "%.0f%% of drafted tokens accepted, %d outputs truncated at the length limit",
                 self.stats.mean_accepted_length, 100 * self.stats.acceptance_rate, self.stats.cut,
             )  # fmt: skip
 
 
 def sampling_of(options) -> Sampling:
-    """fairseq's sampling options as ours; its -1 is for all tokens."""
+    """fairseq's sampling options as ours; its -1 means no limit."""
     top_k, top_p = options.sampling_topk, options.sampling_topp
     return Sampling(options.temperature, max(0, top_k), top_p if top_p > 0 else 1.0)
 
 
 def read_loaded(model) -> Model:
-    """The verifier that fairseq has loaded. Raises ValueError if the engine does not support it."""
+    """The verifier loaded by fairseq, for the engine. Raises ValueError if the engine does not support it."""
     if not isinstance(model, TransformerModelBase):
         raise ValueError(f"--path: the engine does not support a {type(model).__name__}")
     arch = "bart" if isinstance(model, BARTModel) else "transformer"
@@ -143,7 +139,7 @@ def read_loaded(model) -> Model:
 
 
 def load_drafter(path: str, dictionaries) -> DrafterModel:
-    """The drafter, if it was made for these dictionaries."""
+    """The drafter of a checkpoint. Raises CheckpointError if it was trained with other dictionaries."""
     loaded = checkpoint.load(path)
     marks = (loaded.get("task_state") or {}).get("dictionaries") or [None, None]
     for side, half, dictionary, mark in zip(("source", "target"), ("encoder", "decoder"), dictionaries, marks):
@@ -151,8 +147,8 @@ def load_drafter(path: str, dictionaries) -> DrafterModel:
         if mark not in (None, fingerprint_of(dictionary.symbols)) or (
             embedding is not None and embedding.size(0) != len(dictionary)
         ):
-            raise CheckpointError(f"--drafter-path {path}: it was trained with another {side} dictionary than the verifier's")
+            raise CheckpointError(f"--drafter-path {path} was trained with a {side} dictionary that is not the verifier's")
     drafter = fairseq.read(loaded, path)
     if not isinstance(drafter, DrafterModel):
-        raise CheckpointError(f"--drafter-path {path}: it is no block drafter")
+        raise CheckpointError(f"--drafter-path {path} is not a drafter")
     return drafter

@@ -1,4 +1,4 @@
-"""``--optimizer muon`` of fairseq-train. It is in this folder because fairseq's ``--user-dir`` imports the files of this one."""
+"""``--optimizer muon`` for fairseq-train, in this folder because ``--user-dir`` imports its files."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from specdec_plugins.training.muon import Muon, is_hidden
 
 @dataclass
 class MuonConfig(FairseqAdamConfig):
-    """Options of ``--optimizer muon``: those of ``adam``, which hold for its part of the parameters."""
+    """The options of ``--optimizer adam``; momentum options apply to the parameters that Adam trains."""
 
 
 @register_optimizer("muon", dataclass=MuonConfig)
 class FairseqMuon(FairseqOptimizer):
-    """The optimiser as fairseq-train builds it, from parameters without names."""
+    """Muon for the parameters whose shape `is_hidden` recognises, Adam for the others."""
 
     def __init__(self, cfg: MuonConfig, params: Iterable[Tensor]):
         super().__init__(cfg)
@@ -25,7 +25,6 @@ class FairseqMuon(FairseqOptimizer):
         hidden = [p for p in params if is_hidden(p)]
         if not hidden:
             raise ValueError("--optimizer muon: found no weight matrices; with --fp16 add --fp16-no-flatten-grads")
-        others = [p for p in params if not is_hidden(p)]
-        self._optimizer = Muon(hidden, others, **self.optimizer_config)
+        self._optimizer = Muon(hidden, [p for p in params if not is_hidden(p)], **self.optimizer_config)
 
     optimizer_config = FairseqAdam.optimizer_config

@@ -1,4 +1,4 @@
-"""The task ``translation_lev_modified``: fairseq's Levenshtein translation task with the noise ``block_mask``."""
+"""``--task translation_lev_modified``: fairseq's Levenshtein translation task with the noise ``block_mask``."""
 
 from dataclasses import dataclass, field
 from typing import Optional
@@ -28,26 +28,26 @@ class BlockTranslationConfig(TranslationLevenshteinConfig):
     # fairseq's parser reads Optional[int], not int | None.
     block_size: Optional[int] = field(  # noqa: UP045
         default=None,
-        metadata={"help": "mask positions in a block, K (default: 25 in training, in generation what the drafter had)"},
+        metadata={"help": "mask positions in a block, K (default: 25 in training, the drafter's own in generation)"},
     )
-    blocks: int = field(default=4, metadata={"help": "blocks of a sentence that train in one pass of --arch block_causal"})
+    blocks: int = field(default=4, metadata={"help": "blocks per sentence in a training pass of --arch block_causal"})
     start_p: float = field(default=0.5, metadata={"help": "glancing ratio at the first update"})
-    minus_p: float = field(default=0.2, metadata={"help": "how far the glancing ratio falls over --total-up updates"})
-    total_up: int = field(default=300000, metadata={"help": "updates over which the glancing ratio falls linearly"})
+    minus_p: float = field(default=0.2, metadata={"help": "decrease of the glancing ratio over --total-up updates"})
+    total_up: int = field(default=300000, metadata={"help": "updates over which the glancing ratio decreases linearly"})
     drafter_path: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "generation: the block drafter of --path; decoding is then speculative"}
+        default=None, metadata={"help": "generation: decode speculatively with this drafter of --path"}
     )
-    beta: int = field(default=1, metadata={"help": "generation: accept a token among the verifier's N best; 1 is exact"})
+    beta: int = field(default=1, metadata={"help": "generation: accept tokens among the verifier's N best; 1 is exact"})
     tau: Optional[float] = field(  # noqa: UP045
-        default=None, metadata={"help": "generation: and within X nats of its best; required by --beta"}
+        default=None, metadata={"help": "generation: and within X nats of its best; required with --beta"}
     )
 
 
 @register_task("translation_lev_modified", dataclass=BlockTranslationConfig)
 class BlockTranslationTask(TranslationLevenshteinTask):
-    """Trains block drafters with ``--noise block_mask``; any other noise is left to fairseq's own task.
+    """Trains block drafters with ``--noise block_mask``; for any other noise it is fairseq's own task.
 
-    With ``block_mask`` sentences have no beginning-of-sentence symbol, like those of the verifier's translation task.
+    With ``block_mask``, sentences have no beginning-of-sentence symbol, as in the verifier's translation task.
     """
 
     cfg: BlockTranslationConfig
@@ -55,7 +55,7 @@ class BlockTranslationTask(TranslationLevenshteinTask):
     def __init__(self, cfg, src_dict, tgt_dict):
         super().__init__(cfg, src_dict, tgt_dict)
         if cfg.block_size is None and not cfg.drafter_path:
-            cfg.block_size = PUBLISHED_BLOCK_SIZE  # here, so that the checkpoint tells
+            cfg.block_size = PUBLISHED_BLOCK_SIZE  # so that the checkpoint records it
         check_options(cfg)
         self.state.merge_state_dict({"dictionaries": [fingerprint_of(src_dict.symbols), fingerprint_of(tgt_dict.symbols)]})
 
@@ -65,14 +65,14 @@ class BlockTranslationTask(TranslationLevenshteinTask):
 
     @property
     def base(self) -> type[TranslationTask]:
-        """Whose data and generator this task uses: sentences without beginning-of-sentence symbol, or with it."""
+        """The task whose data and generator apply: without or with a beginning-of-sentence symbol."""
         return TranslationTask if self.masks_blocks else TranslationLevenshteinTask
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         self.base.load_dataset(self, split, epoch, combine, **kwargs)
 
     def get_batch_iterator(self, *args, **kwargs):
-        """As fairseq's, but complete: with --required-batch-size-multiple over 1 it drops a last, smaller batch."""
+        """As fairseq's, without --required-batch-size-multiple, which drops a last, smaller batch."""
         return super().get_batch_iterator(*args, **{**kwargs, "required_batch_size_multiple": 1})
 
     def build_dataset_for_inference(self, src_tokens, src_lengths, constraints=None):
@@ -80,7 +80,7 @@ class BlockTranslationTask(TranslationLevenshteinTask):
 
     def build_generator(self, models, args, **kwargs):
         if any(isinstance(model, BlockDrafterModel) for model in models):
-            raise ValueError("--path names a block drafter, which does not translate by itself; give its verifier")
+            raise ValueError("--path is a block drafter, which cannot translate by itself; give its verifier")
         if self.cfg.drafter_path:
             dictionaries = self.source_dictionary, self.target_dictionary
             return SpeculativeGenerator(
@@ -89,14 +89,14 @@ class BlockTranslationTask(TranslationLevenshteinTask):
         return self.base.build_generator(self, models, args, **kwargs)
 
     def load_state_dict(self, state_dict):
-        """Refuse a checkpoint that was trained with other dictionaries; those of other tasks do not say."""
+        """Refuse a checkpoint trained with other dictionaries, if it records them; other tasks' do not."""
         ours = self.state_dict()["dictionaries"]
         for side, own, theirs in zip(("source", "target"), ours, state_dict.get("dictionaries", ours)):
             if own != theirs:
-                raise ValueError(f"the checkpoint was trained with another {side} dictionary than that of {self.cfg.data}")
+                raise ValueError(f"the checkpoint was trained with another {side} dictionary than {self.cfg.data} has")
 
     def glancing_ratio(self, update_num: int) -> float:
-        """Falls linearly from ``start_p`` to ``start_p - minus_p`` over ``total_up`` updates, and stays there."""
+        """``start_p``, decreasing linearly to ``start_p - minus_p`` over ``total_up`` updates."""
         return self.cfg.start_p - self.cfg.minus_p * min(1.0, update_num / self.cfg.total_up)
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
@@ -104,10 +104,10 @@ class BlockTranslationTask(TranslationLevenshteinTask):
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
         target_lengths = lengths(sample["target"], self.tgt_dict.pad())
         if getattr(model, "causal", False):
-            sample = {**sample, "block": self.cut(sample, many_starts(target_lengths, self.cfg.blocks))}
+            sample = {**sample, "block": self.many_blocks(sample, many_starts(target_lengths, self.cfg.blocks))}
         else:
             block = self.mask(sample, random_starts(target_lengths))
-            # Drawn before the model's dropout, so that no two choices in an update share their random numbers.
+            # Drawn before the model's dropout: no two choices in an update share random numbers.
             scores = torch.rand(block.masked.shape, device=block.masked.device)
             sample = {**sample, "block": block, "reveal_scores": scores, "glancing_ratio": self.glancing_ratio(update_num)}
         return TranslationTask.train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad)
@@ -116,22 +116,22 @@ class BlockTranslationTask(TranslationLevenshteinTask):
         if not self.masks_blocks:
             return super().valid_step(sample, model, criterion)
         starts = fixed_starts(lengths(sample["target"], self.tgt_dict.pad()), sample["id"])
-        block = self.cut(sample, starts[:, None]) if getattr(model, "causal", False) else self.mask(sample, starts)
+        block = self.many_blocks(sample, starts[:, None]) if getattr(model, "causal", False) else self.mask(sample, starts)
         return TranslationTask.valid_step(self, {**sample, "block": block}, model, criterion)
 
-    def cut(self, sample, starts):
-        """The batch's ManyBlocks after the given prefix lengths (B, A)."""
-        assert self.cfg.block_size is not None, "set when the task was made for training"
+    def many_blocks(self, sample, starts):
+        """The batch's ManyBlocks after prefixes of lengths ``starts`` (B, A)."""
+        assert self.cfg.block_size is not None, "set in training"
         return many_blocks(sample["target"], starts, self.cfg.block_size, self.tgt_dict.pad(), self.tgt_dict.eos())
 
     def mask(self, sample, starts):
-        """The batch's MaskedBlock with the given prefix lengths; the mask symbol is <unk>, as published."""
-        assert self.cfg.block_size is not None, "set when the task was made for training"
+        """The batch's MaskedBlock after prefixes of lengths ``starts`` (B,); the mask symbol is <unk>, as published."""
+        assert self.cfg.block_size is not None, "set in training"
         return mask_blocks(sample["target"], starts, self.cfg.block_size, self.tgt_dict.pad(), self.tgt_dict.unk())
 
 
 def check_options(cfg: BlockTranslationConfig) -> None:
-    """Raise ValueError that names every option out of its range."""
+    """Raise ValueError naming every option out of range."""
     faults = []
     if cfg.block_size is not None and cfg.block_size < 1:
         faults.append(f"--block-size {cfg.block_size} is less than 1")
@@ -140,7 +140,7 @@ def check_options(cfg: BlockTranslationConfig) -> None:
     if cfg.total_up < 1:
         faults.append(f"--total-up {cfg.total_up} is less than 1")
     if not (0 <= cfg.start_p <= 1 and 0 <= cfg.start_p - cfg.minus_p <= 1):
-        faults.append(f"--start-p {cfg.start_p} --minus-p {cfg.minus_p} leave the range 0 to 1")
+        faults.append(f"--start-p {cfg.start_p} --minus-p {cfg.minus_p} leaves the range 0 to 1")
     if cfg.left_pad_target:
         faults.append("--left-pad-target: prefixes must start at the first position")
     if faults:

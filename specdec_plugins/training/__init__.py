@@ -1,1 +1,1 @@
-"""What training needs besides fairseq: masks, losses, initialisation."""
+"""Training outside fairseq's plugin folders: initial checkpoints, the Muon optimiser, presets."""

@@ -1,8 +1,8 @@
 """Make a block drafter's initial checkpoint from a verifier's: the library behind ``encoder_initial.py``.
 
-The drafter's encoder and shared embeddings are the verifier's, so that before the first update it computes the
-verifier's encoder function; the decoder starts fresh, or from the verifier's with ``--init-decoder``. The result is
-a complete checkpoint, which ``fairseq-train`` restores strictly (``--finetune-from-model`` or ``--restore-file``).
+The drafter's encoder and shared embeddings are copied from the verifier, so its encoder initially computes the same function. The
+decoder starts fresh, or with ``--init-decoder`` from the verifier's. The checkpoint is complete: ``fairseq-train`` restores it
+strictly (``--finetune-from-model`` or ``--restore-file``).
 """
 
 import argparse
@@ -11,62 +11,51 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from specdec_plugins.extras import needed
 
-# What two Transformers must have in common for the weights of one half to mean the same in the other.
+# Settings that two Transformers must share for weights to mean the same in both: of either half, and of the whole.
 HALF_SETTINGS = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
 COMMON_SETTINGS = ("activation_fn", "no_scale_embedding", "layernorm_embedding")
 
 Origins = dict[str, str]  # parameter name -> "copied", "converted" or "fresh"
 
 
-@dataclass(frozen=True)
-class Options:
-    verifier: str
-    output: str
-    data: str | None
-    init_decoder: bool
-    seed: int
-    drafter: list[str]  # options of --arch block that override the verifier's settings
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="encoder_initial.py",
         description="Make a block drafter's initial checkpoint from a verifier.",
-        epilog="Any other option is one of the drafter's, as for fairseq-train: --arch block_causal or block (the default), "
+        epilog="Further options are the drafter's, as for fairseq-train: --arch block_causal or block (the default), "
         "--freeze-encoder, --decoder-layers N, --successor-width R (block_causal), --src-embedding-copy and --apply-bert-init "
-        "(block), or fairseq's own, such as --encoder-learned-pos; what is not given is as in the verifier.",
+        "(block), or fairseq's own, such as --encoder-learned-pos. Defaults are the verifier's settings.",
         allow_abbrev=False,
     )
     parser.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the verifier")
-    parser.add_argument("--output", required=True, metavar="PT", help="where the drafter's initial checkpoint goes")
+    parser.add_argument("--output", required=True, metavar="PT", help="the drafter's initial checkpoint")
     parser.add_argument("--data", metavar="DIR", help="binarised data of the drafter, to check its dictionaries")
-    parser.add_argument("--init-decoder", action="store_true", help="start the decoder from the verifier's, too")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed of what starts fresh")
-    known, drafter = parser.parse_known_args(argv)
-    if not 0 <= known.seed < 2**63:
-        parser.error(f"--seed {known.seed} is not from 0 to 2^63 - 1")
+    parser.add_argument("--init-decoder", action="store_true", help="copy the decoder from the verifier too")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed of fresh parameters")
+    options, drafter = parser.parse_known_args(argv)
+    if not 0 <= options.seed < 2**63:
+        parser.error(f"--seed {options.seed} is not from 0 to 2^63 - 1")
     try:
-        origins, sizes = run(Options(**vars(known), drafter=drafter))
+        origins, sizes = run(options, drafter)
     except (ValueError, OSError) as error:
         print(f"encoder_initial.py: error: {error}", file=sys.stderr)
         return 1
     print("\n".join(table(origins, sizes)))
-    print(f"wrote {known.output}")
+    print(f"wrote {options.output}")
     return 0
 
 
-def run(options: Options) -> tuple[Origins, dict[str, int]]:
-    """Write the initial checkpoint; returns each parameter's origin and number of elements.
+def run(options: argparse.Namespace, overrides: list[str]) -> tuple[Origins, dict[str, int]]:
+    """Write the initial checkpoint of a drafter with the options ``overrides``; returns each parameter's origin and size.
 
-    Raises ValueError with every reason at once if verifier and drafter do not fit.
+    Raises ValueError naming every reason why verifier and drafter do not fit.
     """
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it reports optional packages that are missing
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import reports missing optional packages
 
     import torch
 
@@ -74,14 +63,13 @@ def run(options: Options) -> tuple[Origins, dict[str, int]]:
 
     verifier = checkpoint.load(options.verifier)
     verifier_args = checkpoint.model_args(verifier)
-    args = drafter_args(verifier_args, options.drafter)
+    args = drafter_args(verifier_args, overrides)
     weights = verifier["model"]
     if "encoder.layers.0.self_attn.q_proj.weight" not in weights or not hasattr(verifier_args, "decoder_layers"):
         raise ValueError(f"{options.verifier} is not a fairseq Transformer with an encoder")
-    faults = misfits(verifier_args, args, options.init_decoder)
-    dictionaries, dictionary_faults = load_dictionaries(verifier, weights, options.data)
-    if faults or dictionary_faults:
-        raise ValueError(f"{options.verifier} cannot start this drafter: " + "; ".join(faults + dictionary_faults))
+    dictionaries, faults = load_dictionaries(verifier, options.data)
+    if faults := misfits(verifier_args, args, options.init_decoder) + faults:
+        raise ValueError(f"{options.verifier} cannot initialise this drafter: " + "; ".join(faults))
 
     torch.manual_seed(options.seed)
     drafter = architectures()[args.arch][0].build_model(args, dictionaries)
@@ -93,7 +81,7 @@ def run(options: Options) -> tuple[Origins, dict[str, int]]:
 
 
 def mark_verifier(state: dict[str, Any], verifier: dict[str, Any]) -> None:
-    """Write down in a drafter's weights which verifier they are for, if it is one that the engine computes."""
+    """Record the verifier's fingerprint in a drafter's weights, if the engine supports that verifier."""
     import torch
 
     from specdec_plugins.formats import fairseq
@@ -102,13 +90,13 @@ def mark_verifier(state: dict[str, Any], verifier: dict[str, Any]) -> None:
     try:
         model = fairseq.read(verifier, "verifier")
     except ValueError:
-        return  # it trains all the same
+        return  # the drafter can still be trained
     if isinstance(model, Model):
         state["block_verifier"] = torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8)
 
 
 def architectures() -> dict[str, tuple[Any, Callable[[argparse.Namespace], None]]]:
-    """The drafters that ``--arch`` can name: model and defaults."""
+    """Model and default settings of the drafters that ``--arch`` can name."""
     from specdec_plugins.models.block import BlockDrafterModel, block_architecture
     from specdec_plugins.models.block_causal import CausalBlockDrafterModel, block_causal_architecture
 
@@ -119,14 +107,14 @@ def architectures() -> dict[str, tuple[Any, Callable[[argparse.Namespace], None]
 
 
 def drafter_args(verifier_args: argparse.Namespace, overrides: list[str]) -> argparse.Namespace:
-    """The drafter's model settings: the verifier's, with ``overrides`` from the command line on top."""
+    """The drafter's model settings: the verifier's, with ``overrides`` from the command line."""
     parser = argparse.ArgumentParser(prog="encoder_initial.py", add_help=False, allow_abbrev=False)
     parser.add_argument("--arch", default="block", choices=list(architectures()))
     arch = parser.parse_known_args(overrides)[0].arch
     model, complete = architectures()[arch]
     model.add_args(parser)
     for action in parser._actions:
-        action.default = argparse.SUPPRESS  # only what was given overrides
+        action.default = argparse.SUPPRESS  # only given options override
     given = vars(parser.parse_args(overrides))
     args = argparse.Namespace(**{**vars(verifier_args), **given, "arch": arch, "_name": arch})
     complete(args)
@@ -137,32 +125,22 @@ def misfits(verifier: argparse.Namespace, drafter: argparse.Namespace, init_deco
     """Every reason why the verifier's weights would not mean the same in the drafter."""
     from specdec_plugins.models.block import refuse_unsupported
 
-    faults = []
-
-    def compare(setting: str) -> None:
-        ours, theirs = getattr(drafter, setting, None), getattr(verifier, setting, None)
-        if (ours or False) != (theirs or False):
-            faults.append(f"{setting.replace('_', '-')} is {theirs} in the verifier, {ours} in the drafter")
-
-    for setting in COMMON_SETTINGS:
-        compare(setting)
-    for half in ("encoder", "decoder") if init_decoder else ("encoder",):
-        for setting in HALF_SETTINGS:
-            compare(f"{half}_{setting}")
-        learned = f"{half}_learned_pos"
-        if getattr(verifier, learned, False) and not getattr(drafter, learned, False):
-            faults.append(f"{learned.replace('_', '-')} is True in the verifier, False in the drafter")
-    compare("encoder_layers")
-    if drafter.decoder_layers > verifier.decoder_layers and init_decoder:
-        faults.append(f"--init-decoder: {drafter.decoder_layers} layers from a verifier that has {verifier.decoder_layers}")
+    halves = ("encoder", "decoder") if init_decoder else ("encoder",)
+    settings = [*COMMON_SETTINGS, *(f"{half}_{setting}" for half in halves for setting in HALF_SETTINGS), "encoder_layers"]
+    different = [name for name in settings if (getattr(drafter, name, None) or False) != (getattr(verifier, name, None) or False)]
+    for half in halves:
+        limit = f"max_{'source' if half == 'encoder' else 'target'}_positions"
+        if getattr(verifier, f"{half}_learned_pos", False):
+            different += [f"{half}_learned_pos"] * (not getattr(drafter, f"{half}_learned_pos", False))
+            different += [limit] * (getattr(drafter, limit) > getattr(verifier, limit))
     if drafter.share_all_embeddings and not getattr(verifier, "share_all_embeddings", False):
-        faults.append("share-all-embeddings is False in the verifier, True in the drafter")
-    for half, limit in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
-        ours, theirs = getattr(drafter, limit), getattr(verifier, limit)
-        if getattr(verifier, f"{half}_learned_pos", False) and (half == "encoder" or init_decoder) and ours > theirs:
-            faults.append(f"{limit.replace('_', '-')} is {theirs} in the verifier, {ours} in the drafter")
+        different.append("share_all_embeddings")
+    pairs = ((name.replace("_", "-"), getattr(verifier, name, None), getattr(drafter, name, None)) for name in different)
+    faults = [f"{name} is {theirs} in the verifier, {ours} in the drafter" for name, theirs, ours in pairs]
+    if init_decoder and drafter.decoder_layers > verifier.decoder_layers:
+        faults.append(f"--init-decoder: {drafter.decoder_layers} layers from a verifier with {verifier.decoder_layers}")
     if getattr(drafter, "successor_width", 0) < 0:
-        faults.append(f"successor-width is {drafter.successor_width}")
+        faults.append(f"successor-width is {drafter.successor_width}, less than 0")
     try:
         refuse_unsupported(drafter)
     except ValueError as error:
@@ -170,11 +148,11 @@ def misfits(verifier: argparse.Namespace, drafter: argparse.Namespace, init_deco
     return faults
 
 
-def load_dictionaries(verifier, weights, data: str | None) -> tuple[SimpleNamespace, list[str]]:
-    """Source and target dictionary for the drafter, as ``build_model`` wants them, and what is wrong with them.
+def load_dictionaries(verifier: dict[str, Any], data: str | None) -> tuple[SimpleNamespace, list[str]]:
+    """Source and target dictionary of the drafter, in the form that ``build_model`` takes, and what is wrong with them.
 
-    With ``data`` they are read from there and held against the verifier's: its embedding's rows and, where its own
-    data folder can still be read, symbol by symbol. Without, stand-ins of the right size serve to build the model.
+    Read from ``data``, they must have a symbol per row of the verifier's embeddings and, if its own data folder still exists, the
+    same symbols. Without ``data``, placeholders of the right size serve to build the model.
     """
     with needed("train", "an initial drafter"):
         from fairseq.data import Dictionary
@@ -184,51 +162,50 @@ def load_dictionaries(verifier, weights, data: str | None) -> tuple[SimpleNamesp
 
     task = checkpoint.task_settings(verifier)
     names = task.get("source_lang"), task.get("target_lang")
-    if data is not None and None in names:  # fairseq does not write down a pair that it was not told
+    if data is not None and None in names:  # fairseq does not record languages that it inferred
         names = infer_language_pair(data)
         if None in names:
-            raise ValueError(f"{data}: no binarised data of a language pair in it")
-    languages = dict(zip(("source", "target"), names))
-    rows = {
-        "source": weights["encoder.embed_tokens.weight"].size(0),
-        "target": weights["decoder.embed_tokens.weight"].size(0),
-    }
-    loaded, faults = {}, []
-    for side, language in languages.items():
+            raise ValueError(f"{data} contains no binarised data of a language pair")
+    loaded, faults = [], []
+    for half, language in zip(("encoder", "decoder"), names):
+        rows = verifier["model"][f"{half}.embed_tokens.weight"].size(0)
         if data is None:
-            loaded[side] = Dictionary()
-            for index in range(len(loaded[side]), rows[side]):
-                loaded[side].add_symbol(f"symbol{index}")
-            continue
-        path = os.path.join(data, f"dict.{language}.txt")
-        loaded[side] = Dictionary.load(path)
-        own_path = os.path.join(str(task.get("data")).split(os.pathsep)[0], f"dict.{language}.txt")
-        if len(loaded[side]) != rows[side]:
-            faults.append(f"{path} has {len(loaded[side])} symbols, the verifier {rows[side]}")
-        elif os.path.exists(own_path) and Dictionary.load(own_path).symbols != loaded[side].symbols:
-            faults.append(f"{path} and the verifier's {own_path} have different symbols")
-    return SimpleNamespace(source_dictionary=loaded["source"], target_dictionary=loaded["target"]), faults
+            dictionary = Dictionary()
+            for index in range(len(dictionary), rows):
+                dictionary.add_symbol(f"symbol{index}")
+        else:
+            path, own = (
+                os.path.join(folder, f"dict.{language}.txt") for folder in (data, str(task.get("data")).split(os.pathsep)[0])
+            )
+            dictionary = Dictionary.load(path)
+            if len(dictionary) != rows:
+                faults.append(f"{path} has {len(dictionary)} symbols, the verifier {rows}")
+            elif os.path.exists(own) and Dictionary.load(own).symbols != dictionary.symbols:
+                faults.append(f"{path} and the verifier's {own} have different symbols")
+        loaded.append(dictionary)
+    return SimpleNamespace(source_dictionary=loaded[0], target_dictionary=loaded[1]), faults
 
 
 def copy_weights(drafter, weights: dict[str, Any], verifier_args: argparse.Namespace, init_decoder: bool) -> Origins:
     """Fill ``drafter`` in place from the verifier's ``weights``; returns where each parameter came from."""
     import torch
+    from fairseq.modules import SinusoidalPositionalEmbedding
 
     from specdec_plugins.decoding.networks.decoder import decoder_layer_map, rename_layer
 
-    kept = decoder_layer_map(len(drafter.decoder.layers), verifier_args.decoder_layers)
+    layers = decoder_layer_map(len(drafter.decoder.layers), verifier_args.decoder_layers)
     origins: Origins = {}
     with torch.no_grad():
-        for name, parameter in drafter.named_parameters():  # a shared embedding once, by its encoder name
-            in_encoder = name.startswith("encoder.")
+        for name, parameter in drafter.named_parameters():  # a shared embedding appears once, by its encoder name
+            in_encoder, positions = name.startswith("encoder."), name.endswith("embed_positions.weight")
             wanted = in_encoder or init_decoder
-            source = name if in_encoder else rename_layer(name, kept)
+            source = name if in_encoder else rename_layer(name, layers)
             if wanted and source in weights:
                 value, origin = weights[source], "copied"
-                if name.endswith("embed_positions.weight"):
+                if positions:
                     value = value[: parameter.size(0)]
-            elif wanted and name.endswith("embed_positions.weight"):
-                value, origin = sinusoidal_table(parameter), "converted"
+            elif wanted and positions:  # the verifier's are sinusoidal; 1 is fairseq's padding index
+                value, origin = SinusoidalPositionalEmbedding.get_embedding(*parameter.shape, 1), "converted"
             elif in_encoder:
                 raise ValueError(f"the verifier has no {name}")
             else:
@@ -239,17 +216,8 @@ def copy_weights(drafter, weights: dict[str, Any], verifier_args: argparse.Names
     return origins
 
 
-def sinusoidal_table(learned):
-    """The sinusoidal positions that a verifier without learned ones adds, in the shape of a ``learned`` table (P, D)."""
-    from fairseq.modules import SinusoidalPositionalEmbedding
-
-    rows, width = learned.shape
-    pad = 1  # fairseq's padding index, the row below which positions start
-    return SinusoidalPositionalEmbedding.get_embedding(rows, width, pad)
-
-
 def complete_checkpoint(verifier: dict[str, Any], args: argparse.Namespace, state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of a model that has not been trained: what fairseq restores, and nothing of the verifier's run."""
+    """A checkpoint of an untrained model that fairseq restores, without the state of the verifier's training."""
     from specdec_plugins.formats import checkpoint
 
     task = {"_name": "translation_lev_modified", "noise": "block_mask"}
@@ -265,7 +233,7 @@ def complete_checkpoint(verifier: dict[str, Any], args: argparse.Namespace, stat
 
 
 def table(origins: Origins, sizes: dict[str, int]) -> Iterator[str]:
-    """Lines that say how many parameters of each part were copied, converted, or start fresh."""
+    """Lines with the parameters copied, converted or fresh in each part of the model."""
     parts: dict[tuple[str, str], int] = {}
     for name, origin in origins.items():
         part = ".".join(name.split(".")[: 3 if ".layers." in name else 2])

@@ -1,9 +1,9 @@
 """The optimiser Muon: orthogonalised momentum for hidden matrices, Adam for all else. Knows nothing about fairseq.
 
 Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of a weight matrix by the nearest
-matrix whose singular values are all one, so that rare directions learn as fast as common ones. Embeddings, biases and
-normalisation keep Adam; but a table with fewer than 8 rows a column is taken for a hidden matrix. Both take one learning rate: a
-Muon update is scaled to the size of a usual Adam update (Liu et al. 2025, arXiv 2502.16982).
+matrix whose singular values are all one, so that rare directions learn as fast as common ones. Embeddings, biases and norms
+keep Adam. Both use one learning rate: Muon's updates are scaled to the size of typical Adam updates (Liu et al. 2025,
+arXiv 2502.16982).
 """
 
 import math
@@ -14,15 +14,15 @@ from torch import Tensor
 
 MOMENTUM = 0.95
 UPDATE_SIZE = 0.2  # root mean square of an update at learning rate 1; Liu et al. measured 0.2 to 0.4 in Adam's updates
-WIDEST = 8  # a matrix with more rows a column (or the reverse) is a table of embeddings
+WIDEST = 8  # a matrix with a larger ratio of rows and columns is taken for embeddings
 
-# Coefficients of the quintic Newton-Schulz iteration (Jordan et al.): five steps bring singular values to 0.7 to 1.2.
+# Coefficients of the quintic Newton-Schulz iteration (Jordan et al.): five steps bring singular values to 0.7 - 1.2.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 
 
 def is_hidden(parameter: Tensor) -> bool:
-    """Whether a parameter is a hidden layer's weight matrix, told by its shape."""
+    """Whether a parameter is a hidden layer's weight matrix, judging by its shape."""
     return parameter.dim() == 2 and max(parameter.shape) <= WIDEST * min(parameter.shape)
 
 
@@ -37,11 +37,9 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Update every parameter that has a gradient; returns ``closure``'s loss, if given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """Update every parameter that has a gradient; returns the loss of ``closure``, if given."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             gradients = {p: p.grad for p in group["params"] if p.grad is not None}
             for p in gradients:
@@ -53,7 +51,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _step_muon(self, gradients: dict[Tensor, Tensor], lr: float) -> None:
-        for shape in dict.fromkeys(p.shape for p in gradients):  # those of one shape together: one batched product
+        for shape in dict.fromkeys(p.shape for p in gradients):  # one batched product per shape
             alike = [p for p in gradients if p.shape == shape]
             updates = []
             for p in alike:
@@ -61,7 +59,7 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
                 momentum = state["momentum"].lerp_(gradients[p], 1 - MOMENTUM)
-                updates.append(gradients[p].lerp(momentum, MOMENTUM))  # Nesterov's
+                updates.append(gradients[p].lerp(momentum, MOMENTUM))  # Nesterov
             size = UPDATE_SIZE * math.sqrt(max(shape))  # an orthogonal matrix has root mean square 1 / sqrt(max(shape))
             for p, update in zip(alike, orthogonalise(torch.stack(updates)), strict=True):
                 p.add_(update, alpha=-lr * size)
@@ -80,7 +78,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Return the nearest matrices (N, rows, columns) whose singular values are about one, by Newton-Schulz iterations."""
+    """The nearest matrices (N, rows, columns) whose singular values are about one, by Newton-Schulz iteration."""
     a, b, c = QUINTIC
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if tall else matrices

@@ -1,7 +1,7 @@
-"""Cross-entropy of features under a vocabulary, a few rows at a time: logits are made, used and forgotten.
+"""Cross-entropy over the vocabulary in chunks of rows, without materialising a batch's logits.
 
-All logits of a batch, their softmax and the gradients of both are by far the largest tables of a training step, and on a CPU
-its slowest part, each being larger than any cache. Here one chunk exists at a time; the backward pass makes it anew.
+The logits of a batch, their softmax and the gradients of both are the largest tensors of a training step and, exceeding any
+cache, its slowest part on a CPU. Only one chunk exists at a time; the backward pass recomputes it.
 
 N predicted positions, D width, V vocabulary.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# Logits a chunk, by device: on a CPU what its caches hold, elsewhere what keeps it busy.
+# Logits per chunk, by device: as many as fit a CPU's caches; on other devices, enough to keep them busy.
 CHUNK = {"cpu": 2**22}
 DEVICE_CHUNK = 2**26
 
@@ -21,22 +21,22 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Smoothed loss, plain loss (without gradient), and which predictions are right.
 
-    A position's plain loss is -log p(target); its smoothed one is 1 - s of that and s of the mean of -log p over the
-    vocabulary, with s ``label_smoothing``. Both are weighted sums in nats, in float32 at least.
+    The plain loss of a position is n = -log p(target), its smoothed loss (1 - s) n + s m, where m is the mean of -log p over the
+    vocabulary and s is ``label_smoothing``. Both are weighted sums in nats, in float32 or wider.
 
     Args:
         features: (N, D). projection: (V, D); logits are features @ projection.T.
         targets: (N,) int64. weights: (N,) float, of the positions in both sums; None for 1.
 
-    Returns: scalar, scalar, and (N,) bool: no token's logit is over the target's.
+    Returns: scalar, scalar, and (N,) bool, true where no logit exceeds the target's.
     """
     weights = torch.ones_like(targets, dtype=torch.float32) if weights is None else weights
-    # Under autocast the features come in half precision, the weights of the projection in float32.
+    # Under autocast, features are in half precision and the projection in float32.
     return _CrossEntropy.apply(features, projection.to(features.dtype), targets, weights, label_smoothing)
 
 
 def _chunks(features: Tensor, projection: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows, and their logits (rows, V) in one buffer for all chunks."""
+    """Slices of rows and their logits (rows, V), in one reused buffer."""
     rows = max(1, CHUNK.get(features.device.type, DEVICE_CHUNK) // projection.size(0))
     buffer = features.new_empty(min(rows, features.size(0)), projection.size(0))
     for chunk in (slice(begin, begin + rows) for begin in range(0, features.size(0), rows)):
@@ -67,7 +67,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient, *_):
         features, projection, targets, weights, normaliser = ctx.saved_tensors
-        # The loss scale of training in half precision is in ``gradient``: applied before small slopes are rounded to 0.
+        # ``gradient`` includes the loss scale of half-precision training: apply it before small slopes round to 0.
         weights = weights * gradient
         by_features = torch.empty_like(features)
         by_projection = torch.zeros_like(projection, dtype=normaliser.dtype) if ctx.needs_input_grad[1] else None

@@ -1,6 +1,6 @@
-"""A drafter's Transformer decoder in training: the layers of the engine over all positions of a target at once.
+"""A drafter's Transformer decoder in training: the engine's layers over all positions of a target at once.
 
-Its encoder, embeddings and output projection are the verifier's, which do not train.
+The encoder, embeddings and output projection are the verifier's and stay frozen.
 
 B sentences, S source positions, T target positions, D width.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the decoder's layers and last norm, which start as those of some of the verifier's layers."""
+    """Initial tensors of the decoder's layers and final norm, copied from the verifier."""
     wanted, available = spec.decoder.layers, verifier.spec.decoder.layers
     if wanted > available:
         raise ValueError(f"--drafter-options layers={wanted}: the verifier has {available} to start from")
@@ -31,12 +31,12 @@ def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, 
 
 
 def decoder_layer_map(wanted: int, available: int) -> dict[int, int]:
-    """Which verifier layer each drafter layer starts from: evenly spread, the last one among them."""
+    """The verifier layer each drafter layer is copied from: evenly spread, including the last."""
     return {layer: (layer + 1) * available // wanted - 1 for layer in range(wanted)}
 
 
 def rename_layer(name: str, layer_map: dict[int, int]) -> str:
-    """``decoder.layers.I.x`` with I mapped; any other name as it is."""
+    """``decoder.layers.I.x`` with I mapped; other names unchanged."""
     parts = name.split(".")
     if parts[:2] == ["decoder", "layers"]:
         parts[2] = str(layer_map[int(parts[2])])
@@ -44,7 +44,7 @@ def rename_layer(name: str, layer_map: dict[int, int]) -> str:
 
 
 def adopt(module: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Make tensors with dotted names the parameters of a module, under these names."""
+    """Register tensors with dotted names as parameters of a module."""
     for name, tensor in tensors:
         *path, last = name.split(".")
         owner = module
@@ -56,32 +56,32 @@ def adopt(module: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:
 
 
 def decoder_of(module: nn.Module, spec: ModelSpec, verifier: "FrozenVerifier") -> Decoder:
-    """The decoder on a module's parameters, through which gradients flow."""
+    """A decoder that computes with the module's parameters, so that gradients reach them."""
     own: Mapping[str, Tensor] = dict(module.named_parameters())
     return Decoder(Weights({**verifier.tensors, **own}), spec)
 
 
 def embedded(decoder: Decoder, tokens: Tensor, embeddings: Tensor | None = None) -> Tensor:
-    """(B, T, D) inputs of the layers for tokens (B, T), or for the rows of other ``embeddings`` (N, D) that they number."""
+    """(B, T, D) layer inputs for tokens (B, T), which index ``embeddings`` (N, D) if given, else the vocabulary."""
     return decoder.embedding(tokens, torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens), embeddings)
 
 
 class Unrolled:
-    """Passes over all positions, one a step.
+    """Passes over all positions, one per drafting step.
 
-    At step s a position sees what a draft of s tokens sees: itself as of step s, the s - 1 positions before it as of steps s - 1
-    down to 1, and those before them as of step 0.
+    At step s, a position attends as it would behind a draft of s tokens: to itself as of step s, to the s - 1 positions before
+    it as of steps s - 1 down to 1, and to earlier positions as of step 0.
     """
 
     def __init__(self, decoder: Decoder, encoded: Tensor, hidden: Tensor):
-        """For an encoder's output (B, S, D), of which ``hidden`` (B, 1, 1, S) hides what is past a sentence's end."""
-        assert decoder.memory is not None, "it has layers"
+        """``encoded`` (B, S, D) is the encoder's output; ``hidden`` (B, 1, 1, S) masks its padding."""
+        assert decoder.memory is not None, "a decoder with layers"
         self.decoder, self.hidden = decoder, hidden
         self.sources = decoder.memory(encoded).chunk(len(decoder.layers), -1)
         self.entries: list[list[Tensor]] = [[] for _ in decoder.layers]  # by step
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(B, T, D) hidden states that logits are computed from, for inputs (B, T, D) of the layers."""
+        """(B, T, D) final hidden states for layer inputs (B, T, D)."""
         decoder = self.decoder
         mask = self._seen(torch.arange(x.size(1), device=x.device), len(self.entries[0]), x.dtype)
         for layer, entries, source in zip(decoder.layers, self.entries, self.sources):
@@ -97,13 +97,13 @@ class Unrolled:
         return decoder.features(x)
 
     @staticmethod
-    def _seen(place: Tensor, step: int, dtype: torch.dtype) -> Tensor:
-        """(T, (s + 1) T) added to attention scores over the entries of all steps."""
-        back = place[:, None] - place  # (T, T): how far before
+    def _seen(position: Tensor, step: int, dtype: torch.dtype) -> Tensor:
+        """(T, (s + 1) T) mask to add to attention scores over the entries of all steps."""
+        back = position[:, None] - position  # (T, T): distance to earlier positions
         seen = [back >= step, *(back == step - earlier for earlier in range(1, step + 1))]
         return hide(~torch.cat(seen, 1), dtype)
 
 
 def features(decoder: Decoder, x: Tensor, encoded: Tensor, hidden: Tensor) -> Tensor:
-    """The hidden states of one causal pass: see `Unrolled`."""
+    """Hidden states of one causal pass; see `Unrolled`."""
     return Unrolled(decoder, encoded, hidden)(x)

@@ -1,13 +1,13 @@
-"""Train a drafter that is one file: what its file offers, and what it gets. Knows torch, not fairseq.
+"""The interface between a trainable drafter's file and its training. Knows torch, not fairseq.
 
 A drafter's file has an object with
 
-    Options   a dataclass of int, float, str and bool fields with defaults: the drafter's options
-    Network   a torch module, made by ``Network(options, verifier)``, with ``loss(batch) -> Loss``; its tensors are the weights
-    build     ``build(weights, model, verifier) -> Drafter``, its decoding half: `specdec_plugins.decoding.drafters`
+    Options   a dataclass of int, float, str and bool fields with defaults
+    Network   a torch module, built by ``Network(options, verifier)``, with ``loss(batch) -> Loss``; its tensors are the weights
+    build     ``build(weights, model, verifier) -> Drafter`` for decoding; see `specdec_plugins.decoding.drafters`
 
-and is named as ``module:object``, by an installed entry point of the group ``specdec.drafters``, or as a file of
-`specdec_plugins.decoding.drafters`. It trains with
+Name it as ``module:object``, by an installed entry point of the group ``specdec.drafters``, or by its file name in
+`specdec_plugins.decoding.drafters`. Train it with
 
     fairseq-train DATA --user-dir specdec_plugins --task translation --arch drafter --criterion drafter_loss \\
         --drafter module:object --drafter-options width=64 --verifier VERIFIER.pt ...
@@ -34,8 +34,8 @@ from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
 
 
 class Loss(NamedTuple):
-    """``total`` in nats, summed over ``predictions``. ``right`` (N, K) bool, if given, tells which positions of N blocks
-    were predicted right, from which ``accept_len`` is logged."""
+    """``total`` in nats, summed over ``predictions``. ``right`` (N, K) bool, optional: which predictions of N blocks are right;
+    logged as ``accept_len``."""
 
     total: Tensor
     predictions: Tensor | int
@@ -44,17 +44,17 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentences to train on, padded on the right with ``symbols.pad``."""
+    """Training sentences, right-padded with ``symbols.pad``."""
 
-    source: Tensor  # (B, S) int64, each closed by eos
+    source: Tensor  # (B, S) int64, ending with eos
     prefix: Tensor  # (B, T) int64: the start token, then the target without its eos
-    target: Tensor  # (B, T) int64, each closed by eos
+    target: Tensor  # (B, T) int64, ending with eos
     symbols: Symbols
     verifier: "FrozenVerifier"
 
 
 class FrozenVerifier:
-    """The verifier as a fixed function, for drafters that read its embeddings, hidden states or logits."""
+    """The verifier without gradients, for drafters that read its embeddings, hidden states or logits."""
 
     def __init__(self, model: Model, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         self.spec: ModelSpec = model.spec
@@ -74,8 +74,7 @@ class FrozenVerifier:
 
     @torch.no_grad()
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, D) output of the encoder, undefined past a sentence's end, and what hides these positions from attention:
-        (B, 1, 1, S), added to its scores."""
+        """(B, S, D) encoder output, undefined at padding, and the mask (B, 1, 1, S) to add to attention scores."""
         sources = Source(without(source, self.spec.symbols.pad), self.spec.symbols, source.device)
         encoded = self.transformer.encoder(sources)
         past = torch.arange(sources.longest, device=source.device) >= sources.lengths[:, None]
@@ -83,22 +82,22 @@ class FrozenVerifier:
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
-        """(B, T, D) embeddings of target tokens (B, T), scaled as the verifier reads them, without positions."""
+        """(B, T, D) embeddings of target tokens (B, T), scaled as the verifier scales them, without positions."""
         return self.transformer.decoder.embedding.embed(tokens)
 
     @torch.no_grad()
     def states(self, prefix: Tensor, encoded: Tensor, hidden: Tensor) -> Tensor:
-        """(B, T, D) hidden states after each token of a prefix (B, T), given what `encode` returns."""
+        """(B, T, D) hidden states after each token of a prefix (B, T), given the result of `encode`."""
         decoder = self.transformer.decoder
         return features(decoder, embedded(decoder, prefix), encoded, hidden)
 
     def read(self, source: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, V) logits and (B, T, D) hidden states after each token of a prefix; undefined past its end. No gradient."""
+        """(B, T, V) logits and (B, T, D) hidden states after each token of a prefix, undefined at padding; no gradient."""
         sources, tokens = (without(each, self.spec.symbols.pad) for each in (source, prefix))
         state = self.model.start(len(sources))
         state.admit(Source(sources, self.spec.symbols, source.device))
         done = self.model.read(state, Reading(tokens, [0] * len(tokens), want=Want(features=True)))
-        return done.logits().clone(), done.features().clone()  # copies that may take part in a gradient's computation
+        return done.logits().clone(), done.features().clone()  # copies, usable in autograd
 
 
 def without(tokens: Tensor, pad: int) -> list[list[int]]:
@@ -107,15 +106,15 @@ def without(tokens: Tensor, pad: int) -> list[list[int]]:
 
 
 def blocks(right: Tensor, present: Tensor, size: int) -> Tensor:
-    """(N, K) for the N positions of a target (B, T) that are ``present``: whether each of the K = ``size`` predictions from there
-    on is ``right`` (B, T); none is past the end."""
+    """(N, K): for each of the N positions ``present`` in a target (B, T), whether the next K = ``size`` predictions are ``right``
+    (B, T); false past the end."""
     return F.pad(right & present, (0, size - 1)).unfold(1, size, 1)[present]
 
 
 def options_of(kind: type, given: Mapping[str, Any] | Sequence[str] | None) -> Any:
-    """A drafter's typed options, of its dataclass ``kind``, from their values, or from texts such as ``width=64``.
+    """A drafter's options as its dataclass ``kind``, from values or from strings such as ``width=64``.
 
-    Raises ValueError that names every option that does not exist or does not fit its type.
+    Raises ValueError naming every unknown option and every value of the wrong type.
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}
     pairs = given.items() if isinstance(given, Mapping) else [item.partition("=")[::2] for item in given or ()]
@@ -124,27 +123,21 @@ def options_of(kind: type, given: Mapping[str, Any] | Sequence[str] | None) -> A
         if name not in fields:
             faults.append(f"no option '{name}'; available: {', '.join(fields) or 'none'}")
             continue
-        wanted = type(fields[name].default)
+        wanted: Any = type(fields[name].default)
         try:
-            values[name] = parsed(value, wanted)
-        except (TypeError, ValueError, OverflowError):  # values from outside are of any type
-            faults.append(f"option {name}: '{value}' is no {wanted.__name__}")
+            if wanted is bool:
+                values[name] = {"true": True, "false": False}[str(value).lower()]
+            else:
+                values[name] = wanted(value)
+        except (KeyError, TypeError, ValueError, OverflowError):  # untrusted values have any type
+            faults.append(f"option {name}: '{value}' is not of type {wanted.__name__}")
     if faults:
         raise ValueError("; ".join(faults))
     return kind(**values)
 
 
 def at_least_one(options: Any, *names: str) -> None:
-    """Raise ValueError for fields of options that are less than 1."""
+    """Raise ValueError naming the options below 1."""
     faults = [f"option {name} is {getattr(options, name)}, less than 1" for name in names if getattr(options, name) < 1]
     if faults:
         raise ValueError("; ".join(faults))
-
-
-def parsed(value: Any, kind: type) -> Any:
-    """A value or its text as ``kind``. Raises ValueError."""
-    if kind is bool:
-        if str(value).lower() not in ("true", "false"):
-            raise ValueError(value)
-        return str(value).lower() == "true"
-    return kind(value)

@@ -1,4 +1,4 @@
-"""The network that relates a drafted token to the one before it, in training."""
+"""The successor network of a block drafter, in training: it conditions a drafted token on the one before it."""
 
 from collections.abc import Callable
 
@@ -8,15 +8,12 @@ from torch import Tensor, nn
 
 from specdec_plugins.decoding.networks.masking import ManyBlocks
 
-# Share of the predictions that train without the successor network: decoding lets the logits without it choose its candidates.
+# Fraction of predictions that train without the successor network: decoding picks its candidates from the logits without it.
 ALONE = 0.2
 
 
 class Successor(nn.Module):
-    """What a token says about the one after it: adds W_out relu(W_feature x + b + W_token e) to the feature x of a prediction.
-
-    e is the embedding of the token before it. Fresh, it adds nothing.
-    """
+    """Adds W_out relu(W_feature x + b + W_token e) to a prediction's feature x; e embeds the previous token. Initially adds 0."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()
@@ -26,14 +23,14 @@ class Successor(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """(..., D) what is added to features (..., D), for embeddings (..., D) of the tokens before."""
+        """The term to add to features (..., D), given embeddings (..., D) of the previous tokens."""
         return self.out(F.relu(self.from_feature(features) + self.from_token(tokens)))
 
     def relate(self, features: Tensor, block: ManyBlocks, embed: Callable[[Tensor], Tensor], pad: int) -> Tensor:
-        """Features (N, D) of the blocks' predictions, in the order of ``block.masked``, each related to the token before it.
+        """Features (N, D) of the blocks' predictions, in the order of ``block.masked``, each conditioned on the previous token.
 
-        That token is the verifier's: in decoding, nothing is accepted after a wrong token, so a guess after one does not count.
-        The first token's predecessor is read by what made the features.
+        That token is the target's: nothing after a wrong token is accepted. The first prediction of a block is left alone: its
+        features already depend on the previous token.
         """
         before = F.pad(block.target, (1, 0), value=pad)[..., :-1][block.masked]  # (N,)
         related = block.offsets[block.masked] > 0

@@ -1,25 +1,25 @@
-"""What ``train.sh`` trains, as data: a JSON file a preset, and one a recipe of the drafter, in ``recipes/``.
+"""What ``train.sh`` trains, as JSON: a file per preset, and in ``recipes/`` a file per recipe for the drafter.
 
 A preset has
 
-    about                   one line for a person
-    languages               source and target; absent where the preset's name has them (``small.SRC-TGT``)
-    corpus                  the script data/CORPUS.sh, or ``prepare`` for the text in the folder of ``--local``
-    prepare                 options of the script, or of ``specdec-prepare`` of text from ``--local``
-    pretrained              the checkpoint that the verifier starts from, in the data's folder; absent where there is none
-    decoding                options of ``specdec-translate`` for how long outputs are; absent for those of translations
-    rouge                   true where outputs are scored by ROUGE, not BLEU
+    about                   one line of description
+    languages               source and target; the preset ``small.SRC-TGT`` has them in its name
+    corpus                  the script data/CORPUS.sh, or ``prepare`` for text in the folder of ``--local``
+    prepare                 options of that script or of ``specdec-prepare``
+    pretrained              optional: a checkpoint in the data's folder that the verifier starts from
+    decoding                length options of ``specdec-translate``, if not those of translations
+    rouge                   true if outputs are scored by ROUGE instead of BLEU
     model                   options of fairseq-train for both models: their shape
-    tokens, device_tokens   tokens of the longer side, padding included: of an update, and at most of a batch on one device
-    save_every, keep        updates from checkpoint to checkpoint, and how many are kept and averaged
+    tokens, device_tokens   tokens of the longer side, padding included: per update, and at most per batch on a device
+    save_every, keep        updates between checkpoints, and how many are kept and averaged
     verifier                a training: ``updates``, ``schedule``, ``options`` of fairseq-train
-    drafter                 the same by recipe, with ``block_size``, and with options of the initial checkpoint (``init``)
-                            where they differ from the recipe's
+    drafter                 a training per recipe, with ``block_size`` and, where they differ from the recipe's, options of
+                            the initial checkpoint (``init``)
 
-A recipe with ``init`` trains one of the plugin's own architectures from an initial checkpoint. Any other is named after a drafter
-that is one file, trains that on the frozen verifier as the preset trains the default recipe's, and says its ``block_size``.
+A recipe with ``init`` trains one of the plugin's architectures from an initial checkpoint. Any other has the name of a drafter
+that is one file and a ``block_size``; it trains that drafter on the frozen verifier as the preset trains the default recipe's.
 
-Options are fairseq's names with their values, true for one without a value. This module imports neither fairseq nor torch.
+Options have fairseq's names and their values, true for a flag. This module imports neither fairseq nor torch.
 """
 
 import json
@@ -32,19 +32,19 @@ from typing import Any
 HERE = Path(__file__).parent
 RECIPES = tuple(sorted(path.stem for path in (HERE / "recipes").glob("*.json")))
 DEFAULT_RECIPE = "block_causal"
-TRANSLATIONS = {"max-len-a": 1.2, "max-len-b": 10}  # how long they are
-# Options of the task: a recipe that takes its shape from the verifier still has them.
-OF_THE_TASK = ("truncate-source", "skip-invalid-size-inputs-valid-test", "max-source-positions", "max-target-positions")
-PATTERN = re.compile(r"small\.([a-z]{2})-([a-z]{2})")  # the preset whose name has the languages
+TRANSLATIONS = {"max-len-a": 1.2, "max-len-b": 10}  # length limits
+# Options of fairseq's task, which recipes without a shape of their own keep.
+TASK_OPTIONS = ("truncate-source", "skip-invalid-size-inputs-valid-test", "max-source-positions", "max-target-positions")
+PATTERN = re.compile(r"small\.([a-z]{2})-([a-z]{2})")  # the preset with the languages in its name
 
 
 def names() -> list[str]:
-    """What a preset may be called."""
+    """The names of the presets."""
     return sorted("small.SRC-TGT" if path.stem == "small" else path.stem for path in HERE.glob("*.json"))
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return a preset, with its languages. Raises ValueError for an unknown name."""
+    """A preset with its languages. Raises ValueError for an unknown name."""
     pattern = PATTERN.fullmatch(name)
     if not pattern and (name not in names() or "SRC-TGT" in name):
         raise ValueError(f"no preset named '{name}'. Available: {', '.join(names())}")
@@ -53,10 +53,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def settings(name: str, recipe: str | None = None, updates: int | None = None) -> dict[str, str | int | list[str]]:
-    """Return the variables of ``train.sh``: strings, numbers, lists for options; ``updates`` is for both trainings.
-
-    Raises ValueError for an unknown preset or recipe.
-    """
+    """The variables of ``train.sh``; ``updates`` replaces those of both trainings. Raises ValueError for an unknown name."""
     preset = read(name)
     recipe = recipe or DEFAULT_RECIPE
     if recipe not in RECIPES:
@@ -66,13 +63,11 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
     shape = {"share-all-embeddings": True, **preset["model"]}
     verifier_updates, drafter_updates = updates or verifier["updates"], updates or drafter["updates"]
     prepare = preset.get("prepare", {})
-    initialised = "init" in common
-    drafter_options = [common["drafter"], schedule(drafter, drafter_updates), drafter["options"]]
-    if initialised:
-        drafter_options.insert(0, shape)
-    else:  # its shape is the verifier's, and dropout one of its own options
-        drafter_options.insert(0, {name: value for name, value in shape.items() if name in OF_THE_TASK})
-        drafter_options[-1] = {name: value for name, value in drafter["options"].items() if name != "dropout"}
+    own, initialised = drafter["options"], "init" in common
+    drafter_shape = shape
+    if not initialised:  # its shape is the verifier's, and dropout is one of its own options
+        drafter_shape = {name: value for name, value in shape.items() if name in TASK_OPTIONS}
+        own = {name: value for name, value in own.items() if name != "dropout"}
     return {
         "src": preset["languages"][0],
         "tgt": preset["languages"][1],
@@ -92,25 +87,25 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
         "verifier_updates": verifier_updates,
         "drafter_updates": drafter_updates,
         "verifier_options": command_line(shape, schedule(verifier, verifier_updates), verifier["options"]),
-        "drafter_options": command_line(*drafter_options),
+        "drafter_options": command_line(drafter_shape, common["drafter"], schedule(drafter, drafter_updates), own),
         "init_options": command_line(common["init"], drafter.get("init", {})) if initialised else [],
     }
 
 
 def schedule(training: Mapping[str, Any], updates: int) -> dict[str, Any]:
-    """Options of fairseq-train for how the learning rate goes: linearly to 0 over the training, or by the inverse square root."""
+    """Options of fairseq-train for a learning rate that decays linearly to 0 over the training, or by the inverse square root."""
     if training["schedule"] == "linear":
         return {"lr-scheduler": "polynomial_decay", "total-num-update": updates}
     return {"lr-scheduler": "inverse_sqrt", "warmup-init-lr": 1e-7}
 
 
 def command_line(*options: Mapping[str, Any]) -> list[str]:
-    """Return options as a command line has them; later ones win."""
+    """Options as words of a command line; later ones win."""
     merged = {name: value for part in options for name, value in part.items()}
     return [word for name, value in merged.items() for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])]
 
 
 def shell(variables: Mapping[str, str | int | list[str]]) -> Iterable[str]:
-    """Yield an assignment a variable, quoted so that a shell can evaluate it; lists become arrays."""
+    """An assignment per variable, quoted for a shell; lists become arrays."""
     for name, value in variables.items():
         yield f"{name}=({shlex.join(value)})" if isinstance(value, list) else f"{name}={shlex.quote(str(value))}"
