@@ -63,7 +63,7 @@ def test_many_blocks_are_cut_as_a_loop_would():
 
 def test_loss_is_the_weighted_sum_over_blocks():
     """Against a loop that forms every prediction from the oracle's features."""
-    from specdec_plugins.criterions.block_loss import BlockLoss
+    from specdec_plugins.criterions.drafter_loss import BlockLoss
 
     model = make_causal(successor_width=8)
     source, target = make_batch([4, 6], words=WORDS + 4), make_batch([5, 3], seed=1, words=WORDS + 4)

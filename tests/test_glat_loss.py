@@ -14,9 +14,9 @@ PAD, MASK = 1, 3
 
 @pytest.fixture(scope="module")
 def glat_loss():
-    from specdec_plugins.criterions import glat_loss
+    from specdec_plugins.criterions import drafter_loss
 
-    return glat_loss
+    return drafter_loss
 
 
 def make_loss(glat_loss, label_smoothing=0.1):

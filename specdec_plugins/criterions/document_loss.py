@@ -15,7 +15,7 @@ B batch, S source and T target tokens (padding included), R sampled queries, H h
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
@@ -156,12 +156,10 @@ class GuidedAttention:
 
             return hook
 
-        hooks = [layer.register_forward_pre_hook(keep(name), with_kwargs=True) for name, layer in self.layers.items()]
-        try:
+        with ExitStack() as hooks:
+            for name, layer in self.layers.items():
+                hooks.enter_context(layer.register_forward_pre_hook(keep(name), with_kwargs=True))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def visible_and_near(self, name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The keys that queries ``rows`` (R,) of a layer see, and the near ones: (B, 1 or R, S) and (B, R, S) bool."""
@@ -225,12 +223,10 @@ def shifted_positions(model: FairseqEncoderDecoderModel, source: Tensor, target:
         raise ValueError("--criterion document_loss requires sinusoidal positions, a Transformer's default")
     source_most, target_most = (table.weights.size(0) - table.padding_idx - 1 for table in tables)
     drawn = shifts(source, target, (source_most, target_most), fraction)
-    hooks = [table.register_forward_hook(shift(*side)) for table, *side in zip(tables, (source, target), drawn)]
-    try:
+    with ExitStack() as hooks:
+        for table, tokens, by in zip(tables, (source, target), drawn):
+            hooks.enter_context(table.register_forward_hook(shift(tokens, by)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 # ---- repetition noise

@@ -1,16 +1,159 @@
-"""``--criterion drafter_loss``: the loss of a drafter that is one file; see `decoding.networks.drafter_code`."""
+"""The drafters' losses: ``--criterion glat_loss``, ``block_loss`` and ``drafter_loss``.
 
-from fairseq.criterions import register_criterion
+B sentences, T target positions, A blocks per sentence, K block size, N predicted positions (over the batch), D width.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
 
-from specdec_plugins.criterions.glat_loss import GlatLoss, acceptance_counts
+from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.drafter_code import Batch
+from specdec_plugins.decoding.networks.masking import ManyBlocks, MaskedBlock, block_view, leading_right, reveal
 from specdec_plugins.formats.spec import Symbols
+
+
+@dataclass
+class GlatLossConfig(FairseqDataclass):
+    label_smoothing: float = field(default=0.0, metadata={"help": "probability mass spread over the vocabulary"})
+
+
+@register_criterion("glat_loss", dataclass=GlatLossConfig)
+class GlatLoss(FairseqCriterion):
+    """Cross-entropy on masked block positions, with glancing (Qian et al. 2021) in training.
+
+    It is a sum, which fairseq divides by the number of predicted tokens over the update.
+    """
+
+    def __init__(self, task, label_smoothing):
+        super().__init__(task)
+        self.label_smoothing = label_smoothing
+
+    def forward(self, model, sample, reduce=True):
+        """Returns (loss, number of predicted tokens, logging output).
+
+        ``sample["block"]`` is a MaskedBlock. A positive ``sample["glancing_ratio"]`` requests a glancing pass first, with
+        ``sample["reveal_scores"]`` (B, T) as its random numbers.
+        """
+        if "block" not in sample:
+            raise ValueError("--criterion glat_loss requires --task translation_lev_modified and --noise block_mask")
+        block: MaskedBlock = sample["block"]
+        if not isinstance(block, MaskedBlock):
+            raise ValueError("--criterion glat_loss requires --arch block; use --criterion block_loss with --arch block_causal")
+        ratio = sample.get("glancing_ratio", 0.0)
+        log = {"ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
+        masked = block.masked  # (B, T): glance rebinds it to the positions that stay masked in the pass with gradient
+
+        def glance(features):  # (N, D)
+            nonlocal masked
+            *_, right = self.compute_loss(model, features, block.target, masked)
+            log.update(acceptance_counts(block_view(right, block)), block_targets=features.size(0))
+            revealed = reveal(~right, block.masked, ratio, sample["reveal_scores"])
+            masked = block.masked & ~revealed
+            return torch.where(revealed, block.target, block.prev_target), masked
+
+        features = model(
+            sample["net_input"]["src_tokens"],
+            sample["net_input"]["src_lengths"],
+            block.prev_target,
+            masked=block.masked,
+            glance=glance if ratio > 0 else None,
+            features_only=True,
+        )
+        loss, nll_loss, right = self.compute_loss(model, features, block.target, masked)
+        if ratio <= 0:
+            present = None if model.training else block_view(block.masked, block)
+            log.update(acceptance_counts(block_view(right, block), present))
+        sample_size = features.size(0)
+        log.update(loss=loss.data, nll_loss=nll_loss.data, sample_size=sample_size)
+        return loss, sample_size, log
+
+    def compute_loss(self, model, features, target, masked, weights=None):
+        """Smoothed and plain loss in nats, summed over ``masked``, and a mask of right predictions, shaped like ``masked``.
+
+        Features (N, D) and weights (N,) are those of the masked positions.
+        """
+        projection = model.decoder.output_projection.weight
+        loss, nll_loss, hits = cross_entropy(features, projection, target[masked], weights, self.label_smoothing)
+        right = torch.zeros_like(masked)
+        right[masked] = hits
+        return loss, nll_loss, right
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs) -> None:
+        """Log losses per token (base 2), ``accept_len`` per block and, in validation, ``block_acc`` by position."""
+
+        def total(key):
+            value = sum(log.get(key, 0) for log in logging_outputs)
+            return value.item() if torch.is_tensor(value) else value
+
+        predicted, targets = total("sample_size"), total("block_targets")
+        blocks = total("nblocks") or total("nsentences")
+        if predicted > 0:
+            for key in ("loss", "nll_loss"):
+                metrics.log_scalar(key, total(key) / predicted / math.log(2), predicted, round=3)
+            metrics.log_derived("ppl", lambda meters: round(2 ** min(meters["nll_loss"].avg, 100), 2))
+        if targets > 0:
+            metrics.log_scalar("revealed", 1 - predicted / targets, targets, round=3)
+        if blocks > 0 and any("leading" in log for log in logging_outputs):
+            metrics.log_scalar("accept_len", total("leading") / blocks + 1, blocks, round=3)
+        positions = sorted({key for log in logging_outputs for key in log if key.startswith("present_")})
+        for key in positions:
+            if present := total(key):  # the leading underscore keeps the values out of the log line, which gets one list
+                metrics.log_scalar(f"_{key}", total(key.replace("present", "right")) / present, present)
+        if positions:
+            metrics.log_derived(
+                "block_acc", lambda meters: [round(meters[f"_{key}"].avg, 3) for key in positions if f"_{key}" in meters]
+            )
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
+
+
+@dataclass
+class BlockLossConfig(GlatLossConfig):
+    position_decay: float = field(
+        default=1.0, metadata={"help": "weight of each block position relative to the previous one, over 0 and at most 1"}
+    )
+
+
+@register_criterion("block_loss", dataclass=BlockLossConfig)
+class BlockLoss(GlatLoss):
+    """Cross-entropy over many blocks per sentence, each token predicted after the target's own.
+
+    It is a weighted sum, which fairseq divides by the sum of the weights over the update.
+    """
+
+    def __init__(self, task, label_smoothing, position_decay):
+        super().__init__(task, label_smoothing)
+        if not 0 < position_decay <= 1:
+            raise ValueError(f"--position-decay {position_decay} must be over 0 and at most 1")
+        self.position_decay = position_decay
+
+    def forward(self, model, sample, reduce=True):
+        """Returns (loss, sum of weights, logging output); ``sample["block"]`` is a ManyBlocks."""
+        block: ManyBlocks = sample.get("block")
+        if not isinstance(block, ManyBlocks):
+            raise ValueError("--criterion block_loss requires --arch block_causal and --noise block_mask")
+        source = sample["net_input"]["src_tokens"], sample["net_input"]["src_lengths"]
+        features = model(*source, block.prev_target, block, features_only=True)  # (N, D)
+        weights = self.position_decay ** block.offsets[block.masked].float()  # (N,)
+        loss, nll_loss, right = self.compute_loss(model, features, block.target, block.masked, weights)
+        right, present = right.flatten(0, 1), block.masked.flatten(0, 1)  # (B A, K)
+        counts = acceptance_counts(right) if model.training else acceptance_counts(right, present)
+        sample_size = weights.sum()
+        log = {"loss": loss.data, "nll_loss": nll_loss.data, "sample_size": sample_size, "ntokens": sample["ntokens"]}
+        return loss, sample_size, {**log, **counts, "nsentences": sample["target"].size(0), "nblocks": present[:, 0].sum()}
 
 
 @register_criterion("drafter_loss", dataclass=FairseqDataclass)
 class DrafterLoss(GlatLoss):
-    """Sum of the drafter's losses; fairseq divides it by the number of predictions over the update."""
+    """The loss of a drafter that is one file; fairseq divides it by the number of predictions over the update."""
 
     def __init__(self, task):
         super().__init__(task, label_smoothing=0.0)
@@ -30,3 +173,15 @@ class DrafterLoss(GlatLoss):
         if right is not None:
             log |= {**acceptance_counts(right), "nblocks": right.size(0)}
         return loss, count, {**log, "nsentences": target.size(0)}
+
+
+def acceptance_counts(right, present=None) -> dict[str, torch.Tensor]:
+    """Sums over blocks for ``accept_len``, from ``right`` (B, K) bool: which positions were predicted right.
+
+    With ``present`` (B, K), the positions that had a target, also the counts for accuracy by block position (from 1).
+    """
+    counts = {"leading": leading_right(right).sum()}
+    for index in range(0 if present is None else right.size(1)):
+        counts[f"present_{index + 1:03d}"] = present[:, index].sum()
+        counts[f"right_{index + 1:03d}"] = right[:, index].sum()
+    return counts

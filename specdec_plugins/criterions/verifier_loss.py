@@ -1,7 +1,7 @@
 """``--criterion verifier_loss``: fairseq's label-smoothed cross-entropy, in bfloat16 on request and by the faster kernel."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from fairseq.criterions import register_criterion
@@ -30,13 +30,11 @@ def flash_attention(model: nn.Module) -> Iterator[None]:
         return args, kwargs | AS_IN_TRAINING
 
     layers = [layer for layer in model.modules() if isinstance(layer, MultiheadAttention) and layer.encoder_decoder_attention]
-    hooks = [layer.register_forward_pre_hook(as_in_training, with_kwargs=True) for layer in layers]
-    try:
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]))
+        for layer in layers:
+            stack.enter_context(layer.register_forward_pre_hook(as_in_training, with_kwargs=True))
+        yield
 
 
 @register_criterion("verifier_loss", dataclass=LabelSmoothedCrossEntropyCriterionConfig)

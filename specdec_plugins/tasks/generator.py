@@ -60,10 +60,10 @@ class SpeculativeGenerator:
             faults.append(f"an ensemble of {len(models)} models")
         if faults:
             raise ValueError("--drafter-path cannot be combined with " + ", ".join(faults))
-        self.samples, self.sampling, self.seed = 1, sampling_of(options) if sampling else None, torch.initial_seed()
-        self.unnumbered = 0
+        self.samples, self.sampling, self.seed, self.unnumbered = 1, None, torch.initial_seed(), 0
         if sampling:
-            self.samples = options.beam
+            top_k, top_p = max(0, options.sampling_topk), options.sampling_topp  # fairseq's -1 means no limit
+            self.samples, self.sampling = options.beam, Sampling(options.temperature, top_k, top_p if top_p > 0 else 1.0)
         elif getattr(options, "beam", 1) != 1:
             logger.info("speculative decoding is greedy: --beam %d is ignored", options.beam)
         self.eos = dictionaries[1].eos()  # fairseq strips it from outputs
@@ -119,12 +119,6 @@ class SpeculativeGenerator:
                 "%.0f%% of drafted tokens accepted, %d outputs truncated at the length limit",
                 self.stats.mean_accepted_length, 100 * self.stats.acceptance_rate, self.stats.cut,
             )  # fmt: skip
-
-
-def sampling_of(options) -> Sampling:
-    """fairseq's sampling options as ours; its -1 means no limit."""
-    top_k, top_p = options.sampling_topk, options.sampling_topp
-    return Sampling(options.temperature, max(0, top_k), top_p if top_p > 0 else 1.0)
 
 
 def read_loaded(model) -> Model:

@@ -10,7 +10,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import NOISE_CHOICES, TranslationLevenshteinConfig, TranslationLevenshteinTask
 
 # fairseq's --user-dir imports tasks and models, but not criterions.
-from specdec_plugins.criterions import block_loss, document_loss, drafter_loss, glat_loss, verifier_loss  # noqa: F401
+from specdec_plugins.criterions import document_loss, drafter_loss, verifier_loss  # noqa: F401
 from specdec_plugins.decoding.networks.masking import fixed_starts, lengths, many_blocks, many_starts, mask_blocks, random_starts
 from specdec_plugins.models.block import BlockDrafterModel
 from specdec_plugins.tasks.generator import SpeculativeGenerator
@@ -104,13 +104,13 @@ class BlockTranslationTask(TranslationLevenshteinTask):
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
         target_lengths = lengths(sample["target"], self.tgt_dict.pad())
         if getattr(model, "causal", False):
-            sample = {**sample, "block": self.many_blocks(sample, many_starts(target_lengths, self.cfg.blocks))}
+            extra = {"block": self.many_blocks(sample, many_starts(target_lengths, self.cfg.blocks))}
         else:
             block = self.mask(sample, random_starts(target_lengths))
             # Drawn before the model's dropout: no two choices in an update share random numbers.
             scores = torch.rand(block.masked.shape, device=block.masked.device)
-            sample = {**sample, "block": block, "reveal_scores": scores, "glancing_ratio": self.glancing_ratio(update_num)}
-        return TranslationTask.train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad)
+            extra = {"block": block, "reveal_scores": scores, "glancing_ratio": self.glancing_ratio(update_num)}
+        return TranslationTask.train_step(self, sample | extra, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample, model, criterion):
         if not self.masks_blocks:

@@ -10,7 +10,8 @@ import copy
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"encoder_initial.py: error: {error}", file=sys.stderr)
         return 1
-    print("\n".join(table(origins, sizes)))
+    print(table(origins, sizes))
     print(f"wrote {options.output}")
     return 0
 
@@ -59,7 +60,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> tuple[Origins, dic
 
     import torch
 
-    from specdec_plugins.formats import checkpoint
+    from specdec_plugins.formats import checkpoint, fairseq
+    from specdec_plugins.formats.spec import Model, fingerprint
 
     verifier = checkpoint.load(options.verifier)
     verifier_args = checkpoint.model_args(verifier)
@@ -75,24 +77,12 @@ def run(options: argparse.Namespace, overrides: list[str]) -> tuple[Origins, dic
     drafter = architectures()[args.arch][0].build_model(args, dictionaries)
     origins = copy_weights(drafter, weights, verifier_args, options.init_decoder)
     state = drafter.state_dict()
-    mark_verifier(state, verifier)
+    with suppress(ValueError):  # a verifier that the engine does not support can still train a drafter
+        model = fairseq.read(verifier, "verifier")
+        if isinstance(model, Model):
+            state["block_verifier"] = torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8)
     checkpoint.save(complete_checkpoint(verifier, args, state), options.output)
     return origins, {name: tensor.numel() for name, tensor in drafter.named_parameters()}
-
-
-def mark_verifier(state: dict[str, Any], verifier: dict[str, Any]) -> None:
-    """Record the verifier's fingerprint in a drafter's weights, if the engine supports that verifier."""
-    import torch
-
-    from specdec_plugins.formats import fairseq
-    from specdec_plugins.formats.spec import Model, fingerprint
-
-    try:
-        model = fairseq.read(verifier, "verifier")
-    except ValueError:
-        return  # the drafter can still be trained
-    if isinstance(model, Model):
-        state["block_verifier"] = torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8)
 
 
 def architectures() -> dict[str, tuple[Any, Callable[[argparse.Namespace], None]]]:
@@ -232,13 +222,13 @@ def complete_checkpoint(verifier: dict[str, Any], args: argparse.Namespace, stat
     return {**checkpoint.untrained(), **settings, "model": state}
 
 
-def table(origins: Origins, sizes: dict[str, int]) -> Iterator[str]:
-    """Lines with the parameters copied, converted or fresh in each part of the model."""
+def table(origins: Origins, sizes: dict[str, int]) -> str:
+    """The numbers of parameters copied, converted or fresh in each part of the model."""
+    from tabulate import tabulate
+
     parts: dict[tuple[str, str], int] = {}
     for name, origin in origins.items():
         part = ".".join(name.split(".")[: 3 if ".layers." in name else 2])
         parts[part, origin] = parts.get((part, origin), 0) + sizes[name]
-    width = max(len(part) for part, _ in parts)
-    yield f"{'part':<{width}}  {'origin':<9}  {'parameters':>12}"
-    for (part, origin), size in parts.items():
-        yield f"{part:<{width}}  {origin:<9}  {size:>12,}"
+    rows = [(*key, f"{size:,}") for key, size in parts.items()]
+    return tabulate(rows, ("part", "origin", "parameters"), tablefmt="plain", colalign=("left", "left", "right"))

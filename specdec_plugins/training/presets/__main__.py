@@ -13,8 +13,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--updates", type=int)
     options = parser.parse_args(argv)
     try:
-        for line in presets.shell(presets.settings(options.name, options.recipe, options.updates)):
-            print(line)
+        print(*presets.shell(presets.settings(options.name, options.recipe, options.updates)), sep="\n")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
