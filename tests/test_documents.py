@@ -351,9 +351,9 @@ MISUSE = {
     "--windows 9 --context -1": "--context -1 is less than 0",
     "--windows 9 --strategy fairseq": "--windows is not supported by strategy fairseq",
     "--windows 9 --context 1 --strategy drafter": "--context is not supported by strategy drafter",
-    "--windows 9 --too-long skip": "--too-long cannot be combined with --windows, which cut long sources",
+    "--windows 9 --too-long skip": "--too-long cannot be combined with --windows, which splits long sources",
     "--windows 9 --draft-with previous --hint x": "--windows cannot be combined with drafter previous, whose hints are for whole "
-    "lines; --hint is for whole lines and cannot be combined with --windows",
+    "lines; --hint holds whole lines and cannot be combined with --windows",
     "--max-positions 0": "--max-positions 0 is less than 1",
     "--max-positions 200 --strategy fairseq": "--max-positions is not supported by strategy fairseq",
 }

@@ -18,7 +18,7 @@ import torch
 from support import Lengths, Tilted, check_balance
 
 from specdec_plugins.commands import translate
-from specdec_plugins.commands.removed import REMOVED
+from specdec_plugins.commands.runner import REMOVED
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission

@@ -22,7 +22,7 @@ import torch
 from conftest import ROOT, make_drafter, make_verifier, run_python
 
 from specdec_plugins.commands import benchmark, pack, translate
-from specdec_plugins.commands.removed import REMOVED
+from specdec_plugins.commands.runner import REMOVED
 from specdec_plugins.commands.translation import answers
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.formats.folder import load_folder
@@ -370,7 +370,7 @@ def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, 
         process.send_signal(signum)
     _, err = process.communicate(timeout=60)
     assert process.returncode == status, err
-    assert err.count("\n") == 1 and "stopped (lines written: " in err and "--resume goes on" in err
+    assert err.count("\n") == 1 and "stopped (lines written: " in err and "--resume continues" in err
     done = output.read_bytes().count(b"\n")
     assert 0 < done < 12 * 400 and f"{done:,}" in err
     head = many.read_text(encoding="utf-8").splitlines(keepends=True)[: done + 30]
@@ -391,7 +391,7 @@ def test_a_worker_that_dies_takes_nothing_with_it(folder, source, tmp_path, capf
     os.kill(next(pid for pid in children if b"spawn_main" in named[pid]), signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and err.count("\n") == 1, err
-    assert "error: a worker process died" in err and "--resume goes on" in err
+    assert "error: a worker process died" in err and "--resume continues" in err
     done = output.read_bytes()
     lines = done.count(b"\n")
     assert f"(lines written: {lines:,}" in err
@@ -562,7 +562,7 @@ MISUSE = {
     ),
     "--strategy fairseq --dtype auto": "--dtype auto is not supported by strategy fairseq",
     "--beam 5": "--beam is not supported by strategy specdec",
-    "--strategy ar --trace": "--trace shows drafts, and strategy ar has none",
+    "--strategy ar --trace": "--trace requires drafts; strategy ar makes none",
     "--workers 0": "--workers 0 is less than 1",
     "--workers 2 --device cuda:1": "--device cuda:1 is one GPU; use --device cuda with --workers, which gives each its own",
     "--batch-size 0": "--batch-size 0 is less than 1",
@@ -575,7 +575,7 @@ MISUSE = {
     "--trace setup.py": "--trace setup.py is not named .html; for a trace on stderr, put --trace after the input files",
     "--output new.html --trace ./new.html": "--trace ./new.html is also an input, or the output",
     "--input x y": "--input cannot be combined with input files as arguments",
-    "--strategy drafter --format fairseq": "--format fairseq needs scores, which strategy drafter does not have",
+    "--strategy drafter --format fairseq": "--format fairseq requires scores, which strategy drafter does not produce",
     "--block-size 1000000": "--block-size 1,000,000 is more than 1,024",
     "--sampling --top-k 999999999999999999999": "--top-k 999,999,999,999,999,999,999 is more than 2,147,483,647",
 }
@@ -659,7 +659,7 @@ def test_a_full_disk(folder, source, tmp_path, capfd, monkeypatch):
     assert content.startswith(kept) and kept.endswith(b"\n")
     assert err == (
         f"specdec-translate: error: {output}: No space left on device (lines written: {kept.count(10)}, to {output}, "
-        "--resume goes on)\n"
+        "--resume continues)\n"
     )
     monkeypatch.undo()
     run(capfd, *options, output, "--resume")

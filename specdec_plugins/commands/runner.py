@@ -1,7 +1,6 @@
 """What all commands share: a parser with short and full help, options checked before torch loads, one-line errors, signals.
 
-Exit status: 0 done; 1 bad input, or a file that cannot be read or written; 2 wrong options; 130 Ctrl-C; 141 the reader of stdout
-has gone; 143 SIGTERM.
+Exit status: 0 done; 1 bad input or a file error; 2 wrong options; 130 Ctrl-C; 141 stdout's reader closed it; 143 SIGTERM.
 """
 
 import argparse
@@ -14,19 +13,40 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from specdec_plugins import __version__
-from specdec_plugins.commands.removed import REMOVED
 from specdec_plugins.settings import MOST, MOST_THREADS, Fault, OptionError
+
+PYTHON = "it is a field of Settings in Python"
+# Options of earlier versions and of the published code, by command, and what to use now. A name may include the removed value.
+REMOVED: dict[str, dict[str, str]] = {
+    "specdec-translate": {
+        "--bpe": "use --tokenized for input in subwords",
+        "--truncate-source": "use --too-long truncate",
+        "--skip-long": "use --too-long skip",
+        "--samples": "use --num-samples",
+        "--controller": "--block-size auto has one controller",
+        "--verifier-gate": "it never paid; use a smaller --block-size",
+        "--drafter-gate": "it never paid; use a smaller --block-size",
+        "--sinks": PYTHON,
+        "--dtype float64": PYTHON,
+        "--path": "use --drafter",
+        "--AR-path": "use --verifier",
+        "--input-path": "use --input",
+        "--output-path": "use --output",
+        "--batch": "use --batch-size",
+        "--max-sentences": "use --batch-size",
+        "--strategy block": "use --strategy specdec",
+    },
+    "specdec-benchmark": {"--bpe": "use --tokenized for input in subwords"},
+}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports errors in one line, and names what became of options of earlier versions.
-
-    ``--help`` leaves out the options in ``rare``, and ``--help-all`` shows them.
-    """
+    """Reports errors in one line and names replacements of removed options. ``--help`` omits the ``rare`` options (by dest);
+    ``--help-all`` shows them."""
 
     def __init__(self, prog: str, **rest: Any):
         super().__init__(prog=prog, allow_abbrev=False, **rest)
-        self.rare: set[str] = set()  # by dest
+        self.rare: set[str] = set()
         self.add_argument("--version", action="version", version=f"%(prog)s {__version__}", help="show the version")
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[override]  # one signature is all that commands use
@@ -60,7 +80,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole(text: str) -> int:
-    """An integer option. Ranges are checked with the other options."""
+    """An integer option. Ranges are checked later, with all faults."""
     if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
         raise argparse.ArgumentTypeError(f"'{text[:40]}' is not a whole number")
     return int(text)
@@ -75,7 +95,7 @@ def number(text: str) -> float:
 
 
 def whole_or_word(text: str) -> int | str:
-    """A number, or a word for the command to judge."""
+    """A number, or a word that the command checks."""
     return whole(text) if re.fullmatch(r"[-+]?[0-9.]+", text) else text
 
 
@@ -93,9 +113,8 @@ def run_command(
 ) -> int:
     """Parse ``argv``, check the options and run the command. Returns the exit status.
 
-    ``check`` returns what is wrong with the options, as (name, message). ``run`` may raise OptionError; ValueError, OSError or
-    ImportError for bad input. ``ending`` says what has been written when a run ends early, and ``resumption`` how to go on after
-    a signal.
+    ``check`` returns faults as (name, message). ``run`` may raise OptionError; ValueError, OSError or ImportError for bad input.
+    When a run ends early, ``ending`` says what was written and ``resumption`` how to continue.
     """
     options = parser.parse_args(argv)
     try:
@@ -106,10 +125,11 @@ def run_command(
             _flush()
         return 0
     except OptionError as error:
-        return _failed(2, parser, "; ".join(f"{option_name(field)} {_spelled(message)}" for field, message in error.faults))
+        said = (f"{option_name(field)} {message}" for field, message in error.faults)
+        return _failed(2, parser, re.sub(r"`(\w+)`", lambda name: option_name(name[1]), "; ".join(said)))
     except BrokenPipeError as error:
         _discard_output()
-        if error.filename in (None, "stdout"):  # as when `head` has read enough: no message is wanted
+        if error.filename in (None, "stdout"):  # `head` has read enough: not an error
             return 141
         return _failed(1, parser, f"{error.filename}: {error.strerror}{ending()}")
     except OSError as error:
@@ -124,23 +144,18 @@ def run_command(
     except MemoryError as error:
         return _failed(1, parser, f"{error or 'out of memory'}{ending()}")
     except (KeyboardInterrupt, Terminated) as stop:
-        below = "\n" * sys.stderr.isatty()  # a terminal's line holds ^C or a progress bar
+        below = "\n" * sys.stderr.isatty()  # the terminal's line holds ^C or a progress bar
         print(f"{below}{parser.prog}: stopped{ending()}{resumption}", file=sys.stderr)
         return 130 if isinstance(stop, KeyboardInterrupt) else 143
 
 
 def option_name(field: str) -> str:
-    """The option of a field: ``--block-size`` of ``block_size``."""
+    """A field's option: ``--block-size`` for ``block_size``."""
     return "--" + field.replace("_", "-")
 
 
-def _spelled(message: str) -> str:
-    """A fault's message, with the options of the fields that it names in backticks."""
-    return re.sub(r"`(\w+)`", lambda name: option_name(name[1]), message)
-
-
 def out_of_range(options: argparse.Namespace, *names: str) -> list[Fault]:
-    """The faults of counts, from 1 on; an option may have several values, or none."""
+    """Faults of counts, which start at 1; an option may have several values or none."""
     faults = []
     for name in names:
         value, most = getattr(options, name), MOST_THREADS if name in ("threads", "workers") else MOST
@@ -162,12 +177,12 @@ def same_file(one: str | None, other: str | None) -> bool:
 
 
 def _flush() -> None:
-    if sys.stdout is not None:  # as it is where the caller closed it
+    if sys.stdout is not None:  # None if the caller closed it
         sys.stdout.flush()
 
 
 def _discard_output() -> None:
-    """Let what stdout still buffers go nowhere, so that it does not raise again when Python flushes it at its end."""
+    """Discard what stdout buffers, so that Python's last flush does not raise again."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -179,7 +194,7 @@ def _failed(status: int, parser: argparse.ArgumentParser, message: str) -> int:
 
 @contextmanager
 def _termination() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM, so that files are closed and worker processes ended."""
+    """Raise `Terminated` on SIGTERM, so that files are closed and worker processes end."""
 
     def stop(signum, frame):
         raise Terminated

@@ -6,7 +6,6 @@ import re
 import sys
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import fields
@@ -23,10 +22,9 @@ from specdec_plugins.commands.runner import (
     same_file,
     whole,
     whole_or_word,
-)
+)  # fmt: skip
 from specdec_plugins.commands.trace import open_trace
-from specdec_plugins.commands.translation.answers import Answerer, Answers, identity, settings_of
-from specdec_plugins.commands.translation.formats import FORMATS
+from specdec_plugins.commands.translation.answers import FORMATS, Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buffers
 from specdec_plugins.commands.translation.output import Output
 from specdec_plugins.commands.translation.ranks import follow, joined, lead, parallel_faults
@@ -40,21 +38,8 @@ if TYPE_CHECKING:  # options are checked before torch is loaded
 
 BUFFER_SIZE = 512  # outputs at a time
 ALIASES = {"num_samples": ["--nbest"]}
-COMMON = {
-    "help",
-    "help_all",
-    "version",
-    "files",
-    "model",
-    "input",
-    "output",
-    "resume",
-    "format",
-    "batch_size",
-    "workers",
-    "trace",
-    "quiet",
-}
+COMMON = {"help", "help_all", "version", "files", "model", "input", "output", "resume", "format", "batch_size", "workers",
+          "trace", "quiet"}  # fmt: skip
 COMMON |= {each.name for each in fields(Settings) if option_of(each).common}
 
 
@@ -63,16 +48,14 @@ def parser() -> Parser:
         prog="specdec-translate",
         usage="%(prog)s --model DIR [option ...] [FILE ...]",
         description="Translate lines of text. One line out per line in, in order; with --num-samples N, N lines.",
-        epilog="Exit status: 0 done; 1 bad input or a file that cannot be read or written, after writing what came before; 2 "
-        "wrong options.",
+        epilog="Exit status: 0 done; 1 bad input or a file error, after writing everything before it; 2 wrong options.",
     )  # fmt: skip
     p.add_argument("--help-all", action="store_true", help="show all options and exit")
-    titles = {"model": "model", "text": "text", "decoding": "decoding", "drafting": "drafting", "sampling": "sampling",
-              "limits": "output lengths", "documents": "documents", "machine": "machine", "report": "report"}  # fmt: skip
-    groups = {name: p.add_argument_group(title) for name, title in titles.items()}
+    names = ("model", "text", "decoding", "drafting", "sampling", "limits", "documents", "machine", "report")
+    groups = {name: p.add_argument_group("output lengths" if name == "limits" else name) for name in names}
     model, text, machine, report = (groups[name].add_argument for name in ("model", "text", "machine", "report"))
 
-    model("--model", metavar="DIR", help="model folder, made by specdec-pack")
+    model("--model", metavar="DIR", help="model folder (see specdec-pack)")
     model("--verifier", metavar="PT", help="without a folder: fairseq checkpoint of the autoregressive model")
     model("--drafter", metavar="PT", help="fairseq checkpoint of its drafter")
     model("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
@@ -82,17 +65,19 @@ def parser() -> Parser:
 
     text("files", nargs="*", metavar="FILE", help="UTF-8 text, .gz allowed (default: stdin)")
     text("-i", "--input", metavar="FILE", help="the same, as an option")
-    text("-o", "--output", metavar="FILE", help="where translations go; .gz is compressed (default: stdout)")
-    text("--resume", action="store_true", help="continue an --output that an earlier run left unfinished")
+    text("-o", "--output", metavar="FILE", help="translations; .gz is compressed (default: stdout)")
+    text("--resume", action="store_true", help="continue the --output of an interrupted run")
     text("--format", choices=FORMATS, default="text",
          help="text; json: one object per output, scores in nats; fairseq: S, T, H, D and P lines, scores to base 2")  # fmt: skip
     text("--tokenized", action="store_true", help="input and output are subwords, separated by spaces")
     text("--remove-bpe", action="store_true", help="join the output's subwords; with --tokenized or --format fairseq")
     text("--reference", metavar="FILE", help="reference translations, for the T lines of --format fairseq")
     text("--too-long", choices=("error", "truncate", "skip"), default="error",
-         help="what to do with sources longer than the model reads: stop, cut them, or write an empty line (default: "
-         "error)")  # fmt: skip
-    groups["drafting"].add_argument("--hint", metavar="FILE", help="earlier translations, a line each; for --draft-with previous")
+         help="what to do with sources longer than the model reads: stop, cut them, or write an empty line "
+         "(default: error)")  # fmt: skip
+    groups["drafting"].add_argument(
+        "--hint", metavar="FILE", help="earlier translations, one per line; for --draft-with previous"
+    )
 
     for each in fields(Settings):
         if (how := option_of(each)).help:
@@ -100,20 +85,18 @@ def parser() -> Parser:
     machine("--batch-size", type=whole, metavar="N",
             help="sentences at a time (default: 32; 1 with --beta on a CPU; unlimited with --max-tokens)")  # fmt: skip
     machine("--max-tokens", type=whole, metavar="N", help="source tokens at a time, padding included")
-    machine(
-        "--buffer-size", type=whole, metavar="N", help="lines read before they are translated (default: 512; 1 from a terminal)"
-    )
+    machine("--buffer-size", type=whole, metavar="N", help="lines read ahead (default: 512; 1 from a terminal)")
     machine("--workers", type=whole, default=1, metavar="N",
-            help="processes that share the threads, or with --device cuda have a GPU each (default: 1)")  # fmt: skip
+            help="processes that share the threads, or with --device cuda use one GPU each (default: 1)")  # fmt: skip
 
-    report("--trace", nargs="?", const="", metavar="PAGE.html", help="show drafts and what was accepted: on stderr, or as a page")
+    report("--trace", nargs="?", const="", metavar="PAGE.html", help="show drafts and acceptance, on stderr or as a page")
     report("--quiet", action="store_true", help="no progress bar, no summary")
     p.rare = {action.dest for action in p._actions} - COMMON
     return p
 
 
 def add_option(group: argparse._ArgumentGroup, name: str, how: Option, default: object) -> None:
-    """Add the option of a field of `Settings`, which checks its value."""
+    """Add the option of a field of `Settings`; that class checks the value."""
     names = [option_name(name), *ALIASES.get(name, [])]
     if how.kind is bool:
         group.add_argument(*names, dest=name, action="store_true", help=how.help)
@@ -130,14 +113,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Progress:
-    """Says, when a run ends early, how much reached its output and whether a later run can go on from there."""
+    """When a run ends early: how much was written, and whether it can be resumed."""
 
     output: Output | None = None
 
     def __call__(self) -> str:
         if self.output is None or not self.output.lines:
             return ""
-        place = (self.output.path or "stdout") + ", --resume goes on" * self.output.recorded
+        place = (self.output.path or "stdout") + ", --resume continues" * self.output.recorded
         return f" (lines written: {self.output.lines:,}, to {place})"
 
 
@@ -155,13 +138,13 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults += error.faults
     faults += [*model_faults(options), *file_faults(options)]
     if options.format == "fairseq" and options.strategy == "drafter":
-        faults.append(("format", "fairseq needs scores, which strategy drafter does not have"))
+        faults.append(("format", "fairseq requires scores, which strategy drafter does not produce"))
     if options.remove_bpe and not options.tokenized and options.format != "fairseq":
         faults.append(("remove_bpe", "requires --tokenized or --format fairseq"))
     if options.windows is not None and options.too_long != "error":
-        faults.append(("too_long", "cannot be combined with --windows, which cut long sources"))
+        faults.append(("too_long", "cannot be combined with --windows, which splits long sources"))
     if options.trace is not None and options.strategy not in ("specdec", "drafter"):
-        faults.append(("trace", f"shows drafts, and strategy {options.strategy} has none"))
+        faults.append(("trace", f"requires drafts; strategy {options.strategy} makes none"))
     if options.workers > 1 and re.fullmatch(r"cuda:\d+", options.device):
         faults.append(("device", f"{options.device} is one GPU; use --device cuda with --workers, which gives each its own"))
     faults += out_of_range(options, "batch_size", "max_tokens", "buffer_size", "workers")
@@ -172,7 +155,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 
 def model_faults(options: argparse.Namespace) -> Iterator[Fault]:
-    """What is wrong with the options that name models."""
+    """Faults of the options that name models."""
     parts = [name for name in ("verifier", "drafter", "data", "codes", "source_lang", "target_lang") if getattr(options, name)]
     if options.model and parts:
         yield "model", f"cannot be combined with {', '.join(map(option_name, parts))}"
@@ -187,11 +170,11 @@ def model_faults(options: argparse.Namespace) -> Iterator[Fault]:
     if options.draft_with == "previous" and not options.hint:
         yield "hint", "is missing; --draft-with previous requires it"
     if options.hint and options.windows is not None:
-        yield "hint", "is for whole lines and cannot be combined with --windows"
+        yield "hint", "holds whole lines and cannot be combined with --windows"
 
 
 def file_faults(options: argparse.Namespace) -> Iterator[Fault]:
-    """What is wrong with the options that name files."""
+    """Faults of the options that name files."""
     if options.resume and not options.output:
         yield "resume", "requires --output"
     if options.reference and options.format != "fairseq":
@@ -204,11 +187,11 @@ def file_faults(options: argparse.Namespace) -> Iterator[Fault]:
         if any(same_file(written, path) for path in others):
             yield name, f"{written} is also an input" + ", or the output" * (name == "trace")
     if options.resume and options.trace and os.path.exists(options.trace):
-        yield "trace", f"{options.trace} exists, and --resume would lose what it shows; name another file"
+        yield "trace", f"{options.trace} exists and --resume would overwrite it; name another file"
 
 
 def run(options: argparse.Namespace, progress: Progress) -> None:
-    """Translate, a buffer of lines at a time. Raises ValueError or OSError with one line that names what is wrong."""
+    """Translate, a buffer of lines at a time. Raises ValueError or OSError."""
     with ExitStack() as stack:
         ranks = stack.enter_context(joined()) if options.tensor_parallel else None
         if ranks is not None and ranks.rank:
@@ -216,7 +199,7 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
         source = stack.enter_context(Inputs(options.files, None if options.windows is None else MAX_DOCUMENT_BYTES))
         terminal = not options.files and sys.stdin.isatty()
         beside = [stack.enter_context(LineReader(path)) if path else None for path in (options.reference, options.hint)]
-        work: Callable[[Iterable[Buffer]], Iterator[Answers]]  # loads the model before an output that may exist is touched
+        work: Callable[[Iterable[Buffer]], Iterator[Answers]]  # loads the model before an existing output is touched
         if options.workers > 1 and not terminal:
             work = stack.enter_context(Workers(options.workers, partial(Answerer, options))).map
         elif ranks is not None:
@@ -227,13 +210,13 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
         done = output.skip(source)
         for reader in beside:
             if reader and reader.skip(done) < done:
-                raise ValueError(f"{options.output} has more lines than {reader.name}: it was made from something else")
+                raise ValueError(f"{options.output} has more lines than {reader.name}: it was made from another file")
         progress.output = output
         trace = stack.enter_context(open_trace(options.trace, f"{options.model or options.verifier}: drafts and verdicts"))
         shown = stack.enter_context(lines_bar(options, done, terminal))
         settings, began = settings_of(options), time.perf_counter()
         size = options.buffer_size or (1 if terminal else max(1, BUFFER_SIZE // settings.drawn))
-        stats = write(output, source, with_lines(work, read_buffers(source, size, *beside)), trace, shown)
+        stats = write(output, source, work(read_buffers(source, size, *beside)), trace, shown)
         shown.close()
         if not output.lines:
             print(f"specdec-translate: {source.name} is empty", file=sys.stderr)
@@ -241,39 +224,20 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
             print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
 
 
-def with_lines(
-    work: Callable[[Iterable[Buffer]], Iterator[Answers]], buffers: Iterable[Buffer]
-) -> Iterator[tuple[list[str], Answers]]:
-    """Yield each buffer's lines with their answers, which come while later buffers are read."""
-    reading: deque[list[str]] = deque()
-
-    def noted() -> Iterator[Buffer]:
-        for buffer in buffers:
-            reading.append(buffer.lines)
-            yield buffer
-
-    for answers in work(noted()):
-        yield reading.popleft(), answers
-
-
-def write(
-    output: Output, source: Inputs, answered: Iterable[tuple[list[str], Answers]], trace: Callable, shown
-) -> "DecodeStats | None":
-    """Write what was answered, and raise ValueError for the line that could not be. Returns the statistics of the run."""
-    stats, number = None, output.lines
-    for lines, answers in answered:
-        for line, answer in zip(lines, answers.lines):
-            output.write(line, answer.text)
+def write(output: Output, source: Inputs, answered: Iterable[Answers], trace: Callable, shown) -> "DecodeStats | None":
+    """Write the answers; raises ValueError for the line that has none. Returns the run's statistics."""
+    stats = None
+    for answers in answered:
+        for index, answer in enumerate(answers.lines, output.lines):
             for traced in answer.traced:
                 trace(traced)
             shown.update()
             if answer.shortened:
-                message = f"specdec-translate: {source.place(number)}: too long for the model, {answer.shortened}"
+                message = f"specdec-translate: {source.place(index)}: too long for the model, {answer.shortened}"
                 shown.write(message, file=sys.stderr)
-            number += 1
-        output.flush()
+        output.write([(answer.line, answer.text) for answer in answers.lines])
         if answers.too_long:
-            raise ValueError(f"{source.place(number)}: {answers.too_long}")
+            raise ValueError(f"{source.place(output.lines)}: {answers.too_long}")
         if answers.fault:
             raise answers.fault
         stats = answers.stats if stats is None else stats + answers.stats
@@ -281,11 +245,11 @@ def write(
 
 
 def lines_bar(options: argparse.Namespace, done: int, terminal: bool):
-    """A bar of the lines translated, unless the trace or what a person types shows the progress already."""
+    """A progress bar, hidden where a trace or interactive input shows the progress."""
     hidden = options.quiet or not sys.stderr.isatty() or options.trace == "" or terminal
     total = None
     if not hidden and options.files and all(map(os.path.isfile, options.files)):  # a pipe can be read only once
-        with suppress(OSError, EOFError, zlib.error):  # reading reports what is wrong with a file
+        with suppress(OSError, EOFError, zlib.error):  # reported when the file is read
             total = sum(map(count_line_ends, options.files))
     return bar(hidden=hidden, total=total, initial=done, unit=" lines")
 

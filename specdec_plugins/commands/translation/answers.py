@@ -1,15 +1,21 @@
-"""Translates the buffers of ``specdec-translate``, in its own process or in a worker. Loads torch when it is built."""
+"""Translates the buffers of ``specdec-translate`` and formats the outputs, in the main process or in a worker.
+
+Building an `Answerer` loads torch.
+"""
 
 import argparse
 import gc
 import hashlib
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from specdec_plugins.commands.runner import option_name
 from specdec_plugins.commands.trace import TracedSentence, TracedStep
-from specdec_plugins.commands.translation.formats import make_format
 from specdec_plugins.commands.translation.inputs import Buffer
 from specdec_plugins.settings import Settings, option_of
 
@@ -18,12 +24,15 @@ if TYPE_CHECKING:  # with --workers, only the workers load torch
     from specdec_plugins.formats.folder import Pair
     from specdec_plugins.translator import Translation
 
-RESOURCES = ("device", "threads", "tensor_parallel", "drafter_ranks")  # settings that do not decide what is written
+RESOURCES = ("device", "threads", "tensor_parallel", "drafter_ranks")  # settings that do not change the text
+FORMATS = ("text", "fairseq", "json")
+Format = Callable[[int, Sequence["Translation"], str | None], str]  # line number from 0, its outputs, reference
 
 
 class Answer(NamedTuple):
-    """What to write for a line, what ``--trace`` shows of its outputs, and what was done to a source that is too long."""
+    """An input line, the text to write for it (without the last line end), its trace, and what was done to an overlong source."""
 
+    line: str
     text: str
     traced: list[TracedSentence]
     shortened: Literal["", "cut", "skipped"]
@@ -31,8 +40,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to a buffer's lines. ``too_long`` is what is wrong with the line after the last one that was answered, and
-    ``fault`` what ended the reading of the input; ``stats`` are of these lines alone."""
+    """The answers to a buffer's lines, up to the first fault: an overlong line (``too_long``) or unreadable input (``fault``)."""
 
     lines: list[Answer]
     too_long: str
@@ -41,12 +49,12 @@ class Answers:
 
 
 class Answerer:
-    """Turns buffers into answers. ``number`` is that of its worker process."""
+    """Turns buffers into answers. ``number`` counts worker processes."""
 
     def __init__(self, options: argparse.Namespace, number: int = 0):
-        import torch  # noqa: F401 - loaded now, for what comes next
+        import torch  # noqa: F401 - loaded before the next line
 
-        gc.freeze()  # torch's 170,000 objects stay: collecting garbage among them took 0.1 s of the start
+        gc.freeze()  # torch's 170,000 objects live on; scanning them for garbage took 0.1 s of the start
         from specdec_plugins.translator import Translator
 
         self.options, settings = options, settings_of(options)
@@ -59,46 +67,81 @@ class Answerer:
         }  # fmt: skip
 
     def __call__(self, buffer: Buffer) -> Answers:
-        """Answer the lines before the first source that is too long, or all of them."""
+        """Answer all lines, or those before the first overlong source."""
         from specdec_plugins.translator import SourceTooLong
 
         lines, hints, too_long = buffer.lines, buffer.hints or None, ""
         try:
             results = self.translator.translate(lines, first=buffer.first, hints=hints, **self.choices)
         except SourceTooLong as error:
-            too_long = f"{error} (--too-long truncate, --too-long skip and --windows go on)"
+            too_long = f"{error} (--too-long truncate, --too-long skip and --windows continue)"
             hints = hints and hints[: error.index]
             results = self.translator.translate(lines[: error.index], first=buffer.first, hints=hints, **self.choices)
         outputs = self.translator.settings.outputs
         groups = (results[start : start + outputs] for start in range(0, len(results), outputs))
-        numbered = enumerate(zip(groups, buffer.references), buffer.first)
-        answers = [self._answer(number, group, reference) for number, (group, reference) in numbered]
+        numbered = enumerate(zip(lines, groups, buffer.references), buffer.first)
+        answers = [self._answer(number, *each) for number, each in numbered]
         return Answers(answers, too_long, buffer.fault, self.translator.engine.take_stats())
 
-    def _answer(self, number: int, outputs: Sequence["Translation"], reference: str | None) -> Answer:
+    def _answer(self, number: int, line: str, outputs: Sequence["Translation"], reference: str | None) -> Answer:
         shown = [] if self.options.trace is None else [self._traced(output) for output in outputs]
         shortened: Literal["", "cut", "skipped"] = ""
         if outputs[0].shortened:
             shortened = "cut" if outputs[0].source_tokens else "skipped"
-        return Answer(self.format(number, outputs, reference), shown, shortened)
+        return Answer(line, self.format(number, outputs, reference), shown, shortened)
 
     def _traced(self, result: "Translation") -> TracedSentence:
         words = self.translator.codec.target.tokens
         steps = [
-            TracedStep(
-                words(step.drafted[: step.accepted]),
-                words(step.drafted[step.accepted :]),
-                None if step.own is None else words([step.own])[0],
-            )
+            TracedStep(words(step.drafted[: step.accepted]), words(step.drafted[step.accepted :]),
+                       None if step.own is None else words([step.own])[0])
             for step in result.steps
-        ]
+        ]  # fmt: skip
         return TracedSentence(" ".join(result.source_tokens), " ".join(result.tokens), steps)
+
+
+def make_format(options: argparse.Namespace, join: Callable[[Sequence[str]], str]) -> Format:
+    """The function of ``--format``; ``join`` joins subwords, for ``--remove-bpe``."""
+    if options.format == "json":
+        return partial(as_json, verified=options.strategy != "drafter")
+    if options.format == "fairseq":
+        return partial(as_fairseq, join=join if options.remove_bpe else " ".join)
+    return lambda number, outputs, reference: "\n".join(output.text for output in outputs)
+
+
+def as_json(number: int, outputs: Sequence["Translation"], reference: str | None, verified: bool) -> str:
+    """A JSON object per output, with its own figures. ``score`` (nats) is null for unverified drafts, ``drafter`` without one."""
+    records = [
+        {
+            "id": number, **({"sample": output.sample} if len(outputs) > 1 else {}), "text": output.text, "tokens": output.tokens,
+            "score": output.score if output.token_scores and verified else None,
+            "drafter": output.drafter, "iterations": output.iterations, "drafted": output.drafted, "accepted": output.accepted,
+            "accepted_lengths": output.accepted_lengths,
+        }
+        for output in outputs
+    ]  # fmt: skip
+    return "\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+
+
+def as_fairseq(number: int, outputs: Sequence["Translation"], reference: str | None, join: Callable[[Sequence[str]], str]) -> str:
+    """The lines of fairseq-generate: S, T with a reference, then H, D and P per output; scores to base 2."""
+    lines = [f"S-{number}\t{join(outputs[0].source_tokens)}"]
+    if reference is not None:
+        lines.append(f"T-{number}\t{reference}")
+    for output in outputs:
+        score = output.score / math.log(2)
+        lines += [
+            f"H-{number}\t{score}\t{join(output.tokens)}",
+            f"D-{number}\t{score}\t{output.text}",
+            f"P-{number}\t{' '.join(f'{token / math.log(2):.4f}' for token in output.token_scores)}",
+        ]
+    return "\n".join(lines)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
     """The decoding settings among the options. Raises OptionError.
 
-    A trace drafts even where that does not pay: showing drafts is its purpose, and they cannot change an exact output.
+    ``--trace`` drafts even where that is slower: it exists to show drafts, and they cannot change an exact output.
     """
     given = {field.name: getattr(options, field.name) for field in fields(Settings) if option_of(field).help}
     if options.trace is not None and options.block_size is None and options.strategy in ("specdec", "drafter"):
@@ -115,10 +158,9 @@ def load(options: argparse.Namespace) -> "Pair":
 
 
 def identity(options: argparse.Namespace) -> dict[str, Any]:
-    """What determines the text that is written, by name: the options that matter, and a hash of the model's files."""
-    settings = vars(settings_of(options))
-    named = {f"--{name.replace('_', '-')}": value for name, value in settings.items() if name not in RESOURCES}
-    named |= {f"--{name.replace('_', '-')}": getattr(options, name) for name in ("format", "tokenized", "remove_bpe", "too_long")}
+    """Everything that determines the output text, by name: the options that matter, and a hash of the model's files."""
+    settings = {name: value for name, value in vars(settings_of(options)).items() if name not in RESOURCES}
+    settings |= {name: getattr(options, name) for name in ("format", "tokenized", "remove_bpe", "too_long")}
     if options.model:
         paths = [path for path in sorted(Path(options.model).iterdir()) if path.is_file() and path.suffix != ".md"]
     else:
@@ -128,4 +170,4 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
     for path in paths:
         with path.open("rb") as stream:
             model.update(path.name.encode() + hashlib.file_digest(stream, "sha256").digest())
-    return {**named, "model": model.hexdigest()}
+    return {**{option_name(name): value for name, value in settings.items()}, "model": model.hexdigest()}

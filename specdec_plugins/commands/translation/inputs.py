@@ -1,4 +1,4 @@
-"""The input of ``specdec-translate``: buffers of lines with their references and hints. Knows nothing about models."""
+"""The input of ``specdec-translate``: buffers of lines with their references and hints."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -7,12 +7,12 @@ from itertools import islice
 
 from specdec_plugins.text.lines import LineReader
 
-FULL = 1 << 20  # characters after which a buffer ends: 512 sentences have about 50,000, and 512 documents would not fit in memory
+FULL = 1 << 20  # characters that end a buffer: 512 sentences have about 50,000; 512 documents would not fit in memory
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Some lines of the input; ``first`` is the number of the first, from 0. ``fault`` is what ended the reading after them."""
+    """Some input lines, numbered from ``first`` (from 0). ``fault`` ended the reading after them."""
 
     first: int
     lines: list[str] = field(default_factory=list)
@@ -22,7 +22,7 @@ class Buffer:
 
 
 class Inputs:
-    """The lines of several files, one after the other, or of stdin. A context manager."""
+    """The lines of several files in turn, or of stdin. A context manager."""
 
     def __init__(self, paths: Sequence[str], longest: int | None = None):
         with ExitStack() as stack:
@@ -37,7 +37,7 @@ class Inputs:
         return sum(reader.number for reader in self.readers)
 
     def place(self, index: int) -> str:
-        """File and line of a line that has been read, by its number from 0."""
+        """The file and line number of a line that has been read, by its index."""
         for reader in self.readers:
             if index < reader.number:
                 break
@@ -58,10 +58,7 @@ class Inputs:
 def read_buffers(
     source: Inputs, size: int, references: LineReader | None = None, hints: LineReader | None = None
 ) -> Iterator[Buffer]:
-    """Yield up to ``size`` lines at a time, fewer where these have over `FULL` characters.
-
-    A fault comes with the lines before it, so that these can still be translated.
-    """
+    """Yield up to ``size`` lines at a time, fewer if they exceed `FULL` characters. A fault comes with the lines before it."""
     lines, expected, hinted, first = iter(source), _beside(references), _beside(hints), source.number
     while True:
         buffer, characters = Buffer(first), 0
@@ -87,7 +84,7 @@ def read_buffers(
 
 
 def _beside(reader: LineReader | None) -> Iterator[str | None]:
-    """Yield the reference or hint of each line, or None without a file. Raises ValueError if the file ends too soon."""
+    """Yield each line's reference or hint, or None without a file. Raises ValueError if the file is too short."""
     while reader is None:
         yield None
     yield from reader

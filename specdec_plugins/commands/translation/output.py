@@ -1,7 +1,7 @@
-"""Where ``specdec-translate`` writes translations: stdout, or a file that one run at a time owns and a later run can resume.
+"""The output of ``specdec-translate``: stdout, or a file that one run at a time owns and a later run can resume.
 
-Beside an unfinished file lies a record, ``FILE.resume``: what made the file (model, options), how many input lines it answers,
-and hashes of those lines and of the file. Nothing is modified before all of it has been verified.
+An unfinished file has a record beside it, ``FILE.resume``: model and options, the number of input lines done, and hashes of those
+lines and of the file. Nothing is modified until all of it is verified.
 """
 
 import errno
@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,16 @@ from typing import Any
 from specdec_plugins.commands.translation.inputs import Inputs
 from specdec_plugins.formats import files
 
-INTERVAL = 1.0  # seconds between two records: what a killed run has to translate again
-CHUNK = 1 << 20  # bytes read at once
+INTERVAL = 1.0  # seconds between records, which is what a killed run has to repeat
+CHUNK = 1 << 20  # bytes per read
 Identity = dict[str, Any]
 
 
 class Output:
-    """Takes the text of each input line. ``lines`` are the input lines whose text has reached the file. A context manager.
+    """Writes the text of each input line; ``lines`` counts those written. A context manager.
 
-    ``identity()`` names what determines the text; it is called only for a record, as it reads the model. A path that ends in
-    ``.gz`` gets gzip, one member per `flush`.
+    ``identity()`` names what determines the text; it is called only for a record because it reads the model. A path ending in
+    ``.gz`` is compressed, one gzip member per `write`.
     """
 
     def __init__(self, path: str | None, resume: bool, identity: Callable[[], Identity]):
@@ -38,9 +38,8 @@ class Output:
         self.lines = self.size = 0
         self.recorded = False  # whether a later run can resume this one
         self._read, self._written = hashlib.sha256(), hashlib.sha256()
-        self._pending: list[tuple[str, bytes]] = []  # input lines and their text
         self._recorded_at = time.monotonic()
-        self._claimed: dict[str, Any] | None = None  # the record that is resumed, until `skip` has verified the input
+        self._claimed: dict[str, Any] | None = None  # the record to resume, until `skip` verifies the input
         self.file = self._open()
         try:
             self.regular = path is not None and stat.S_ISREG(os.fstat(self.file).st_mode)
@@ -63,7 +62,7 @@ class Output:
         return Path(f"{self.path}.resume")
 
     def _claim(self) -> None:
-        """Lock the file; empty it, or verify that it can be resumed."""
+        """Lock the file; truncate it, or verify that it can be resumed."""
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -77,7 +76,7 @@ class Output:
             self._record.unlink(missing_ok=True)
 
     def _verified(self) -> dict[str, Any]:
-        """The record, if it describes this file and this run."""
+        """The record, if it matches this file and this run; otherwise raises ValueError."""
         advice = "; delete it, or name another --output"
         try:
             record = json.loads(self._record.read_text(encoding="utf-8"))
@@ -92,19 +91,16 @@ class Output:
             what = "another model" if other == "model" else f"{other} {made_by.get(other)}, not {mine.get(other)}"
             raise ValueError(f"{self.path}: cannot be resumed, as it was made with {what}{advice}")
         os.lseek(self.file, 0, os.SEEK_SET)
-        for data in self._content(size):
+        left = size
+        while left > 0 and (data := os.read(self.file, min(left, CHUNK))):
             self._written.update(data)
+            left -= len(data)
         if self._written.hexdigest() != hashes[1]:
             raise ValueError(f"{self.path}: cannot be resumed, as it was changed since{advice}")
         return {"lines": lines, "size": size, "input": hashes[0]}
 
-    def _content(self, size: int) -> Iterator[bytes]:
-        while size > 0 and (data := os.read(self.file, min(size, CHUNK))):
-            size -= len(data)
-            yield data
-
     def skip(self, source: Inputs) -> int:
-        """Read past the input lines that are answered. Returns how many; raises ValueError if they were others."""
+        """Skip the input lines that are done and return their number. Raises ValueError if the input differs."""
         if self._claimed is None:
             return 0
         lines, size = self._claimed["lines"], self._claimed["size"]
@@ -119,14 +115,9 @@ class Output:
         self.lines, self.size, self.recorded, self._claimed = lines, size, True, None
         return lines
 
-    def write(self, line: str, text: str) -> None:
-        """Take the text of the next input line."""
-        self._pending.append((line, text.encode("utf-8") + b"\n"))
-
-    def flush(self) -> None:
-        """Write what was taken. After an OSError `lines` counts the texts that were written completely."""
-        pending, self._pending = self._pending, []
-        parts = [text for _, text in pending]
+    def write(self, answers: Sequence[tuple[str, str]]) -> None:
+        """Write (input line, text) pairs. After an OSError, ``lines`` counts the texts that were written completely."""
+        lines, parts = [line for line, _ in answers], [f"{text}\n".encode() for _, text in answers]
         if self.path and self.path.endswith(".gz"):
             parts = [gzip.compress(b"".join(parts), mtime=0)] if parts else []
         data = memoryview(b"".join(parts))
@@ -136,36 +127,33 @@ class Output:
                 written += os.write(self.file, data[written:])
         except OSError as error:
             whole = 0
-            while len(parts) == len(pending) and written >= len(parts[whole]):
+            while len(parts) == len(lines) and written >= len(parts[whole]):
                 written -= len(parts[whole])
                 whole += 1
-            self._count(pending[:whole], parts[:whole])
+            self._count(lines[:whole], parts[:whole])
             if self.regular:
                 with suppress(OSError):
                     os.ftruncate(self.file, self.size)
             raise type(error)(error.errno, error.strerror, self.path or "stdout") from None
-        self._count(pending, parts)
+        self._count(lines, parts)
         if self.regular and self.lines and time.monotonic() - self._recorded_at >= INTERVAL:
             self._save_record()
 
-    def _count(self, pending: list[tuple[str, bytes]], parts: list[bytes]) -> None:
-        for line, _ in pending:
-            self._read.update(line.encode() + b"\n")
-        for part in parts:
-            self._written.update(part)
-            self.size += len(part)
-        self.lines += len(pending)
+    def _count(self, lines: list[str], parts: list[bytes]) -> None:
+        self._read.update("".join(f"{line}\n" for line in lines).encode())
+        self._written.update(written := b"".join(parts))
+        self.size += len(written)
+        self.lines += len(lines)
 
     def _save_record(self) -> None:
-        """Save what a later run needs; where that fails, this file cannot be resumed."""
+        """Save what a later run needs. If that fails, the run cannot be resumed."""
         try:
             record = {
                 "lines": self.lines, "size": self.size, "input": self._read.hexdigest(), "output": self._written.hexdigest(),
                 "made_by": self.identity(),
             }  # fmt: skip
             os.fsync(self.file)
-            with files.whole(self._record) as path:
-                path.write_text(json.dumps(record), encoding="utf-8")
+            files.write(self._record, json.dumps(record))
             self.recorded = True
         except OSError:
             self.recorded = False

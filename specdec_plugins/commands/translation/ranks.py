@@ -1,4 +1,4 @@
-"""``specdec-translate`` on several ranks: rank 0 alone reads, writes and speaks, the others translate what it hands them."""
+"""``specdec-translate --tensor-parallel``: rank 0 reads, writes and reports; all ranks translate what it broadcasts."""
 
 import argparse
 import logging
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # options are checked before torch is loaded
 
 
 def parallel_faults(options: argparse.Namespace) -> list[Fault]:
-    """What of the options does not go with --tensor-parallel, and whether torchrun is there."""
+    """Options that cannot be combined with --tensor-parallel, or a missing torchrun."""
     faults = rank_faults(options.device)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         start = "torchrun --nproc-per-node N -m specdec_plugins.commands.translate"
@@ -30,8 +30,8 @@ def parallel_faults(options: argparse.Namespace) -> list[Fault]:
 
 @contextmanager
 def joined() -> Iterator["Ranks"]:
-    """All ranks, of which one alone says why a run ends early; the others end without a word. The group ends with the block."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings that a connection is gone, of which one line tells
+    """Join the group of ranks. If a run ends early, one rank reports why and the others exit silently."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch would warn about lost connections at length
 
     from specdec_plugins.decoding.ranks import all_ranks
 
@@ -41,7 +41,7 @@ def joined() -> Iterator["Ranks"]:
     try:
         yield ranks
     except (KeyboardInterrupt, Terminated, ValueError, OSError, ImportError) as end:
-        for number in (signal.SIGTERM, signal.SIGINT):  # this rank is ending, and says why first
+        for number in (signal.SIGTERM, signal.SIGINT):  # report before ending
             signal.signal(number, signal.SIG_IGN)
         if not ranks.speaks():
             raise SystemExit(1) from None
@@ -52,7 +52,7 @@ def joined() -> Iterator["Ranks"]:
 
 
 def lead(ranks: "Ranks", answer: Callable[[Buffer], Answers], buffers: Iterable[Buffer]) -> Iterator[Answers]:
-    """The answers to some buffers, on rank 0."""
+    """Answer buffers on rank 0, with the other ranks' help."""
     for buffer in buffers:
         ranks.hand(buffer)
         yield answer(buffer)
@@ -60,6 +60,6 @@ def lead(ranks: "Ranks", answer: Callable[[Buffer], Answers], buffers: Iterable[
 
 
 def follow(ranks: "Ranks", answer: Callable[[Buffer], Answers]) -> None:
-    """The other ranks' part of `lead`."""
+    """What the other ranks do during `lead`."""
     while (buffer := ranks.hand()) is not None:
         answer(buffer)

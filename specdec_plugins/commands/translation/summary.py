@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[str]:
-    """The lines that tell a person what a run came to."""
+    """The lines of the summary: speed, drafting, and where the time went."""
     units = "samples" if settings.drawn > 1 else "sentences" if settings.windows is None else "windows"
     lines = [
         f"{stats.sentences:,} {units}, {stats.committed:,} tokens in {seconds:.1f} s: "
@@ -35,7 +35,7 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
 
 
 def draft_lengths(settings: Settings, stats: "DecodeStats") -> str:
-    """How much was drafted, and what came of it."""
+    """Draft lengths, mean accepted length and acceptance rate."""
     if not settings.adaptive:
         lengths = str(settings.block_size if isinstance(settings.block_size, int) else max(stats.lengths))
     elif not stats.drafted:
