@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -192,14 +191,6 @@ def test_packing_what_is_drafted(folder, parts, tmp_path, source, capfd):
     assert refused(*flat(parts)).startswith(f"specdec-pack: error: --draft-vocabulary {text}: ")
     text.write_text("\n")
     assert "has no tokens" in refused(*flat(parts))
-
-
-@pytest.mark.parametrize("tokens", [[2, 5], [0, 1, 2, 3, 5, 5], [0, 1, 2, 3, 10**6], [[0, 1, 2, 3]], [0.0, 1.0, 2.0, 3.0], []])
-def test_a_draft_vocabulary_that_is_none(folder, tokens):
-    pair = load_folder(folder)
-    drafter = replace(pair.drafter, tensors={**pair.drafter.tensors, "decoder.draft_vocabulary": torch.tensor(tokens)})
-    with pytest.raises(ValueError, match=r"decoder\.draft_vocabulary is not 0, 1, 2, 3 and then other tokens below"):
-        Translator(replace(pair, drafter=drafter), Settings(strategy="specdec"))
 
 
 def test_standard_input_and_output(folder, lines):
