@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train a verifier and its drafter: ./train.sh PRESET [STAGE ...] [options]; ./train.sh --help says more.
+# Train a verifier and its drafter: ./train.sh PRESET [STAGE ...] [options]; see ./train.sh --help.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -8,32 +8,39 @@ usage() {
 usage: ./train.sh PRESET [STAGE ...] [--local DIR] [--output DIR] [--device cpu|cuda] [--precision P]
                   [--recipe R] [--beam N] [--mono FILE] [--updates N] [--seed N] [-- OPTION ...]
 
-presets (specdec_plugins/training/presets): toy (CPU, minutes), multi30k, multi30k.base (a transformer-base of it),
-         wmt14.en-de, wmt14.de-en, wmt16.en-ro, wmt16.ro-en;
-         correction (captions with errors put in, to be restored); long (documents of captions);
-         cnndm and bart_base (summaries of news: docs/summarise.md);
-         docs.en-fr, and for a corpus of your own small.SRC-TGT, as large as multi30k: train, valid and test .SRC and .TGT
-         (.gz allowed) in the folder of --local
-stages, in this order (all of them by default); each skips what is done and resumes what was cut off:
+presets (specdec_plugins/training/presets):
+  toy                                      made-up languages; minutes on a CPU
+  multi30k, multi30k.base                  image captions; small models and transformer-base
+  wmt14.en-de, wmt14.de-en                 news, for GPUs
+  wmt16.en-ro, wmt16.ro-en                 news, for GPUs
+  correction                               captions with inserted errors to correct
+  long                                     documents of captions
+  cnndm, bart_base                         news summaries (docs/summarise.md)
+  docs.en-fr                               software documentation, from --local
+  small.SRC-TGT                            your own corpus, models as in multi30k; --local DIR must contain
+                                           train, valid and test .SRC and .TGT (.gz allowed)
+
+stages, in this order (default: all); each skips what is done and resumes what was interrupted:
   data      fetch and prepare the corpus
   verifier  train the autoregressive model
-  distill   translate the training text with it, and prepare that as the drafter's training set
+  distill   translate the training text with it, as the drafter's training set
   init      make the drafter's initial checkpoint from the verifier
   drafter   train the drafter
   average   average its last checkpoints
   score     BLEU of the verifier, accept_len of the drafter
 
-  --local DIR      take the corpus from files already downloaded
-  --output DIR     where everything goes (default: runs/PRESET)
-  --device D       cpu or cuda (default: cuda if there is one)
-  --precision P    float32, bf16 (bfloat16 matrix products) or fp16 (cuda only); default: the fastest of the device
-  --recipe R       which drafter, and how it is trained: block_causal (default), published (Xia et al. 2023), or one of the small
-                   ones on the frozen verifier: small, medusa, hydra, block_state, eagle (docs/drafters.md)
-  --beam N         beam size of distill (default: 1, greedy: that is what will be verified)
-  --mono FILE      more source text (raw, a sentence a line, .gz allowed) to distil
+options:
+  --local DIR      use files already downloaded
+  --output DIR     output folder (default: runs/PRESET)
+  --device D       cpu or cuda (default: cuda if available)
+  --precision P    float32, bf16 (bfloat16 matrix products) or fp16 (cuda only); default: the fastest on the device
+  --recipe R       the drafter and its training: block_causal (default), published (Xia et al. 2023), or a small drafter on the
+                   frozen verifier: small, medusa, hydra, block_state, eagle (docs/drafters.md)
+  --beam N         beam size of distill (default: 1, because drafts are verified against greedy output)
+  --mono FILE      additional source text to distil (raw, one sentence per line, .gz allowed)
   --updates N      train both models for N updates instead of the preset's
   --seed N         random seed (default: 1)
-  -- OPTION ...    options of fairseq-train for both models, in place of the preset's (several machines: docs/reproduce.md)
+  -- OPTION ...    options of fairseq-train for both models; they override the preset's (several machines: docs/reproduce.md)
 TEXT
 }
 
@@ -79,11 +86,11 @@ python=${PYTHON:-$root/.venv/bin/python}
     die "$python has no fairseq: run 'make install' first"
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONWARNINGS=ignore PYTHONUNBUFFERED=1
 
-# ---- preset and recipe, of which a folder has one
+# ---- preset and recipe; an output folder has one recipe
 recorded_recipe() {
     if [ -e "$out/recipe" ]; then
         cat "$out/recipe"
-    elif [ -e "$out/init.pt" ]; then  # of an earlier version, which did not say
+    elif [ -e "$out/init.pt" ]; then  # an earlier version did not record it
         "$python" -c 'import sys; from specdec_plugins.formats import checkpoint
 print({"block": "published"}.get(arch := checkpoint.model_args(checkpoint.load(sys.argv[1])).arch, arch))' "$out/init.pt"
     fi
@@ -100,12 +107,12 @@ gpus=1
 [ -n "$device" ] || { [ "$gpus" -gt 0 ] && device=cuda || device=cpu; }
 case $device in
     cpu) gpus=1 workers=0 device_options=(--cpu)
-         # Processes of one thread each translate more than threads that share batches.
+         # Single-threaded processes translate faster than threads that share batches.
          translators=$("$python" -c 'from specdec_plugins.cpus import usual_threads; print(min(8, usual_threads()))')
-         # glibc gives large tensors back to the kernel and faults them in again at every step; keeping them, in huge
-         # pages, made a training step 1.6 times as fast (benchmarks/README.md). Other C libraries ignore these. oneDNN
-         # keeps 1,024 products of different shapes ready, scattered over that memory so that it cannot be used again.
-         # Training alone: a translating process, whose batches differ in size, kept 19 GB so in place of 6.
+         # glibc returns large tensors to the kernel and faults them in again in every step. Keeping them, in huge pages, makes
+         # a training step 1.6 times as fast; other C libraries ignore these variables. oneDNN caches 1,024 products of
+         # different shapes, which fragment that memory. Not for translation: with its varied batch sizes, it took 19 GB
+         # instead of 6.
          training_memory=(MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184
                           GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ONEDNN_PRIMITIVE_CACHE_CAPACITY=64)
          if [ -z "$precision" ]; then
@@ -128,33 +135,33 @@ data=$out/data bin=$out/data/bin distilled=$out/distilled logs=$out/logs
 plugin=(--user-dir "$root/specdec_plugins")
 mkdir -p "$logs"
 
-# Run a command with its whole output in a log; show how training goes, and the error in one line if it fails.
-logged() { # logged TOTAL COMMAND...: TOTAL updates, 0 where none are made
+# Run a command, log its output, show progress and, on failure, its last error.
+logged() { # logged TOTAL COMMAND...: TOTAL is the number of updates, 0 if it makes none
     local total=$1 log=$logs/$stage.log begin; shift
     begin=$(($(wc -c 2>/dev/null <"$log" || echo 0) + 1))
     "$@" 2>&1 | tee -a "$log" | "$python" -m specdec_plugins.commands.watch "$stage" "$total" || die "$stage failed: $(last_error "$begin")"
 }
-last_error() { # last_error BEGIN: the last one that the stage's log has from this byte on
+last_error() { # last_error BEGIN: the last error in the stage's log from this byte on
     local line; line=$(tail -c "+$1" "$logs/$stage.log" | grep -E '^[A-Za-z_.]*(Error|Exception|Interrupt)|error:' | tail -n 1 | cut -c1-500) || true
-    echo "${line:-ended without saying why, perhaps killed; the same command goes on} (log: $logs/$stage.log)"
+    echo "${line:-it ended without an error message, perhaps killed; run the same command to resume} (log: $logs/$stage.log)"
 }
 
-up_to_date() { # up_to_date FILE SOURCE: whether FILE is there and newer than what it was made from; says so
+up_to_date() { # up_to_date FILE SOURCE: whether FILE exists and is newer than its source; if so, report it
     [ "$1" -nt "$2" ] && echo "${1#"$out"/}: done"
 }
 
-train() { # train FOLDER DATA START UPDATES options...: fairseq-train, resumed from checkpoint_last.pt if there is one
+train() { # train FOLDER DATA START UPDATES options...: fairseq-train, resumed from checkpoint_last.pt if it exists
     local folder=$1 binarised=$2 start=$3 updates=$4 made; shift 4; set -- "$@" "${fairseq_options[@]}"
-    for made in "$binarised" "$start"; do  # fairseq would go on with the old model, and ignore what it is to start from
+    for made in "$binarised" "$start"; do  # fairseq would continue with the old model and ignore its new start
         [ ! -e "$folder/checkpoint_last.pt" ] || [ ! "$made" -nt "$folder/checkpoint_last.pt" ] ||
-            die "$stage: $made is newer than the training in $folder: remove that folder, or name another --output, to train anew"
+            die "$stage: $made is newer than the training in $folder; remove that folder or use another --output to retrain"
     done
-    if up_to_date "$folder/done.$updates" "$binarised"; then return; fi  # resumed, fairseq would make one update more
-    local processes=$gpus  # of all machines: torchrun's, or those of Slurm with one task a machine
+    if up_to_date "$folder/done.$updates" "$binarised"; then return; fi  # fairseq would make one more update
+    local processes=$gpus  # on all machines: torchrun's, or Slurm's with one task per machine
     [ $device = cpu ] || processes=${WORLD_SIZE:-$((gpus * ${SLURM_NNODES:-1}))}
     local update_freq=$((tokens / (device_tokens * processes)))
-    # With fairseq's default multiple of 8, a last batch of another size is dropped (facebookresearch/fairseq#5036).
-    # Checkpoints and validation by updates only: an epoch may be seconds or hours.
+    # fairseq's default batch size multiple of 8 drops a smaller last batch (facebookresearch/fairseq#5036).
+    # Checkpoints and validation count updates, as epochs take seconds or hours.
     logged "$updates" env "${training_memory[@]}" "$python" -m fairseq_cli.train "$binarised" -s $src -t $tgt \
         "${plugin[@]}" "${device_options[@]}" --save-dir "$folder" --seed "$seed" --max-update "$updates" \
         --max-tokens $device_tokens --update-freq $((update_freq > 0 ? update_freq : 1)) \
@@ -165,22 +172,22 @@ train() { # train FOLDER DATA START UPDATES options...: fairseq-train, resumed f
     touch "$folder/done.$updates"
 }
 
-average() { # average FOLDER OUTPUT: the mean of the last checkpoints of a training
-    [ "${RANK:-${SLURM_PROCID:-0}}" -eq 0 ] || return 0  # of the processes that trained together the first does it
+average() { # average FOLDER OUTPUT: average the last checkpoints of a training
+    [ "${RANK:-${SLURM_PROCID:-0}}" -eq 0 ] || return 0  # only the first of several processes
     if up_to_date "$2" "$1/checkpoint_last.pt"; then return; fi
     mapfile -t last < <(ls "$1"/checkpoint_*_*.pt 2>/dev/null | sort -V)
-    # The last update is another one if it lies between two intervals, or at the end of an epoch.
+    # checkpoint_last.pt differs from the last interval's if training ended between intervals.
     if [ ${#last[@]} -eq 0 ] || ! cmp -s "${last[-1]}" "$1/checkpoint_last.pt"; then last+=("$1/checkpoint_last.pt"); fi
     mapfile -t last < <(printf '%s\n' "${last[@]}" | tail -n $keep)
     "$python" -m specdec_plugins.commands.average --inputs "${last[@]}" --output "$2"
 }
 
-need() { # need STAGE FILE...: every file, or say which stage makes it
+need() { # need STAGE FILE...: fail if a file is missing, naming the stage that makes it
     local maker=$1; shift
     for file in "$@"; do [ -e "$file" ] || die "$stage needs $file: run stage '$maker' first"; done
 }
 
-translate() { # translate SOURCE OUTPUT BEAM DTYPE: the verifier's translations of subword text; goes on where it was cut off
+translate() { # translate SOURCE OUTPUT BEAM DTYPE: translate subword text with the verifier; resumable
     if up_to_date "$2" "$out/verifier.pt"; then return; fi
     [ "$2.part" -nt "$out/verifier.pt" ] || rm -f "$2.part" "$2.part.resume"
     local strategy=(ar --dtype "$4") resume=()
@@ -189,7 +196,7 @@ translate() { # translate SOURCE OUTPUT BEAM DTYPE: the verifier's translations 
     "$python" -m specdec_plugins.commands.translate --verifier "$out/verifier.pt" --data "$bin" -s $src -t $tgt --tokenized --input "$1" \
         --output "$2.part" "${resume[@]}" --strategy "${strategy[@]}" "${decoding_options[@]}" --too-long truncate \
         --device "$device" --workers "$translators" --max-tokens $((2 * device_tokens)) --buffer-size 5000 ||
-        die "$stage: $1 was not translated"
+        die "$stage: translation of $1 failed"
     mv "$2.part" "$2"
     rm -f "$2.part.resume"
 }
@@ -201,7 +208,7 @@ stage_data() {
         return
     fi
     if [ -z "$local_dir" ] && [ -e "$bin/dict.$src.txt" ]; then echo "data: done"; return; fi
-    [ -n "$local_dir" ] || die "$preset needs --local DIR, the folder with train, valid and test .$src and .$tgt"
+    [ -n "$local_dir" ] || die "$preset requires --local DIR, a folder with train, valid and test .$src and .$tgt"
     sh "$root/data/prepare.sh" --source-lang $src --target-lang $tgt --train "$local_dir/train" --valid "$local_dir/valid" \
         --test "$local_dir/test" "${prepare_options[@]}" --output "$data"
 }
@@ -228,13 +235,13 @@ stage_distill() {
         cat "$out/mono/bpe/mono.$src" >>"$distilled/text/train.$src"
     fi
     made="$beam $(sha256sum <"$distilled/text/train.$src")"
-    # (Earlier versions wrote the path of --mono.)
+    # Earlier versions recorded the path of --mono.
     if [ -e "$how" ] && [ "$(cat "$how")" != "$made" ] && [ "$(cat "$how")" != "$beam $mono" ]; then
-        echo "the text or the beam is another one: translations in $distilled/text are made anew"
+        echo "the source text or the beam size changed: redoing the translations in $distilled/text"
         rm -f "$distilled"/text/*."$tgt" "$distilled"/text/*."$tgt".part
     fi
     echo "$made" >"$how"
-    # In the fastest data type: a few near ties that fall the other way do not matter to a drafter.
+    # The fastest data type will do: a drafter is insensitive to a few flipped near ties.
     for split in valid train; do
         translate "$distilled/text/$split.$src" "$distilled/text/$split.$tgt" "$beam" auto
     done
@@ -243,7 +250,7 @@ stage_distill() {
 }
 
 stage_init() {
-    if [ -z "$initialised" ]; then echo "init: $recipe starts from the verifier by itself"; return; fi
+    if [ -z "$initialised" ]; then echo "init: not needed by $recipe, which starts from the verifier"; return; fi
     need verifier "$out/verifier.pt"
     echo $recipe >"$out/recipe"
     if up_to_date "$out/init.pt" "$out/verifier.pt"; then return; fi

@@ -1,8 +1,8 @@
-"""Write a miniature of a summarisation corpus: made-up articles (``source``), and summaries of them (``target``).
+"""Write a miniature summarisation corpus: invented articles (``source``) and their summaries (``target``).
 
-An article tells in a few sentences of one event: who did what, where and when, among sentences about the weather, onlookers and
-prices. Its summary has two short sentences: who did what where, and how the article says that it ended. Everything follows from
-the seed, and no article occurs twice.
+An article reports one event in a few sentences (who did what, where and when) among sentences about the weather, onlookers and
+prices. Its summary has two short sentences: who did what where, and how it ended. Everything depends on the seed; no article
+occurs twice.
 """
 
 from random import Random
@@ -14,7 +14,7 @@ NAMES = ("Anna Brandt", "Luis Ortega", "Mei Tanaka", "Noah Okafor", "Zoë Lindqv
 JOBS = ("a baker", "a retired nurse", "a bus driver", "a student", "a fisherman", "a violinist")
 TOWNS = ("Oslo", "Graz", "Lyon", "Porto", "Leeds", "São Paulo", "Utrecht", "Cork")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
-DEEDS = (  # past tense, and what it is called afterwards
+DEEDS = (  # the deed in past tense, and its outcome
     ("found a lost dog", "The dog is back with its owner"),
     ("won the lottery", "The money goes to a school"),
     ("opened a small museum", "The museum is free for children"),
@@ -36,7 +36,7 @@ class Articles:
         self.random = Random(seed)
 
     def filler(self) -> str:
-        """A sentence that is not for the summary."""
+        """A sentence that the summary omits."""
         choose = self.random.choice
         return choose(FILLERS).format(
             weather=choose(("sunny", "cold", "windy", "grey")), place=choose(("bridge", "station", "market square")),

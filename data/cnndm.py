@@ -1,9 +1,9 @@
-"""Make a data set of CNN/DailyMail: news articles (``source``) and the bullet points above them (``target``), a pair a line.
+"""Prepare CNN/DailyMail: news articles (``source``) and the bullet points above them (``target``), one pair per line.
 
-The text is that of BART's experiments, cased and not tokenised: 287,113 training, 13,368 validation and 11,490 test pairs (See et
-al. 2017, arXiv 1704.04368). Subwords are byte-level BPE, learned here, or with ``--bart`` GPT-2's, as BART has them; then BART's
-weights and dictionary come along, in the data set's folder ``bart.base``, from which a verifier can start. Lengths differ as
-summaries' do, so no pair is left out for its length; models cut articles at their positions.
+The text is that of BART's experiments, cased and untokenised: 287,113 training, 13,368 validation and 11,490 test pairs (See et
+al. 2017, arXiv 1704.04368). Subwords are byte-level BPE, learned here or, with ``--bart``, GPT-2's as in BART. ``--bart`` also
+puts BART's weights and dictionary into the data set's folder ``bart.base``, for a verifier to start from. No pair is dropped for
+its length; models truncate articles at their number of positions.
 """
 
 import argparse
@@ -26,7 +26,7 @@ MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc
 
 
 def corpus() -> corpora.Corpus:
-    """The three splits, in one archive or as plain files."""
+    """The three splits, from one archive or plain files."""
     names = {"train": ["train"], "valid": ["val", "valid"], "test": ["test"]}
     texts = {
         split: [corpora.Text(tuple(f"{name}.{{lang}}{gz}" for name in known for gz in ("", ".gz")), URL)]
@@ -54,21 +54,23 @@ def gather_bart(local: Path | None, downloads: Path, folder: Path) -> None:
             elif name != "vocab.bpe" and (archive := corpora.find(place, f"{BART}.tar.gz")):
                 corpora.unpack(archive, [name], target)
             else:
-                raise ValueError(f"{place}: {name} is not there" + f", nor {BART}.tar.gz" * (name != "vocab.bpe"))
+                raise ValueError(f"{place} contains no {name}" + f" and no {BART}.tar.gz" * (name != "vocab.bpe"))
         prepare.move(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
-    parser = argparse.ArgumentParser("data/cnndm.py", description="Prepare the corpus. Further options go to specdec-prepare.")
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        "data/cnndm.py", description="Prepare CNN/DailyMail. Further options are those of specdec-prepare."
+    )
     parser.add_argument("--local", type=Path, metavar="DIR",
-        help="take train, val and test .source and .target (.gz allowed) from this folder, or the archive")  # fmt: skip
+        help="use train, val and test .source and .target (.gz allowed), or the archive, from this folder")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "cnndm",
-        help="the data set (default data/prepared/cnndm)")  # fmt: skip
-    parser.add_argument("--bart", action="store_true", help="BART's weights, dictionary and subwords; with --local, "
-        f"{BART}/model.pt and {BART}/dict.txt or {BART}.tar.gz, and vocab.bpe, from there")  # fmt: skip
+        help="data set to write (default: data/prepared/cnndm)")  # fmt: skip
+    parser.add_argument("--bart", action="store_true", help="include BART's weights, dictionary and subwords; --local must then "
+        f"contain {BART}/model.pt and {BART}/dict.txt, or {BART}.tar.gz, and vocab.bpe")  # fmt: skip
     options, more = parser.parse_known_args(argv)
     downloads, bart = corpora.DATA / "downloads" / "cnndm", options.output / BART
 

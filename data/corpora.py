@@ -1,8 +1,8 @@
-"""Fetch a named corpus, or take it from a folder, and prepare it: what data/multi30k.sh and its sisters run.
+"""Download a named corpus, or find it in a folder, and prepare it; data/multi30k.sh and its siblings run this.
 
-A corpus is a table entry: its texts, where each is published, and the options it is prepared with. Downloads go to
-data/downloads/NAME, where SHA256SUMS keeps what was received, so that a second download must be the same. The data set goes
-to data/prepared/NAME; the text it was made from is linked or unpacked in its folder source/.
+A corpus is a table entry: its texts, their URLs, and options for specdec-prepare. Downloads go to data/downloads/NAME, where
+SHA256SUMS records checksums that later downloads must match. The data set goes to data/prepared/NAME; its folder source/ holds
+the original text, linked or unpacked.
 """
 
 import argparse
@@ -23,16 +23,16 @@ from typing import Any, BinaryIO
 from specdec_plugins.commands import prepare
 
 DATA = Path(__file__).resolve().parent
-MASK_PREDICT = ".mask-predict"  # ending of the names of variants
+MASK_PREDICT = ".mask-predict"  # suffix of variants' names
 
 
 @dataclass(frozen=True)
 class Text:
     """A pair of parallel files.
 
-    `names` are the names they may have in a folder or an archive; ``{lang}`` stands for the language. `url` is where the
-    archive is published that holds them, or, if it has a ``{lang}``, each plain file. `checksum` is what others have published
-    of the archive, as ``md5:...`` or ``sha256:...``. `file` is the name of the download, where the URL does not end in it.
+    `names` are the names they may have in a folder or archive; ``{lang}`` stands for the language. `url` is the archive that
+    contains them or, if it has a ``{lang}``, each plain file. `checksum` is the archive's published checksum, as ``md5:...`` or
+    ``sha256:...``. `file` is the name of the download, if the URL does not end in it.
     """
 
     names: tuple[str, ...]
@@ -41,16 +41,13 @@ class Text:
     file: str | None = None
 
     def file_name(self, lang: str) -> str:
-        """Return the name of the archive, or of the plain file of one language."""
+        """The name of the archive, or of the plain file of one language."""
         return self.file or self.url.format(lang=lang).rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A language pair, its texts by split (``train`` may have several), and the options of specdec-prepare that suit them.
-
-    With one language, it is text to make pairs of.
-    """
+    """A language pair, or one language to make pairs from; texts by split (several for ``train``); options of specdec-prepare."""
 
     langs: tuple[str, ...]
     texts: dict[str, list[Text]]
@@ -65,22 +62,22 @@ def multi30k() -> Corpus:
         split: [Text(tuple(f"{name}.{{lang}}{gz}" for name in known for gz in ("", ".gz")), f"{url}{known[0]}.{{lang}}.gz")]
         for split, known in names.items()
     }
-    # Captions are short: honest pairs often differ by more than half. 2.5 takes out only the broken ones.
+    # Captions are short, so that sound pairs often differ in length by more than half. 2.5 drops only broken ones.
     return Corpus(("en", "de"), texts, ("--bpe-operations", "8000", "--max-ratio", "2.5"))
 
 
 def published_test(name: str, dataset: str, pair: str) -> Text:
-    """Return a WMT test set, as plain text files called `name` or in the archive that sacreBLEU reads."""
+    """A WMT test set, as plain text files called `name` or in sacreBLEU's archive."""
     from sacrebleu.dataset import DATASETS
 
     entry = DATASETS[dataset]
     sgm = [path.rpartition("/")[2] for path in entry.langpairs[pair]]
-    assert entry.data and entry.md5, f"sacreBLEU tells nothing of {dataset}"
+    assert entry.data and entry.md5, f"sacreBLEU knows no {dataset}"
     return Text((f"{name}.{{lang}}", *sgm), entry.data[0], f"md5:{entry.md5[0]}")
 
 
 def wmt14_en_de() -> Corpus:
-    """The training data of WMT14; newstest2013 to validate; all 3,003 sentences of newstest2014 to test."""
+    """WMT14's training data, newstest2013 for validation, all 3,003 sentences of newstest2014 for testing."""
     train = {  # the checksums are those of TensorFlow Datasets
         "europarl-v7": (
             "wmt13/training-parallel-europarl-v7",
@@ -107,7 +104,7 @@ def wmt14_en_de() -> Corpus:
 
 
 def wmt16_en_ro() -> Corpus:
-    """The training data of WMT16; newsdev2016 to validate; newstest2016 to test."""
+    """WMT16's training data, newsdev2016 for validation, newstest2016 for testing."""
     europarl = "https://data.statmt.org/wmt16/translation-task/training-parallel-ep-v8.tgz"
     setimes = "https://object.pouta.csc.fi/OPUS-SETIMES/v2/moses/en-ro.txt.zip"
     sha256 = "8917bd3bef3bc894c8519ca1f8a4c7c330aad08a1263655a9d99ee13d532e3c7"  # as in TensorFlow Datasets
@@ -123,7 +120,7 @@ def wmt16_en_ro() -> Corpus:
 
 
 def mask_predict(langs: tuple[str, str], drive_id: str, file: str, names: dict[str, str], size: int) -> Corpus:
-    """Return a corpus as Mask-Predict used it: one archive on Google Drive, cleaned and with BPE applied."""
+    """A corpus as used by Mask-Predict: one archive on Google Drive, cleaned, with BPE applied."""
     url = f"https://drive.usercontent.google.com/download?id={drive_id}&export=download&confirm=t"
     texts = {split: [Text((name,), url, file=file)] for split, name in names.items()}
     return Corpus(langs, texts, ("--bpe-applied", "--dict-size", str(size)))
@@ -156,9 +153,9 @@ CORPORA: dict[str, Callable[[], Corpus]] = {
 
 
 def download(url: str, path: Path, checksum: str | None = None) -> None:
-    """Download to `path` unless it is there, going on from an earlier attempt's ``.part``; check and record its sha256.
+    """Download to `path` unless it exists, resuming an earlier ``.part``; check and record its sha256.
 
-    Raises ValueError naming the URL when that fails, or when `checksum` or an earlier download tells of another file.
+    Raises ValueError naming the URL if that fails, or if the file does not match `checksum` or an earlier download.
     """
     if path.exists():
         return
@@ -176,14 +173,14 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
     algorithm, _, value = (checksum or f"sha256:{sha256}").partition(":")
     if known.setdefault(path.name, sha256) != sha256 or prepare.file_digest(part, algorithm) != value:
         part.unlink()
-        raise ValueError(f"{url}: not the expected file (sha256 {sha256}); it was thrown away")
+        raise ValueError(f"{url}: not the expected file (sha256 {sha256}); it was deleted")
     sums.write_text("".join(f"{value}  {name}\n" for name, value in sorted(known.items())))
     part.rename(path)
     print(f"downloaded {path.name}: {path.stat().st_size:,} bytes, sha256 {sha256}", flush=True)
 
 
 def receive(url: str, part: Path) -> None:
-    """Append to `part` what it lacks of the file at `url`. Raises OSError, also when the connection ends too soon."""
+    """Append the rest of the file at `url` to `part`. Raises OSError, also if the connection ends early."""
     from tqdm import tqdm
 
     have = part.stat().st_size if part.exists() else 0
@@ -193,10 +190,10 @@ def receive(url: str, part: Path) -> None:
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        part.unlink()  # there is no such range: an earlier attempt received the whole file, or another one
+        part.unlink()  # no such range: an earlier attempt received the whole file, or another one
         return receive(url, part)
     with response:
-        if response.status != 206:  # the server sends the file from its start
+        if response.status != 206:  # the server sends the whole file
             have = 0
         total = have + int(response.headers["Content-Length"]) if response.headers["Content-Length"] else None
         with (
@@ -207,19 +204,19 @@ def receive(url: str, part: Path) -> None:
                 stream.write(data)
                 bar.update(len(data))
     if total not in (None, part.stat().st_size):
-        raise OSError(f"got {part.stat().st_size:,} of {total:,} bytes; the same command goes on from there")
+        raise OSError(f"got {part.stat().st_size:,} of {total:,} bytes; run the same command to resume")
 
 
 # ---- files in folders and archives
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Return the file called `name` anywhere under the folder."""
+    """The file called `name` anywhere under the folder."""
     return next((path for path in sorted(folder.rglob(name)) if path.is_file()), None)
 
 
 def unpack(archive: Path, names: list[str], target: Path) -> None:
-    """Write to `target` the file in a tar or zip archive whose path ends in one of `names`."""
+    """Extract to `target` the file of a tar or zip archive whose path ends in one of `names`."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened_zip:
@@ -228,13 +225,13 @@ def unpack(archive: Path, names: list[str], target: Path) -> None:
             with tarfile.open(archive) as opened_tar:
                 write_member(opened_tar.getnames(), opened_tar.extractfile, names, target)
     except LookupError:
-        raise ValueError(f"{archive}: holds no {' or '.join(names)}") from None
+        raise ValueError(f"{archive} contains no {' or '.join(names)}") from None
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error):
-        raise ValueError(f"{archive}: not a sound tar or zip archive; delete it and fetch it again") from None
+        raise ValueError(f"{archive} is not a valid tar or zip archive; delete it and download it again") from None
 
 
 def write_member(members: list[str], open_member: Callable[[str], Any], names: list[str], target: Path) -> None:
-    """Write the first of an archive's members whose path ends in one of `names`. Raises LookupError when none does."""
+    """Write the first archive member whose path ends in one of `names`. Raises LookupError if none matches."""
     for member in members:
         if any(f"/{member}".endswith(f"/{name}") for name in names):
             with open_member(member) as source:
@@ -244,7 +241,7 @@ def write_member(members: list[str], open_member: Callable[[str], Any], names: l
 
 
 def write(source: BinaryIO, name: str, target: Path) -> None:
-    """Copy a stream to a file; of a WMT test set in SGML, the text of its segments, one a line, as sacreBLEU extracts it."""
+    """Copy a stream to a file. SGML (a WMT test set) becomes one segment per line, as sacreBLEU extracts it."""
     with open(target, "wb") as stream:
         if name.endswith(".sgm"):
             segments = re.findall(rb"<seg[^>]*>(.*?)</seg>", source.read(), re.DOTALL)
@@ -254,10 +251,7 @@ def write(source: BinaryIO, name: str, target: Path) -> None:
 
 
 def collect(text: Text, langs: tuple[str, ...], folder: Path, prefix: Path) -> None:
-    """Make ``PREFIX.LANG`` (or ``.gz``) for each language out of what lies in the folder: link it, or unpack it.
-
-    Raises ValueError naming what is missing.
-    """
+    """Link or unpack a folder's files as ``PREFIX.LANG`` (or ``.gz``) of each language. Raises ValueError if one is missing."""
     for lang in langs:
         names = [name.format(lang=lang) for name in text.names if "{lang}" in name or f".{lang}." in name]
         target, archive = Path(f"{prefix}.{lang}"), text.file_name(lang)
@@ -270,13 +264,13 @@ def collect(text: Text, langs: tuple[str, ...], folder: Path, prefix: Path) -> N
         elif path := find(folder, archive):
             unpack(path, names, target)
         else:
-            raise ValueError(f"{folder}: neither {' nor '.join(dict.fromkeys([*names, archive]))} is there")
+            raise ValueError(f"{folder}: neither {' nor '.join(dict.fromkeys([*names, archive]))} exists")
 
 
 def gather(corpus: Corpus, local: Path | None, downloads: Path, source: Path) -> dict[str, str]:
-    """Fill the folder `source` with the corpus, downloading it unless it is in `local`; return the prefixes of every split.
+    """Fill the folder `source` with the corpus, from `local` or by download; returns the prefixes of each split.
 
-    Raises ValueError if `local` is no folder.
+    Raises ValueError if `local` is not a folder.
     """
     if local and not local.is_dir():
         raise ValueError(f"--local {local}: no such folder")
@@ -302,16 +296,18 @@ def gather(corpus: Corpus, local: Path | None, downloads: Path, source: Path) ->
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
-    parser = argparse.ArgumentParser("data/corpora.py", description="Prepare a corpus. Further options go to specdec-prepare.")
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        "data/corpora.py", description="Prepare a corpus. Further options are those of specdec-prepare."
+    )
     parser.add_argument("name", choices=[name for name in CORPORA if not name.endswith(MASK_PREDICT)])
-    parser.add_argument("--local", type=Path, metavar="DIR", help="take the files or archives from this folder")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="the data set (default data/prepared/NAME)")
-    parser.add_argument("--mask-predict", action="store_true", help="WMT only: the archive that Mask-Predict was trained on")
+    parser.add_argument("--local", type=Path, metavar="DIR", help="use files or archives from this folder")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="data set to write (default: data/prepared/NAME)")
+    parser.add_argument("--mask-predict", action="store_true", help="WMT only: use the archive that Mask-Predict was trained on")
     options, more = parser.parse_known_args(argv)
     name = options.name + MASK_PREDICT * options.mask_predict
     if name not in CORPORA:
-        parser.error(f"--mask-predict: there is no such {options.name}")
+        parser.error(f"--mask-predict is not available for {options.name}")
     corpus, output = CORPORA[name](), options.output or DATA / "prepared" / name
 
     def make() -> list[str]:
@@ -322,9 +318,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare_made(script: str, langs: tuple[str, ...], output: Path, make: Callable[[], list[str]]) -> int:
-    """Prepare what ``make`` has made, which returns further options of specdec-prepare; return the exit status.
+    """Prepare the corpus that ``make`` writes; ``make`` returns options for specdec-prepare. Returns the exit status.
 
-    An error or an interruption of it is one line on stderr, in the name of the script.
+    An error or interruption of ``make`` is one line on stderr.
     """
     try:
         options = make()
@@ -332,14 +328,14 @@ def prepare_made(script: str, langs: tuple[str, ...], output: Path, make: Callab
         print(f"{script}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"{script}: interrupted; the same command goes on from here", file=sys.stderr)
+        print(f"{script}: interrupted; run the same command to resume", file=sys.stderr)
         return 130
     source, target = langs
     return prepare.main(["--source-lang", source, "--target-lang", target, "--output", str(output), *options])
 
 
 def split_options(prefixes: dict[str, str]) -> list[str]:
-    """Options of specdec-prepare that name the prefix of every split."""
+    """Options of specdec-prepare for the prefixes of all splits."""
     return [word for split, prefix in prefixes.items() for word in (f"--{split}", prefix)]
 
 

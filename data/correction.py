@@ -1,20 +1,19 @@
-"""Make a corpus of corrections: passages with errors put into them (``xe``), and the passages as they were (``en``).
+"""Make a corpus of corrections: passages with inserted errors (``xe``) and the originals (``en``).
 
-The text is the English side of Multi30k. One word in ten gets an error, of a kind that fits the word:
+The text is the English side of Multi30k. One word in ten gets an error that suits it:
 
     article dropped    a man in a green room -> a man in green room
     article changed    an man, a apple
     verb form          is and are, was and were, has and have, does and do
-    final s            two boy, a boys: dropped or added, where the training text has the word with and without it
-    letters swapped    gerat; the first letter stays
+    final s            two boy, a boys: dropped or added if the training text has both forms
+    letters swapped    gerat; never the first
     letter doubled     greeat
     letter dropped     gret; never the first
 
-Nothing else changes, so all but the errors can be copied. Where they are follows from the caption, the seed, the rate and the
-words of the training text. A passage is a run of 1 to 4 captions, as what is corrected is mostly longer than a caption; one
-without a full stop ends its passage. The captions of a passage are neighbours in the corpus, and of different images. Each
-training caption is there three times, with other errors and in other passages. `errors.json` records what was made. This file
-knows no models.
+All other text can be copied. Errors depend on the caption, the seed, the rate and the words of the training text. Because texts
+to correct are usually longer than a caption, a passage is a run of 1 to 4 consecutive captions, of different images; a caption
+without a full stop ends its passage. Each training caption occurs three times, with different errors and in different
+passages. `errors.json` records the counts.
 """
 
 import argparse
@@ -31,14 +30,14 @@ from specdec_plugins.commands import prepare
 from specdec_plugins.text.lines import read_lines
 
 SOURCE, TARGET = "xe", "en"
-RATE = 0.1  # share of the words that get an error
+RATE = 0.1  # fraction of words that get an error
 LONGEST = 4  # captions in a passage: about 50 words
-VERSIONS = {"train": 3, "valid": 1, "test": 1}  # how often a caption is used, so that no word always has the same errors
+VERSIONS = {"train": 3, "valid": 1, "test": 1}  # uses of each caption, so that its errors vary
 ARTICLES = ("a", "an", "the")
 CHANGED = {"a": "an", "an": "a"}
 VERBS = dict([*(pairs := [("is", "are"), ("was", "were"), ("has", "have"), ("does", "do")]), *(pair[::-1] for pair in pairs)])
 KINDS = ("article dropped", "article changed", "verb form", "final s", "letters swapped", "letter doubled", "letter dropped")
-SHORTEST = 4  # letters in a word that is misspelt: of shorter ones too little is left to know them by
+SHORTEST = 4  # letters in a misspelt word: shorter ones become unrecognisable
 WORD = re.compile(r"(?<![\w'’-])[A-Za-z]+(?![\w'’-])")
 OPTIONS = ("--tokenizer", "reversible", "--bpe-operations", "4000", "--max-ratio", "2.5")
 
@@ -47,25 +46,25 @@ OPTIONS = ("--tokenizer", "reversible", "--bpe-operations", "4000", "--max-ratio
 
 
 def kinds_for(word: str, known: Set[str]) -> list[str]:
-    """The kinds of error that a word can get, as often as they are to be drawn. Articles and these verbs are not misspelt."""
+    """The kinds of error that a word can get, repeated by weight. Articles and the verbs above are never misspelt."""
     lower = word.lower()
     if lower in ARTICLES:
         return ["article dropped", "article changed"] if lower in CHANGED else ["article dropped"]
     if lower in VERBS:
         return ["verb form"]
-    kinds = ["final s"] * 3 if with_other_s(word) in known else []  # as often as the three misspellings together
+    kinds = ["final s"] * 3 if with_other_s(word) in known else []  # as likely as the three misspellings together
     if len(word) >= SHORTEST:
         kinds += ["letters swapped"] * (len(set(word[1:])) > 1) + ["letter doubled", "letter dropped"]
     return kinds
 
 
 def with_other_s(word: str) -> str:
-    """A noun or verb with a final s if it has none, without it if it has one."""
+    """The word with a final s added or removed."""
     return word.removesuffix("s") if word.endswith("s") else word + "s"
 
 
 def with_error(word: str, kind: str, random: Random) -> str:
-    """The word with an error of that kind; never the word itself. A dropped article is the empty word."""
+    """The word with an error of that kind, always different from it; empty for a dropped article."""
     if kind == "article dropped":
         return ""
     if kind in ("article changed", "verb form"):
@@ -74,17 +73,16 @@ def with_error(word: str, kind: str, random: Random) -> str:
     if kind == "final s":
         return with_other_s(word)
     if kind == "letters swapped":
-        place = random.choice([i for i in range(1, len(word) - 1) if word[i] != word[i + 1]])
-        return word[:place] + word[place + 1] + word[place] + word[place + 2 :]
-    place = random.randrange(1, len(word))
-    return word[:place] + (word[place] * 2 if kind == "letter doubled" else "") + word[place + 1 :]
+        at = random.choice([i for i in range(1, len(word) - 1) if word[i] != word[i + 1]])
+        return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+    at = random.randrange(1, len(word))
+    return word[:at] + (word[at] * 2 if kind == "letter doubled" else "") + word[at + 1 :]
 
 
 def corrupt(caption: str, rate: float, seed: int | str, known: Set[str]) -> tuple[str, list[str]]:
-    """Return the caption with errors in about `rate` of its words, and the kinds of these.
+    """The caption with errors in about `rate` of its words, fewer if too few words are eligible, and the errors' kinds.
 
-    `known` has the words of which a form with or without s counts as one. Every word but short ones can be chosen; where
-    fewer can than the rate asks for, fewer are.
+    `known` holds the words whose form with or without a final s is accepted as a word.
     """
     random = Random(f"{seed} {caption}")
     words = list(WORD.finditer(caption))
@@ -107,7 +105,7 @@ def corrupt(caption: str, rate: float, seed: int | str, known: Set[str]) -> tupl
 def passages(
     captions: Iterable[str], rate: float, seed: int | str, known: Set[str], made: Counter[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield passages with errors, and without; count in `made` passages, captions and errors by kind."""
+    """Yield passages with and without errors; count passages, captions and errors by kind in `made`."""
     random = Random(f"{seed} passages")
     passage: list[tuple[str, str]] = []
     length = random.randint(1, LONGEST)
@@ -124,14 +122,14 @@ def passages(
 
 
 def joined(passage: list[tuple[str, str]], made: Counter[str]) -> tuple[str, str]:
-    """A passage's captions in a line, with errors and without."""
+    """A passage's captions on one line, with and without errors."""
     source, target = (" ".join(side) for side in zip(*passage))
     made.update({"passages": 1, "passages without": int(source == target), "single captions": int(len(passage) == 1)})
     return source, target
 
 
 def write_corpus(texts: dict[str, list[str]], folder: Path, rate: float, seed: int) -> dict[str, Counter[str]]:
-    """Write ``SPLIT.xe`` and ``SPLIT.en`` for every split; return what was counted in each."""
+    """Write ``SPLIT.xe`` and ``SPLIT.en`` of every split; returns the counts of each."""
     known = {word for caption in texts["train"] for word in WORD.findall(caption)}
     counts = {}
     for split, captions in texts.items():
@@ -143,8 +141,8 @@ def write_corpus(texts: dict[str, list[str]], folder: Path, rate: float, seed: i
 
 
 def table(counts: dict[str, Counter[str]]) -> Iterator[str]:
-    """Yield the lines of a table: errors in 100 words by kind and split, then counts. ``without`` is without errors."""
-    yield f"{'errors in 100 words':<20}" + "".join(f"{split:>10}" for split in counts)
+    """Yield the lines of a table: errors per 100 words by kind and split, then counts; "without" means without errors."""
+    yield f"{'errors per 100 words':<20}" + "".join(f"{split:>10}" for split in counts)
     for kind in (*KINDS, "all"):
         errors = [sum(made[each] for each in (KINDS if kind == "all" else (kind,))) for made in counts.values()]
         yield f"{kind:<20}" + "".join(f"{100 * n / max(1, made['words']):>10.2f}" for n, made in zip(errors, counts.values()))
@@ -156,15 +154,17 @@ def table(counts: dict[str, Counter[str]]) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
+    """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        "data/correction.py", description="Prepare the corpus. Further options go to specdec-prepare."
+        "data/correction.py", description="Prepare the corpus. Further options are those of specdec-prepare."
     )
-    parser.add_argument("--local", type=Path, metavar="DIR", help="take Multi30k's English files from this folder")
+    parser.add_argument("--local", type=Path, metavar="DIR", help="use Multi30k's English files from this folder")
     parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "correction",
-        help="the data set (default data/prepared/correction)")  # fmt: skip
-    parser.add_argument("--rate", type=prepare.share, default=RATE, help="share of words that get an error (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the errors and passages (default %(default)s)")
+        help="data set to write (default: data/prepared/correction)")  # fmt: skip
+    parser.add_argument(
+        "--rate", type=prepare.share, default=RATE, help="fraction of words that get an error (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of errors and passages (default: %(default)s)")
     options, more = parser.parse_known_args(argv)
     source, pairs = options.output / "source", options.output / "pairs"
 

@@ -1,4 +1,4 @@
-"""What scripts that generate a corpus have in common: pairs of lines that do not recur, files of them, and the command line."""
+"""Shared by scripts that generate a corpus: unique pairs of lines, files, and the command line."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ Pair = tuple[str, str]
 
 
 def without_repeats(make: Callable[[], Pair]) -> Iterator[Pair]:
-    """Yield pairs without end, never the same source twice."""
+    """Yield pairs forever, never the same source twice."""
     seen = set()
     while True:
         source, target = make()
@@ -19,7 +19,7 @@ def without_repeats(make: Callable[[], Pair]) -> Iterator[Pair]:
 
 
 def write_corpus(folder: Path, make: Callable[[], Pair], langs: Pair, sizes: Mapping[str, int]) -> None:
-    """Write ``SPLIT.LANG`` of every split, so many pairs each, in the order of ``sizes``: the last size changes no other."""
+    """Write ``SPLIT.LANG`` of every split in the order of ``sizes``; changing the last size changes no other split."""
     folder.mkdir(parents=True, exist_ok=True)
     made = without_repeats(make)
     for split, count in sizes.items():
@@ -28,12 +28,12 @@ def write_corpus(folder: Path, make: Callable[[], Pair], langs: Pair, sizes: Map
 
 
 def main(description: str | None, pairs: Callable[[int], Callable[[], Pair]], langs: Pair, sizes: Mapping[str, int]) -> None:
-    """Run the command line; ``pairs(seed)`` makes pairs, and ``sizes`` hold unless an option says otherwise."""
+    """Run the command line; ``pairs(seed)`` returns a function that makes pairs, and ``sizes`` are the default sizes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", required=True, type=Path, metavar="DIR")
     parser.add_argument("--seed", type=int, default=1)
     for split, count in sizes.items():
-        parser.add_argument(f"--{split}", type=int, default=count, metavar="N", help="pairs (default %(default)s)")
+        parser.add_argument(f"--{split}", type=int, default=count, metavar="N", help="pairs (default: %(default)s)")
     options = parser.parse_args()
     try:
         write_corpus(options.output, pairs(options.seed), langs, {split: getattr(options, split) for split in sizes})

@@ -1,15 +1,15 @@
-"""Make a corpus of long documents out of Multi30k's captions: a line a document, of up to 4,500 tokens.
+"""Make a corpus of long documents from Multi30k's captions: one document of up to 4,500 tokens per line.
 
-A document is a run of captions, joined by spaces. Training documents have 2, 5, .. or 190 captions, so many on average and half
-to one and a half times that. Each of these sizes has as many captions as Multi30k has for training: every one of these once,
-each time beside other captions; or, with ``--mono``, some of these and of further captions, so that few are met often enough
-to be learned by heart. Their German side is what the pair that ships, data/demo.en-de, makes of each caption, greedily: a
-verifier that goes on from that one learns where in the document it is, not how to translate. Captions that the pair translates in
-repetition loops (4 %), and those of several sentences, are left out. All end with a full stop, by which training tells sentences
-(specdec_plugins/criterions/document_loss.py). Validation and test documents keep the order of the corpus and its own German
-side: `valid` has documents of 64 captions, `test` single captions, and `test1` to `test4` 32, 64, 128 and 256.
+A document is a run of captions. Training documents have 2, 5, ... or 190 captions on average, varying from half to one and a
+half times that. Documents of each size together have as many captions as Multi30k's training set: all of them, grouped
+differently for each size, or with ``--mono`` a sample of these and further captions, so that few recur often enough to be
+memorised. Their German side is the greedy translation of each caption by the shipped pair data/demo.en-de: a verifier that
+continues from that pair learns to find its place in a document, not to translate. Captions whose translation has a repetition
+loop (4 %) or that have several sentences are left out. All end with a full stop, at which training splits sentences
+(specdec_plugins/criterions/document_loss.py). Validation and test documents keep the corpus's order and its own German side:
+`valid` has documents of 64 captions, `test` single captions, and `test1` to `test4` 32, 64, 128 and 256.
 
-The pair's codes and dictionary are the data set's, and its verifier is written as a checkpoint to go on from: ``start.pt``.
+Codes and dictionary are the pair's; its verifier becomes the checkpoint ``start.pt`` to continue from.
 """
 
 import argparse
@@ -35,24 +35,17 @@ T = TypeVar("T")
 
 LANGS = ("en", "de")
 PAIR = corpora.DATA / "demo.en-de"
-SIZES = (2, 5, 12, 30, 75, 190)  # captions in a training document; 190 have some 2,700 subwords a side
+SIZES = (2, 5, 12, 30, 75, 190)  # captions per training document; 190 have about 2,700 subwords on each side
 VALID, TESTS = 64, (1, 32, 64, 128, 256)
 LONGEST = 4500  # subwords
-LOOP = re.compile(r"(.{2,}?)\1\1")  # three times the same
+LOOP = re.compile(r"(.{2,}?)\1\1")  # three repetitions
 OPTIONS = (
-    "--max-length",
-    str(LONGEST),
-    "--max-ratio",
-    "2.5",
-    "--codes",
-    str(PAIR / "codes"),
-    "--dict",
-    str(PAIR / "dict.en.txt"),
-)
+    "--max-length", str(LONGEST), "--max-ratio", "2.5", "--codes", str(PAIR / "codes"), "--dict", str(PAIR / "dict.en.txt"),
+)  # fmt: skip
 
 
 def runs(captions: Sequence[T], size: int, random: Random) -> Iterator[Sequence[T]]:
-    """Cut captions into runs of ``size`` on average, half to one and a half times as many each but the last."""
+    """Split captions into runs of ``size`` on average, each but the last of half to one and a half times that."""
     at = 0
     while at < len(captions):
         length = random.randint(size - size // 2, size + size // 2)
@@ -61,14 +54,14 @@ def runs(captions: Sequence[T], size: int, random: Random) -> Iterator[Sequence[
 
 
 def training(pairs: Sequence[tuple[str, str]], count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Yield the training documents of captions and their translations, ``count`` captions for each size."""
+    """Yield training documents of captions and translations, from ``count`` captions for each size."""
     for size in SIZES:
         random = Random(f"{seed} {size}")
         yield from map(joined, runs(random.sample(pairs, count), size, random))
 
 
 def in_order(pairs: Sequence[tuple[str, str]], size: int) -> Iterator[tuple[str, str]]:
-    """Yield documents of ``size`` consecutive captions. A last one that is not whole is left out."""
+    """Documents of ``size`` consecutive captions, without an incomplete last one."""
     return (joined(pairs[at : at + size]) for at in range(0, len(pairs) - size + 1, size))
 
 
@@ -78,13 +71,13 @@ def joined(pairs: Sequence[tuple[str, str]]) -> tuple[str, str]:
 
 
 def closed(caption: str) -> str:
-    """The caption with the full stop that one in twenty lacks: in a document it would run on into the next one."""
+    """The caption with a full stop, which one in twenty lacks; in a document, it would run into the next one."""
     caption = caption.rstrip()
     return caption if caption.endswith((".", "!", "?")) else f"{caption}."
 
 
 def translated(pair: Pair, captions: Sequence[str], path: Path) -> list[str]:
-    """The pair's translations of the captions, from ``path`` if it has them, or made and written there."""
+    """The pair's translations of the captions, cached in ``path``."""
     mark, digest = path.with_suffix(".sha256"), prepare.digest(fingerprint(pair.verifier), captions)
     if path.exists() and mark.exists() and mark.read_text(encoding="utf-8") == digest:
         return list(read_lines(path))
@@ -98,12 +91,12 @@ def translated(pair: Pair, captions: Sequence[str], path: Path) -> list[str]:
 
 
 def sound(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The captions of one sentence whose translations are one sentence without repetition loops."""
+    """The pairs of one sentence each, without repetition loops in the translation."""
     return [pair for pair in pairs if not LOOP.search(pair[1]) and all(closed(side).count(".") == 1 for side in pair)]
 
 
 def write_corpus(texts: dict[str, list[tuple[str, str]]], count: int, folder: Path, seed: int) -> list[str]:
-    """Write the documents of every split to ``folder``; return the options of specdec-prepare that name them."""
+    """Write the documents of every split to ``folder``; returns the options of specdec-prepare for them."""
     splits = {"train": training(texts["train"], count, seed), "valid": in_order(texts["valid"], VALID)}
     splits |= {f"test{number or ''}": in_order(texts["test"], size) for number, size in enumerate(TESTS)}
     for split, documents in splits.items():
@@ -116,15 +109,15 @@ def write_corpus(texts: dict[str, list[tuple[str, str]]], count: int, folder: Pa
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
+    """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        "data/long_captions.py", description="Prepare the corpus. Further options go to specdec-prepare."
+        "data/long_captions.py", description="Prepare the corpus. Further options are those of specdec-prepare."
     )
-    parser.add_argument("--local", type=Path, metavar="DIR", help="take Multi30k's files from this folder")
-    parser.add_argument("--mono", type=Path, metavar="FILE", help="more English captions, a line each, .gz allowed, to train on")
+    parser.add_argument("--local", type=Path, metavar="DIR", help="use Multi30k's files from this folder")
+    parser.add_argument("--mono", type=Path, metavar="FILE", help="more English captions to train on, one per line, .gz allowed")
     parser.add_argument("--output", type=Path, metavar="DIR", default=corpora.DATA / "prepared" / "long",
-        help="the data set (default data/prepared/long)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=1, help="of which captions come together (default %(default)s)")
+        help="data set to write (default: data/prepared/long)")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=1, help="seed of the grouping of captions (default: %(default)s)")
     options, more = parser.parse_known_args(argv)
     source, pairs = options.output / "source", options.output / "pairs"
 
@@ -140,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
         train[1] = translated(pair, train[0], options.output / "translated.de")
         for split, (english, german) in sides.items():
             if len(english) != len(german):
-                raise ValueError(f"{prefixes[split]}: {len(english):,} lines in English, {len(german):,} in German")
+                raise ValueError(f"{prefixes[split]} has {len(english):,} lines in English, {len(german):,} in German")
         texts = {split: list(zip(*both)) for split, both in sides.items()}
         texts["train"] = sound(texts["train"])
         arguments = write_corpus(texts, min(count, len(texts["train"])), pairs, options.seed)

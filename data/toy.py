@@ -1,9 +1,9 @@
-"""Write a toy corpus: two made-up languages whose translation is a fixed rule, but more than copying.
+"""Write a toy corpus of two invented languages, where translation follows fixed rules but is more than copying.
 
-From ``xa`` to ``xb`` adjectives move behind their noun; articles and adjectives agree with it in gender and number; verbs
-agree with their subject, whose pronoun is dropped; an adverb comes first and pulls the verb before the subject; the verb of a
-subordinate clause comes last; some nouns take several words; the particle of some verbs stands at the end of the clause.
-Everything follows from the seed. Every source sentence has one right translation, and none occurs twice.
+From ``xa`` to ``xb``, adjectives move after their noun; articles and adjectives agree with it in gender and number; verbs
+agree with their subject, whose pronoun is dropped; an adverb comes first and moves the verb before the subject; the verb of a
+subordinate clause comes last; some nouns become several words; separable verbs put their particle at the end of the clause.
+Everything depends on the seed. Each source sentence has one correct translation, and none occurs twice.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ PLURAL = "lin"  # ending of the source noun
 
 
 class Toy:
-    """A vocabulary and the grammar that draws sentence pairs from it."""
+    """A vocabulary, and a grammar that generates sentence pairs from it."""
 
     def __init__(self, seed: int):
         self.random = Random(seed)
@@ -31,7 +31,7 @@ class Toy:
         self.prepositions = {self.word(): self.word() for _ in range(8)}
 
     def word(self) -> str:
-        """Return a new pseudo-word of two or three syllables."""
+        """A new pseudo-word of two or three syllables."""
         while True:
             syllables = (
                 self.random.choice("bdfgklmnprstvz") + self.random.choice("aeiou") for _ in range(self.random.choice((2, 2, 3)))
@@ -42,15 +42,15 @@ class Toy:
                 return word
 
     def phrase(self) -> list[str]:
-        """Return the words of a target noun: mostly one, else two or three."""
+        """The words of a target noun: mostly one, otherwise two or three."""
         return [self.word() for _ in range(self.random.choice((1, 1, 1, 2, 3)))]
 
     def pick(self, words: dict) -> str:
-        """Draw a source word; as in real text, few are common and many rare."""
+        """Draw a source word; as in real text, few are common and many are rare."""
         return self.random.choices(list(words), [1 / rank for rank in range(2, len(words) + 2)])[0]
 
     def noun_phrase(self) -> tuple[list[str], list[str], int]:
-        """Return source words, target words, and 1 for a plural, else 0."""
+        """Source words, target words, and 1 for a plural, otherwise 0."""
         noun, plural, definite = self.pick(self.nouns), self.random.randrange(2), self.random.randrange(2)
         adjectives = [self.pick(self.adjectives) for _ in range(self.random.choice((0, 0, 1, 1, 2)))]
         words, endings = self.nouns[noun]
@@ -60,7 +60,7 @@ class Toy:
         return source, target, plural
 
     def clause(self, subordinate: bool) -> tuple[list[str], list[str]]:
-        """Return the source and target words of a clause."""
+        """The source and target words of a clause."""
         if self.random.random() < 0.25:
             pronoun = self.random.choice(list(PERSONS))
             subject, ending = [pronoun], PERSONS[pronoun]
@@ -91,7 +91,7 @@ class Toy:
         return source, [word for word in target if word]
 
     def sentence(self) -> tuple[str, str]:
-        """Return a sentence pair of 4 to 20 source words."""
+        """A sentence pair of 4 to 20 source words."""
         while True:
             source, target = self.clause(subordinate=False)
             if self.random.random() < 0.35:
@@ -105,7 +105,7 @@ SIZES = {"valid": 200, "test": 200, "train": 8000}
 
 
 def write_corpus(folder: Path, seed: int = 1, **sizes: int) -> None:
-    """Write the splits in both languages, of `SIZES` pairs unless ``sizes`` says otherwise."""
+    """Write all splits in both languages, with `SIZES` pairs unless overridden by ``sizes``."""
     generated.write_corpus(folder, Toy(seed).sentence, LANGS, {**SIZES, **sizes})
 
 

@@ -128,7 +128,7 @@ def test_script_from_captions_to_a_data_set(tmp_path):
     options = "--local", local, "--workers", 1, "--bpe-operations", 100
     result = script(*options, "--output", tmp_path / "out")
     assert result.returncode == 0, result.stderr
-    assert "errors in 100 words" in result.stdout and "bin: " in result.stdout
+    assert "errors per 100 words" in result.stdout and "bin: " in result.stdout
     raw = {
         split: [(tmp_path / "out/raw" / f"{split}.{lang}").read_text() for lang in ("xe", "en")] for split in ("valid", "test")
     }

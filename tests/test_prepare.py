@@ -514,7 +514,7 @@ def test_wmt16_and_what_mask_predict_used(tmp_path, capsys, monkeypatch, fake_fa
     before = contents(tmp_path / "out")
     capsys.readouterr()
     assert corpora.main([*command, "--output", str(tmp_path / "out")]) == 1
-    assert "en-ro.txt.zip: not a sound tar or zip archive" in only_error(capsys)
+    assert "en-ro.txt.zip is not a valid tar or zip archive" in only_error(capsys)
     assert contents(tmp_path / "out") == before
 
 
@@ -567,7 +567,7 @@ def test_download(tmp_path, server, capsys):
     target.rename(target.with_name("file.part"))
     corpora.download(f"{url}/ranged", target)  # killed before the renaming
     assert target.read_bytes() == b"0123456789" and starts == [4, 10, 0]
-    corpora.download("http://127.0.0.1:1/none", target)  # it is there: nothing is asked for
+    corpora.download("http://127.0.0.1:1/none", target)  # no request: the file exists
 
     target.unlink()
     (folder / "ranged").write_bytes(b"other")

@@ -241,7 +241,7 @@ def test_the_script_names_what_is_wrong(tmp_path):
     out = ["--local", local, "--output", tmp_path / "out"]
     for arguments, message in (
         (["--local", tmp_path / "nowhere"], f"--local {tmp_path}/nowhere: no such folder"),
-        ([*out, "--bart"], f"{local}: bart.base/model.pt is not there, nor bart.base.tar.gz"),
+        ([*out, "--bart"], f"{local} contains no bart.base/model.pt and no bart.base.tar.gz"),
     ):
         result = cnndm(*arguments)
         assert result.returncode == 1 and result.stderr == f"data/cnndm.py: {message}\n"

@@ -262,11 +262,11 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     run_train_sh("toy", "distill", "--output", tmp_path, "--mono", tmp_path / "more.xa")  # the same in another file
     assert written == {name: (tmp_path / name).stat().st_mtime_ns for name in kept}
     anew = run_train_sh("toy", "distill", "--output", tmp_path)
-    assert "the text or the beam is another one: translations in " in anew.stdout
+    assert "the source text or the beam size changed: redoing the translations in " in anew.stdout
     refused = run_train_sh("toy", "drafter", "--output", tmp_path, check=False)
     assert refused.returncode == 1 and refused.stderr == (
-        f"train.sh: drafter: {tmp_path}/distilled/bin is newer than the training in {tmp_path}/drafter: "
-        "remove that folder, or name another --output, to train anew\n"
+        f"train.sh: drafter: {tmp_path}/distilled/bin is newer than the training in {tmp_path}/drafter; "
+        "remove that folder or use another --output to retrain\n"
     )
     text = [(tmp_path / "distilled/text" / f"train.{lang}").read_text().splitlines() for lang in ("xa", "xb")]
     assert text[0] == prepared and len(text[1]) == len(prepared)
@@ -300,7 +300,7 @@ def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
         stages = ["init", "drafter", "average", "score"]
         run_train_sh("toy", "drafter", "--output", folder, "--recipe", recipe, "--updates", 2)
         result = run_train_sh("toy", *stages, "--output", folder, "--recipe", recipe, "--updates", 4)
-        assert f"init: {recipe} starts from the verifier by itself\n" in result.stdout
+        assert f"init: not needed by {recipe}, which starts from the verifier\n" in result.stdout
         assert "drafter valid: update 4 of 4, accept_len " in result.stdout and "score valid: accept_len " in result.stdout
         parts = ["--verifier", folder / "verifier.pt", "--drafter", folder / "drafter.pt", "--data", folder / "data/bin"]
         assert (
@@ -397,7 +397,7 @@ def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path)
             ["toy", "--recipe", "best"],
             "no recipe named 'best'. Available: block_causal, block_state, eagle, hydra, medusa, published, small",
         ),
-        (["small.en-de", "data"], "small.en-de needs --local DIR, the folder with train, valid and test .en and .de"),
+        (["small.en-de", "data"], "small.en-de requires --local DIR, a folder with train, valid and test .en and .de"),
         (["toy", "distil"], "no stage named 'distil'. Available: data, verifier, distill, "),
         (["toy", "drafter"], "drafter needs {out}/distilled/bin/train.xa-xb.xa.idx: run stage 'distill' first"),
         (["toy", "--precision", "fp16", "--device", "cpu"], "no precision 'fp16' on cpu. Available: float32, bf16"),

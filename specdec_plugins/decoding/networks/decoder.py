@@ -69,7 +69,7 @@ def embedded(decoder: Decoder, tokens: Tensor, embeddings: Tensor | None = None)
 class Unrolled:
     """Passes over all positions, one per drafting step.
 
-    At step s, a position attends as it would behind a draft of s tokens: to itself as of step s, to the s - 1 positions before
+    At step s, a position attends as it would after a draft of s tokens: to itself as of step s, to the s - 1 positions before
     it as of steps s - 1 down to 1, and to earlier positions as of step 0.
     """
 
