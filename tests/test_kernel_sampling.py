@@ -21,8 +21,7 @@ from specdec_plugins.decoding.acceptance import rejection
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
-from specdec_plugins.decoding.backends.cpu.passes import CpuPass
-from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
+from specdec_plugins.decoding.backends.cpu.passes import CpuPass, NativeSampling
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats, repeat_table, repeated, restrict
@@ -222,9 +221,7 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
         lengths = [rng.randrange(1, width + 1) for _ in range(rows)]
         plan = Plan(lengths, gate=Gate(drafter=0.5 * rng.randrange(2)))
         expected = eager.choose(logits.clone(), gates, prefix, plan)
-        done = CpuPass.of(native, logits.clone())
-        done._gates = gates
-        draft = done.choose(prefix, plan)
+        draft = CpuPass.of(native, logits.clone(), gates=gates).choose(prefix, plan)
         assert draft.tokens == expected.tokens
         if plan.gate.drafter:  # the likeliest token's probability as drafts are drawn, whichever token was drawn
             for found, told, length in zip(draft.confidence, expected.confidence, lengths):

@@ -252,8 +252,7 @@ def test_choice_is_pytorchs(vocabulary, variant):
         logits[0, 0, SYMBOLS.eos] = logits[1, 1, SYMBOLS.pad] = 99.0
         chosen = []
         for gate in (gates, None):
-            done = CpuPass.of(native, logits.clone())
-            done._gates = gate
+            done = CpuPass.of(native, logits.clone(), gates=gate)
             lengths = [6, 6, 6] if seed % 2 else [6, 0, 3]
             plan = Plan(lengths)
             expected = eager.choose(logits.clone(), gate, prefix, plan).tokens
@@ -536,7 +535,7 @@ def test_where_the_kernels_cannot_pytorch_does(monkeypatch):
         quick, slow = (tensor_bytes(assemble(wide, None, dtype=dtype)[1]) for dtype in ("auto", "float32"))
         assert quick == tensor_bytes(assemble(wide, None, dtype="int8")[1]) < slow
         assert assemble(narrow, None, dtype="auto")[1].model.transformer.decoder.embedding.tokens.dtype == torch.float32
-        with pytest.raises(ValueError, match="int8 needs the CPU kernels: widths 16, 24, and they compute multiples of 32"):
+        with pytest.raises(ValueError, match="int8 needs the CPU kernels: widths 16, 24 are not all multiples of 32"):
             assemble(narrow, None, dtype="int8")
         with pytest.raises(ValueError, match="int8 is for CPUs"):
             assemble(wide, None, device="meta", dtype="int8")

@@ -10,7 +10,7 @@ B rows, K drafted tokens.
 import math
 import time
 from array import array
-from ctypes import addressof, byref
+from ctypes import Structure, addressof, byref
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -18,10 +18,9 @@ import torch
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.candidates import numbered
-from specdec_plugins.decoding.backends.cpu.binding import Buffer, Caches, Decoding, address, integers, start, starts
+from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, integers, kernels, start, starts
 from specdec_plugins.decoding.backends.cpu.model import CpuModel, NativeHeads
-from specdec_plugins.decoding.backends.cpu.passes import repeat_numbers, successor_tables
-from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
+from specdec_plugins.decoding.backends.cpu.passes import NativeSampling, repeat_numbers, successor_tables
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, CausalState
@@ -49,7 +48,7 @@ class NativeDrafter(Protocol):
     model: CpuModel
     caches_prefix: bool  # its passes leave entries for the next ones
 
-    def begin(self, call: Decoding, state: Any, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
+    def begin(self, call: Structure, state: Any, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
         """Fill in a call. Returns the model's state and each row's unread tokens, which end with the last one of the prefix."""
         ...
 
@@ -68,7 +67,7 @@ class NativeBlock:
         self.positions = self.model.spec.decoder.max_positions
         self._read = array("q")  # while a call drafts
 
-    def begin(self, call: Decoding, state: CausalState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
+    def begin(self, call: Structure, state: CausalState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
         if not longest:
             return cast(SlottedState, state.rows), [[token] for token in prefix.last]
         self._read = integers(state.read)
@@ -91,7 +90,7 @@ class NativeHiddenHeads:
         self._features, self._vectors = Buffer(), Buffer()
         self._states = torch.empty(0)
 
-    def begin(self, call: Decoding, state: HeadsState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
+    def begin(self, call: Structure, state: HeadsState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
         heads, rows = self.heads, len(prefix)
         self._states = state.current() if longest else torch.empty(rows, heads.width)  # a plain iteration does not read them
         call.heads, call.embeddings, call.scale = heads.linear.pointer, heads.embeddings, heads.scale
@@ -114,7 +113,7 @@ class NativeLoop:
         self._suppressed = integers(constraints.suppressed)
         self._seconds = array("d", [0.0, 0.0])
         self._record, self._scores = array("q"), array("f")
-        self._call = Decoding(
+        self._call = kernels().structs["Decoding"](
             verifier=verifier.stack.pointer, pad=symbols.pad, eos=symbols.eos, mask=symbols.mask,
             suppressed_count=len(self._suppressed), suppressed=start(self._suppressed), seconds=start(self._seconds),
         )  # fmt: skip
@@ -191,10 +190,10 @@ class NativeLoop:
         return encoding
 
     @staticmethod
-    def _caches(state: SlottedState, positions: int) -> Caches:
+    def _caches(state: SlottedState, positions: int) -> Structure:
         """Room for the next iteration at least; the call ends where there is no room for a further one."""
         state.cache.reserve(state.targets.bound, positions)
-        return Caches(*state.cache.layout, *state.sources.cache.layout, state.cache.capacity)
+        return kernels().structs["Caches"](*state.cache.layout, *state.sources.cache.layout, state.cache.capacity)
 
     def _reserve(self, numbers: int) -> None:
         """Room for the iterations' record."""

@@ -1,7 +1,7 @@
-"""The compiled CPU kernels (``csrc/``) as Python sees them: the library, what it allocates, and arguments for its functions.
+"""The compiled CPU kernels (``csrc/``) in Python: the library, the objects that it allocates, and arguments for its functions.
 
-Knows nothing about roles. ``csrc/api.cpp`` says what each function computes and what its arguments are; tensors are contiguous
-float32 on the CPU, and the caller keeps the memory of every address alive until the call returns.
+``csrc/api.cpp`` documents the functions. Tensors are contiguous float32 on the CPU, and the caller keeps the memory of every
+address alive until the call returns.
 
 B rows, D width, V vocabulary, O outputs, I inputs.
 """
@@ -9,165 +9,116 @@ B rows, D width, V vocabulary, O outputs, I inputs.
 import ctypes
 import math
 import os
+import re
 import sys
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import c_double, c_float, c_int, c_int64, c_void_p
-from functools import cache
+from ctypes import c_char_p, c_double, c_float, c_int, c_int64, c_void_p
+from functools import cache, partial
 from itertools import accumulate, chain
+from operator import not_
 from pathlib import Path
 from threading import Lock, get_ident
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-VERSION = 15  # of the library's functions and their parameters: `specdec_version` in api.cpp
-# Instruction sets that the library is compiled for, best first: see setup.py
-VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")
-DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # how weights are held
+VERSION = 16  # of the interface: `specdec_version` in api.cpp
+VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")  # instruction sets, best first: see setup.py
+DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
-TILE = 32  # outputs that are computed together; all widths but the vocabulary's are multiples of it
+TILE = 32  # outputs computed together; all widths except the vocabulary's are multiples of it
 
 Pair = tuple[Tensor, Tensor]  # a norm's weight and bias
 
-POINTER, NUMBER = c_void_p, c_int64
-CACHES = [POINTER, NUMBER, NUMBER] * 2  # cache and memory: address, numbers from layer to layer, from slot to slot
-PASS = [POINTER, POINTER, NUMBER, NUMBER, POINTER]  # engine, stack, batch, width, numbers
-JUDGED = [NUMBER, NUMBER, NUMBER, *[POINTER] * 6]  # pad, eos, suppressed, tau; judged, scores; sampling, repeats
-TABLES = [POINTER, POINTER, NUMBER, *[POINTER] * 3]  # successor network's tokens and outs, candidates; to; sampling, confidence
-MADE = {
-    "engine": [c_int],
-    "linear": [POINTER, POINTER, c_int, c_int, c_int],
-    "stack": [c_int, c_int, c_int, c_int, c_int, POINTER, c_float, POINTER, c_int, c_int, POINTER, POINTER, POINTER],
-}
-CALLED = {
-    "layer": [POINTER, POINTER, POINTER],
-    "encode": [*PASS, POINTER],
-    "remember": [*PASS, POINTER, NUMBER, POINTER, NUMBER, NUMBER],
-    "read": [*PASS, *CACHES, *[POINTER] * 6, NUMBER],
-    "read_tree": [*PASS, *CACHES, *[POINTER] * 4, NUMBER],
-    "verify": [*PASS, *CACHES, POINTER, *JUDGED],
-    "judge": [POINTER, POINTER, NUMBER, NUMBER, NUMBER, POINTER, *JUDGED],
-    "choose": [POINTER, POINTER, *[NUMBER] * 5, POINTER, POINTER, NUMBER, *TABLES],
-    "propose": [*PASS, *CACHES, *[POINTER] * 4, NUMBER, NUMBER, *TABLES],
-    "attend": [NUMBER, NUMBER, NUMBER, c_float, POINTER, POINTER, NUMBER, POINTER, POINTER],
-    "heads": [POINTER, POINTER, NUMBER, NUMBER, POINTER, POINTER, c_float, POINTER, POINTER],
-    "begin": [*[POINTER] * 4, NUMBER, POINTER, NUMBER, NUMBER, POINTER],
-    "draft": [*PASS, NUMBER, POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER],
-    "noise": [*[NUMBER] * 5, POINTER, POINTER],
-    "warp": [POINTER, POINTER, NUMBER, POINTER, NUMBER, POINTER],
-    "decode": [POINTER, POINTER],
-}
+SCALARS = {"int": c_int, "int64_t": c_int64, "float": c_float, "double": c_double}
 
 
-class Caches(ctypes.Structure):
-    """`Caches` in loop.h: the layouts of a model's `KVCache`s of target and source, and the target positions of a slot."""
+class Library(ctypes.CDLL):
+    """Compiled kernels. ``structs`` are their C structs by name, as ctypes types; pointers in them are addresses."""
 
-    _fields_ = [
-        (name, NUMBER) for name in ("cache", "cache_layer", "cache_slot", "memory", "memory_layer", "memory_slot", "positions")
-    ]
+    structs: dict[str, Any]
+
+    def declare(self) -> None:
+        """Give ctypes the structs and functions as the library's own source text declares them: see exported.h."""
+        self.structs, text = {}, self.specdec_declarations
+        text.restype = c_char_p
+        for result, name, body in re.findall(r"^(\S+) (\w+){(.*)}$", text().decode(), re.MULTILINE):
+            if result == "struct":
+                fields = self._fields(body.split(";")[:-1])
+                self.structs[name] = type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
+                continue
+            function = getattr(self, f"specdec_{name}")
+            function.argtypes = [kind for _, kind in self._fields(body.split(","))]
+            function.restype = None if result == "void" else c_int if result == "int" else c_void_p
+            if result != "void":
+                function.errcheck = partial(check_memory, *(("a pass", bool) if result == "int" else ("weights", not_)))
+
+    def _fields(self, declarations: Iterable[str]) -> list[tuple[str, Any]]:
+        """Name and type of each field or parameter; a declaration may have several."""
+        fields = []
+        for declaration in declarations:
+            kind, names = re.findall(r"^\s*(?:const )?(\w+)(.*)$", declaration)[0]
+            for name in names.split(","):
+                fields.append((name.strip(" *"), c_void_p if "*" in name else SCALARS.get(kind) or self.structs[kind]))
+        return fields
 
 
-class VisiblePositions(ctypes.Structure):
-    """`Selection` in batch.h, which says what the fields are. Addresses are given as numbers."""
-
-    _fields_ = [*((name, NUMBER) for name in ("sinks", "window", "listed")), ("positions", POINTER)]
-
-
-class Sampling(ctypes.Structure):
-    """`Sampling` in sample.h, which says what the fields are. Addresses are given as numbers."""
-
-    _fields_ = [
-        *((name, POINTER) for name in ("options", "numbers", "token_ids", "tokens", "probabilities")),
-        *((name, NUMBER) for name in ("width", "candidates")),
-    ]  # fmt: skip
-
-
-class Decoding(ctypes.Structure):
-    """`Decoding` in loop.h, which says what the fields are. Addresses are given as numbers."""
-
-    _fields_ = [
-        ("verifier", POINTER), ("drafter", POINTER), ("verifying", Caches), ("drafting", Caches),
-        *((name, POINTER) for name in ("logits", "drafter_logits", "gates", "tokens", "outs")), ("candidates", NUMBER),
-        ("token_ids", POINTER), *((name, NUMBER) for name in ("drafter_pad", "drafter_eos", "drafter_positions")),
-        *((name, NUMBER) for name in ("pad", "eos", "mask", "suppressed_count")),
-        ("suppressed", POINTER), *((name, NUMBER) for name in ("batch", "longest", "steps")),
-        *((name, POINTER) for name in ("numbers", "tau", "last_scores")), ("verifier_gate", c_double), ("drafter_gate", c_double),
-        *((name, POINTER) for name in ("sampling", "repeats", "read", "heads", "embeddings")),
-        ("scale", c_double), ("heads_length", NUMBER),
-        *((name, POINTER) for name in ("states", "features", "vectors", "record", "scores", "seconds")),
-        ("taken", NUMBER),
-    ]  # fmt: skip
+def check_memory(what: str, failed: Callable[[Any], bool], result: Any, function: Callable, arguments: tuple) -> Any:
+    if failed(result):
+        raise MemoryError(f"too little memory for {what} on the CPU kernels")
+    return result
 
 
 @cache
-def library() -> ctypes.CDLL | None:
+def library() -> Library | None:
     """The kernels for the best instruction set that this CPU supports; None if none were compiled.
 
-    Raises RuntimeError for a library that was compiled from other sources than this file belongs to.
+    Raises RuntimeError for a library compiled from other sources.
     """
     for variant in VARIANTS:
         for path in Path(__file__).parent.glob(f"_kernels_{variant}.*"):
-            found = ctypes.CDLL(str(path))
+            found = Library(str(path))
             if not hasattr(found, "specdec_version") or found.specdec_version() != VERSION:
                 raise RuntimeError(f"{path.name} is not of this version of the sources: install the package again to compile it")
             if found.specdec_supported():
-                declare(found)
+                found.declare()
                 return found
     return None
 
 
-def declare(found: ctypes.CDLL) -> None:
-    """Tell ctypes the functions' parameters and results."""
-    for name, parameters in MADE.items():
-        make, free = getattr(found, f"specdec_{name}"), getattr(found, f"specdec_{name}_free")
-        make.restype, make.argtypes, make.errcheck = POINTER, parameters, pointer_or_error
-        free.restype, free.argtypes = None, [POINTER]
-    for name, parameters in CALLED.items():
-        function = getattr(found, f"specdec_{name}")
-        function.restype, function.argtypes, function.errcheck = c_int, parameters, success_or_error
-
-
-def pointer_or_error(pointer: int | None, function: Callable, arguments: tuple) -> int:
-    if not pointer:
-        raise MemoryError("too little memory for the weights on the CPU kernels")
-    return pointer
-
-
-def success_or_error(status: int, function: Callable, arguments: tuple) -> int:
-    if status:
-        raise MemoryError("too little memory for a pass on the CPU kernels")
-    return status
+def kernels() -> Library:
+    """The same, for models on the kernels, which cannot be None."""
+    found = library()
+    assert found is not None, "no kernels were compiled for this machine"
+    return found
 
 
 class Handle:
-    """Something that the library allocated: freed when this object is."""
+    """An object of the library's, freed with this one. ``kind`` names the function that makes it. Raises MemoryError."""
 
     def __init__(self, kind: str, *arguments):
-        """Call the library's function that makes a ``kind``. Raises MemoryError."""
-        made = library()
-        assert made is not None, "no kernels were compiled for this machine"
-        self.library = made
-        pointer: int = getattr(made, f"specdec_{kind}")(*arguments)
+        self.library = kernels()
+        pointer: int = getattr(self.library, f"specdec_{kind}")(*arguments)
         self.pointer = pointer
-        self._free = weakref.finalize(self, getattr(made, f"specdec_{kind}_free"), pointer)
+        self._free = weakref.finalize(self, getattr(self.library, f"specdec_{kind}_free"), pointer)
 
 
 class Slotted(Protocol):
-    """What a session keeps of its rows."""
+    """A session's state."""
 
-    slots: list[int]  # one a row
-    user: int  # the thread that last asked for a pass
+    slots: list[int]  # one per row
+    user: int  # the thread that last ran a pass
 
 
 class Engine(Handle):
-    """Threads and scratch memory, for one call at a time.
+    """Threads and scratch memory, for one call at a time. ``states`` are those of its models.
 
-    The thread that has rows in flight owns it: two threads would overwrite each other's results. In a forked process, which lacks
-    the other threads, it starts new ones at the first call. ``states`` are those of its models.
+    The thread with rows in flight owns it, as two threads would overwrite each other's results. A forked process, which lacks
+    the team's threads, starts new ones at its first call.
     """
 
     def __init__(self, threads: int):
@@ -178,8 +129,8 @@ class Engine(Handle):
 
     @property
     def pointer(self) -> int:
-        """For a call at once."""
-        if self._owner != get_ident():  # as `claim`, without a call: this is in every pass
+        """To be used at once. Claims the engine."""
+        if self._owner != get_ident():  # `claim` checks this, too, but a call costs more, and every pass comes here
             self.claim()
         return self._pointer
 
@@ -203,14 +154,14 @@ class Engine(Handle):
             return self._owner
 
     def forget(self) -> None:
-        """After a fork, drop what the library made without freeing it: that would wait for threads that are not there."""
+        """After a fork, drop the library's object without freeing it, which would wait for threads that do not exist."""
         self._free.detach()
         self._owner, self._pointer, self._claiming = 0, 0, Lock()
 
 
 @cache
 def watch_forks() -> "weakref.WeakSet[Engine]":
-    """The engines that a forked process forgets."""
+    """The engines to `forget` in forked processes."""
     engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
     def forget() -> None:
@@ -222,13 +173,13 @@ def watch_forks() -> "weakref.WeakSet[Engine]":
 
 
 class NativeLinear(Handle):
-    """A linear layer's weights, packed."""
+    """A linear layer's packed weights."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
-        """``weight`` (O, I) to be held in ``dtype``, one of `DTYPES`; ``bias`` (O,) or None. Other shapes are a ValueError."""
+        """Pack ``weight`` (O, I) in ``dtype``, one of `DTYPES`; ``bias`` (O,) or None. Raises ValueError for other shapes."""
         if weight.dim() != 2 or weight.size(1) % TILE or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
-            raise ValueError(f"a linear layer of weight and bias {shapes}: they are (O, I) and (O,), I a multiple of {TILE}")
+            raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
         self.outputs, self.inputs = weight.shape
         sources = floats(weight), None if bias is None else floats(bias)  # the library copies them
         super().__init__("linear", *map(address, sources), self.outputs, self.inputs, DTYPES[dtype])
@@ -255,8 +206,8 @@ class Stack(Handle):
         scale: float = 1.0, offset: int = 0, zero_start: bool = False, embedding_norm: Pair | None = None,
         last_norm: Pair | None = None, projection: NativeLinear | None = None, gate: NativeLinear | None = None,
     ):  # fmt: skip
-        """``tokens`` (V, D) are multiplied by ``scale``; row ``offset`` of ``positions`` (positions, D) belongs to position 0,
-        whose token embedding is zero with ``zero_start``. ``gate`` is the successor network's. Norms that are None are left out.
+        """``tokens`` (V, D) are multiplied by ``scale``; position 0 is row ``offset`` of ``positions`` (positions, D), and its
+        token embedding is zero with ``zero_start``. ``gate`` is the successor network's.
         """
         self.engine, self.projection, self.gate = engine, projection, gate
         self.tables = floats(tokens), floats(positions)  # the library reads them in every pass
@@ -271,26 +222,25 @@ class Stack(Handle):
 
     def add_layer(self, linears: Sequence[NativeLinear | None], norms: Sequence[Pair | None]) -> None:
         """Append a layer. ``linears``: query, key and value in one (3 D, D), out, cross query, cross out, fc1, fc2; ``norms``: of
-        self-attention, cross-attention, feed-forward. What belongs to cross-attention is None in an encoder.
+        self-attention, cross-attention, feed-forward. In an encoder those of cross-attention are None.
         """
         self.layers.append(list(linears))
         given = pairs(*norms)  # the library copies them
-        handles = pointers(None if each is None else each.pointer for each in linears)
-        self.library.specdec_layer(self.pointer, handles, addresses(given))
+        self.library.specdec_layer(self.pointer, pointers(each.pointer if each else None for each in linears), addresses(given))
 
 
-VIEWS = 1024  # shapes that a buffer remembers: long sources and outputs have ever new ones
+VIEWS = 1024  # shapes that a buffer remembers: growing sources and outputs keep making new ones
 
 
 class Buffer:
-    """Reused float32 memory for results that are read before the next pass: allocating them costs more than a pass."""
+    """Reused float32 memory for results that are read before the next pass: allocation costs more than a pass."""
 
     def __init__(self):
         self.memory = torch.empty(0)
         self.views: dict[tuple[int, ...], tuple[Tensor, int]] = {}
 
     def view(self, *shape: int) -> tuple[Tensor, int]:
-        """A tensor of that shape on the memory, uninitialised, and its address."""
+        """An uninitialised tensor of that shape, and its address."""
         if shape not in self.views:
             if len(self.views) >= VIEWS:
                 self.views.clear()
@@ -303,17 +253,17 @@ class Buffer:
 
 
 def integers(*parts: Iterable[int]) -> array:
-    """One int64 array of all parts, one after the other: making several would cost more than their few numbers do."""
+    """One int64 array of all parts: making several costs more than copying their few numbers."""
     return array("q", [*chain.from_iterable(parts)])
 
 
 def start(numbers: array) -> int:
-    """The address of an array's first number; valid as long as the array is."""
+    """The array's address; valid as long as the array."""
     return numbers.buffer_info()[0]
 
 
 def starts(rows: Sequence[Sequence[int]]) -> Iterable[int]:
-    """(B + 1) where each row begins if they are stored one after the other, and the end of the last."""
+    """(B + 1) where each row begins if they are concatenated, and the end of the last."""
     return accumulate(map(len, rows), initial=0)
 
 
@@ -328,15 +278,14 @@ def address(tensor: Tensor | None) -> int | None:
 
 def pairs(*norms: Pair | None) -> list[Tensor | None]:
     """Weight and bias of each norm, or None twice."""
-    return [floats(each) if each is not None else None for norm in norms for each in norm or (None, None)]
+    return [each if each is None else floats(each) for norm in norms for each in norm or (None, None)]
 
 
 def addresses(tensors: Iterable[Tensor | None]) -> ctypes.Array:
-    """A C array of the tensors' addresses; valid as long as the tensors are."""
     return pointers(map(address, tensors))
 
 
 def pointers(values: Iterable[int | None]) -> ctypes.Array:
-    """A C array of pointers."""
+    """A C array, None being NULL."""
     values = list(values)
-    return (c_void_p * len(values))(*map(c_void_p, values))
+    return (c_void_p * len(values))(*values)

@@ -1,7 +1,7 @@
-"""A Transformer's passes on the CPU kernels: one native call a pass, or a pass with what is asked of it.
+"""A Transformer's passes on the CPU kernels.
 
-Nothing is padded, starting a pass costs microseconds, and each position's result is, bit for bit, the same whatever is computed
-beside it. Weights are held in float32, bfloat16 or int8; everything else is float32.
+Nothing is padded, starting a pass costs microseconds, and a position's result does not depend, bit for bit, on what else is in
+the pass. Weights are float32, bfloat16 or int8; everything else is float32.
 
 B rows, Q tokens read, W of them with a prediction, S source positions, D width, V vocabulary.
 """
@@ -27,7 +27,7 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     start,
     starts,
 )
-from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass, CpuPass, TreePass
+from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.sources import Sources
@@ -40,19 +40,19 @@ __all__ = ["DTYPES", "CpuModel", "load", "obstacles"]
 
 
 def obstacles(model: Transformer) -> list[str]:
-    """Why the kernels do not compute a model; empty if they do."""
+    """Why the kernels cannot run a model; empty if they can."""
     decoder = model.decoder
     faults = [] if library() else ["they were not compiled for this machine"]
     widths = {model.encoder.embedding.tokens.size(1), decoder.width}
     widths |= {layer.fc1.weight.size(0) for layer in (*model.encoder.layers, *decoder.layers)}
     widths |= {decoder.successor.tokens.size(1)} if decoder.successor else set()
     if any(width % TILE for width in widths):
-        faults.append(f"widths {', '.join(map(str, sorted(widths)))}, and they compute multiples of {TILE}")
+        faults.append(f"widths {', '.join(map(str, sorted(widths)))} are not all multiples of {TILE}")
     return faults
 
 
 def load(verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int) -> tuple["CpuModel", "CpuModel | None"]:
-    """Both models on one team of threads; an encoder or output projection that they share stays shared."""
+    """Both models on one team of threads, with the encoder or output projection that they share held once."""
     engine = Engine(threads)
     first = CpuModel(verifier, engine, dtype)
     if drafter is None:
@@ -63,7 +63,7 @@ def load(verifier: Transformer, drafter: Transformer | None, dtype: str, threads
 
 
 class CpuEncoder:
-    """As `Encoder`."""
+    """`Encoder` on the kernels."""
 
     def __init__(self, engine: Engine, encoder: Encoder, activation: str, dtype: str):
         self.width = encoder.embedding.tokens.size(1)
@@ -81,12 +81,11 @@ class CpuEncoder:
 
 
 class NativeHeads:
-    """Heads on a model's hidden states; the native loop has their parts from here."""
+    """`LoadedModel.heads`. The native loop reads the attributes."""
 
     def __init__(self, model: "CpuModel", weight: Tensor, bias: Tensor, reads_token: bool):
-        """Raises ValueError for other shapes than (K D, D), of heads that read the token (K D, 2 D), and (K D,)."""
         if weight.dim() != 2 or len(weight) % model.width or weight.size(1) != model.width * (1 + reads_token):
-            raise ValueError(f"weights of heads are {tuple(weight.shape)}, which does not fit a width of {model.width}")
+            raise ValueError(f"weights of heads are {tuple(weight.shape)}, which does not fit width {model.width}")
         self.engine, self.linear = model.engine, NativeLinear(weight, bias, model.dtype)
         self.embeddings = address(model.stack.tables[0]) if reads_token else None
         self.width, self.scale = model.width, model.spec.decoder.embedding_scale
@@ -105,12 +104,11 @@ class NativeHeads:
 
 
 class NativeBeginning:
-    """As `transformer.beginning`, of weights that the kernels read as they are."""
+    """`LoadedModel.beginning`."""
 
     def __init__(self, engine: Engine, query: Tensor, weight: Tensor, bias: Tensor):
-        """Raises ValueError for other shapes than (D,), (D', D) and (D',)."""
         if weight.dim() != 2 or query.shape != weight.shape[1:] or bias.shape != weight.shape[:1]:
-            raise ValueError(f"the weights of a beginning do not fit: {[tuple(each.shape) for each in (query, weight, bias)]}")
+            raise ValueError(f"weights of a beginning do not fit: {[tuple(each.shape) for each in (query, weight, bias)]}")
         self.engine, self.width, self._kept = engine, len(bias), [floats(each) for each in (query, weight, bias)]
         self._weights = [address(each) for each in self._kept]
 
@@ -125,7 +123,7 @@ class NativeBeginning:
 
 
 class CpuModel:
-    """A `Transformer` whose passes the kernels compute; with ``encoder`` and ``projection``, one that uses another's."""
+    """A `Transformer` on the kernels, with another's ``encoder`` and ``projection`` if given."""
 
     def __init__(
         self, model: Transformer, engine: Engine, dtype: str, encoder: CpuEncoder | None = None,
@@ -143,16 +141,12 @@ class CpuModel:
         self.successor, self.copy = decoder.successor, decoder.copy
         self.source_embedding, self.target_embeddings = model.encoder.embedding, decoder.embedding.tokens
         self.source_vocabulary = len(self.source_embedding.tokens)
-        # The token of each logit, if a drafter drafts only some tokens.
-        self.vocabulary = None if decoder.vocabulary is None else decoder.vocabulary.tolist()
+        self.vocabulary = None if decoder.vocabulary is None else decoder.vocabulary.tolist()  # the token of each logit
         self.token_ids = None if self.vocabulary is None else integers(self.vocabulary)  # the same for the kernels
         self.logits, self.gates, self.features, self.attention, self.block = (Buffer() for _ in range(5))
 
-    # ---- what a row keeps
-
     def start(self, rows: int) -> SlottedState:
-        """A state without rows."""
-        layers = self.layers + (self.copy is not None)  # the source copy's entries are a last layer
+        layers = self.layers + (self.copy is not None)
         like = torch.empty(0)
         cache, sources = (KVCache(count, 2 * self.width, like, zeroed=False) for count in (self.layers, layers))
         return SlottedState(cache, Sources(sources, self._remember), self.engine)
@@ -161,7 +155,7 @@ class CpuModel:
         return (source + target) * self.layers * 2 * self.width * 4  # entries are float32
 
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, slots: Sequence[int]) -> None:
-        """Write what belongs to some sentences of a source: cross-attention entries, and keys and values of the source copy."""
+        """See `Remember`. The source copy's keys and values are a last layer."""
         if self.memory is None:
             return
         encoded, lengths = source.encoded_by(self.encoder), [source.sizes[number] for number in numbers]
@@ -174,30 +168,24 @@ class CpuModel:
         if self.copy is not None:
             cache.put(slots, self.source_embedding.copied(source.tokens[list(numbers)], self.copy), self.layers)
 
-    # ---- passes
-
     def encode(self, source: Source) -> Tensor:
         return source.encoded_by(self.encoder)
 
     def linear(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
-        """See `LoadedModel.linear`."""
         return partial(NativeLinear(weight, bias, self.dtype), self.engine)
 
-    def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> "NativeHeads":
-        """See `LoadedModel.heads`."""
+    def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> NativeHeads:
         return NativeHeads(self, weight, bias, reads_token)
 
     def beginning(self, query: Tensor, weight: Tensor, bias: Tensor) -> NativeBeginning:
-        """See `LoadedModel.beginning`."""
         return NativeBeginning(self.engine, query, weight, bias)
 
-    def read(self, state: SlottedState, reading: Reading) -> CpuPass:
-        """See `LoadedModel.read`. Drafts of the kernels are on the host: there are no ``guesses``."""
+    def read(self, state: SlottedState, reading: Reading) -> CausalPass:
+        """Without ``guesses``: drafts of the kernels are on the host."""
         state.encode()
-        return (CausalPass if reading.parents is None else TreePass)(self, state, reading)
+        return CausalPass(self, state, reading)
 
-    def read_block(self, state: SlottedState, prefix: Prefix, lengths: Sequence[int]) -> CpuPass:
-        """See `LoadedModel.read_block`."""
+    def read_block(self, state: SlottedState, prefix: Prefix, lengths: Sequence[int]) -> BlockPass:
         state.encode()
         return BlockPass(self, state, prefix, lengths)
 
@@ -207,10 +195,9 @@ def stack_of(
     gate: NativeLinear | None = None,
 ) -> Stack:  # fmt: skip
     """An encoder or decoder of `transformer.py` on the kernels."""
-    embedding = side.embedding
+    embedding, prenorm = side.embedding, bool(side.layers) and side.layers[0].prenorm
     stack = Stack(
-        engine, embedding.tokens, embedding.positions, heads=side.heads, activation=activation,
-        prenorm=bool(side.layers) and side.layers[0].prenorm,
+        engine, embedding.tokens, embedding.positions, heads=side.heads, activation=activation, prenorm=prenorm,
         scale=embedding.scale, offset=embedding.offset, zero_start=embedding.zero_start, embedding_norm=pair(embedding.norm),
         last_norm=pair(side.norm), projection=projection, gate=gate,
     )  # fmt: skip
@@ -219,9 +206,8 @@ def stack_of(
         between = (layer.cross_query, layer.cross_out) if cross else (None, None)
         linears: list[Linear | None] = [layer.qkv, layer.out, *between, layer.fc1, layer.fc2]
         norms = layer.norm, layer.cross_norm if cross else None, layer.final_norm
-        stack.add_layer(
-            [NativeLinear(each.weight, each.bias, dtype) if each else None for each in linears], [pair(norm) for norm in norms]
-        )
+        packed = [NativeLinear(each.weight, each.bias, dtype) if each else None for each in linears]
+        stack.add_layer(packed, list(map(pair, norms)))
     unload(layer.fc1.weight.data_ptr() for layer in side.layers)
     return stack
 

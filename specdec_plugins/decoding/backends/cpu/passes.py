@@ -1,6 +1,6 @@
-"""The kernels' passes: a native call each, or one together with the choice or the judgement that it is for.
+"""The kernels' passes: one native call each, which also chooses or judges where it can.
 
-B rows, Q tokens read, W of them with a prediction, S source positions, D width, V vocabulary.
+B rows, Q tokens read, W of them with a prediction, S source positions, C candidates, D width, V vocabulary.
 """
 
 from array import array
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of, numbered
-from specdec_plugins.decoding.backends.cpu.binding import VisiblePositions, address, floats, integers, start, starts
-from specdec_plugins.decoding.backends.cpu.sampling import NativeSampling
+from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, kernels, start, starts
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.constraints import Bounds
@@ -26,88 +25,77 @@ from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Ve
 if TYPE_CHECKING:
     from specdec_plugins.decoding.backends.cpu.model import CpuModel
 
-BLOCK = 16  # positions: attention is written in whole blocks, which have 16 at most (`W` in vectors.h)
+BLOCK = 16  # attention is written in whole blocks of positions, at most this long (`W` in vectors.h)
 
 
 class CpuPass:
-    """A pass that runs when its results are asked for. They stand until the model's next pass."""
+    """A pass that runs when a result is asked for. Results are valid until the model's next pass."""
 
     def __init__(self, model: "CpuModel", rows: int, width: int):
         self.model, self.rows, self.width = model, rows, width
-        self._logits: Tensor | None = None
-        self._gates: Tensor | None = None
-        self._features: Tensor | None = None
-        self._attention: Tensor | None = None
+        self.results: dict[str, Tensor] = {}  # empty until it runs
 
     @classmethod
-    def of(cls, model: "CpuModel", logits: Tensor) -> "CpuPass":
-        """A pass whose logits (B, W, V) were computed elsewhere."""
+    def of(cls, model: "CpuModel", logits: Tensor, **others: Tensor | None) -> "CpuPass":
+        """A pass whose results, with logits (B, W, V), were computed elsewhere."""
         done = cls(model, *logits.shape[:2])
-        done._logits = logits.contiguous()
+        done.results = {"logits": logits.contiguous(), **{name: each for name, each in others.items() if each is not None}}
         return done
 
     def run(self) -> None:
-        """Compute the pass alone."""
+        """Compute the results."""
         raise NotImplementedError
 
-    def logits(self) -> Tensor:
-        if self._logits is None:
+    def _result(self, name: str) -> Tensor:
+        if not self.results:
             self.run()
-        assert self._logits is not None
-        return self._logits
+        if name not in self.results:
+            raise RuntimeError(NOT_WANTED)
+        return self.results[name]
+
+    def logits(self) -> Tensor:
+        return self._result("logits")
 
     def features(self) -> Tensor:
-        self.logits()
-        if self._features is None:
-            raise RuntimeError(NOT_WANTED)
-        return self._features
+        return self._result("features")
 
     def attention(self) -> Tensor:
-        self.logits()
-        if self._attention is None:
-            raise RuntimeError(NOT_WANTED)
-        return self._attention
+        return self._result("attention")
 
     def with_logits(self, logits: Tensor) -> "CpuPass":
-        """The same pass with other logits."""
         self.logits()
-        done = CpuPass.of(self.model, logits)
-        done._gates, done._features, done._attention = self._gates, self._features, self._attention
-        return done
+        return CpuPass.of(self.model, **{**self.results, "logits": logits})
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
-        model, logits = self.model, self.logits()
-        symbols = numbered(prefix.symbols, model.vocabulary)
-        numbers = integers(plan.lengths, (not output for output in prefix.outputs))
-        choosing = Choosing(self, prefix, plan)
-        model.engine.library.specdec_choose(
-            model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), symbols.pad, symbols.eos,
-            start(numbers),
-            address(self._gates), 0 if self._gates is None else self._gates.size(2), *choosing.arguments(),
+        choosing, logits, engine = Choosing(self, prefix, plan), self.logits(), self.model.engine
+        numbers, gates = integers(*choosing.options), self.results.get("gates")
+        engine.library.specdec_choose(
+            engine.pointer, address(logits), self.rows, self.width, logits.size(2), *choosing.symbols, start(numbers),
+            address(gates), 0 if gates is None else gates.size(2), *choosing.arguments(),
         )  # fmt: skip
         return choosing.draft()
 
     def candidates(self, prefix: Prefix) -> Candidates:
         model, logits = self.model, self.logits()
-        return candidates_of(logits, self._gates, model.successor, model.vocabulary, prefix)
+        return candidates_of(logits, self.results.get("gates"), model.successor, model.vocabulary, prefix)
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
-        judging = Judging(self.rows, self.width, tolerances, draft, draws)
-        numbers = integers(starts(draft.tokens), *judging_options(bounds, tolerances), *draft.tokens)
+        judging = Judging(self.rows, self.width, draft, bounds, tolerances, draws)
+        numbers = integers(starts(draft.tokens), *judging.options, *draft.tokens)
         logits, engine = self.logits(), self.model.engine
         engine.library.specdec_judge(
-            engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(numbers), *judging.arguments(bounds)
+            engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(numbers), *judging.arguments()
         )
         return judging.verdict()
 
 
 class CausalPass(CpuPass):
-    """Each row's tokens, read after those in its cache."""
+    """Each row's tokens, read after those in its cache; a tree's tokens are the last ones."""
 
     def __init__(self, model: "CpuModel", state: SlottedState, reading: Reading):
-        sizes, firsts = list(map(len, reading.tokens)), reading.firsts
+        sizes, firsts, want = list(map(len, reading.tokens)), reading.firsts, reading.want
         width = max(sizes) if firsts is None else max(size - first for size, first in zip(sizes, firsts))
         super().__init__(model, len(sizes), width)
         self.state, self.reading = state, reading
@@ -116,100 +104,80 @@ class CausalPass(CpuPass):
             largest = max(map(max, filter(None, reading.tokens)), default=-1)
             if self.embeddings.shape[1:] != (model.width,) or largest >= len(self.embeddings):
                 raise ValueError(
-                    f"vectors {tuple(self.embeddings.shape)} do not fit a width of {model.width}, or the numbers read of them"
+                    f"embeddings {tuple(self.embeddings.shape)} do not fit width {model.width}, or end before index {largest}"
                 )
         self.visible = None
         if reading.visible is not None:
             sinks, window, listed = reading.visible
-            self.visible = byref(VisiblePositions(sinks, window, listed.size(1), address(listed)))
-        self.alone = reading.want.features or reading.want.attention  # which a call that also chooses or judges does not return
+            self.visible = byref(kernels().structs["Visible"](sinks, window, listed.size(1), address(listed)))
+        # Calls that also choose or judge return no more than that.
+        self.alone = want.features or want.attention or reading.parents is not None
         state.held = list(map(int.__add__, reading.positions, sizes))
         state.cache.reserve(state.targets.bound, max(state.held))
 
-    def _caches(self) -> tuple[int, ...]:
-        """Where the entries of the target and of the source are."""
-        return *self.state.cache.layout, *self.state.sources.cache.layout
+    def _call(self, numbers: array) -> tuple:
+        """The first arguments of each call: engine, stack, shape, numbers, caches."""
+        stack, state = self.model.stack, self.state
+        shape = self.rows, self.width
+        return stack.engine.pointer, stack.pointer, *shape, start(numbers), *state.cache.layout, *state.sources.cache.layout
 
-    def _results(self) -> tuple[int, int | None, int | None]:
-        """Make the results' tensors; returns where logits, gates and features go."""
+    def _allocate(self) -> tuple[int, int | None, int | None]:
+        """Allocate the results; returns the addresses of logits, gates and features."""
         model, shape = self.model, (self.rows, self.width)
-        self._logits, logits = model.logits.view(*shape, model.stack.vocabulary)
+        self.results["logits"], logits = model.logits.view(*shape, model.stack.vocabulary)
         gates = features = None
         if model.stack.gate:
-            self._gates, gates = model.gates.view(*shape, model.stack.gate.outputs)
+            self.results["gates"], gates = model.gates.view(*shape, model.stack.gate.outputs)
         if self.reading.want.features:
-            self._features, features = model.features.view(*shape, model.width)
+            self.results["features"], features = model.features.view(*shape, model.width)
         return logits, gates, features
 
-    def _attention_room(self) -> tuple[int | None, int]:
-        """Make the tensor for attention, if wanted; returns where it goes, and how many positions a result has."""
+    def _allocate_attention(self) -> tuple[int | None, int]:
+        """Allocate the attention, if wanted; returns its address and positions per result."""
         if not self.reading.want.attention or self.visible is not None:
             return None, 0
         longest = self.state.sources.longest
         size = -(-longest // BLOCK) * BLOCK
-        room, place = self.model.attention.view(self.rows, self.width, size)
-        self._attention = room[..., :longest]
-        return place, size
+        attention, where = self.model.attention.view(self.rows, self.width, size)
+        self.results["attention"] = attention[..., :longest]
+        return where, size
 
-    def _numbers(self, *more: Sequence[int]) -> array:
-        """What all passes are told of the rows, ``more``, and the tokens."""
+    def _numbers(self, *options: Sequence[int]) -> array:
+        """What each call reads of the rows, then ``options``, then the tokens."""
         tokens, positions, firsts = self.reading[:3]
-        return integers(starts(tokens), positions, firsts or [0] * self.rows, *self.state.placed(), *more, *tokens)
+        return integers(starts(tokens), positions, firsts or [0] * self.rows, *self.state.placed(), *options, *tokens)
 
     def run(self) -> None:
-        numbers, stack = self._numbers(), self.model.stack
-        stack.library.specdec_read(
-            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(),
-            address(self.embeddings), self.visible, *self._results(), *self._attention_room(),
-        )  # fmt: skip
+        numbers, parents, library = self._numbers(), self.reading.parents, self.model.stack.library
+        if parents is None:
+            call = *self._call(numbers), address(self.embeddings), self.visible
+            library.specdec_read(*call, *self._allocate(), *self._allocate_attention())
+        else:
+            numbers.extend(chain.from_iterable(within_rows(self.reading.tokens, parents)))
+            library.specdec_read_tree(*self._call(numbers), *self._allocate(), *self._allocate_attention())
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         """In one call with the pass, if that has not run."""
-        if self._logits is not None or self.alone:
+        if self.results or self.alone:
             return super().choose(prefix, plan)
-        model, symbols = self.model, numbered(prefix.symbols, self.model.vocabulary)
-        numbers = self._numbers(plan.lengths, [not output for output in prefix.outputs])
-        logits, gates, _ = self._results()
         choosing = Choosing(self, prefix, plan)
-        model.stack.library.specdec_propose(
-            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), *self._caches(),
-            address(self.embeddings), self.visible, logits, gates, symbols.pad, symbols.eos, *choosing.arguments(),
-        )  # fmt: skip
+        numbers, (logits, gates, _) = self._numbers(*choosing.options), self._allocate()
+        self.model.stack.library.specdec_propose(
+            *self._call(numbers), address(self.embeddings), self.visible, logits, gates, *choosing.symbols, *choosing.arguments()
+        )
         return choosing.draft()
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
         """In one call with the pass, if that has not run and has read just each row's last token and its draft."""
-        if self._logits is not None or self.reading.firsts is not None or self.alone:
+        if self.results or self.reading.firsts is not None or self.alone:
             return super().judge(draft, bounds, tolerances, draws)
-        judging, tokens = Judging(self.rows, self.width, tolerances, draft, draws), self.reading.tokens
-        numbers = integers(
-            starts(tokens), self.reading.positions, *self.state.placed(), *judging_options(bounds, tolerances), *tokens
-        )
-        logits, _, _ = self._results()
-        stack = self.model.stack
-        stack.library.specdec_verify(
-            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), logits,
-            *judging.arguments(bounds),
-        )  # fmt: skip
+        judging, tokens = Judging(self.rows, self.width, draft, bounds, tolerances, draws), self.reading.tokens
+        numbers = integers(starts(tokens), self.reading.positions, *self.state.placed(), *judging.options, *tokens)
+        logits, _, _ = self._allocate()
+        self.model.stack.library.specdec_verify(*self._call(numbers), logits, *judging.arguments())
         return judging.verdict()
-
-
-class TreePass(CausalPass):
-    """Each row's tokens, the last of which are a tree."""
-
-    def run(self) -> None:
-        assert self.reading.parents is not None
-        stack = self.model.stack
-        numbers = self._numbers()
-        numbers.extend(chain.from_iterable(within_rows(self.reading.tokens, self.reading.parents)))
-        stack.library.specdec_read_tree(
-            stack.engine.pointer, stack.pointer, self.rows, self.width, start(numbers), *self._caches(), *self._results(),
-            *self._attention_room(),
-        )  # fmt: skip
-
-    choose, judge = CpuPass.choose, CpuPass.judge  # not in one call with the pass
 
 
 class BlockPass(CpuPass):
@@ -223,22 +191,50 @@ class BlockPass(CpuPass):
         model, state, outputs = self.model, self.state, self.prefix.outputs
         longest = max(len(output) + length for output, length in zip(outputs, self.lengths))
         scratch, scratch_address = model.block.view(state.targets.bound, longest, 2 * model.width)
-        self._logits, logits = model.logits.view(self.rows, self.width, model.stack.vocabulary)
+        self.results["logits"], logits = model.logits.view(self.rows, self.width, model.stack.vocabulary)
         copied = None if model.copy is None else address(state.sources.cache.data[model.layers])
         numbers = integers(starts(outputs), self.lengths, *state.placed(), *outputs)
         model.stack.library.specdec_draft(
             model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), self.prefix.symbols.mask,
-            scratch_address, scratch.stride(0),
-            *state.sources.cache.layout, copied, logits,
+            scratch_address, scratch.stride(0), *state.sources.cache.layout, copied, logits,
         )  # fmt: skip
 
 
+class NativeSampling:
+    """`Sampling` in sample.h and the memory that it points to, valid as long as this."""
+
+    def __init__(self, draws: Sequence[Draws | None], token_ids: array | None = None, origins: Distribution | None = None):
+        """``draws`` of each row; ``token_ids`` of a drafter's logits; ``origins`` of drafted tokens, to be read or written."""
+        options, seeds, top_k, rejects, positions, prefixes = [], [], [], [], [], []
+        for draw in draws:
+            sampling, seed, prefix = draw or (None, 0, ())
+            options += [sampling.temperature, sampling.top_p, sampling.repetition_penalty] if sampling else [0.0, 1.0, 1.0]
+            seeds.append(seed)
+            top_k.append(sampling.top_k if sampling else 0)
+            rejects.append(sampling is not None and sampling.rule == "rejection")
+            positions.append(len(prefix))
+            prefixes.append(prefix if sampling and sampling.repetition_penalty != 1 else ())  # only the penalty needs it
+        self._options = array("d", options)
+        self._numbers = integers(seeds, top_k, rejects, positions, starts(prefixes), *prefixes)
+        self._token_ids, self._origins = token_ids, origins
+        self.struct = kernels().structs["Sampling"](
+            options=start(self._options), numbers=start(self._numbers), token_ids=token_ids and start(token_ids)
+        )
+        if origins is not None:
+            self._origins = tokens, probabilities = Distribution(origins.tokens.contiguous(), floats(origins.probabilities))
+            self.struct.tokens, self.struct.probabilities = address(tokens), address(probabilities)
+            self.struct.width, self.struct.candidates = tokens.shape[1:]
+        self.pointer = byref(self.struct)
+
+
 class Choosing:
-    """Room for the chosen numbers of logits, for what they are drawn from, if a row may reject, and for the confidence, if the
-    plan's gate asks for it."""
+    """Memory for the chosen tokens, their distribution if a row may reject, and the confidence if the plan's gate needs it."""
 
     def __init__(self, done: CpuPass, prefix: Prefix, plan: Plan):
         self.model, self.width, self.lengths = done.model, done.width, plan.lengths
+        own = numbered(prefix.symbols, done.model.vocabulary)
+        self.symbols = own.pad, own.eos
+        self.options = plan.lengths, [not output for output in prefix.outputs]
         size = done.rows * done.width
         self.chosen = array("q", bytes(8 * size))
         self.confidence = array("f", bytes(4 * size)) if plan.gate.drafter else None
@@ -255,45 +251,35 @@ class Choosing:
         return *successor_tables(self.model), start(self.chosen), self.sampling and self.sampling.pointer, confidence
 
     def draft(self) -> Draft:
-        """The chosen tokens, of each row as many as it wanted."""
-        vocabulary = self.model.vocabulary
-        tokens = self._rows(self.chosen)
-        confidence = None if self.confidence is None else self._rows(self.confidence)
-        return Draft(
-            tokens if vocabulary is None else [[vocabulary[n] for n in row] for row in tokens], self.distribution, confidence
-        )
+        """Each row's chosen tokens, up to its draft length."""
+        tokens, vocabulary = self._rows(self.chosen), self.model.vocabulary
+        if vocabulary is not None:
+            tokens = [[vocabulary[index] for index in row] for row in tokens]
+        return Draft(tokens, self.distribution, None if self.confidence is None else self._rows(self.confidence))
 
     def _rows(self, numbers: array) -> list[list]:
         flat, width = numbers.tolist(), self.width
-        return [flat[row * width : row * width + k] for row, k in enumerate(self.lengths)]
+        return [flat[row * width : row * width + length] for row, length in enumerate(self.lengths)]
 
 
 class Judging:
-    """Room for a verdict on a batch of drafts, and where the native side writes it."""
+    """Memory for the verdict on a batch of drafts."""
 
     def __init__(
-        self, rows: int, width: int, tolerances: Sequence[Tolerance], draft: Draft, draws: Sequence[Draws | None] | None
+        self, rows: int, width: int, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance],
+        draws: Sequence[Draws | None] | None,
     ):  # fmt: skip
-        self.rows, self.width = rows, width
+        self.rows, self.width, self.symbols = rows, width, bounds.constraints.symbols
+        self.options = [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum
+        self.suppressed, self.repeats = integers(bounds.constraints.suppressed), repeat_numbers(bounds)
         self.sampling = None if draws is None else NativeSampling(draws, origins=draft.distribution)
         self.tau = array("d", [tolerance.tau for tolerance in tolerances])
         self.judged, self.scores = array("q", bytes(24 * rows)), array("f", bytes(4 * rows * width))
 
-    def arguments(self, bounds: Bounds) -> tuple:
-        symbols = bounds.constraints.symbols
-        self.suppressed = suppressed = integers(bounds.constraints.suppressed)
-        self.repeats = repeat_numbers(bounds)
-        return (
-            symbols.pad,
-            symbols.eos,
-            len(suppressed),
-            start(suppressed),
-            start(self.tau),
-            start(self.judged),
-            start(self.scores),
-            self.sampling and self.sampling.pointer,
-            self.repeats and start(self.repeats),
-        )
+    def arguments(self) -> tuple:
+        memory = self.suppressed, self.tau, self.judged, self.scores
+        sampling, repeats = self.sampling and self.sampling.pointer, self.repeats and start(self.repeats)
+        return self.symbols.pad, self.symbols.eos, len(self.suppressed), *map(start, memory), sampling, repeats
 
     def verdict(self) -> Verdict:
         rows, width = self.rows, self.width
@@ -303,14 +289,8 @@ class Judging:
         return Verdict(counts, judged[rows : 2 * rows], parts, list(map(bool, judged[2 * rows :])))
 
 
-def judging_options(bounds: Bounds, tolerances: Sequence[Tolerance]) -> tuple:
-    """The options by row that the native rule reads, in its order."""
-    betas = [tolerance.beta for tolerance in tolerances]
-    return betas, bounds.room, bounds.minimum
-
-
 def repeat_numbers(bounds: Bounds) -> array | None:
-    """The rules against repeats as `take` in judge.h reads them; None where no row has one."""
+    """The bans on repeated n-grams, as `take` in judge.h reads them; None if no row has one."""
     if bounds.repeats is None:
         return None
     sizes, prefixes = zip(*bounds.repeats)
@@ -318,7 +298,6 @@ def repeat_numbers(bounds: Bounds) -> array | None:
 
 
 def successor_tables(model: "CpuModel") -> tuple[int | None, int | None, int]:
-    """The successor network's tables, and how many candidates it chooses among."""
-    successor = model.successor
-    candidates = min(CANDIDATES, model.stack.vocabulary)
+    """The addresses of the successor network's tables, and how many candidates it chooses among."""
+    successor, candidates = model.successor, min(CANDIDATES, model.stack.vocabulary)
     return (None, None, candidates) if successor is None else (address(successor.tokens), address(successor.out), candidates)

@@ -1,4 +1,4 @@
-"""What the kernels' passes keep of each row: entries lie in numbered slots and do not move while a row lives."""
+"""The kernels' state: each row's entries lie in a numbered slot and do not move while the row lives."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,11 @@ class SlottedState:
 
     def __init__(self, cache: KVCache, sources: Sources, engine: Engine):
         self.cache, self.sources, self.engine = cache, sources, engine
-        self.user = 0  # see `Slotted`
+        self.user = 0
         engine.states.add(self)
         self.targets = Slots()
         self.slots: list[int] = []  # each row's target slot
-        self.held: list[int] = []  # see `RowState`
+        self.held: list[int] = []
 
     def admit(self, source: Source) -> None:
         self.sources.admit(source)
@@ -27,7 +27,7 @@ class SlottedState:
         self.held += [0] * len(source.sizes)
 
     def placed(self) -> tuple[list[int], list[int], list[int]]:
-        """By row: its target slot, its source slot and the length of its source."""
+        """Each row's target slot, source slot and source length."""
         return self.slots, self.sources.slots, self.sources.lengths
 
     def encode(self) -> None:
@@ -41,22 +41,22 @@ class SlottedState:
     def select(self, order: list[int]) -> None:
         self.engine.claim()
         self.sources.select(order)
-        named = set(order)
+        kept = set(order)
         for row, slot in enumerate(self.slots):
-            if row not in named:
+            if row not in kept:
                 self.targets.release(slot)
         slots = [self.slots[row] for row in order]
-        if len(named) < len(order):
+        if len(kept) < len(order):
             self._fork(order, slots)
         self.slots, self.held = slots, [self.held[row] for row in order]
 
     @torch.inference_mode()
     def _fork(self, order: list[int], slots: list[int]) -> None:
-        """Give each repetition of a row a slot of its own, with a copy of the positions that the row holds."""
-        first = {row: place for place, row in reversed([*enumerate(order)])}
-        forks = []
-        for place, row in enumerate(order):
-            if place != first[row]:
-                slots[place] = self.targets.take()
-                forks.append((self.slots[row], slots[place], self.held[row]))
+        """Give each repetition of a row its own slot, with a copy of the positions that the row holds."""
+        forks, seen = [], set()
+        for new, row in enumerate(order):
+            if row in seen:
+                slots[new] = self.targets.take()
+                forks.append((self.slots[row], slots[new], self.held[row]))
+            seen.add(row)
         self.cache.copy(forks)

@@ -1,15 +1,16 @@
 // The library's C interface: engines, weights, passes, choosing tokens, judging drafts.
 //
-// Tensors are contiguous unless a stride is given; strides count numbers. Token numbers, positions, slots and lengths are int64,
-// tau is float64, everything else float32. The int64 arguments of a call lie in one array, `numbers`, one part after the other: (B) is one
-// number per row of the batch, (B + 1) where each row's tokens begin, and the end of them all.
+// Tensors are contiguous unless a stride is given; strides count numbers. Token ids, positions, slots and lengths are int64, tau
+// is float64, everything else float32. A call's int64 arguments are concatenated in one array, `numbers`: (B) has one number per
+// row of the batch, (B + 1) where each row's tokens begin and the end of the last.
 //
-// Functions that make something return NULL, and the others a status that is not 0, if there is too little memory.
+// If memory runs out, functions that make something return NULL, and the others a status other than 0.
 #include <algorithm>
 #include <cstring>
 #include <exception>
 
 #include "batch.h"
+#include "exported.h"
 #include "forward.h"
 #include "heads.h"
 #include "linear.h"
@@ -18,7 +19,7 @@
 
 namespace {
 
-// Exceptions must not cross the C interface. They can only be failed allocations, of memory or of threads.
+// Exceptions must not cross the C interface. Only allocations of memory and threads can fail.
 template <class Call>
 int status_of(Call&& call) {
     try {
@@ -49,8 +50,8 @@ Origins origins_of(const Sampling* sampling) {
 
 extern "C" {
 
-// Changes with the functions' parameters, so that a library compiled from other sources is noticed.
-int specdec_version() { return 15; }
+// Changes with the interface, so that a library compiled from other sources is noticed.
+int specdec_version() { return 16; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -67,33 +68,37 @@ int specdec_supported() {
 #endif
 }
 
-Engine* specdec_engine(int threads) {
+// The structs and functions that follow, one declaration a line: see exported.h.
+const char* specdec_declarations() { return declarations().c_str(); }
+
+}  // extern "C"
+
+EXPORTED(Engine*, engine, int threads) {
     return made([&] { return new Engine(threads); });
 }
-void specdec_engine_free(Engine* engine) { delete engine; }
+EXPORTED(void, engine_free, Engine* engine) { delete engine; }
 
-// Packs weight (O, I) and bias (O), which may be NULL; neither is needed afterwards.
-Linear* specdec_linear(const float* weight, const float* bias, int outputs, int inputs, int kind) {
+// Packs weight (O, I) and bias (O) or NULL; the caller may free both.
+EXPORTED(Linear*, linear, const float* weight, const float* bias, int outputs, int inputs, int kind) {
     return made([&] { return new Linear(weight, bias, outputs, inputs, Kind(kind)); });
 }
-void specdec_linear_free(Linear* linear) { delete linear; }
+EXPORTED(void, linear_free, Linear* linear) { delete linear; }
 
-// An encoder or decoder without layers yet. `tokens` (V, D) and `places` (positions, D) are read by every pass; row `first` of
-// `places` is that of position 0, and row `last` the last one. With `zero_start` the token embedding of position 0 is zero.
-// `norms`: weight and bias of the norm after the embedding, and of the one after the last layer; NULL where there is none.
-Stack* specdec_stack(int width, int heads, int activation, int prenorm, int zero_start, const float* tokens, float scale,
-                     const float* places, int first, int last, const float* const* norms, const Linear* projection,
-                     const Linear* gate) {
+// An encoder or decoder without layers yet. Passes read `tokens` (V, D) and `positions` (positions, D), where row `first` is
+// position 0 and row `last` the last. With `zero_start` the token embedding of position 0 is zero. `norms`: weight and bias of
+// the norms after the embedding and after the last layer; NULL where there is none.
+EXPORTED(Stack*, stack, int width, int heads, int activation, int prenorm, int zero_start, const float* tokens, float scale,
+         const float* positions, int first, int last, const float* const* norms, const Linear* projection, const Linear* gate) {
     return made([&] {
-        Embedding embedding{tokens, places, scale, first, last, bool(zero_start), norm_of(norms, width)};
+        Embedding embedding{tokens, positions, scale, first, last, bool(zero_start), norm_of(norms, width)};
         return new Stack{width, heads, activation, bool(prenorm), embedding, {}, norm_of(norms + 2, width), projection, gate};
     });
 }
-void specdec_stack_free(Stack* stack) { delete stack; }
+EXPORTED(void, stack_free, Stack* stack) { delete stack; }
 
 // Appends a layer. `linears`: qkv, out, cross query, cross out, fc1, fc2, the cross ones NULL in an encoder; `norms`: weights and
 // biases of those of self-attention, cross-attention and feed-forward.
-int specdec_layer(Stack* stack, const Linear* const* linears, const float* const* norms) {
+EXPORTED(int, layer, Stack* stack, const Linear* const* linears, const float* const* norms) {
     return status_of([&] {
         const int width = stack->width;
         stack->layers.push_back({linears[0], linears[1], linears[2], linears[3], linears[4], linears[5], norm_of(norms, width),
@@ -101,13 +106,13 @@ int specdec_layer(Stack* stack, const Linear* const* linears, const float* const
     });
 }
 
-// Rows a member of the team that are encoded at a time: their activations, some 8 KB a row, stay in its second-level cache. On
-// an Intel Xeon with 1 MB of it a row takes 44 us so, and 55 us where 32 sentences are encoded together.
+// Rows that a member of the team encodes at a time: their activations, some 8 KB a row, stay in its second-level cache. On an
+// Intel Xeon with 1 MB of it a row takes 44 us, and 55 us if 32 sentences are encoded together.
 constexpr int64_t ENCODED_ROWS = 32;
 
 // Encodes sentences -> output (B, longest, D). Positions past a sentence's end are undefined.
 // numbers: starts (B + 1), tokens.
-int specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t longest, const int64_t* numbers, float* output) {
+EXPORTED(int, encode, Engine* engine, const Stack* stack, int64_t batch, int64_t longest, const int64_t* numbers, float* output) {
     return status_of([&] {
         const int64_t *starts = numbers, *tokens = starts + batch + 1, most = ENCODED_ROWS * engine->team.size;
         auto& rows = engine->scratch.rows;
@@ -118,7 +123,7 @@ int specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t lo
             for (int64_t b = first; b < end; ++b)
                 for (int64_t s = 0, length = starts[b + 1] - starts[b]; s < length; ++s)
                     rows.push_back({.token = tokens[starts[b] + s], .slot = b - first, .position = s, .visible = length,
-                                    .place = s, .source_slot = 0, .source = 0, .target = b * longest + s, .mask = false,
+                                    .entry = s, .source_slot = 0, .source = 0, .target = b * longest + s, .mask = false,
                                     .wanted = true});
             const size_t size = size_t(end - first) * longest * 2 * stack->width;
             if (entries.size() < size) entries.resize(size);
@@ -129,17 +134,17 @@ int specdec_encode(Engine* engine, const Stack* stack, int64_t batch, int64_t lo
     });
 }
 
-// Makes the keys and values of cross-attention: products of encoded (.., longest, I), `width` outputs for each layer.
-// numbers: sentences (B), their numbers in `encoded`; slots (B) of the memory; lengths (B).
-int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_t longest, const int64_t* numbers,
-                     const float* encoded, int64_t width, float* memory, int64_t memory_layer, int64_t memory_slot) {
+// Computes cross-attention keys and values: products of encoded (.., longest, I), `width` outputs per layer.
+// numbers: sentences (B), indices into `encoded`; slots (B) of the memory; lengths (B).
+EXPORTED(int, remember, Engine* engine, const Linear* linear, int64_t batch, int64_t longest, const int64_t* numbers,
+         const float* encoded, int64_t width, float* memory, int64_t memory_layer, int64_t memory_slot) {
     return status_of([&] {
         const int64_t *sentences = numbers, *slots = sentences + batch, *lengths = slots + batch;
         auto& rows = engine->scratch.rows;
         rows.clear();
         for (int64_t b = 0; b < batch; ++b)
             for (int64_t s = 0; s < lengths[b]; ++s)
-                rows.push_back({.token = 0, .slot = slots[b], .position = s, .visible = 0, .place = s, .source_slot = 0,
+                rows.push_back({.token = 0, .slot = slots[b], .position = s, .visible = 0, .entry = s, .source_slot = 0,
                                 .source = 0, .target = sentences[b] * longest + s, .mask = false, .wanted = true});
         Input& input = engine->scratch.input;
         const int count = int(rows.size()), inputs = linear->inputs;
@@ -147,7 +152,7 @@ int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_
         input.resize(count, inputs, quantised);
         Team& team = engine->team;
         team.run([&](int member) {
-            const Range mine = share(count, member, team.size);
+            const Range mine = portion(count, member, team.size);
             for (int row = mine.from; row < mine.to; ++row) {
                 const float* from = encoded + rows[row].target * inputs;
                 if (quantised)
@@ -157,7 +162,7 @@ int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_
             }
             team.sync();
             multiply(
-                *linear, input, {0, count}, share(linear->panels, member, team.size),
+                *linear, input, {0, count}, portion(linear->panels, member, team.size),
                 [&](int row, int column) {
                     return memory + column / width * memory_layer + rows[row].slot * memory_slot + rows[row].position * width +
                            column % width;
@@ -167,24 +172,23 @@ int specdec_remember(Engine* engine, const Linear* linear, int64_t batch, int64_
     });
 }
 
-// Reads each row's tokens, which take the positions from places[b] on, and overwrites what the cache holds there -> output
-// (B, width, V): logits after row b's tokens from number firsts[b] on. Positions past a row's results are left as they are, here
-// and in `gates` (B, width, R), which is NULL if the stack has no gate, and `features` (B, width, D): what the logits are
-// computed from, after the last norm; NULL if not wanted. `embeddings` (.., D), NULL if tokens are tokens: vectors whose numbers
-// the tokens are. Rows attend to what `selection` says; NULL: to all. `masses` (B, width, mass_width), NULL if not wanted: a
-// result's attention to each source position, summed over heads and layers; left as they are at positions that it does not see.
-// numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens.
-int specdec_read(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
-                 int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
-                 const float* embeddings, const Selection* selection, float* output, float* gates, float* features, float* masses,
-                 int64_t mass_width) {
+// Reads each row's tokens at positions[b] and after, overwriting cache entries -> output (B, width, V): logits after row b's
+// tokens from firsts[b] on. `gates` (B, width, R): NULL without a successor network. `features` (B, width, D): the hidden states
+// that logits are computed from; NULL: not wanted. Results past a row's end are not written. `embeddings` (.., D): vectors that
+// the tokens index; NULL: tokens are tokens. `visible` NULL: rows attend to all positions. `masses` (B, width, mass_width):
+// attention to each source position, summed over heads and layers, written where a result attends; NULL: not wanted.
+// numbers: starts (B + 1), positions (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens.
+EXPORTED(int, read, Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
+         int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
+         const float* embeddings, const Visible* visible, float* output, float* gates, float* features, float* masses,
+         int64_t mass_width) {
     return status_of([&] {
         Numbers parts(numbers);
-        const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
+        const int64_t *starts = parts.take(batch + 1), *positions = parts.take(batch), *firsts = parts.take(batch);
         const int64_t *slots = parts.take(batch), *source_slots = parts.take(batch), *source_lengths = parts.take(batch);
-        const bool narrowed = add_causal_rows(engine->scratch.rows, batch, width, starts, places, firsts, slots, source_slots,
+        const bool narrowed = add_causal_rows(engine->scratch.rows, batch, width, starts, positions, firsts, slots, source_slots,
                                               source_lengths, parts.take(starts[batch]));
-        if (selection) select_entries(engine->scratch.rows, batch, starts, source_lengths, *selection);
+        if (visible) limit_rows(engine->scratch.rows, batch, starts, source_lengths, *visible);
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
                         gates, features, embeddings, masses, mass_width};
         Forward forward(*stack, pass, engine->team, engine->scratch);
@@ -192,21 +196,20 @@ int specdec_read(Engine* engine, const Stack* stack, int64_t batch, int64_t widt
     });
 }
 
-// As `specdec_read`, of rows that branch: token k of a row follows its token number parents[k], one before k, or what the cache
-// holds (-1). It takes the position after that one, and its keys and values go to place places[b] + k. Its results are, bit for
-// bit, those of a chain along its path.
-// numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens, parents.
-int specdec_read_tree(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
-                      int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
-                      float* output, float* gates, float* features, float* masses, int64_t mass_width) {
+// As `specdec_read`, for trees: token k of a row follows its token parents[k] < k, or what the cache holds (-1), at the next
+// position; its keys and values go to index positions[b] + k. Its results are, bit for bit, those of a chain along its path.
+// numbers: starts (B + 1), positions (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens, parents.
+EXPORTED(int, read_tree, Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
+         int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot, float* output,
+         float* gates, float* features, float* masses, int64_t mass_width) {
     return status_of([&] {
         Numbers parts(numbers);
-        const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
+        const int64_t *starts = parts.take(batch + 1), *positions = parts.take(batch), *firsts = parts.take(batch);
         const int64_t *slots = parts.take(batch), *source_slots = parts.take(batch), *source_lengths = parts.take(batch);
         Scratch& scratch = engine->scratch;
-        const bool narrowed = add_causal_rows(scratch.rows, batch, width, starts, places, firsts, slots, source_slots,
+        const bool narrowed = add_causal_rows(scratch.rows, batch, width, starts, positions, firsts, slots, source_slots,
                                               source_lengths, parts.take(starts[batch]));
-        branch_rows(scratch.rows, scratch.paths, batch, starts, places, parts.take(starts[batch]));
+        branch_rows(scratch.rows, scratch.paths, batch, starts, positions, parts.take(starts[batch]));
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
                         gates, features, nullptr, masses, mass_width};
         Forward forward(*stack, pass, engine->team, scratch);
@@ -214,25 +217,24 @@ int specdec_read_tree(Engine* engine, const Stack* stack, int64_t batch, int64_t
     });
 }
 
-// Reads each row's last committed token and its draft -> output (B, width, V), and judges the draft by them: `judged` (3, B) and
-// `scores` as in `specdec_judge`. Every row has at least one token.
-// numbers: starts (B + 1), places (B), slots (B), source_slots (B), source_lengths (B), beta (B), room (B), minimum (B),
+// Reads each row's last committed token and its draft -> output (B, width, V), and judges the draft as `specdec_judge` does.
+// Every row has at least one token.
+// numbers: starts (B + 1), positions (B), slots (B), source_slots (B), source_lengths (B), beta (B), room (B), minimum (B),
 // tokens: row b's last committed one and its draft.
-int specdec_verify(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
-                   int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
-                   float* output, int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed,
-                   const double* tau, int64_t* judged, float* scores, const Sampling* sampling,
-                   const int64_t* repeats) {
+EXPORTED(int, verify, Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
+         int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot, float* output,
+         int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed, const double* tau, int64_t* judged,
+         float* scores, const Sampling* sampling, const int64_t* repeats) {
     return status_of([&] {
         Numbers parts(numbers);
         Judging judging{output, batch, width, 1, parts.take(batch + 1), tau, judged, scores,
                         take(sampling, batch, engine->draws), origins_of(sampling),
                         take(repeats, batch, engine->repeats)};
-        const int64_t *places = parts.take(batch), *slots = parts.take(batch), *source_slots = parts.take(batch);
+        const int64_t *positions = parts.take(batch), *slots = parts.take(batch), *source_slots = parts.take(batch);
         const int64_t* source_lengths = parts.take(batch);
         judging.take(parts);
         judging.reserve(*engine, stack->projection->outputs, pad, eos, suppressed_count, suppressed);
-        add_causal_rows(engine->scratch.rows, batch, width, judging.starts, places, nullptr, slots, source_slots, source_lengths,
+        add_causal_rows(engine->scratch.rows, batch, width, judging.starts, positions, nullptr, slots, source_slots, source_lengths,
                         judging.tokens);
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, false, output,
                         nullptr, nullptr};
@@ -246,17 +248,16 @@ int specdec_verify(Engine* engine, const Stack* stack, int64_t batch, int64_t wi
 }
 
 // Judges drafts by logits (B, width, V), which it restores. Position k of a row chooses the token after k tokens of its draft:
-// never pad or a token of `suppressed`; not eos while k < minimum[b]; only eos at k >= room[b]. A drafted token passes if it is among the beta[b] best and within
-// tau[b] nats of the best. `judged` (3, B): how many tokens pass; the row's own next token; whether the limit made that eos.
-// `scores` (B, width): log-probabilities (nats) by the logits as they are, of each token that passes and of the row's own.
-// Of rows that sample (`sampling`, NULL if none does) the token is drawn that the best one is otherwise, and under the rejection
-// rule a drafted token passes by chance; the limit comes first here, too.
-// Of rows with a rule against repeats (`repeats`, NULL if none has one: see `take` in judge.h) no token but eos is chosen that would
-// complete an n-gram a second time, at position k of the prefix and the first k drafted tokens.
+// never pad or a token of `suppressed`; not eos while k < minimum[b]; only eos at k >= room[b]. A drafted token passes if it is
+// among the beta[b] best and within tau[b] nats of the best. Rows that sample (`sampling`; NULL: none does) draw a token in place
+// of the best, and under the rejection rule drafted tokens pass by chance; the limit overrides both. Rows that ban repeated
+// n-grams (`repeats`; NULL: none does; see `take` in judge.h) choose no token that would repeat one, except eos.
+// `judged` (3, B): tokens that pass; the row's own next token; whether the limit made that eos. `scores` (B, width):
+// log-probabilities (nats) under the unconstrained model of each token that passes and of the row's own.
 // numbers: starts (B + 1), beta (B), room (B), minimum (B), the drafts.
-int specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* numbers,
-                  int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed, const double* tau,
-                  int64_t* judged, float* scores, const Sampling* sampling, const int64_t* repeats) {
+EXPORTED(int, judge, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* numbers,
+         int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed, const double* tau, int64_t* judged,
+         float* scores, const Sampling* sampling, const int64_t* repeats) {
     return status_of([&] {
         Numbers parts(numbers);
         Judging judging{logits, batch, width, 0, parts.take(batch + 1), tau, judged, scores,
@@ -268,47 +269,47 @@ int specdec_judge(Engine* engine, float* logits, int64_t batch, int64_t width, i
     });
 }
 
-// Chooses a token for each of row b's first drafted[b] positions by logits (B, width, V) -> to (B, width): never pad, and not eos
-// at the first position where empty[b]; sets those logits to minus infinity. Pad and eos are numbers of logits, and -1 where a drafter
-// has no logit of them. Without `gates` (B, width, R) the best token; with
-// them, among the `candidates` best, the best after the token chosen before it, by the successor network's tables (V, R):
-// `tokens` for the token before, `outs` for the candidate. Positions beyond drafted[b] are left as they are.
-// Rows that sample (`sampling`, NULL if none does) draw their tokens, each among the position's `candidates` best; those under
-// the rejection rule write down what they drew from. `confidence` (B, width), NULL if not wanted: the probability of the likeliest
-// candidate among the candidates.
+// Chooses a token at each of row b's first drafted[b] positions by logits (B, width, V) -> to (B, width): never pad, and not eos
+// at the first position where empty[b]; sets those logits to minus infinity. Pad and eos are indices of logits, -1 if a drafter
+// has no such logit. Without `gates` (B, width, R) it takes the best token; with them the best of the `candidates` best after the
+// token chosen before it, by the successor network's tables (V, R): `tokens` for the token before, `outs` for the candidate. Rows
+// that sample (`sampling`; NULL: none does) draw among the `candidates` best; those under the rejection rule write the
+// distribution. `confidence` (B, width): the likeliest candidate's probability among the candidates; NULL: not wanted.
 // numbers: drafted (B), empty (B).
-int specdec_choose(Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, int64_t pad, int64_t eos,
-                   const int64_t* numbers, const float* gates, int64_t gate_width, const float* tokens, const float* outs,
-                   int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
+EXPORTED(int, choose, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, int64_t pad, int64_t eos,
+         const int64_t* numbers, const float* gates, int64_t gate_width, const float* tokens, const float* outs,
+         int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
     return status_of([&] {
         const Choice choice{logits, batch, width, vocabulary, pad, eos, numbers, numbers + batch, gates, gate_width, tokens, outs,
-                            candidates, to, take(sampling, batch, engine->draws), sampling ? sampling->names : nullptr,
+                            candidates, to, take(sampling, batch, engine->draws), sampling ? sampling->token_ids : nullptr,
                             origins_of(sampling), confidence};
         choice.reserve(*engine);
         engine->team.run([&](int member) { choice.run(*engine, member); });
     });
 }
 
-// A causal drafter's step: `specdec_read` -> output (B, width, V) and gates (B, width, R), then `specdec_choose` -> to (B, width).
-// numbers: starts (B + 1), places (B), firsts (B), slots (B), source_slots (B), source_lengths (B), drafted (B), empty (B), tokens.
-int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
-                    int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
-                    const float* embeddings, const Selection* selection, float* output, float* gates, int64_t pad, int64_t eos,
-                    const float* tokens, const float* outs, int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
+// A causal drafter's step: `specdec_read` -> output (B, width, V) and gates (B, width, R), then `specdec_choose` -> to (B,
+// width).
+// numbers: starts (B + 1), positions (B), firsts (B), slots (B), source_slots (B), source_lengths (B), drafted (B), empty (B),
+// tokens.
+EXPORTED(int, propose, Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
+         int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
+         const float* embeddings, const Visible* visible, float* output, float* gates, int64_t pad, int64_t eos,
+         const float* tokens, const float* outs, int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
     return status_of([&] {
         Numbers parts(numbers);
-        const int64_t *starts = parts.take(batch + 1), *places = parts.take(batch), *firsts = parts.take(batch);
+        const int64_t *starts = parts.take(batch + 1), *positions = parts.take(batch), *firsts = parts.take(batch);
         const int64_t *slots = parts.take(batch), *source_slots = parts.take(batch), *source_lengths = parts.take(batch);
         const int64_t *drafted = parts.take(batch), *empty = parts.take(batch);
-        const bool narrowed = add_causal_rows(engine->scratch.rows, batch, width, starts, places, firsts, slots, source_slots,
+        const bool narrowed = add_causal_rows(engine->scratch.rows, batch, width, starts, positions, firsts, slots, source_slots,
                                               source_lengths, parts.take(starts[batch]));
-        if (selection) select_entries(engine->scratch.rows, batch, starts, source_lengths, *selection);
+        if (visible) limit_rows(engine->scratch.rows, batch, starts, source_lengths, *visible);
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
                         gates, nullptr, embeddings};
         Forward forward(*stack, pass, engine->team, engine->scratch);
         const Choice choice{output, batch, width, stack->projection->outputs, pad, eos, drafted, empty,
                             stack->gate ? gates : nullptr, stack->gate ? stack->gate->outputs : 0, tokens, outs, candidates, to,
-                            take(sampling, batch, engine->draws), sampling ? sampling->names : nullptr, origins_of(sampling),
+                            take(sampling, batch, engine->draws), sampling ? sampling->token_ids : nullptr, origins_of(sampling),
                             confidence};
         choice.reserve(*engine);
         engine->team.run([&](int member) {
@@ -319,9 +320,9 @@ int specdec_propose(Engine* engine, const Stack* stack, int64_t batch, int64_t w
     });
 }
 
-// Makes vectors for drafting out of hidden states (B, D) -> to (B, K, D): see `Heads`. `tokens` (B) are not read without embeddings.
-int specdec_heads(Engine* engine, const Linear* linear, int64_t batch, int64_t width, const float* states,
-                  const float* embeddings, float scale, const int64_t* tokens, float* to) {
+// Vectors for drafting from hidden states (B, D) -> to (B, K, D): see `Heads`. `tokens` (B) are read only with embeddings.
+EXPORTED(int, heads, Engine* engine, const Linear* linear, int64_t batch, int64_t width, const float* states,
+         const float* embeddings, float scale, const int64_t* tokens, float* to) {
     return status_of([&] {
         const Heads heads{linear, embeddings, scale, batch, width, states, tokens, to};
         heads.reserve(*engine);
@@ -329,19 +330,19 @@ int specdec_heads(Engine* engine, const Linear* linear, int64_t batch, int64_t w
     });
 }
 
-// A hidden state of a sentence's beginning, from its encoder's output: see `begin`.
-int specdec_begin(Engine* engine, const float* query, const float* weight, const float* bias, int64_t width, const float* encoded,
-                  int64_t length, int64_t size, float* to) {
+// A hidden state for a sentence's beginning: see `begin`.
+EXPORTED(int, begin, Engine* engine, const float* query, const float* weight, const float* bias, int64_t width,
+         const float* encoded, int64_t length, int64_t size, float* to) {
     return status_of([&] { begin(query, weight, bias, width, encoded, length, size, engine->mean, to); });
 }
 
-// The block drafter's pass: row b's prefix (without the start token) and drafted[b] masks, all of which see each other -> output
-// (B, width, V) at the masks. A row without masks is left out. `cache` (.., T, 2 D) is scratch memory with room for each slot's
-// prefix and masks; `copied` are the source copy's entries by source slot, NULL if the drafter has none.
+// The block drafter's pass: row b's prefix (without the start token) and drafted[b] masks, all attending to each other -> output
+// (B, width, V) at the masks. Skips rows without masks. `cache` (.., T, 2 D) is scratch memory with room for each slot's prefix
+// and masks; `copied` has the source copy's entries by source slot; NULL: the drafter has none.
 // numbers: starts (B + 1), drafted (B), slots (B), source_slots (B), source_lengths (B), tokens.
-int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, int64_t mask,
-                  float* cache, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
-                  const float* copied, float* output) {
+EXPORTED(int, draft, Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, int64_t mask,
+         float* cache, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot, const float* copied,
+         float* output) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *drafted = parts.take(batch), *slots = parts.take(batch);
@@ -353,7 +354,7 @@ int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t wid
             for (int64_t t = 0; drafted[b] && t < visible; ++t) {
                 const bool masked = t >= length;
                 rows.push_back({.token = masked ? mask : tokens[starts[b] + t], .slot = slots[b], .position = t,
-                                .visible = visible, .place = t, .source_slot = source_slots[b], .source = source_lengths[b],
+                                .visible = visible, .entry = t, .source_slot = source_slots[b], .source = source_lengths[b],
                                 .target = b * width + t - length, .mask = masked, .wanted = masked});
             }
         }
@@ -363,9 +364,10 @@ int specdec_draft(Engine* engine, const Stack* stack, int64_t batch, int64_t wid
     });
 }
 
-// Random bits of `count` tokens from number `first` on, a multiple of 4 -> to, and exponential variates made of them -> variates,
-// both in whole blocks of 64; for tests.
-int specdec_noise(int64_t seed, int64_t purpose, int64_t position, int64_t first, int64_t count, uint32_t* to, float* variates) {
+// For tests: random bits of `count` tokens from `first`, a multiple of 4, on -> to, and exponential variates made of them ->
+// variates, both in whole blocks of 64. Status 1: the scalar and the vector generator differ.
+EXPORTED(int, noise, int64_t seed, int64_t purpose, int64_t position, int64_t first, int64_t count, uint32_t* to,
+         float* variates) {
     const Noise noise{uint64_t(seed), uint32_t(position), uint32_t(purpose)};
     for (int64_t i = 0; i < count; i += BLOCK) {
         Words bits[PARTS];
@@ -379,26 +381,26 @@ int specdec_noise(int64_t seed, int64_t purpose, int64_t position, int64_t first
     return 0;
 }
 
-// Weights of a position's logits (V) after the row's prefix and k drafted tokens -> to (V in whole blocks of 64); for tests.
-int specdec_warp(const Sampling* sampling, const float* logits, int64_t vocabulary, const int64_t* drafted, int64_t k,
-                 float* to) {
+// For tests: weights of a position's logits (V) after the row's prefix and k drafted tokens -> to (V in whole blocks of 64).
+EXPORTED(int, warp, const Sampling* sampling, const float* logits, int64_t vocabulary, const int64_t* drafted, int64_t k,
+         float* to) {
     return status_of([&] {
         std::vector<Draws> draws;
         warp(*take(sampling, 1, draws), logits, vocabulary, drafted, k, to);
     });
 }
 
-// Decodes until a row is finished: see `Decoding` and `decode` in loop.h.
-int specdec_decode(Engine* engine, Decoding* decoding) {
+// Decodes until a row finishes: see `Decoding` and `decode` in loop.h.
+EXPORTED(int, decode, Engine* engine, Decoding* decoding) {
     return status_of([&] { decode(*engine, *decoding); });
 }
 
-// Attention of N queries (N, D) over the entries that each sees (`Seen` in attention.h) -> to (N, D), together, as passes compute
-// it; for tests. Entries have keys (D,), then values (D,), and are `stride` numbers apart.
-// numbers, for each query: from, to, sinks, how many positions are listed, where a path branches, its size (0: none); the listed
-// positions; the places of the path.
-int specdec_attend(int64_t count, int64_t width, int64_t heads, float scale, const float* from, const float* entries,
-                   int64_t stride, const int64_t* numbers, float* to) {
+// For tests: attention of N queries (N, D) over the entries that each sees (`Seen` in attention.h) -> to (N, D), together, as in
+// a pass. Entries are keys (D,), then values (D,), `stride` numbers apart.
+// numbers, for each query: from, to, sinks, number of listed positions, where its path branches, the path's size (0: none); the
+// listed positions; the path.
+EXPORTED(int, attend, int64_t count, int64_t width, int64_t heads, float scale, const float* from, const float* entries,
+         int64_t stride, const int64_t* numbers, float* to) {
     return status_of([&] {
         Numbers parts(numbers);
         std::vector<Query> queries;
@@ -415,5 +417,4 @@ int specdec_attend(int64_t count, int64_t width, int64_t heads, float scale, con
         std::vector<float> scratch(room);
         attend(queries.data(), int(count), entries, stride, int(width), int(heads), scale, scratch.data());
     });
-}
 }

@@ -18,20 +18,20 @@
 
 namespace {
 
-// The positions that a query sees: all that any of these names. At least one. A position's entry lies at the place of the same
-// number; but of a node of a drafted tree those from position `branch` on lie at the places `path`.
+// The positions that a query sees: the union of these, at least one. A position's entry has the same index, except that for a
+// node of a drafted tree the entries of positions from `branch` on are at `path`.
 struct Seen {
     Seen(int64_t to = 0) : to(to) {}  // a dense prefix
 
     int64_t from = 0, to;             // a range
-    int64_t sinks = 0;                // so many first positions
+    int64_t sinks = 0;                // number of first positions
     const int64_t* listed = nullptr;  // positions in any order
     int64_t listed_count = 0;
     const int64_t* path = nullptr;
     int64_t branch = 0;
 
     bool dense() const { return !(from || sinks || listed_count); }
-    // No position from there on is seen.
+    // One past the last position seen.
     int64_t end() const {
         int64_t end = std::max(to, sinks);
         for (int64_t i = 0; i < listed_count; ++i) end = std::max(end, listed[i] + 1);
@@ -39,7 +39,7 @@ struct Seen {
     }
 };
 
-// W positions, bits for those of them that are seen, and the first one's entry.
+// W positions: the first one, a bit for each that is seen, and the first one's entry.
 struct Block {
     static constexpr uint32_t ALL = (1u << W) - 1;
     int32_t first;
@@ -65,8 +65,8 @@ inline int blocks_of(const Seen& seen, const float* entries, size_t stride, Bloc
     return int(std::remove_if(to, to + count, [](const Block& block) { return !block.seen; }) - to);
 }
 
-// Numbers of scratch memory that attention of a query takes, up to position `end` and on paths of at most `path` positions, over entries
-// that are `stride` numbers apart.
+// Scratch memory, in floats, of a query's attention up to position `end` with at most `path` positions on a path, over entries
+// `stride` floats apart.
 inline size_t attention_scratch(int heads, int64_t end, int64_t path, size_t stride) {
     const size_t copied = path ? (blocks_up_to(path) + 1) * W * stride : 0;
     const size_t size = size_t(blocks_up_to(end)) * (heads * W + sizeof(Block) / sizeof(float)) + heads + copied;
@@ -79,16 +79,15 @@ inline void each_seen(const Block& block, Do&& todo) {
     for (uint32_t left = block.seen; left; left &= left - 1) todo(__builtin_ctz(left));
 }
 
-// Copies the entries of blocks in which a path has positions, each to its position's place in its block: so that it is the same
-// code, and not only the same operations, that then computes what it computes in a chain.
+// Gathers the entries of blocks that contain positions of a path, so that the code that computes a chain computes the path, too.
 inline void collect(const Seen& seen, const float* entries, size_t stride, int width, Block* blocks, int count, float* to) {
     for (int b = 0; b < count; ++b) {
         Block& block = blocks[b];
         if (block.first + W <= seen.branch) continue;
         each_seen(block, [&](int lane) {
             const int64_t position = block.first + lane;
-            const int64_t place = position < seen.branch ? position : seen.path[position - seen.branch];
-            std::copy_n(entries + place * stride, 2 * width, to + lane * stride);
+            const int64_t index = position < seen.branch ? position : seen.path[position - seen.branch];
+            std::copy_n(entries + index * stride, 2 * width, to + lane * stride);
         });
         block.entries = to;
         to += W * stride;
@@ -132,8 +131,8 @@ constexpr size_t NEAR = (512 << 10) / sizeof(float);  // numbers that a second-l
 // Whether a query's entries are more than a second-level cache holds.
 inline bool far(const Query& query, size_t stride) { return query.count * W * stride > NEAR; }
 
-// How many numbers after the entry that is read another one is fetched: of a far query in its next block; else, so that the queries
-// that are taken next find theirs in the second-level cache, the one at the same place of `next`, their entries; 0: none is fetched.
+// How many floats ahead of the entry being read to prefetch: for a far query its own next block; otherwise the same entry of
+// `next`, the entries of the queries that come next; 0: nothing.
 inline ptrdiff_t ahead_of(const Query& query, size_t stride, const float* entries, const float* next) {
     if (far(query, stride)) return W * stride;
     return next ? next - entries : 0;
@@ -174,9 +173,11 @@ inline void in_turn(Query* queries, int number, size_t stride, Do&& todo) {
     }
 }
 
-// q k of N queries' heads, from `column` on, for the entries of a block that are seen -> W scores of each; anything for the others.
+// q k of N queries' heads, from `column` on, for the entries of a block that are seen -> W scores of each; anything for the
+// others.
 template <int N>
-inline void dot_products(const Query* queries, int column, size_t stride, int size, const Block& block, ptrdiff_t ahead, Floats* scores) {
+inline void dot_products(const Query* queries, int column, size_t stride, int size, const Block& block, ptrdiff_t ahead,
+                         Floats* scores) {
     constexpr int L = W / (N > 2 ? 4 : N);  // lanes at a time, so that their sums are in registers
     const int whole = size / W * W;
     const float* keys = block.entries + column;
@@ -280,8 +281,8 @@ inline void soften(const Query& query, int heads) {
 // softmax(q k * scale) v for queries over some entries -> `to` of each: the same, bit for bit, whatever other queries there are.
 // An entry has keys (D,), then values (D,); they are `stride` numbers apart. `scratch` has room for each query. `next` are the
 // entries of the queries that are taken next; NULL: not known.
-__attribute__((noinline)) void attend(Query* queries, int number, const float* entries, size_t stride, int width, int heads, float scale,
-                   float* scratch, const float* next = nullptr) {
+__attribute__((noinline)) void attend(Query* queries, int number, const float* entries, size_t stride, int width, int heads,
+                                      float scale, float* scratch, const float* next = nullptr) {
     const int size = width / heads;
     for (int q = 0; q < number; ++q) {
         Query& query = queries[q];

@@ -1,10 +1,11 @@
-// A batch's work on an engine: the rows of a causal pass, choosing tokens for its drafts, judging them. B rows of the batch,
-// V vocabulary, R width of the successor network.
+// Work on a batch: the rows of a causal pass, choosing drafted tokens, judging drafts. B rows of the batch, V vocabulary, R width
+// of the successor network.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "exported.h"
 #include "forward.h"
 #include "judge.h"
 #include "sample.h"
@@ -44,8 +45,8 @@ class Numbers {
     const int64_t* next;
 };
 
-// The rows of a causal pass; returns whether some have no result. `firsts` is NULL if all have one.
-bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const int64_t* starts, const int64_t* places,
+// Makes the rows of a causal pass; returns whether some have no result. `firsts` NULL: all have one.
+bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const int64_t* starts, const int64_t* positions,
                      const int64_t* firsts, const int64_t* slots, const int64_t* source_slots, const int64_t* source_lengths,
                      const int64_t* tokens) {
     bool narrowed = false;
@@ -53,9 +54,9 @@ bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const
     for (int64_t b = 0; b < batch; ++b) {
         const int64_t first = firsts ? firsts[b] : 0;
         for (int64_t k = 0; k < starts[b + 1] - starts[b]; ++k) {
-            const int64_t position = places[b] + k;
+            const int64_t position = positions[b] + k;
             rows.push_back({.token = tokens[starts[b] + k], .slot = slots[b], .position = position, .visible = position + 1,
-                            .place = position, .source_slot = source_slots[b], .source = source_lengths[b],
+                            .entry = position, .source_slot = source_slots[b], .source = source_lengths[b],
                             .target = b * width + k - first, .mask = false, .wanted = k >= first});
             narrowed |= k < first;
         }
@@ -63,56 +64,56 @@ bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const
     return narrowed;
 }
 
-// What the rows of a causal pass attend to, where that is not all. `Selection` in binding.py has the same fields.
-struct Selection {
-    int64_t sinks, window;     // of the target, the first positions, and the last ones up to a row's own
+// The positions that the rows of a causal pass attend to, if not all.
+SHARED_STRUCT(Visible,
+    int64_t sinks, window;     // of the target: the first positions, and the last ones up to a row's own
     int64_t listed;            // N
-    const int64_t* positions;  // (B, N) of each source, ascending; those past its end count for nothing
-};
+    const int64_t* positions;  // (B, N) of each source, ascending; those past its end are ignored
+)
 
-void select_entries(std::vector<Row>& rows, int64_t batch, const int64_t* starts, const int64_t* source_lengths,
-                    const Selection& selection) {
+void limit_rows(std::vector<Row>& rows, int64_t batch, const int64_t* starts, const int64_t* source_lengths,
+                const Visible& visible) {
     for (int64_t b = 0; b < batch; ++b) {
-        const int64_t* listed = selection.positions + b * selection.listed;
+        const int64_t* listed = visible.positions + b * visible.listed;
         Seen source;
         source.listed = listed;
-        source.listed_count = std::lower_bound(listed, listed + selection.listed, source_lengths[b]) - listed;
+        source.listed_count = std::lower_bound(listed, listed + visible.listed, source_lengths[b]) - listed;
         for (int64_t at = starts[b]; at < starts[b + 1]; ++at) {
             Row& row = rows[at];
             row.source = source;
-            row.visible.from = std::max<int64_t>(0, row.visible.to - selection.window);
-            row.visible.sinks = std::min(selection.sinks, row.visible.from);
+            row.visible.from = std::max<int64_t>(0, row.visible.to - visible.window);
+            row.visible.sinks = std::min(visible.sinks, row.visible.from);
         }
     }
 }
 
-// Turns the rows of a causal pass into trees: the row of a sentence's token number k follows that of number parents[k], which is
-// less than k, or what the cache holds (-1). `paths` is where the paths are kept until the pass is over.
-void branch_rows(std::vector<Row>& rows, std::vector<int64_t>& paths, int64_t batch, const int64_t* starts, const int64_t* places,
-                 const int64_t* parents) {
-    size_t size = 0;  // of all paths, which must not move once rows point to them
+// Turns the rows of a causal pass into trees: a sentence's token k follows its token parents[k] < k, or what the cache holds
+// (-1). `paths` keeps the paths until the pass ends.
+void branch_rows(std::vector<Row>& rows, std::vector<int64_t>& paths, int64_t batch, const int64_t* starts,
+                 const int64_t* positions, const int64_t* parents) {
+    size_t size = 0;  // of all paths, which must not move once rows point into them
     for (int64_t b = 0; b < batch; ++b)
         for (int64_t at = starts[b]; at < starts[b + 1]; ++at) {
             Row& row = rows[at];
-            row.position = parents[at] < 0 ? places[b] : rows[starts[b] + parents[at]].position + 1;
+            row.position = parents[at] < 0 ? positions[b] : rows[starts[b] + parents[at]].position + 1;
             row.visible = row.position + 1;
-            size += row.visible.to - places[b];
+            size += row.visible.to - positions[b];
         }
     if (paths.size() < size) paths.resize(size);
     int64_t* next = paths.data();
     for (int64_t b = 0; b < batch; ++b)
         for (int64_t at = starts[b]; at < starts[b + 1]; ++at) {
             Row& row = rows[at];
-            if (row.place == row.position) continue;  // it follows all tokens before it, as in a chain
+            if (row.entry == row.position) continue;  // it follows all tokens before it, as in a chain
             Seen& visible = row.visible;
-            visible.path = next, visible.branch = places[b];
+            visible.path = next, visible.branch = positions[b];
             next += visible.to - visible.branch;
             int64_t* to = next;
-            for (int64_t node = at; *--to = rows[node].place, parents[node] >= 0;) node = starts[b] + parents[node];
+            for (int64_t node = at; *--to = rows[node].entry, parents[node] >= 0;) node = starts[b] + parents[node];
         }
 }
 
-// Where it is written what drafted tokens are drawn from, or read what they were: see `Sampling`.
+// Where the distributions of drafted tokens are written, or read: see `Sampling`.
 struct Origins {
     int64_t* tokens;
     float* probabilities;
@@ -122,17 +123,17 @@ struct Origins {
 // The choice of a token for each position of drafts.
 struct Choice {
     float* logits;  // (B, width, V)
-    int64_t batch, width, vocabulary, pad, eos;  // pad and eos as numbers of logits; -1: no logit is of it
+    int64_t batch, width, vocabulary, pad, eos;  // pad and eos as indices of logits; -1: no such logit
     const int64_t *drafted, *empty;  // (B)
     const float* gates;              // (B, width, R); NULL without a successor network
     int64_t gate_width;              // R
     const float *tokens, *outs;      // (V, R)
     int64_t candidates;
     int64_t* to;           // (B, width)
-    const Draws* draws;    // (B); NULL if nobody samples
-    const int64_t* names;  // of the logits: see `Sampling`
-    Origins origins;       // written where a row that samples may reject
-    float* confidence;     // (B, width) probability of the likeliest candidate; NULL: nobody wants to know
+    const Draws* draws;    // (B); NULL: no row samples
+    const int64_t* token_ids;  // of the logits: see `Sampling`
+    Origins origins;       // written for rows under the rejection rule
+    float* confidence;     // (B, width) probability of the likeliest candidate; NULL: not wanted
 
     // Called before the team runs.
     void reserve(Engine& engine) const {
@@ -147,7 +148,7 @@ struct Choice {
 
     void run(Engine& engine, int member) const {
         Team& team = engine.team;
-        Range mine = share(int(engine.positions.size()), member, team.size);
+        Range mine = portion(int(engine.positions.size()), member, team.size);
         for (int number = mine.from; number < mine.to; ++number) {
             const int64_t position = engine.positions[number], k = position % width;
             float* values = logits + position * vocabulary;
@@ -159,7 +160,7 @@ struct Choice {
         }
         if (!gates) return;
         team.sync();
-        mine = share(int(batch), member, team.size);
+        mine = portion(int(batch), member, team.size);
         for (int64_t b = mine.from; b < mine.to; ++b)
             for (int64_t position = b * width + 1; position < b * width + drafted[b]; ++position)
                 to[position] = choose(engine, position);
@@ -182,13 +183,13 @@ struct Choice {
         }
         if (!samples(b)) {
             const int64_t best = std::max_element(totals, totals + candidates) - totals;
-            if (confidence) confidence[position] = share_of(totals[best], totals, candidates);
+            if (confidence) confidence[position] = probability_of(totals[best], totals, candidates);
             return few[best];
         }
-        const bool told = draws[b].rejects && origins.tokens;
+        const bool recorded = draws[b].rejects && origins.tokens;
         const int64_t at = (b * origins.width + k) * candidates;
-        return draw_few(draws[b], draws[b].noise(k, draws[b].rejects ? DRAFT : SAMPLE), few, totals, candidates, names,
-                        told ? origins.tokens + at : nullptr, told ? origins.probabilities + at : nullptr,
+        return draw_few(draws[b], draws[b].noise(k, draws[b].rejects ? DRAFT : SAMPLE), few, totals, candidates, token_ids,
+                        recorded ? origins.tokens + at : nullptr, recorded ? origins.probabilities + at : nullptr,
                         confidence ? confidence + position : nullptr);
     }
 };
@@ -201,12 +202,12 @@ struct Judging {
     const double* tau;      // (B)
     int64_t* judged;        // (3, B)
     float* scores;          // (B, width)
-    const Draws* draws;     // (B); NULL if nobody samples
-    Origins origins;        // of the drafted tokens; none if each was certain
-    const Repeats* repeats;  // (B); NULL if no row has the rule
+    const Draws* draws;     // (B); NULL: no row samples
+    Origins origins;        // of the drafted tokens; empty if each was certain
+    const Repeats* repeats;  // (B); NULL: no row bans repeats
     const int64_t *beta{}, *room{}, *minimum{}, *tokens{};
 
-    // Takes the options by row from `numbers`, and the tokens, which follow them.
+    // Takes the per-row options from `numbers`, and the tokens that follow them.
     void take(Numbers& numbers) {
         beta = numbers.take(batch), room = numbers.take(batch), minimum = numbers.take(batch);
         tokens = numbers.take(starts[batch]);
@@ -226,8 +227,8 @@ struct Judging {
         engine.repeated.resize(engine.team.size);
     }
 
-    // Members take the positions of a row in turn: first to choose at each, which they end where they refuse a token themselves,
-    // so that little is done past the first refusal of all; then to score those up to it.
+    // Members take the positions of a row in turn: first to choose a token at each, until they refuse one themselves, which
+    // bounds the work past the first refusal; then to score the tokens up to that.
     void run(Engine& engine, int member) const {
         const Judge& judge = engine.judge;
         const int size = engine.team.size;
@@ -239,20 +240,20 @@ struct Judging {
                               repeats && repeats[b].size ? repeats + b : nullptr};
             bool passes = true;
             for (int64_t k = (b + member) % size; passes && k <= offered(b); k += size) {
-                const int64_t place = b * width + k;
-                engine.chosen[place] = judge(draft, k, logits + place * judge.vocabulary, kept, engine.repeated[member], weights);
-                passes = engine.chosen[place].passes;
+                const int64_t at = b * width + k;
+                engine.chosen[at] = judge(draft, k, logits + at * judge.vocabulary, kept, engine.repeated[member], weights);
+                passes = engine.chosen[at].passes;
             }
         }
         engine.team.sync();
         for (int64_t b = 0; b < batch; ++b) {
             bool passes = true;
             for (int64_t k = 0; passes; ++k) {
-                const int64_t place = b * width + k;
-                const Chosen& chosen = engine.chosen[place];
+                const int64_t at = b * width + k;
+                const Chosen& chosen = engine.chosen[at];
                 passes = chosen.passes;
                 if (k % size != (b + member) % size) continue;
-                scores[place] = judge.score(chosen, logits + place * judge.vocabulary);
+                scores[at] = judge.score(chosen, logits + at * judge.vocabulary);
                 if (!passes) judged[b] = k, judged[batch + b] = chosen.token, judged[2 * batch + b] = chosen.cut;
             }
         }

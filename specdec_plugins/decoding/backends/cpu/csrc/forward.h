@@ -88,7 +88,7 @@ struct Pass {
 struct Row {
     int64_t token, slot, position;
     Seen visible;  // what its self-attention sees
-    int64_t place;  // where its keys and values go: its position, but for a node of a drafted tree
+    int64_t entry;  // index of its keys and values in the slot: its position, except for nodes of a drafted tree
     int64_t source_slot;
     Seen source;     // what its cross-attention sees
     int64_t target;  // number of its result
@@ -137,12 +137,12 @@ class Forward {
     }
 
     void run(int member) {
-        if (!apart) return through(Part{member, share(count, member, team.size), {}});
+        if (!apart) return through(Part{member, portion(count, member, team.size), {}});
         const Range mine{bounds[member], bounds[member + 1]};
         const int total = mine.to - mine.from;
         const int parts = divided ? (total + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME : 1;
         for (int part = 0, from = mine.from; part < parts; ++part) {
-            int to = std::max(from, mine.from + share(total, part, parts).to);
+            int to = std::max(from, mine.from + portion(total, part, parts).to);
             while (to < mine.to && rows[to].slot == rows[to - 1].slot) ++to;
             through(Part{member, {from, to}, {}});
             from = to;
@@ -152,8 +152,8 @@ class Forward {
   private:
     // Minimum rows per thread for splitting a pass by sentence.
     static constexpr int MIN_ROWS_APART = 8;
-    // Rows that a member working on its own takes through the pass at a time, where products are of bytes. Others take too long for
-    // the caches to matter, and larger weights take longer to read again.
+    // Rows that a member working on its own takes through the pass at a time, where products are of bytes. Others take too long
+    // for the caches to matter, and larger weights take longer to read again.
     static constexpr int ROWS_AT_A_TIME = 32;
     // Rows of a sentence whose attention is computed together: as many as are verified at a time. Each takes scratch memory of
     // some 130 KB for 4,000 positions and 8 heads.
@@ -183,7 +183,7 @@ class Forward {
         if (team.size > 1 && fair < MIN_ROWS_APART) return false;
         bounds.assign(team.size + 1, count);
         for (int member = 0; member < team.size; ++member) {
-            int& row = bounds[member] = share(count, member, team.size).from;
+            int& row = bounds[member] = portion(count, member, team.size).from;
             while (row && rows[row].slot == rows[row - 1].slot) --row;
         }
         for (int member = 0; member < team.size; ++member)
@@ -203,7 +203,7 @@ class Forward {
         if (apart)
             multiply(linear, from, part.rows, {0, linear.panels}, place, write);
         else
-            multiply(linear, from, {0, count}, share(linear.panels, part.member, team.size), place, write);
+            multiply(linear, from, {0, count}, portion(linear.panels, part.member, team.size), place, write);
     }
     static void keep(float* to, Floats value) { store(to, value); }
 
@@ -295,7 +295,7 @@ class Forward {
         float* cache = pass.cache.data + index * pass.cache.layer;
         const auto place = [&](int row, int column) {
             if (column < width) return &queries[size_t(row) * width] + column;
-            return cache + rows[row].slot * pass.cache.slot + rows[row].place * 2 * width + (column - width);
+            return cache + rows[row].slot * pass.cache.slot + rows[row].entry * 2 * width + (column - width);
         };
         product(*layer.qkv, input, part, place, keep);
         sync();
@@ -336,7 +336,7 @@ class Forward {
         }
         if (part.member == 0) count = compacted({0, count});
         team.sync();
-        part.rows = share(count, part.member, team.size);
+        part.rows = portion(count, part.member, team.size);
     }
 
     // Moves the wanted rows of a range to its beginning; returns their end.

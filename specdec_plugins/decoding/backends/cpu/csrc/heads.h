@@ -1,5 +1,5 @@
-// Heads on hidden states, one for each token that they draft: of a row's hidden state x the vectors x + swish(W_k [x, e] + b_k), e being
-// the embedding of the row's last token, if they read it. B rows, S source positions, K heads, D width, V vocabulary.
+// Heads on hidden states, one per drafted token: x + swish(W_k [x, e] + b_k) for a row's hidden state x and, if the heads read
+// it, the embedding e of its last token. B rows, S source positions, K heads, D width, V vocabulary.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Heads {
     void run(Engine& engine, int member) const {
         Team& team = engine.team;
         Input& input = engine.joined;
-        const Range mine = share(int(batch), member, team.size);
+        const Range mine = portion(int(batch), member, team.size);
         for (int64_t b = mine.from; b < mine.to; ++b) {
             float* x = &input.values[b * linear->inputs];
             std::copy_n(states + b * width, width, x);
@@ -40,7 +40,7 @@ struct Heads {
         }
         team.sync();
         multiply(
-            *linear, input, {0, int(batch)}, share(linear->panels, member, team.size),
+            *linear, input, {0, int(batch)}, portion(linear->panels, member, team.size),
             [&](int row, int column) { return to + int64_t(row) * linear->outputs + column; },
             [](float* at, Floats value) { store(at, swish(value)); });
         team.sync();
@@ -53,10 +53,10 @@ struct Heads {
     bool quantised() const { return QUANTISED_INPUT && linear->kind == INT8; }
 };
 
-// W sum_s softmax(q h_s) h_s + b of an encoder's output h (S, D) -> to: a hidden state for a sentence of which nothing is verified yet.
-// The weights are float32: a sentence needs them once. `weight` is (width, D), `query` (D).
-void begin(const float* query, const float* weight, const float* bias, int64_t width, const float* encoded, int64_t length, int64_t size,
-           std::vector<float>& mean, float* to) {
+// W sum_s softmax(q h_s) h_s + b of an encoder's output h (S, D) -> to: a hidden state for a sentence before its first pass. The
+// weights are float32, as a sentence needs them once. `weight` is (width, D), `query` (D).
+void begin(const float* query, const float* weight, const float* bias, int64_t width, const float* encoded, int64_t length,
+           int64_t size, std::vector<float>& mean, float* to) {
     const auto product = [&](const float* a, const float* b) {
         Floats total{};
         for (int64_t i = 0; i < size; i += W) total += load(a + i) * load(b + i);

@@ -1,5 +1,5 @@
-// Which drafted tokens pass, and what follows them, by the verifier's logits: by the exact or the tolerant rule (Xia et al. 2023,
-// section 3.3), or where a row samples by the coupled or the rejection rule (acceptance/coupled.py, acceptance/rejection.py).
+// Which drafted tokens the verifier accepts and what it puts after them: by the exact or the tolerant rule (Xia et al. 2023,
+// section 3.3), or, in rows that sample, by the coupled or the rejection rule (acceptance/coupled.py, acceptance/rejection.py).
 //
 // Position k of a row chooses the token after the first k tokens of its draft. K drafted tokens, V vocabulary.
 #pragma once
@@ -25,13 +25,12 @@ inline float log_sum_exp(const float* values, int64_t count, float most) {
     return most + std::log(rest);
 }
 
-// The rule that no output has the same n-gram twice, as a row has it: what of it is committed. The twin of `repeated` in
-// constraints.py.
+// A row's ban on repeated n-grams, with its committed tokens. The twin of `repeated` in constraints.py.
 struct Repeats {
-    int64_t size;  // n; 0 if the row may repeat what it likes
+    int64_t size;  // n; 0: no ban
     const int64_t *prefix, *prefix_end;
 
-    // Calls `forbid` with each token that would complete an n-gram of the prefix and the first k drafted tokens once more.
+    // Calls `forbid` with each token that would repeat an n-gram of the prefix and the first k drafted tokens.
     template <class Forbid>
     void each(const int64_t* drafted, int64_t k, Forbid&& forbid) const {
         const int64_t committed = prefix_end - prefix, length = committed + k;
@@ -44,8 +43,8 @@ struct Repeats {
     }
 };
 
-// Of each row, as the caller gives it: sizes (B), prefix starts (B + 1), the prefixes. Returns where they are; NULL in place of
-// `numbers`, and as the result: no row has the rule.
+// Fills `to` per row from sizes (B), prefix starts (B + 1) and prefixes, and returns its data; NULL if `numbers` is NULL, as no
+// row has the ban.
 inline const Repeats* take(const int64_t* numbers, int64_t batch, std::vector<Repeats>& to) {
     if (!numbers) return nullptr;
     to.clear();
@@ -54,7 +53,7 @@ inline const Repeats* take(const int64_t* numbers, int64_t batch, std::vector<Re
     return to.data();
 }
 
-// A token that is forbidden at a position, and its logit.
+// A token banned at a position, and its logit.
 struct Forbidden {
     int64_t token;
     float logit;
@@ -68,9 +67,9 @@ struct Draft {
     double tau;       // .. and within `tau` nats of the best; beta = 1: only the best
     int64_t room;     // positions before the length limit; from there on only eos is allowed
     int64_t minimum;  // positions at which eos is forbidden
-    const Draws* draws;  // how the row's tokens are drawn; NULL if the best are taken
-    Origin origin;       // of the first drafted token; of the others it follows. Without tokens each was certain.
-    const Repeats* repeats;  // NULL if the row has no such rule
+    const Draws* draws;  // NULL: the row takes the best token
+    Origin origin;       // of the first drafted token; the others' follow. Without tokens each was certain.
+    const Repeats* repeats;  // NULL: no ban
 
     Origin origin_of(int64_t k) const {
         static constexpr float CERTAIN = 1;
@@ -79,7 +78,7 @@ struct Draft {
     }
 };
 
-// What is chosen at a position, whatever comes of those before it.
+// The choice at a position, assuming that all before it are accepted.
 struct Chosen {
     int64_t token;  // the drafted one if it passes, else the verifier's own
     bool passes;
@@ -88,12 +87,12 @@ struct Chosen {
 };
 
 struct Judge {
-    // Tokens that are never allowed, then eos, which is allowed at the limit.
+    // Tokens that are never allowed, then eos, which is banned only up to the minimum length.
     std::vector<int64_t> forbidden;
     int64_t vocabulary;
 
-    // Judges position k of a draft by its logits (V). Restores what it changes in them. Scratch memory: `kept` for as many numbers
-    // as there are forbidden tokens, `repeated`, and if the row samples `weights` for as many as `weights_of` says.
+    // Judges position k of a draft by its logits (V), which it restores. Scratch memory: `kept` (forbidden tokens), `repeated`,
+    // and, if the row samples, `weights` (`weights_of` V).
     Chosen operator()(const Draft& draft, int64_t k, float* values, float* kept, std::vector<Forbidden>& repeated,
                       float* weights) const {
         const int64_t eos = forbidden.back();
@@ -107,7 +106,7 @@ struct Judge {
         repeated.clear();
         if (draft.repeats)
             draft.repeats->each(draft.tokens, k, [&](int64_t token) {
-                if (token == eos || values[token] == -INFINITY) return;  // an output may always end; others are forbidden already
+                if (token == eos || values[token] == -INFINITY) return;  // an output may always end; others are banned already
                 repeated.push_back({token, values[token]});
                 most = std::max(most, values[token]);
                 values[token] = -INFINITY;
@@ -122,17 +121,17 @@ struct Judge {
         if (k < draft.offered && !rejects)
             passes = draft.tokens[k] == best || (!draft.draws && !limit && tolerates(draft, values, best, draft.tokens[k]));
         for (const Forbidden& each : repeated) values[each.token] = each.logit;
-        for (size_t i = count; i-- > 0;) values[forbidden[i]] = kept[i];  // backwards, as a token may be there twice
+        for (size_t i = count; i-- > 0;) values[forbidden[i]] = kept[i];  // backwards, as a token may be listed twice
         return {passes ? draft.tokens[k] : best, passes, cut, most};
     }
 
-    // The log-probability of what was chosen, of all that the model says, as in fairseq.
+    // The chosen token's log-probability under the unconstrained model, as in fairseq.
     float score(const Chosen& chosen, const float* values) const {
         return values[chosen.token] - log_sum_exp(values, vocabulary, chosen.most);
     }
 
   private:
-    // The verifier's own token, if its row samples. If it `rejects` drafted tokens: unless the one at this position `passes`.
+    // The token of a row that samples. Under the rejection rule that is the drafted one if it `passes`.
     int64_t drawn(const Draft& draft, int64_t k, const float* values, float* weights, bool rejects, bool& passes) const {
         const Draws& draws = *draft.draws;
         const int64_t count = weights_of(vocabulary);
@@ -141,13 +140,13 @@ struct Judge {
             const Origin origin = draft.origin_of(k);
             passes = accepts(draws.noise(k, ACCEPT), weights, total, draft.tokens[k], origin);
             if (passes) return draft.tokens[k];
-            // If both distributions are equal, but for rounding nothing is refused.
+            // Equal distributions leave nothing: only rounding refused the token.
             if (!subtract(weights, count, total, origin)) warp(draws, values, vocabulary, draft.tokens, k, weights);
         }
         return race(weights, vocabulary, draws.noise(k, draws.rejects ? RECOVER : SAMPLE));
     }
 
-    // Whether a token that is not the best passes. Equal logits rank in the order of the tokens' numbers.
+    // Whether a token other than the best passes. Equal logits rank by token id.
     bool tolerates(const Draft& draft, const float* values, int64_t best, int64_t token) const {
         const float own = values[token];
         if (draft.beta < 2 || own == -INFINITY || double(values[best]) - double(own) > draft.tau) return false;

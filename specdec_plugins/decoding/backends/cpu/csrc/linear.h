@@ -261,7 +261,8 @@ class MatrixUnit {
     // GCC does not know that the intrinsics read memory: without this it may write there only afterwards.
     static void written(const void* there) { __asm__ volatile("" ::"r"(there) : "memory"); }
 
-    // Tiles 0 to 3: sums of the first and second half of the rows, each by both halves of the panel; 4, 5: the rows; 6, 7: weights.
+    // Tiles 0 to 3: sums of the first and second half of the rows, each by both halves of the panel; 4, 5: the rows; 6, 7:
+    // weights.
     void configure(int rows) {
         const uint8_t first = std::min(rows, HALF), second = std::max(rows - HALF, 1);
         const struct alignas(64) {
@@ -310,7 +311,7 @@ void multiply(const Linear& linear, const Input& input, Range rows, Range panels
         const Trailer& trailer = linear.trailer(panel);
         const int column = panel * TILE, padding = std::max(0, column + TILE - linear.outputs);
         for (int block = 0; block < blocks; ++block) {
-            Range part = share(total, block, blocks);
+            Range part = portion(total, block, blocks);
             part = {part.from + rows.from, part.to + rows.from};
             const int count = part.to - part.from;
             const float* x = input.values.data() + size_t(part.from) * linear.inputs;

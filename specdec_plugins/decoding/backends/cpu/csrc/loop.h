@@ -1,8 +1,7 @@
-// Steps of speculative decoding, one after the other without Python in between: the twin of `Session.step` (decoding/loop.py) for
-// a causal block drafter, heads on hidden states, or no drafter, under the exact and the tolerant rule and those for rows that
-// sample. It ends when a row is finished.
+// Iterations of speculative decoding without returning to Python: the twin of `Session.step` (decoding/loop.py) for a causal
+// block drafter, heads on hidden states, or no drafter, under every acceptance rule. Stops when a row finishes.
 //
-// B rows of the batch, K the most tokens that are drafted for a row, D width, H heads, V vocabulary.
+// B rows of the batch, K maximum draft length, D width, H heads, V vocabulary.
 #pragma once
 
 #include <algorithm>
@@ -10,66 +9,67 @@
 #include <vector>
 
 #include "batch.h"
+#include "exported.h"
 #include "forward.h"
 #include "heads.h"
 #include "team.h"
 
 namespace {
 
-// A model's keys and values: those of target tokens, with room for `positions` a slot, and those of the source.
-struct Caches {
+// A model's KV caches: of the target, with room for `positions` in each slot, and of the source.
+SHARED_STRUCT(Caches,
     float* cache;
     int64_t cache_layer, cache_slot;
     float* memory;
     int64_t memory_layer, memory_slot, positions;
-};
+)
 
-// What the steps are given and where their results go. `Decoding` in binding.py has the same fields in the same order.
-struct Decoding {
-    const Stack *verifier, *drafter;  // drafter: NULL if there is none
+// A call's inputs, and where its results go. B rows, K `longest`, R width of the successor network.
+SHARED_STRUCT(Decoding,
+    const Stack *verifier, *drafter;  // drafter: NULL without one
     Caches verifying, drafting;
-    float *logits, *drafter_logits, *gates;  // (B, K + 1, V), (B, K, V), (B, K, R): room for the passes' results
-    const float *tokens, *outs;              // the successor network's tables, and ..
-    int64_t candidates;                      // .. how many tokens it chooses among
-    const int64_t* names;                    // the tokens that the drafter's logits are of; NULL: all, in order
-    int64_t drafter_pad, drafter_eos;        // as numbers of the drafter's logits; -1: no logit is of it
-    int64_t drafter_positions;               // that the drafter has embeddings for
+    float *logits, *drafter_logits, *gates;  // (B, K + 1, V), (B, K, V), (B, K, R): the passes' results
+    const float *tokens, *outs;              // the successor network's tables ..
+    int64_t candidates;                      // .. and how many candidates it chooses among
+    const int64_t* token_ids;                // the token of each of the drafter's logits; NULL: all tokens, in order
+    int64_t drafter_pad, drafter_eos;        // indices into the drafter's logits; -1: it has no such logit
+    int64_t drafter_positions;               // positions that the drafter has embeddings for
     int64_t pad, eos, mask, suppressed_count;
     const int64_t* suppressed;
-    int64_t batch, longest, steps;  // B, K, the most steps to take
-    const int64_t* numbers;         // options by row: see `Sentences`
+    int64_t batch, longest, steps;  // B, K, and the maximum number of steps
+    const int64_t* numbers;         // per-row options: see `Sentences`
     const double* tau;              // (B)
     const double* last_scores;      // (B) the verifier's log-probabilities (nats) of the last committed tokens
-    double verifier_gate;           // nats: a row drafts nothing after a token with a lower score
-    double drafter_gate;            // a draft ends before its confidences' product falls below this; 0: open
-    const Sampling* sampling;       // NULL if nobody samples; origins and names are the loop's own
-    const int64_t* repeats;         // NULL if no row has a rule against repeats: see `take` in judge.h
-    int64_t* read;                  // (B) target positions that a block drafter has read; changed
-    const Linear* heads;            // NULL if the drafter is none of heads, and so ..
-    const float* embeddings;        // .. (V, D) that they read; NULL if they do not, ..
-    double scale;                   // .. what these are multiplied by, ..
-    int64_t heads_length;           // .. the most tokens that they draft, of which each has a head or shares the last one, ..
-    float *states, *features;       // .. (B, D) hidden states, changed, and room for those of a pass (B, K + 1, D), ..
-    float* vectors;                 // .. and room for what they make of them (B, H, D)
+    double verifier_gate;           // nats: a row does not draft after a token with a lower score
+    double drafter_gate;            // a draft ends before the product of its confidences falls below this; 0: open
+    const Sampling* sampling;       // NULL: no row samples; the loop has its own origins and token_ids
+    const int64_t* repeats;         // NULL: no row bans repeated n-grams; see `take` in judge.h
+    int64_t* read;                  // (B) target positions that a block drafter has read; updated
+    const Linear* heads;            // NULL unless the drafter is heads; then also the fields up to `vectors`
+    const float* embeddings;        // (V, D) that they read; NULL if they do not
+    double scale;                   // of the embeddings
+    int64_t heads_length;           // their maximum draft length; positions past the last head reuse it
+    float *states, *features;       // (B, D) hidden states, updated; (B, K + 1, D) those of a pass
+    float* vectors;                 // (B, H, D) the heads' results
     int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token (-1: none, after eos), cut, the draft
     float* scores;                  // (steps, B, K + 1): of the accepted tokens and the own one
-    double* seconds;                // (2) that drafting and verifying took
-    int64_t taken;                  // steps taken
-};
+    double* seconds;                // (2) spent drafting and verifying
+    int64_t taken;                  // number of steps run
+)
 
-// The rows of the batch, and what changes about them from step to step.
+// The rows of the batch and their state between steps.
 class Sentences {
   public:
-    // numbers: places (B) of the last committed tokens, drafts' lengths (B), slots, source slots (B) of the verifier and of the
-    // drafter, source lengths (B), beta, room, minimum (B), where each row's unread tokens begin (B + 1), and
-    // these: the committed ones that the drafter has not read. The last one always is among them.
+    // numbers: positions (B) of the last committed tokens, draft lengths (B), slots and source slots (B) of the verifier and of
+    // the drafter, source lengths (B), beta, room, minimum (B), starts of the unread tokens (B + 1), and these: the committed
+    // tokens that the drafter has not read, at least the last one.
     explicit Sentences(const Decoding& all) : all(all), batch(all.batch) {
         Numbers parts(all.numbers);
         auto copied = [&](int64_t count) {
             const int64_t* from = parts.take(count);
             return std::vector<int64_t>(from, from + count);
         };
-        places = copied(batch);
+        positions = copied(batch);
         planned = parts.take(batch);
         slots = parts.take(batch), source_slots = parts.take(batch);
         drafter_slots = parts.take(batch), drafter_source_slots = parts.take(batch);
@@ -83,19 +83,19 @@ class Sentences {
         }
         if (take(all.sampling, batch, draws)) {
             for (const Draws& row : draws) prefixes.emplace_back(row.prefix, row.prefix_end);
-            const bool told = std::any_of(draws.begin(), draws.end(), [](const Draws& row) { return row.rejects; });
-            origin_tokens.resize(told ? batch * all.longest * all.candidates : 0);
+            const bool rejects = std::any_of(draws.begin(), draws.end(), [](const Draws& row) { return row.rejects; });
+            origin_tokens.resize(rejects ? batch * all.longest * all.candidates : 0);
             probabilities.resize(origin_tokens.size());
         }
         if (take(all.repeats, batch, repeats))
-            for (const Repeats& row : repeats) said.emplace_back(row.prefix, row.prefix_end);
+            for (const Repeats& row : repeats) committed.emplace_back(row.prefix, row.prefix_end);
         drafts.resize(batch), lengths.resize(batch);
         last_scores.assign(all.last_scores, all.last_scores + batch);
         confidence.resize(all.drafter_gate > 0 ? batch * all.longest : 0);
         for (int64_t b = 0; b < batch; ++b) longest = std::max(longest, planned[b]);
     }
 
-    // How many tokens each row drafts in the next step; returns whether it drafts: there is something to draft, and room for it.
+    // Sets each row's draft length for the next step; returns whether any row drafts and has room for it.
     bool plan() {
         for (int64_t b = 0; b < batch; ++b) lengths[b] = last_scores[b] < all.verifier_gate ? 0 : planned[b];
         return *std::max_element(lengths.begin(), lengths.end()) > 0 && *std::max_element(room.begin(), room.end()) > 0;
@@ -103,7 +103,7 @@ class Sentences {
 
     // Whether the caches have room for the next step.
     bool fits() const {
-        const int64_t needed = *std::max_element(places.begin(), places.end()) + 1 + longest;
+        const int64_t needed = *std::max_element(positions.begin(), positions.end()) + 1 + longest;
         return needed <= all.verifying.positions && (longest == 0 || needed <= all.drafting.positions);
     }
 
@@ -119,7 +119,7 @@ class Sentences {
         for (auto& draft : drafts) draft.clear();
     }
 
-    // Reads each row's last token and its draft, and judges the draft. Heads are told the hidden states.
+    // Reads each row's last token and its draft, judges the draft, and keeps the hidden states for heads.
     void verify(Engine& engine) {
         starts.assign(1, 0), tokens.clear();
         size_t width = 0;
@@ -129,7 +129,7 @@ class Sentences {
             starts.push_back(tokens.size());
             width = std::max(width, drafts[b].size() + 1);
         }
-        add_causal_rows(engine.scratch.rows, batch, width, starts.data(), places.data(), nullptr, slots, source_slots,
+        add_causal_rows(engine.scratch.rows, batch, width, starts.data(), positions.data(), nullptr, slots, source_slots,
                         source_lengths, tokens.data());
         Pass pass = pass_of(all.verifying, false, all.logits, nullptr);
         pass.features = all.features;
@@ -148,7 +148,7 @@ class Sentences {
             std::copy_n(all.features + (b * width + judged[b]) * size, size, all.states + b * size);
     }
 
-    // Appends what was accepted to each row, and writes it down. Returns whether a row is finished.
+    // Appends the accepted tokens to each row and to the record. Returns whether a row finished.
     bool commit(int64_t* record, float* record_scores) {
         bool finished = false;
         for (int64_t b = 0; b < batch; ++b, record += all.longest + 4, record_scores += all.longest + 1) {
@@ -171,10 +171,10 @@ class Sentences {
                 prefixes[b].push_back(last[b]);
             }
             if (all.repeats && repeats[b].size) {
-                said[b].insert(said[b].end(), draft.begin(), draft.begin() + accepted);
-                said[b].push_back(last[b]);
+                committed[b].insert(committed[b].end(), draft.begin(), draft.begin() + accepted);
+                committed[b].push_back(last[b]);
             }
-            places[b] += count, room[b] -= count, minimum[b] = std::max<int64_t>(0, minimum[b] - count);
+            positions[b] += count, room[b] -= count, minimum[b] = std::max<int64_t>(0, minimum[b] - count);
         }
         return finished;
     }
@@ -190,7 +190,7 @@ class Sentences {
             }
             firsts.push_back(lengths[b] ? int64_t(unread[b].size()) - 1 : 0);
             starts.push_back(tokens.size());
-            empty.push_back(places[b] == 0);
+            empty.push_back(positions[b] == 0);
         }
         const bool narrowed =
             add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), all.read, firsts.data(), drafter_slots,
@@ -200,7 +200,7 @@ class Sentences {
         for (int64_t b = 0; b < batch; ++b)
             if (lengths[b]) {
                 offer(b);
-                all.read[b] = places[b] + 1;
+                all.read[b] = positions[b] + 1;
                 unread[b].clear();
             }
     }
@@ -213,7 +213,7 @@ class Sentences {
             lengths[b] = std::min(lengths[b], all.heads_length);
             for (int64_t k = 0; k < lengths[b]; ++k) tokens.push_back(b * count + std::min(k, count - 1));
             starts.push_back(tokens.size());
-            empty.push_back(places[b] == 0);
+            empty.push_back(positions[b] == 0);
         }
         draft_nothing();
         const Heads heads{all.heads, all.embeddings, float(all.scale), batch, size, all.states, last.data(), all.vectors};
@@ -226,14 +226,14 @@ class Sentences {
         for (int64_t b = 0; b < batch; ++b) offer(b);
     }
 
-    // The drafter's pass, which reads what `heads` make if there are any, and its choices.
+    // The drafter's pass, on the vectors of `heads` if there are any, and its choices.
     void choose(Engine& engine, const Pass& pass, const Heads* heads) {
         const Stack& stack = *all.drafter;
         Forward forward(stack, pass, engine.team, engine.scratch);
         chosen.resize(batch * longest);
-        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.drafter_pad, all.drafter_eos, lengths.data(),
-                            empty.data(), stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0, all.tokens,
-                            all.outs, all.candidates, chosen.data(), drawing(), all.names, origins(),
+        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.drafter_pad, all.drafter_eos,
+                            lengths.data(), empty.data(), stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0,
+                            all.tokens, all.outs, all.candidates, chosen.data(), drawing(), all.token_ids, origins(),
                             confidence.empty() ? nullptr : confidence.data()};
         choice.reserve(engine);
         engine.team.run([&](int member) {
@@ -252,35 +252,34 @@ class Sentences {
                 narrowed, logits, gates, nullptr};
     }
 
-    // How rows draw in this step.
+    // How rows sample in this step.
     const Draws* drawing() {
         if (!all.sampling) return nullptr;
         for (int64_t b = 0; b < batch; ++b) {
-            draws[b].position = places[b];
+            draws[b].position = positions[b];
             draws[b].prefix = prefixes[b].data(), draws[b].prefix_end = draws[b].prefix + prefixes[b].size();
         }
         return draws.data();
     }
     const Repeats* repeating() {
-        for (size_t b = 0; b < said.size(); ++b)
-            repeats[b].prefix = said[b].data(), repeats[b].prefix_end = repeats[b].prefix + said[b].size();
-        return said.empty() ? nullptr : repeats.data();
+        for (size_t b = 0; b < committed.size(); ++b)
+            repeats[b].prefix = committed[b].data(), repeats[b].prefix_end = repeats[b].prefix + committed[b].size();
+        return committed.empty() ? nullptr : repeats.data();
     }
     Origins origins() {
         if (origin_tokens.empty()) return {};
         return {origin_tokens.data(), probabilities.data(), all.longest, all.candidates};
     }
 
-    // A row's chosen tokens become its draft: none after eos, none beyond the limit or the drafter's positions, none from where
-    // the gate closes.
+    // Makes a row's draft of its chosen tokens, up to eos, the length limit, the drafter's positions or a closed gate.
     void offer(int64_t b) {
         auto& draft = drafts[b];
-        const int64_t most = std::min({lengths[b], room[b], all.drafter_positions - places[b]});
-        double sure = 1;
+        const int64_t most = std::min({lengths[b], room[b], all.drafter_positions - positions[b]});
+        double product = 1;
         for (int64_t k = 0; k < most; ++k) {
-            if (!confidence.empty() && (sure *= confidence[b * longest + k]) < all.drafter_gate) break;
+            if (!confidence.empty() && (product *= confidence[b * longest + k]) < all.drafter_gate) break;
             const int64_t choice = chosen[b * longest + k];
-            draft.push_back(all.names ? all.names[choice] : choice);
+            draft.push_back(all.token_ids ? all.token_ids[choice] : choice);
             if (draft.back() == all.eos) break;
         }
     }
@@ -289,21 +288,21 @@ class Sentences {
     const int64_t batch;
     int64_t longest = 0, width = 0;
     const int64_t *planned, *slots, *source_slots, *drafter_slots, *drafter_source_slots, *source_lengths, *beta;
-    std::vector<int64_t> places, last, room, minimum;
+    std::vector<int64_t> positions, last, room, minimum;
     std::vector<std::vector<int64_t>> unread, drafts, prefixes;
     std::vector<Draws> draws;
-    std::vector<std::vector<int64_t>> said;  // (B) each row's committed tokens, where rows have a rule against repeats
+    std::vector<std::vector<int64_t>> committed;  // (B) each row's tokens, where a row bans repeats
     std::vector<Repeats> repeats;
-    std::vector<int64_t> origin_tokens;  // (B, K, candidates) what the present step's drafts were drawn from
+    std::vector<int64_t> origin_tokens;  // (B, K, candidates) what this step's drafts were drawn from
     std::vector<float> probabilities;    // the same
     std::vector<float> confidence;       // (B, K) the drafter's; empty if the gate does not ask for it
     std::vector<double> last_scores;
-    std::vector<int64_t> lengths;  // of the present step's drafts, at most
-    std::vector<int64_t> starts, tokens, firsts, empty, chosen, judged;  // of the present step
+    std::vector<int64_t> lengths;  // maximum, of this step's drafts
+    std::vector<int64_t> starts, tokens, firsts, empty, chosen, judged;  // of this step
     std::vector<float> scores;
 };
 
-// Takes steps until a row is finished, the caches are full, or there were as many as wanted; at least one.
+// Runs steps until a row finishes, the caches are full, or `steps` are done; at least one.
 void decode(Engine& engine, Decoding& all) {
     auto seconds = [](Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); };
     Sentences sentences(all);

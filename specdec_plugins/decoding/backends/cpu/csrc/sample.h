@@ -11,25 +11,26 @@
 #include <cstdint>
 #include <vector>
 
+#include "exported.h"
 #include "noise.h"
 #include "select.h"
 #include "vectors.h"
 
 namespace {
 
-// Of the rows of a batch, as the caller gives it; NULL in its place: nobody samples. `Sampling` in binding.py has the same fields.
-struct Sampling {
+// How the rows of a batch sample, as the caller gives it.
+SHARED_STRUCT(Sampling,
     const double* options;   // (B, 3): temperature (0: the row takes the best token), top-p, repetition penalty
-    const int64_t* numbers;  // seeds, top-k, 1 for the rejection rule, positions (B each), prefix starts (B + 1), the prefixes
-    const int64_t* names;    // the token that each of a drafter's logits stands for; NULL: its number
-    // What drafted tokens were drawn from: `probabilities` (B, width, C) of `tokens` (B, width, C). NULL: nobody wants to know, or
-    // each was certain.
+    const int64_t* numbers;  // seeds, top-k, 1 for the rejection rule, positions (B each), prefix starts (B + 1), prefixes
+    const int64_t* token_ids;  // the token of each of a drafter's logits; NULL: its index
+    // What drafted tokens were drawn from: `probabilities` (B, width, C) of `tokens` (B, width, C). NULL: not wanted, or each was
+    // certain.
     int64_t* tokens;
     float* probabilities;
     int64_t width, candidates;
-};
+)
 
-// How a row's next tokens are drawn. The prefix may be left out where there is no penalty.
+// How a row's next tokens are drawn. Without a penalty the prefix may be empty.
 struct Draws {
     double temperature, top_p, penalty;
     uint64_t seed;
@@ -42,7 +43,7 @@ struct Draws {
     Noise noise(int64_t k, Purpose purpose) const { return {seed, uint32_t(position + k), purpose}; }
 };
 
-// Of each row; returns where they are, NULL if nobody samples.
+// Fills `to` per row and returns its data; NULL if no row samples.
 inline const Draws* take(const Sampling* from, int64_t batch, std::vector<Draws>& to) {
     if (!from) return nullptr;
     to.clear();
@@ -56,11 +57,11 @@ inline const Draws* take(const Sampling* from, int64_t batch, std::vector<Draws>
     return to.data();
 }
 
-// The numbers that a vocabulary's weights take: whole blocks.
+// Size of a vocabulary's weights: whole blocks.
 inline int64_t weights_of(int64_t vocabulary) { return (vocabulary + BLOCK - 1) / BLOCK * BLOCK; }
 
-// The largest number from `least` to `most` of which `enough` holds: it holds of `least`, and of all below one of which it does.
-// Numbers are ordered as whole numbers made of their bits, so that some 30 attempts find any.
+// The largest number from `least` to `most` for which `enough` holds, by bisection; it is monotone and holds for `least`. Floats
+// are ordered by their bits as integers, so some 30 attempts suffice.
 template <class Enough>
 inline float highest(float least, float most, Enough&& enough) {
     const auto ordered = [](int32_t bits) { return bits < 0 ? bits ^ 0x7fffffff : bits; };
@@ -72,7 +73,7 @@ inline float highest(float least, float most, Enough&& enough) {
     return std::bit_cast<float>(ordered(int32_t(low)));
 }
 
-// How many of whole blocks of values are at least so large.
+// How many of `count` values (whole blocks) are at least `least`.
 inline int64_t count_from(float least, const float* values, int64_t count) {
     Ints total[PARTS]{};
     for (int64_t i = 0; i < count; i += BLOCK)
@@ -83,7 +84,7 @@ inline int64_t count_from(float least, const float* values, int64_t count) {
     return sum;
 }
 
-// The sum of those of whole blocks of weights that are at least so large.
+// The sum of the weights (whole blocks) that are at least `least`.
 inline float mass_from(float least, const float* weights, int64_t count) {
     Floats total[PARTS]{};
     for (int64_t i = 0; i < count; i += BLOCK)
@@ -94,8 +95,8 @@ inline float mass_from(float least, const float* weights, int64_t count) {
     return sum((total[0] + total[1]) + (total[2] + total[3]));
 }
 
-// Keeps the likeliest tokens, the lower number first among equal ones, until they have the part `top_p` of all; returns the sum
-// of their weights. All that weigh more than some weight are kept, and of those that weigh just as much the first ones.
+// Keeps the likeliest tokens, lower ids first among equals, until they hold `top_p` of the mass; returns the sum of their
+// weights. That keeps all above some weight, and the first of those at exactly that weight.
 inline float keep_nucleus(float* weights, int64_t count, double top_p) {
     const float goal = float(top_p) * mass_from(0, weights, count);
     const float least = highest(0, 1, [&](float weight) { return mass_from(weight, weights, count) >= goal; });
@@ -116,14 +117,14 @@ inline float keep_nucleus(float* weights, int64_t count, double top_p) {
     return mass_from(0, weights, count);
 }
 
-// Makes weights (whole blocks) of a position's logits (V), which are minus infinity where a token may not follow; returns their
-// sum. The position's prefix is the row's and the first k tokens of its draft. Not inlined, so that it is the same code for all.
+// Turns a position's logits (V), minus infinity for banned tokens, into weights (whole blocks); returns their sum. The position's
+// prefix is the row's plus the first k tokens of its draft. Not inlined, so that all callers run the same code.
 __attribute__((noinline)) float warp(const Draws& draws, const float* logits, int64_t vocabulary, const int64_t* drafted,
                                      int64_t k, float* weights) {
     const int64_t count = weights_of(vocabulary);
     std::fill(std::copy_n(logits, vocabulary, weights), weights + count, -INFINITY);
     if (draws.penalty != 1) {
-        const auto penalise = [&](int64_t token) {  // from the logit as it is: a token that is there twice is penalised once
+        const auto penalise = [&](int64_t token) {  // from the original logit: a repeated token is penalised once
             const double logit = logits[token];
             weights[token] = float(logit > 0 ? logit / draws.penalty : logit * draws.penalty);
         };
@@ -134,19 +135,19 @@ __attribute__((noinline)) float warp(const Draws& draws, const float* logits, in
     float least = -INFINITY;
     if (draws.top_k > 0 && draws.top_k < vocabulary)
         least = highest(least, most, [&](float value) { return count_from(value, weights, count) >= draws.top_k; });
-    const float slope = 1 / float(std::clamp(draws.temperature, 1e-30, 1e30));  // of which nothing becomes NaN
+    const float slope = 1 / float(std::clamp(draws.temperature, 1e-30, 1e30));  // clamped, so that nothing becomes NaN
     Floats total{};
     for (int64_t i = 0; i < count; i += W) {
         const Floats value = load(weights + i), weight = value < least ? Floats{} : exponential((value - most) * slope);
         store(weights + i, weight);
         total += weight;
     }
-    std::fill(weights + vocabulary, weights + count, 0.0f);  // of logits that are not finite padding could have some weight
+    std::fill(weights + vocabulary, weights + count, 0.0f);  // with non-finite logits padding could get some weight
     return draws.top_p < 1 ? keep_nucleus(weights, count, draws.top_p) : sum(total);
 }
 
-// The token (< V) that wins the race of exponentially distributed times divided by whole blocks of weights: the first among equals.
-// Not inlined, so that it is the same code for all.
+// Samples a token (< V) by an exponential race: the smallest of exponential times divided by weights (whole blocks); the first
+// among equals. Not inlined, so that all callers run the same code.
 __attribute__((noinline)) int64_t race(const float* weights, int64_t vocabulary, const Noise& noise) {
     const int64_t count = weights_of(vocabulary);
     constexpr float SLACK = 1.0001f;  // far more than rounding
@@ -160,7 +161,7 @@ __attribute__((noinline)) int64_t race(const float* weights, int64_t vocabulary,
         block_bits(noise, token, bits);
         for (int part = 0; part < PARTS; ++part) {
             const Floats weight = load(weights + token + part * W);
-            // A time is at least its uniform number, so most need no logarithm.
+            // A time is at least its uniform variate, so most need no logarithm.
             if (!any((weight > 0.0f) & (uniform(bits[part]) <= weight * (best * SLACK)))) continue;
             const Floats times = weight > 0.0f ? exponential_of(bits[part]) / weight : broadcast(INFINITY);
             const float least = -largest(-times);
@@ -173,7 +174,7 @@ __attribute__((noinline)) int64_t race(const float* weights, int64_t vocabulary,
     return winner < 0 ? best_of(weights, vocabulary) : winner;
 }
 
-// What a drafted token was drawn from: `probabilities` of `tokens`.
+// The distribution that a drafted token was drawn from.
 struct Origin {
     const int64_t* tokens;
     const float* probabilities;
@@ -188,7 +189,7 @@ inline bool accepts(const Noise& noise, const float* weights, float total, int64
     return uniform(token_bits(noise, 0)) * drafter < double(weights[token]) / total;
 }
 
-// Takes the drafter's probabilities away from weights with that sum. Returns whether anything is left.
+// Subtracts the drafter's probabilities from weights with that sum. Returns whether any weight is left.
 inline bool subtract(float* weights, int64_t count, float total, const Origin& origin) {
     for (int64_t i = 0; i < origin.count; ++i) {
         float& weight = weights[origin.tokens[i]];
@@ -197,11 +198,11 @@ inline bool subtract(float* weights, int64_t count, float total, const Origin& o
     return largest(weights, count) > 0;
 }
 
-// Draws one of a drafter's C candidates by their `totals`, which become weights; both are sorted, the largest first and equal ones
-// in order. `names` say which tokens they stand for. Writes down what it drew from, unless `tokens` is NULL, and the probability
-// of the likeliest, unless `confidence` is.
+// Draws one of a drafter's C candidates by their `totals`, which become weights. Sorts both, largest first and equals in order.
+// `token_ids` are as in `Sampling`. Writes the distribution unless `tokens` is NULL, and the probability of the likeliest
+// candidate unless `confidence` is NULL.
 inline int64_t draw_few(const Draws& draws, const Noise& noise, int64_t* candidates, double* totals, int64_t count,
-                        const int64_t* names, int64_t* tokens, float* probabilities, float* confidence) {
+                        const int64_t* token_ids, int64_t* tokens, float* probabilities, float* confidence) {
     const auto after = [&](int64_t i, int64_t j) {
         return totals[i] < totals[j] || (totals[i] == totals[j] && candidates[i] > candidates[j]);
     };
@@ -221,7 +222,7 @@ inline int64_t draw_few(const Draws& draws, const Noise& noise, int64_t* candida
     double best = INFINITY;
     int64_t winner = 0;
     for (int64_t i = 0; i < count; ++i) {
-        const int64_t token = names ? names[candidates[i]] : candidates[i];
+        const int64_t token = token_ids ? token_ids[candidates[i]] : candidates[i];
         const double time = totals[i] > 0 ? exponential_of(token_bits(noise, token)) / totals[i] : INFINITY;
         if (time < best) best = time, winner = i;
         if (tokens) tokens[i] = token, probabilities[i] = float(totals[i] / kept);

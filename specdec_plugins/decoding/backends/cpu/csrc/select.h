@@ -21,7 +21,7 @@ inline float largest(const float* values, int64_t count) {
     return top;
 }
 
-constexpr int64_t PART = 16 * W;  // values that are skipped together if none of them is large enough
+constexpr int64_t PART = 16 * W;  // values that are skipped together if none is large enough
 
 // The index of the largest of `count` values, the first among equals; 0 if all are minus infinity.
 inline int64_t best_of(const float* values, int64_t count) {
@@ -45,24 +45,24 @@ inline void best_few(const float* values, int64_t count, int64_t few, int64_t* t
         if (found == few && largest(values + start, end - start) <= least) continue;  // true of most parts soon
         for (int64_t i = start; i < end; ++i) {
             if (found == few && values[i] <= least) continue;
-            int64_t place = found < few ? found++ : few - 1;
-            for (; place && values[to[place - 1]] < values[i]; --place) to[place] = to[place - 1];
-            to[place] = i;
+            int64_t at = found < few ? found++ : few - 1;
+            for (; at && values[to[at - 1]] < values[i]; --at) to[at] = to[at - 1];
+            to[at] = i;
             if (found == few) least = values[to[few - 1]];
         }
     }
 }
 
-// A candidate's score after a token: its logit plus out . relu(gate + token), which the successor network adds. `gate` and `token`
-// (width,) belong to the position and to the token before it, `out` (width,) to the candidate.
+// A candidate's score after a token: its logit plus out . relu(gate + token), which the successor network adds. `gate` and
+// `token` (width,) belong to the position and to the token before it, `out` (width,) to the candidate.
 inline float successor_score(float logit, const float* gate, const float* token, const float* out, int64_t width) {
     Floats total{};
     for (int64_t i = 0; i < width; i += W) total += maximum(load(gate + i) + load(token + i), Floats{}) * load(out + i);
     return logit + sum(total);
 }
 
-// The probability of the largest of several scores, by their softmax.
-inline float share_of(double most, const double* scores, int64_t count) {
+// The softmax probability of the largest of several scores.
+inline float probability_of(double most, const double* scores, int64_t count) {
     double sum = 0;
     for (int64_t i = 0; i < count; ++i) sum += std::exp(scores[i] - most);
     return float(1 / sum);

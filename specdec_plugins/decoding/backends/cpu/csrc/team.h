@@ -27,8 +27,8 @@ inline void pause() {
 #endif
 }
 
-// Waits until `word` is not `old`, awake: calls `idle` again and again. Gives up after about `limit`, by the clock, as a pause takes
-// 15 ns on some CPUs and 60 on others.
+// Waits until `word` is not `old`, awake: calls `idle` again and again. Gives up after about `limit`, by the clock, as a pause
+// takes 15 ns on some CPUs and 60 on others.
 template <class Idle>
 inline bool changes(const std::atomic<unsigned>& word, unsigned old, Duration limit, Idle&& idle) {
     constexpr int TURNS = 16;  // between two looks at the clock
@@ -65,8 +65,8 @@ class Attendance {
     }
 
   private:
-    // A stall lasts one or two time slices of some 3 ms. A single one changes nothing at first; an attempt costs less than a percent
-    // of LONGEST.
+    // A stall lasts one or two time slices of some 3 ms. A single one changes nothing at first; an attempt costs less than a
+    // percent of LONGEST.
     static constexpr Duration TOLERATED = 4ms, SHORTEST = 4ms, LONGEST = 1s;
     int all, size;
     Duration excess{};  // lost beyond a quarter of the time
@@ -123,10 +123,11 @@ class Team {
     int size;  // members that take part in a run: it changes when `run` returns
 
   private:
-    // At a barrier the others are about to arrive. A member waits for LATE without giving its core away, more than phases differ by.
-    // Then it lets others have it, perhaps the one that is waited for; it sleeps only after AWAKE more, as to be woken takes a virtual
-    // machine some 30 us, often far longer, which the others would wait for in turn. Between runs it gives its core away only to
-    // sleep, after AWAKE: who yields is back after others' time slices, and the caller usually starts the next run before.
+    // At a barrier the others are about to arrive. A member waits for LATE without giving its core away, more than phases differ
+    // by. Then it lets others have it, perhaps the one that is waited for; it sleeps only after AWAKE more, as to be woken takes
+    // a virtual machine some 30 us, often far longer, which the others would wait for in turn. Between runs it gives its core
+    // away only to sleep, after AWAKE: who yields is back after others' time slices, and the caller usually starts the next run
+    // before.
     static constexpr Duration LATE = 200us, AWAKE = 1ms;
 
     struct alignas(64) Worker {
@@ -184,7 +185,7 @@ struct Range {
     int from, to;
 };
 // The part of 0 .. total that falls to one member of a team.
-inline Range share(int total, int member, int size) {
+inline Range portion(int total, int member, int size) {
     return {int(int64_t(total) * member / size), int(int64_t(total) * (member + 1) / size)};
 }
 
