@@ -1,6 +1,6 @@
-"""Decoding options: their defaults, ranges, help texts and the combinations that make sense.
+"""Decoding options: defaults, ranges, help texts and valid combinations.
 
-Imports neither torch nor fairseq, so that a command can check its options at once.
+Imports neither torch nor fairseq, so that commands check their options at once.
 """
 
 import os
@@ -14,14 +14,13 @@ from specdec_plugins.decoding.options import BUDGETED, CHOICES, MAX_BLOCK_SIZE, 
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 UNTRAINED = ("ngram", "recycling", "lookahead", "previous", "retrieval", "window")  # built-in drafters without weights
-BRANCHING = ("recycling", "lookahead")  # those of them that draft trees
-REMOVED_DRAFTERS = {"jacobi": "lookahead"}  # and what to use instead
+BRANCHING = ("recycling", "lookahead")  # untrained drafters that draft trees
+REMOVED_DRAFTERS = {"jacobi": "lookahead"}  # and their replacements
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 WHOLE = "sentence"  # windows of one sentence each
-
-MOST = 2**31 - 1  # of any count: what the kernels' integers hold
-MOST_THREADS = max(64, os.cpu_count() or 1)  # more only wait for each other: 1,024 on 2 cores never finish
-MOST_PER_TOKEN = 1000  # output tokens for each source token
+MOST = 2**31 - 1  # the kernels' integers
+MOST_THREADS = max(64, os.cpu_count() or 1)  # more threads only wait for each other: 1,024 on 2 cores never finish
+MOST_PER_TOKEN = 1000  # output tokens per source token
 BUDGET = ("kv_budget", "sinks", "kv_choice")
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "num_samples", "mbr")
 
@@ -29,10 +28,9 @@ Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to 
 
 
 class OptionError(ValueError):
-    """Options that cannot be used. ``faults`` are (field, message), such as ``("beta", "0 is less than 1")``.
+    """Invalid options. ``faults`` are (field, message), such as ``("beta", "0 is less than 1")``.
 
-    Messages put the names of other fields in backticks: as text they stay as Python spells them, and a command turns them into
-    its options (``--block-size``).
+    Messages put other fields in backticks, which commands replace by their options (``--block-size``).
     """
 
     def __init__(self, faults: Iterable[Fault]):
@@ -45,10 +43,10 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """What a field accepts, and its help text in ``specdec-translate``; Python-only without one.
+    """What a field accepts, and its help text in ``specdec-translate``; without one the field is Python-only.
 
-    ``words`` are the strings that it takes: all of its values, or those in place of a number. ``above`` excludes ``least``.
-    ``strategies`` are those that use it; ``common`` options appear in the short help.
+    ``words`` are all valid strings, or the alternatives to a number. ``above`` excludes ``least``. Only ``strategies`` use the
+    field; ``common`` options appear in the short help.
     """
 
     help: str = ""
@@ -64,7 +62,7 @@ class Option:
     group: str = "decoding"
 
     def fault(self, value: Any) -> str | None:
-        """What is wrong with a value that was given, or None."""
+        """What is wrong with a value, or None."""
         if isinstance(value, str) and self.words:
             if value in self.words:
                 return None
@@ -90,7 +88,7 @@ def option(default: Any, help: str = "", letter: str | None = None, **rest: Any)
 
 
 def count(default: int | None, help: str = "", letter: str = "N", **rest: Any) -> Any:
-    """A field for an integer from 1 on."""
+    """A field for an integer from 1."""
     return option(default, help, letter, **{"kind": int, "least": 1, "most": MOST, **rest})
 
 
@@ -99,15 +97,15 @@ DRAFTED, SCORED, OWN = ("specdec",), ("specdec", "ar"), ("specdec", "ar", "draft
 
 @dataclass(frozen=True)
 class Settings:
-    """How to decode; the names are those of ``specdec-translate``'s options. Raises `OptionError` with everything wrong."""
+    """How to decode; the names match ``specdec-translate``'s options. Raises `OptionError` listing every fault."""
 
     strategy: str = option(
-        "specdec", "specdec: draft and verify; ar: the model alone, one token per pass; drafter: drafts, unverified; fairseq: "
+        "specdec", "specdec: draft and verify; ar: the model alone, one token per pass; drafter: unverified drafts; fairseq: "
         "fairseq's generator", words=STRATEGIES, common=True,
     )  # fmt: skip
     block_size: int | str | None = count(
-        None, "draft length in tokens, or auto: whatever is fastest; model: the drafter's training length (default: auto where "
-        "it cannot change the output, else and with --tree or --trace model)", "K", most=MAX_BLOCK_SIZE, words=("auto", "model"),
+        None, "draft length in tokens; auto: the fastest; model: the drafter's training length (default: auto where it cannot "
+        "change the output; otherwise, and with --tree or --trace, model)", "K", most=MAX_BLOCK_SIZE, words=("auto", "model"),
         strategies=("specdec", "drafter"), common=True,
     )  # fmt: skip
     beta: int = count(1, "accept drafted tokens among the model's N best; requires --tau (default: 1, exact)", strategies=DRAFTED,
@@ -117,56 +115,50 @@ class Settings:
     tree: int | None = count(None, "draft trees of up to N tokens; --block-size limits their depth", most=MAX_BLOCK_SIZE,
                              strategies=DRAFTED, group="drafting")  # fmt: skip
     draft_with: str | None = option(
-        None, f"a drafter that needs no training: {', '.join(UNTRAINED)}, or one of your own, module:object", "NAME", kind=str,
+        None, f"a drafter without training: {', '.join(UNTRAINED)}, or your own, module:object", "NAME", kind=str,
         strategies=DRAFTED, group="drafting",
     )  # fmt: skip
-    datastore: str | None = option(
-        None, "made by specdec-datastore; for --draft-with retrieval", "FILE", kind=str, group="drafting"
-    )
+    datastore: str | None = option(None, "made by specdec-datastore; for --draft-with retrieval", "FILE", kind=str,
+                                   group="drafting")  # fmt: skip
     kv_budget: int | None = count(
-        None, "cache positions that a drafting pass reads: with --draft-with window "
-        f"({USUAL_BUDGET.positions}), or the drafters {' and '.join(BUDGETED)} (all)", strategies=DRAFTED, group="drafting",
+        None, f"cache positions read by a drafting pass, with --draft-with window (default: {USUAL_BUDGET.positions}) or the "
+        f"drafters {' and '.join(BUDGETED)} (default: all)", strategies=DRAFTED, group="drafting",
     )  # fmt: skip
     sinks: int = option(USUAL_BUDGET.sinks, least=0, most=MOST)
-    kv_choice: str = option(USUAL_BUDGET.choice, "which source positions: those that the verifier attended to most, those around "
-                            f"the likeliest one, or the first and last (default: {USUAL_BUDGET.choice})", words=CHOICES,
+    kv_choice: str = option(USUAL_BUDGET.choice, "which source positions: those with most of the verifier's attention, those "
+                            f"around its maximum, or the first and last (default: {USUAL_BUDGET.choice})", words=CHOICES,
                             strategies=DRAFTED, group="drafting")  # fmt: skip
 
-    max_len_a: float = option(
-        0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN, group="limits"
-    )
+    max_len_a: float = option(0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN,
+                              group="limits")  # fmt: skip
     max_len_b: int = option(200, "(default: 0 and 200, as in fairseq)", "B", least=0, most=MOST, group="limits")
-    min_len: int = count(
-        1, "least number of tokens before the end (default: 1)", strategies=("specdec", "ar", "fairseq"), group="limits"
-    )
-    no_repeat_ngram_size: int = option(0, "never repeat N tokens in a row in an output (default: 0, off)", "N", least=0,
+    min_len: int = count(1, "minimum number of tokens before the end (default: 1)", strategies=("specdec", "ar", "fairseq"),
+                         group="limits")  # fmt: skip
+    no_repeat_ngram_size: int = option(0, "ban repeated n-grams of N tokens (default: 0, off)", "N", least=0,
                                        most=MOST, strategies=("specdec", "ar", "fairseq"), group="limits")  # fmt: skip
     beam: int = count(1, "beam size of --strategy fairseq (default: 1)", most=1000, strategies=("fairseq",), group="limits")
 
-    sampling: bool = option(
-        False, "draw tokens at random instead of taking the best", strategies=OWN, common=True, group="sampling"
-    )
-    temperature: float = option(
-        1.0, "divides the logits (default: 1)", "T", least=0, above=True, most=1_000_000, group="sampling"
-    )
+    sampling: bool = option(False, "sample tokens instead of taking the best", strategies=OWN, common=True, group="sampling")
+    temperature: float = option(1.0, "divides the logits (default: 1)", "T", least=0, above=True, most=1_000_000,
+                                group="sampling")  # fmt: skip
     top_k: int = option(0, "sample from the K likeliest tokens (default: 0, all)", "K", least=0, most=MOST, group="sampling")
-    top_p: float = option(1.0, "sample from the likeliest tokens with a total probability of P (default: 1)", "P", least=0,
+    top_p: float = option(1.0, "sample from the likeliest tokens that reach probability P (default: 1)", "P", least=0,
                           above=True, most=1, group="sampling")  # fmt: skip
     repetition_penalty: float = option(1.0, "divides positive and multiplies negative logits of tokens already in the output "
                                        "(default: 1)", "R", least=0, above=True, most=1_000_000, strategies=SCORED,
                                        group="sampling")  # fmt: skip
     seed: int = option(0, "same seed, same samples (default: 0)", "S", least=-(2**63), most=2**63 - 1, group="sampling")
-    num_samples: int = count(1, "outputs per line, one after the other (default: 1)", most=100_000, group="sampling")
+    num_samples: int = count(1, "outputs per line (default: 1)", most=100_000, group="sampling")
     mbr: int | None = count(None, "draw N samples and write the one closest to the others (minimum Bayes risk, chrF)", least=2,
                             most=10_000, group="sampling")  # fmt: skip
-    rule: str = option("coupled", "coupled: drafts never change a sample; rejection: they do, and keep the distribution "
+    rule: str = option("coupled", "coupled: drafts never change a sample; rejection: they may, but keep the distribution "
                        "(default: coupled)", words=RULES, strategies=DRAFTED, group="sampling")  # fmt: skip
 
     windows: int | str | None = count(
-        None, "lines are documents: cut them at sentence ends into windows of up to N source tokens, or into sentences "
+        None, "lines are documents: split them at sentence ends into windows of up to N source tokens, or into sentences "
         f"({WHOLE})", words=(WHOLE,), strategies=OWN, group="documents",
     )  # fmt: skip
-    context: int = option(0, "read each window with the C windows before it (default: 0)", "C", least=0, most=MOST,
+    context: int = option(0, "read each window with the C before it (default: 0)", "C", least=0, most=MOST,
                           strategies=SCORED, group="documents")  # fmt: skip
     max_positions: int | None = count(None, "allow N tokens where the model was trained on fewer; sinusoidal positions only",
                                       most=10_000_000, strategies=OWN, group="documents")  # fmt: skip
@@ -174,19 +166,18 @@ class Settings:
     device: str = option("cpu", "cpu, cuda or cuda:N (default: cpu)", "D", common=True, group="machine")
     dtype: str = option("float32", "of the weights; auto: the fastest, int8 on a CPU and float16 on a GPU (default: float32)",
                         words=DTYPES, hidden=("float64",), common=True, group="machine")  # fmt: skip
-    threads: int | None = count(
-        None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, common=True, group="machine"
-    )
-    tensor_parallel: bool = option(False, "split the model among the processes of torchrun --nproc-per-node N -m "
+    threads: int | None = count(None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, common=True,
+                                group="machine")  # fmt: skip
+    tensor_parallel: bool = option(False, "split the model across the processes of torchrun --nproc-per-node N -m "
                                    "specdec_plugins.commands.translate", group="machine")  # fmt: skip
-    drafter_ranks: int = count(1, "how many of them share the drafter's weights (default: 1)", group="machine")
+    drafter_ranks: int = count(1, "number of processes that split the drafter (default: 1)", group="machine")
 
     def __post_init__(self):
         if faults := [*self._values()] or [*self._combinations()]:
             raise OptionError(faults)
 
     def _values(self) -> Iterable[Fault]:
-        """Values that are wrong whatever the others are, and options that the strategy does not use."""
+        """Values that are invalid by themselves, and options that the strategy does not use."""
         for each in fields(self):
             value, how = getattr(self, each.name), option_of(each)
             if value is not None and (fault := how.fault(value)):
@@ -197,7 +188,7 @@ class Settings:
                 yield each.name, f"is not supported by strategy {self.strategy}"
 
     def _combinations(self) -> Iterable[Fault]:
-        """Values that do not go together."""
+        """Values that cannot be combined."""
         yield from self._lengths()
         yield from self._drawing()
         yield from self._drafting()
@@ -209,7 +200,7 @@ class Settings:
             yield "drafter_ranks", "requires `tensor_parallel`"
 
     def _lengths(self) -> Iterable[Fault]:
-        """Lengths of windows and outputs that leave no room."""
+        """Lengths of windows and outputs."""
         if self.max_len_a + self.max_len_b < 1:
             yield "max_len_b", f"{self.max_len_b} leaves no room for an output, with {self.max_len_a} tokens per source token"
         elif self.max_len_a == 0 and self.min_len > self.max_len_b:
@@ -223,7 +214,7 @@ class Settings:
             yield "windows", "cannot be combined with drafter previous, whose hints are for whole lines"
 
     def _drawing(self) -> Iterable[Fault]:
-        """Sampling options without sampling, and what sampling excludes."""
+        """Sampling and tolerance."""
         if self.sampling:
             yield from ((name, "cannot be combined with `sampling`") for name in ("beta", "tau") if self._given(name))
         else:
@@ -235,7 +226,7 @@ class Settings:
             yield "num_samples", "cannot be combined with `mbr`, which sets the number of samples"
 
     def _drafting(self) -> Iterable[Fault]:
-        """What the drafter cannot use."""
+        """The drafter, its cache budget and draft lengths."""
         if self.draft_with in REMOVED_DRAFTERS:
             yield "draft_with", f"{self.draft_with} was removed; use {REMOVED_DRAFTERS[self.draft_with]}"
         elif self.draft_with and "+" in self.draft_with:
@@ -250,7 +241,7 @@ class Settings:
         elif self.budget is None:
             yield from ((name, "requires `kv_budget` or drafter window") for name in given)
         if self.sinks >= max(1, self.usual_budget.positions):
-            yield "sinks", f"{self.sinks} leaves nothing of a budget of {self.usual_budget.positions}"
+            yield "sinks", f"{self.sinks} uses up the budget of {self.usual_budget.positions}"
         if self.tree is not None and self.draft_with in UNTRAINED and self.draft_with not in BRANCHING:
             yield "tree", f"is not supported by {self.draft_with}; use {' or '.join(BRANCHING)}"
         if self.tree is not None and self.block_size == "auto":
@@ -259,7 +250,7 @@ class Settings:
             yield "block_size", "auto is not supported by strategy drafter"
 
     def _parallel(self) -> Iterable[Fault]:
-        """Values that do not go with tensor parallel decoding."""
+        """Values that cannot be combined with tensor parallelism."""
         if self.strategy in ("fairseq", "drafter"):
             yield "tensor_parallel", f"splits the verifier, which strategy {self.strategy} does not run here"
         if self.dtype == "int8":
@@ -276,7 +267,7 @@ class Settings:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the controller chooses the draft length: the default where that cannot change an output."""
+        """Whether the controller chooses the draft length: the default where it cannot change an output."""
         usual = self.block_size is None and self.strategy == "specdec" and self.tree is None
         return self.block_size == "auto" or (usual and self.indifferent)
 
@@ -292,28 +283,27 @@ class Settings:
 
     @property
     def usual_batch_size(self) -> int:
-        """Sentences at a time. One under tolerance on a CPU: there the draft length is fixed, as it decides the output, and does
-        not pay beside other sentences. Captions on Zen 4, beta 3, tau 1, 8 tokens, times the speed of `ar` at batch 1, 2, 8, 32:
-        1.8, 1.4, 0.75, 0.6 in float32; 0.96, 0.7, 0.5, 0.6 in int8."""
+        """Sentences at a time. One under tolerance on a CPU: there the draft length decides the output, so it is fixed, and
+        drafts in batches cost more than they save. Captions on Zen 4, beta 3, tau 1, 8 tokens, times the speed of `ar` at batch
+        size 1, 2, 8, 32: 1.8, 1.4, 0.75, 0.6 in float32; 0.96, 0.7, 0.5, 0.6 in int8."""
         return 1 if self.tolerant and self.device == "cpu" else 32
 
     @property
     def budget(self) -> Budget | None:
-        """How much of a cache the drafter reads; None: all of it."""
+        """How much of a cache the drafter reads; None: everything."""
         return self.usual_budget if self.kv_budget is not None or self.draft_with == "window" else None
 
     @property
     def usual_budget(self) -> Budget:
-        """The budget, with the default number of positions if none is given."""
+        """The budget, if there is one; positions default to `USUAL_BUDGET`."""
         positions = USUAL_BUDGET.positions if self.kv_budget is None else self.kv_budget
         return Budget(positions, self.sinks, self.kv_choice)
 
     @property
     def drawing(self) -> Sampling | None:
-        """How tokens are drawn; None under greedy decoding."""
-        if not self.sampling:
-            return None
-        return Sampling(self.temperature, self.top_k, self.top_p, self.repetition_penalty, self.rule)
+        """How tokens are sampled; None under greedy decoding."""
+        values = self.temperature, self.top_k, self.top_p, self.repetition_penalty, self.rule
+        return Sampling(*values) if self.sampling else None
 
     @property
     def drawn(self) -> int:
@@ -326,7 +316,7 @@ class Settings:
         return 1 if self.mbr else self.num_samples
 
     def for_worker(self, number: int, workers: int) -> "Settings":
-        """The settings of one worker process, counted from 0: its part of the threads, or a GPU of its own."""
+        """The settings of worker process ``number``, from 0: a part of the threads, or its own GPU."""
         if workers == 1:
             return self
         device = f"cuda:{number}" if self.device == "cuda" else self.device
@@ -334,12 +324,12 @@ class Settings:
 
 
 def option_of(one: Field) -> Option:
-    """What a field of `Settings` accepts."""
+    """The `Option` of a field of `Settings`."""
     return one.metadata["option"]
 
 
 def rank_faults(device: str) -> list[Fault]:
-    """What keeps the ranks of tensor parallel decoding from having a device each."""
+    """A device that tensor-parallel ranks cannot share."""
     if not re.fullmatch(r"cuda:\d+", device):
         return []
     return [("device", f"{device} is one GPU; use cuda with `tensor_parallel`, which gives each rank its own")]

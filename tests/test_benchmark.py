@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
@@ -51,7 +52,7 @@ def test_what_it_counts(text):
     for (name, kind, _), row in rows.items():
         assert row["of"] == 3 and row["tokens_per_second"] > 0 and row["peak_memory_mib"] > 50 and row["differing"] == 0
         assert ("latency_p99_ms" in row) == (kind == "latency")
-        assert (row["workers"], row["threads"]) == (1 if kind == "latency" else machine.cores(), 1)
+        assert (row["workers"], row["threads"]) == (1 if kind == "latency" else machine.usable_cpus(), 1)
         assert row["peak_memory_mib"] > row["weights_mib"] + row["caches_mib"] and row["caches_mib"] > 0
         counts = {int(length): passes for length, passes in row["accepted_lengths"].items()}
         assert sum(length * passes for length, passes in counts.items()) == row["tokens"]
@@ -67,7 +68,7 @@ def test_what_it_counts(text):
     sizes = {tensor.data_ptr(): tensor.numel() for tensor in exact.pair.verifier.tensors.values()}
     numbers = sum(sizes.values())  # embeddings stay in float32, and the output projection has its own copy
     assert numbers < ours["weights_mib"] * 2**20 < 3 * numbers and 4 * numbers < theirs["weights_mib"] * 2**20 < 6 * numbers
-    workers = min(3, machine.cores())  # with a sentence or more each
+    workers = min(3, machine.usable_cpus())  # with a sentence or more each
     for name in ("weights_mib", "caches_mib"):
         assert rows["ar float32", "throughput", 1][name] == pytest.approx(workers * theirs[name], abs=0.03 * workers)
     row = rows["specdec float32 K=4", "latency", 1]
@@ -82,12 +83,12 @@ def test_what_it_counts(text):
     [
         (["--rounds", "0"], "--rounds 0 is less than 1", 2),
         (["--batch-sizes", "4", "0"], "--batch-sizes 0 is less than 1", 2),
-        (["--block-sizes", "many"], "--block-sizes 'many' is neither a number over 0 nor auto", 2),
+        (["--block-sizes", "many"], "--block-sizes 'many' is neither auto nor a number from 1", 2),
         (["--dtypes", "float16"], "--dtypes float16 is not available on cpu: float32, bfloat16, int8", 2),
         (["--device", "cuda", "--dtypes", "int8"], "--dtypes int8 is not available on cuda: float32, bfloat16, float16", 2),
         (["--beta", "0"], "--beta 0 is less than 1", 2),
-        (["--tau", "1", "inf"], "--tau inf is not a number of nats", 2),
-        (["--report", "out"], "--report needs --reference, for BLEU", 2),
+        (["--tau", "1", "inf"], "--tau inf is not a finite number from 0", 2),
+        (["--report", "out"], "--report requires --reference, for BLEU", 2),
         (["--model", "nowhere"], "nowhere: not a model folder", 1),
         (["--input", "nowhere.txt"], "nowhere.txt: No such file or directory", 1),
     ],
@@ -127,7 +128,7 @@ def test_the_demo_in_bpe_is_the_demo():
     """For machines without a tokeniser; ``--tokenized`` reads it."""
     reader = Translator.from_pretrained(PAIR, strategy="ar")
     text, bpe = (str(ROOT / "data" / name) for name in ("demo.txt", "demo.bpe"))
-    found = read_text(reader, bpe, None, None, bpe=True).sources
+    found = read_text(reader, bpe, None, None, tokenized=True).sources
     assert found == read_text(reader, text, None, None).sources and len(found) == 16
 
 
@@ -183,7 +184,7 @@ def test_the_gpu_script_on_a_cpu(tmp_path, bare):
     ],
 )
 def test_mixes_keep_all_cores_busy(cores, threads, expected, monkeypatch):
-    monkeypatch.setattr(machine, "cores", lambda: cores)
+    monkeypatch.setattr(machine, "usable_cpus", lambda: cores)
     assert thread_choices() == threads and full_mixes(threads) == expected
     latency, throughput = workloads(["throughput", "latency"], [32], threads)
     assert latency == Workload("latency", 1, tuple(Mix(1, number) for number in threads))
@@ -200,9 +201,10 @@ def test_parts_have_the_same_work():
 
 
 def test_runs_side_by_side_are_counted_as_one():
-    drafted = {0: (10, 8), 1: (4, 2)}
-    first = Run(2.0, [], [["b"], ["d"]], {"drafting": 0.5}, drafted, {2: 4, 0: 1}, {1: 3, 3: 1})
-    second = Run(3.0, [], [["a"]], {"drafting": 0.25, "verifying": 1.0}, {0: (10, 4)}, {0: 2}, {1: 1})
+    first = Run(
+        2.0, [], [["b"], ["d"]], *map(Counter, ({"drafting": 0.5}, {0: 10, 1: 4}, {0: 8, 1: 2}, {2: 4, 0: 1}, {1: 3, 3: 1}))
+    )
+    second = Run(3.0, [], [["a"]], *map(Counter, ({"drafting": 0.25, "verifying": 1.0}, {0: 10}, {0: 4}, {0: 2}, {1: 1})))
     run = joined([first, second], [[1, 3], [0]])
     assert run.seconds == 3.0 and run.outputs == [["a"], ["b"], ["d"]]
     assert run.phases == {"drafting": 0.75, "verifying": 1.0} and run.lengths == {0: 3, 2: 4}
@@ -280,7 +282,7 @@ class Fake:
         peer = self.system.strategy == "ctranslate2"
         seconds = (4.0 if peer else 3.0) / (self.mix.threads if peer else workers) / batch_size
         outputs = [["Ein", "Hund", f"{workers}" if peer else "."], ["Zwei", "Hunde"]]
-        return Run(seconds, [seconds / 4, seconds / 2] if kind == "latency" else [], outputs, accepted_lengths={1: 7})
+        return Run(seconds, [seconds / 4, seconds / 2] if kind == "latency" else [], outputs, accepted_lengths=Counter({1: 7}))
 
     def memory(self, kind, batch_size):
         return {"peak": 2**20}
@@ -293,7 +295,7 @@ class Fake:
 def measured(monkeypatch):
     """Two systems on two cores, two rounds; and what was warned of."""
     monkeypatch.setattr(runs, "RunningSystem", Fake)
-    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(machine, "usable_cpus", lambda: 2)
     monkeypatch.setattr(Fake, "log", [], raising=False)
     warnings: list[str] = []
     progress = SimpleNamespace(step=lambda what, done: None, warn=warnings.append)

@@ -670,7 +670,7 @@ def test_commands(capfd, tmp_path):
         (["--strategy", "drafter", "--kv-budget", "8"], 2, "--kv-budget is not supported by strategy drafter"),
         (["--kv-budget", "0"], 2, "--kv-budget 0 is less than 1"),
         (["--draft-with", "window", "--kv-budget", "0"], 2, "--kv-budget 0 is less than 1"),
-        (["--draft-with", "window", "--kv-budget", "4"], 2, "--sinks 4 leaves nothing of a budget of 4"),
+        (["--draft-with", "window", "--kv-budget", "4"], 2, "--sinks 4 uses up the budget of 4"),
         (["--draft-with", "previous"], 2, "--hint is missing; --draft-with previous requires it"),
         (["--hint", "x"], 2, "--hint requires --draft-with previous"),
         (["--draft-with", "previous", "--hint", "/nowhere"], 1, "/nowhere: No such file or directory"),

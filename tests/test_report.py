@@ -1,6 +1,7 @@
 """specdec-benchmark --report: what is measured is kept and found again, and tables and figures say what the JSON says."""
 
 import json
+from collections import Counter
 
 import pytest
 from conftest import ROOT
@@ -32,9 +33,9 @@ class Fake:
         drafts = self.system.strategy.startswith("specdec")
         outputs = [OUTPUTS[0], OUTPUTS[1][:: -1 if self.system.tau == 2.0 else 1]]
         seconds = (0.5 if drafts else 1.0) / batch_size
-        shares = {"encoding": 0.1, "drafting": 0.3 * drafts, "verifying": 0.5, "elsewhere": 0.1}
-        drafted, lengths = ({0: (4, 3), 1: (4, 2)}, {1: 1, 3: 3}) if drafts else ({}, {1: 10})
-        return Run(seconds, [seconds / 2] * 2, outputs, shares, drafted, {2: 4}, lengths)
+        phases = {"encoding": 0.1, "drafting": 0.3 * drafts, "verifying": 0.5, "elsewhere": 0.1}
+        counts = ({0: 4, 1: 4}, {0: 3, 1: 2}, {2: 4}, {1: 1, 3: 3}) if drafts else ({}, {}, {2: 4}, {1: 10})
+        return Run(seconds, [seconds / 2] * 2, outputs, *map(Counter, (phases, *counts)))
 
     def memory(self, kind, batch_size):
         return {"weights": 40 * 2**20, "caches": batch_size * 2**20, "peak": 300 * 2**20}
@@ -48,7 +49,7 @@ def command(tmp_path, monkeypatch):
     (tmp_path / "set.en").write_text("A dog runs through the snow.\nTwo children play in the park.\n", encoding="utf-8")
     (tmp_path / "set.de").write_text("Ein Hund rennt durch den Schnee.\nZwei Kinder spielen im Park.\n", encoding="utf-8")
     monkeypatch.setattr(runs, "RunningSystem", Fake)
-    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(machine, "usable_cpus", lambda: 2)
     monkeypatch.setattr(benchmark, "find_spec", lambda name: True)  # of matplotlib, which only draws
     monkeypatch.setattr(figures, "speeds", lambda rows, path: None)
     monkeypatch.setattr(Fake, "asked", [], raising=False)
@@ -65,7 +66,7 @@ def test_goes_on_where_it_was(command, tmp_path, capsys):
     systems += [f"specdec-tolerant float32 beta={beta} tau={tau}" for beta in (2, 3) for tau in (1, 2)]
     kept = tmp_path / "out" / "cells"
     Fake.broken = 4
-    assert benchmark.main(command) == 130 and "goes on after the last workload" in capsys.readouterr().err
+    assert benchmark.main(command) == 130 and "resumes after the last finished workload" in capsys.readouterr().err
     assert sorted(path.name for path in kept.iterdir()) == ["batch1.json", "latency.json"]
     assert not (tmp_path / "out" / "report.json").exists()
 
@@ -138,4 +139,4 @@ def test_matplotlib_is_asked_for(command, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "find_spec", lambda name: None)
     assert benchmark.main(command) == 2
     error = capsys.readouterr().err
-    assert "--report needs matplotlib, which is not installed: pip install" in error and error.count("\n") == 1
+    assert "--report requires matplotlib, which is not installed: pip install" in error and error.count("\n") == 1

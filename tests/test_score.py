@@ -314,10 +314,10 @@ def test_files_that_cannot_be_read(files, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("-t German", "--target-lang German is no two-letter code"),
-        ("--comet x", "--comet and --source need each other"),
-        ("--source ref", "--comet and --source need each other"),
-        ("--comet x --source ref --tokenized", "--comet wants plain text, not --tokenized"),
+        ("-t German", "--target-lang German is not a two-letter code"),
+        ("--comet x", "--comet and --source require each other"),
+        ("--source ref", "--comet and --source require each other"),
+        ("--comet x --source ref --tokenized", "--comet requires plain text, not --tokenized"),
         ("--json out", "--json out is also an input"),
     ],
 )
@@ -355,7 +355,7 @@ def test_rouge_is_rouge_scores_own(texts, files, capsys, monkeypatch):
         assert found["signatures"][title].startswith("mean F1|stemmer:yes|sentences end:.!?|rouge-score:")
     assert "ROUGE-Lsum" in run(capsys, "summary --reference gold --rouge")[0]
     assert run(capsys, "summary --reference gold --rouge --tokenized", status=2)[1].startswith(
-        "specdec-score: error: --rouge wants plain text, not --tokenized"
+        "specdec-score: error: --rouge requires plain text, not --tokenized"
     )
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     err = run(capsys, "summary --reference gold --rouge", status=1)[1]

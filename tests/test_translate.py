@@ -185,7 +185,7 @@ def test_packing_what_is_drafted(folder, parts, tmp_path, source, capfd):
         return capfd.readouterr().err
 
     alone = flat({name: value for name, value in parts.items() if name != "--drafter"})
-    assert "--draft-vocabulary is for a drafter: give --drafter, too" in refused(*alone, status=2)
+    assert "--draft-vocabulary requires --drafter" in refused(*alone, status=2)
     assert refused(*flat(parts), "--block-size", "0", status=2) == "specdec-pack: error: --block-size 0 is less than 1\n"
     text.write_text("A text without any BPE .\n")
     assert refused(*flat(parts)).startswith(f"specdec-pack: error: --draft-vocabulary {text}: ")

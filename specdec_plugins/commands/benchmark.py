@@ -1,4 +1,4 @@
-"""The command ``specdec-benchmark``: how fast each way to decode is, in one run, on the same tokens."""
+"""The command ``specdec-benchmark``: the speed of each way to decode, in one run on the same tokens."""
 
 import argparse
 import json
@@ -22,97 +22,77 @@ from specdec_plugins.settings import Fault
 def parser() -> Parser:
     p = Parser(
         prog="specdec-benchmark", usage="%(prog)s --model DIR --input FILE [option ...]",
-        description="Measure the ways to decode: latency (a sentence at a time), throughput (a whole text on all cores), "
-        "acceptance, memory, and whether outputs differ.",
-        epilog="Throughput is measured with every mix of processes and threads that keeps all cores busy, and a system's fastest "
-        "counts; in CTranslate2 the processes are translators (inter_threads). Peak memory is the most that a system's processes "
-        "had held by the end. The last line on stdout is JSON with everything measured. With --report the same command goes on "
-        "where it was interrupted. ctranslate2 and figures need: " + install_command("bench"),
+        description="Measure decoding: latency (one sentence at a time), throughput (a whole text on all cores), acceptance, "
+        "memory, and differences in the output.",
+        epilog="Throughput is measured with every mix of processes and threads that keeps all cores busy, and the fastest "
+        "counts; CTranslate2 uses translators (inter_threads) for processes. Peak memory is the maximum over the run. The last "
+        "line on stdout is JSON with all measurements. With --report, the same command resumes after an interruption. "
+        "ctranslate2 and figures require: " + install_command("bench"),
     )  # fmt: skip
     p.add_argument("--model", required=True, metavar="DIR", help="model folder")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
     p.add_argument("--tokenized", action="store_true", help="the input is subwords, separated by spaces")
     p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")
-    p.add_argument("--report", metavar="DIR", help="write tables, a figure and JSON into this folder, and resume from it")
+    p.add_argument("--report", metavar="DIR", help="write tables, a figure and JSON to this folder; resume from it")
     p.add_argument("--plot", metavar="FILE.png", help="draw the speeds as bars")
     p.add_argument("--sentences", type=whole, metavar="N", help="only the first N")
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
     p.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
-    p.add_argument(
-        "--dtypes", nargs="+", metavar="T", help=f"{', '.join(DTYPES)}; on a GPU {', '.join(GPU_DTYPES)} (default: all)"
-    )
-    p.add_argument(
-        "--measure", nargs="+", choices=KINDS, default=list(KINDS), metavar="WHAT", help=f"{', '.join(KINDS)} (default: both)"
-    )
-    p.add_argument(
-        "--batch-sizes", nargs="+", type=whole, default=[1, 8, 32, 128], metavar="N",
-        help="of throughput, in each process (default: 1 8 32 128)",
-    )  # fmt: skip
-    p.add_argument(
-        "--threads",
-        nargs="+",
-        type=whole,
-        metavar="N",
-        help="of a process: numbers to choose from (default: 1, 2, 4 .. all cores)",
-    )
-    p.add_argument("--block-sizes", nargs="+", default=["auto"], metavar="K", help="of specdec: numbers, auto (default: auto)")
-    p.add_argument("--beta", nargs="+", type=whole, default=[3], metavar="N", help="of specdec-tolerant (default: 3)")
-    p.add_argument("--tau", nargs="+", type=number, default=[1.0], metavar="X", help="of specdec-tolerant, nats (default: 1)")
+    p.add_argument("--dtypes", nargs="+", metavar="T",
+                   help=f"{', '.join(DTYPES)}; on a GPU {', '.join(GPU_DTYPES)} (default: all)")  # fmt: skip
+    p.add_argument("--measure", nargs="+", choices=KINDS, default=list(KINDS), metavar="WHAT",
+                   help=f"{', '.join(KINDS)} (default: both)")  # fmt: skip
+    p.add_argument("--batch-sizes", nargs="+", type=whole, default=[1, 8, 32, 128], metavar="N",
+                   help="for throughput, per process (default: 1 8 32 128)")  # fmt: skip
+    p.add_argument("--threads", nargs="+", type=whole, metavar="N",
+                   help="candidates for a process (default: 1, 2, 4 .. all cores)")  # fmt: skip
+    p.add_argument("--block-sizes", nargs="+", default=["auto"], metavar="K", help="for specdec: numbers or auto (default: auto)")
+    p.add_argument("--beta", nargs="+", type=whole, default=[3], metavar="N", help="for specdec-tolerant (default: 3)")
+    p.add_argument("--tau", nargs="+", type=number, default=[1.0], metavar="X", help="for specdec-tolerant, in nats (default: 1)")
     p.add_argument("--rounds", type=whole, default=3, metavar="N", help="(default: 3)")
     return p
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(
-        parser(),
-        argv,
-        run,
-        check,
-        resumption="; with --report the same command goes on after the last workload that was finished",
-    )
+    resumption = "; with --report, the same command resumes after the last finished workload"
+    return run_command(parser(), argv, run, check, resumption=resumption)
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
-    """What is wrong with the options, before anything is measured."""
+    """Everything that is wrong with the options."""
     faults = out_of_range(options, "sentences", "rounds", "batch_sizes", "threads", "beta")
-    known = DTYPES if options.device == "cpu" else GPU_DTYPES
-    faults += [
-        ("dtypes", f"{dtype} is not available on {options.device}: {', '.join(known)}")
-        for dtype in options.dtypes or []
-        if dtype not in known
-    ]
-    faults += [
-        ("block_sizes", f"'{block}' is neither a number over 0 nor auto")
-        for block in options.block_sizes
-        if block != "auto" and not (block.isdecimal() and int(block))
-    ]
-    faults += [("tau", f"{tau} is not a number of nats") for tau in options.tau if not 0 <= tau < math.inf]
+    known = ", ".join(dtypes := DTYPES if options.device == "cpu" else GPU_DTYPES)
+    for dtype in options.dtypes or []:
+        if dtype not in dtypes:
+            faults.append(("dtypes", f"{dtype} is not available on {options.device}: {known}"))
+    for block in options.block_sizes:
+        if block != "auto" and not (block.isdecimal() and int(block)):
+            faults.append(("block_sizes", f"'{block}' is neither auto nor a number from 1"))
+    faults += [("tau", f"{tau} is not a finite number from 0") for tau in options.tau if not 0 <= tau < math.inf]
     if options.report and not options.reference:
-        faults.append(("report", "needs --reference, for BLEU"))
+        faults.append(("report", "requires --reference, for BLEU"))
     if not find_spec("matplotlib"):
-        missing = f"needs matplotlib, which is not installed: {install_command('bench')}"
+        missing = f"requires matplotlib, which is not installed: {install_command('bench')}"
         faults += [(name, missing) for name in ("report", "plot") if getattr(options, name)]
     return faults
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure, and print the tables and the JSON line."""
+    """Measure; print the tables and the JSON line."""
     from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.measure.report import Report, measured_rows
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
     pair = load_folder(options.model)
-    # Drafting systems may read fewer tokens than the verifier alone.
+    # Drafting systems may accept shorter sources than the verifier alone.
     reader = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", threads=1))
     text = read_text(reader, options.input, options.reference, options.sentences, options.tokenized)
     threads = options.threads or thread_choices(options.device)
     loads = workloads(options.measure, options.batch_sizes, threads, options.device)
     plan = Plan(options.model, systems_of(options, pair.drafter is not None), loads, options.rounds)
-    signature = {
-        **machine(options.device), "block_size": pair.block_size, "model": options.model, "input": options.input,
-        "sentences": len(text.sources),
-    }  # fmt: skip
+    signature = {**machine(options.device), "block_size": pair.block_size, "model": options.model, "input": options.input,
+                 "sentences": len(text.sources)}  # fmt: skip
     if options.report:
         report = Report(Path(options.report), plan, [Path(options.input), Path(options.reference)], signature)
         missing = report.missing
@@ -134,7 +114,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def systems_of(options: argparse.Namespace, drafter: bool) -> list[System]:
-    """The systems to measure; without a drafter those that need none. On a CPU fairseq has float32 only."""
+    """The systems to measure, without those that lack a drafter. On a CPU, fairseq supports float32 only."""
     found = []
     for name in options.systems:
         dtypes = options.dtypes or (DTYPES if options.device == "cpu" else GPU_DTYPES)

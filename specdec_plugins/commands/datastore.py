@@ -1,4 +1,4 @@
-"""The command ``specdec-datastore``: text in the target language as a datastore, from which a drafter takes drafts."""
+"""The command ``specdec-datastore``: target-language text as a datastore for the drafter ``retrieval``."""
 
 import argparse
 import sys
@@ -17,14 +17,14 @@ Line = TypeVar("Line")
 def parser() -> Parser:
     p = Parser(
         prog="specdec-datastore",
-        description="Make a datastore of text in the target language, for specdec-translate --draft-with retrieval.",
+        description="Make a datastore from text in the target language, for specdec-translate --draft-with retrieval.",
     )
-    p.add_argument("--model", required=True, metavar="DIR", help="model folder, of whose target language the text is")
-    p.add_argument("--output", required=True, metavar="FILE", help="where the datastore goes")
+    p.add_argument("--model", required=True, metavar="DIR", help="model folder; the text is in its target language")
+    p.add_argument("--output", required=True, metavar="FILE", help="the datastore")
     p.add_argument("--source", action="append", metavar="FILE",
-                   help="what TEXT is a translation of, line by line: the drafter then takes the translation of a near source "
-                   "first; once for each TEXT, in their order")  # fmt: skip
-    p.add_argument("text", nargs="+", metavar="TEXT", help="UTF-8 text, a sentence a line, .gz allowed")
+                   help="the sources of TEXT, line by line: the drafter then prefers translations of similar sources; once per "
+                   "TEXT, in the same order")  # fmt: skip
+    p.add_argument("text", nargs="+", metavar="TEXT", help="UTF-8 text, one sentence per line, .gz allowed")
     return p
 
 
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def aligned(source: str, text: str) -> Iterator[tuple[str, str]]:
-    """The lines of two files side by side. Raises ValueError if one has more than the other."""
+    """The lines of two files in parallel. Raises ValueError if one is longer."""
     for number, (one, other) in enumerate(zip_longest(read_lines(source), read_lines(text))):
         if one is None or other is None:
             shorter, longer = (source, text) if one is None else (text, source)

@@ -1,4 +1,4 @@
-"""``make demo``: translate a few sentences by three strategies with each pair that ships, show the translations, and compare."""
+"""``make demo``: translate a few sentences with each shipped pair by three strategies, and compare them."""
 
 import argparse
 import sys
@@ -32,9 +32,9 @@ def main(argv: list[str] | None = None) -> int:
 def check(options: argparse.Namespace) -> list[Fault]:
     faults = out_of_range(options, "batch_size")
     if not options.model and not DATA.is_dir():
-        faults.append(("model", "and --input are missing: a wheel comes without the repository's data folder"))
+        faults.append(("model", "and --input are missing; only a checkout has the demo's models"))
     elif bool(options.model) != bool(options.input):
-        faults.append(("model" if options.input else "input", "is missing: a model needs sentences, and they a model"))
+        faults.append(("model" if options.input else "input", "is missing; --model and --input require each other"))
     return faults
 
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def show(model: Path, text: Path, batch_size: int) -> None:
-    """Print the translations of a text, and how the strategies compare."""
+    """Print the translations of a text and a comparison of the strategies."""
     from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.settings import Settings
     from specdec_plugins.text.lines import read_lines
@@ -55,13 +55,13 @@ def show(model: Path, text: Path, batch_size: int) -> None:
 
     lines, pair = list(read_lines(text)), load_folder(model)
     translators = {
-        "ar: one token a pass": Translator(pair, Settings(strategy="ar")),
+        "ar: one token per pass": Translator(pair, Settings(strategy="ar")),
         "specdec, exact": Translator(pair, Settings(strategy="specdec")),
         f"specdec, beta {BETA}, tau {TAU}": Translator(pair, Settings(beta=BETA, tau=TAU, block_size="auto")),
     }
     seconds: dict[str, list[float]] = {name: [] for name in translators}
     results: dict[str, list[Translation]] = {}
-    for _ in range(1 + ROUNDS):  # interleaved, so that a drift of the machine's speed meets all of them
+    for _ in range(1 + ROUNDS):  # interleaved, so that drifts in the machine's speed affect all
         for name, translator in translators.items():
             before = decoding_seconds(translator)
             results[name] = translator.translate(lines, batch_size=batch_size)
@@ -77,14 +77,14 @@ def show(model: Path, text: Path, batch_size: int) -> None:
 
 
 def decoding_seconds(translator: "Translator") -> float:
-    """What decoding has taken so far, without text processing."""
+    """Decoding time so far, without text processing."""
     return sum(translator.stats.seconds.values()) - translator.stats.seconds["text"]
 
 
 def comparison(
     translators: dict[str, "Translator"], results: dict[str, list["Translation"]], seconds: dict[str, list[float]]
 ) -> str:
-    """A table of the strategies, the first of which is what the others are compared with. The first round warms up."""
+    """A table of the strategies relative to the first one. The first round is warm-up."""
     import numpy as np
     from tabulate import tabulate
 
@@ -94,7 +94,7 @@ def comparison(
     for name, median in medians.items():
         same = sum(found.tokens == expected.tokens for found, expected in zip(results[name], plain))
         length = translators[name].stats.mean_accepted_length
-        rows.append([f"  {name}", f"{median * 1000:.0f} ms", f"{base / median:.2f} x", f"{length:.2f} tokens a verifier pass",
+        rows.append([f"  {name}", f"{median * 1000:.0f} ms", f"{base / median:.2f} x", f"{length:.2f} tokens per verifier pass",
                      f"{same} of {len(plain)} as ar"])  # fmt: skip
     return tabulate(rows, tablefmt="plain", disable_numparse=True, preserve_whitespace=True, colalign=("left", *["right"] * 4))
 

@@ -15,27 +15,22 @@ from specdec_plugins.text.vocabulary import SPECIAL
 if TYPE_CHECKING:
     from specdec_plugins.text.vocabulary import Vocabulary
 
-DRAFTED = 0.99  # of a text's tokens are drafted: benchmarks/README.md
+DRAFTED = 0.99  # fraction of a text's tokens that can be drafted: benchmarks/README.md
 
 
 def parser() -> Parser:
-    p = Parser(
-        prog="specdec-pack",
-        description="Make a model folder from fairseq checkpoints, dictionaries and BPE codes.",
-    )
+    p = Parser(prog="specdec-pack", description="Make a model folder from fairseq checkpoints, dictionaries and BPE codes.")
     p.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the autoregressive model")
     p.add_argument("--drafter", metavar="PT", help="fairseq checkpoint of the block drafter")
     p.add_argument("--data", required=True, metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
-    p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only text in BPE")
+    p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only subwords")
     p.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
     p.add_argument("-t", "--target-lang", metavar="LANG", help="(default: the verifier's)")
-    p.add_argument("--block-size", type=whole, metavar="K", help="drafted tokens an iteration by default (default: as trained)")
-    p.add_argument(
-        "--draft-vocabulary", type=Path, metavar="TEXT",
-        help=f"draft only the tokens that make up {100 * DRAFTED:g} %% of this text in the target's subwords, such as "
-        "distilled/text/train.LANG of train.sh: cheaper, and nearly as much is accepted (default: draft all)",
-    )  # fmt: skip
-    p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly other numbers")
+    p.add_argument("--block-size", type=whole, metavar="K", help="the folder's draft length (default: as trained)")
+    p.add_argument("--draft-vocabulary", type=Path, metavar="TEXT",
+                   help=f"draft only the tokens that make up {100 * DRAFTED:g} %% of this text in target subwords, such as "
+                   "distilled/text/train.LANG of train.sh: cheaper, with nearly the same acceptance (default: all)")  # fmt: skip
+    p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
     p.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
     return p
 
@@ -45,16 +40,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
-    """Every way in which the options do not go together."""
     faults = out_of_range(options, "block_size")
-    for name in ("block_size", "draft_vocabulary"):
-        if getattr(options, name) and not options.drafter:
-            faults.append((name, "is for a drafter: give --drafter, too"))
-    return faults
+    needed = [name for name in ("block_size", "draft_vocabulary") if getattr(options, name) and not options.drafter]
+    return faults + [(name, "requires --drafter") for name in needed]
 
 
 def run(options: argparse.Namespace) -> None:
-    """Make the folder, and print its files. Raises ValueError or OSError with one line that names what is wrong."""
+    """Make the folder and print its files. Raises ValueError or OSError."""
     import torch
 
     from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
@@ -64,14 +56,13 @@ def run(options: argparse.Namespace) -> None:
 
     paths = options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes
     pair = model_folder.load_parts(*paths)
-    if options.block_size is not None:
-        assert pair.drafter is not None  # `check` has seen to it
-        pair = replace(pair, drafter=replace(pair.drafter, block_size=options.block_size))
-    if options.draft_vocabulary:
-        assert pair.drafter is not None  # `check` has seen to it
-        tokens = torch.tensor(frequent(options.draft_vocabulary, pair.target))
-        pair = replace(pair, drafter=replace(pair.drafter, tensors={**pair.drafter.tensors, DRAFT_VOCABULARY: tokens}))
-    Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar"))  # raises if it cannot be decoded with
+    if drafter := pair.drafter:
+        drafter = replace(drafter, block_size=options.block_size or drafter.block_size)
+        if options.draft_vocabulary:
+            tokens = torch.tensor(frequent(options.draft_vocabulary, pair.target))
+            drafter = replace(drafter, tensors={**drafter.tensors, DRAFT_VOCABULARY: tokens})
+        pair = replace(pair, drafter=drafter)
+    Translator(pair, Settings(strategy="specdec" if drafter else "ar"))  # raises if the pair cannot decode
     sizes = model_folder.save_folder(pair, options.output, options.half)
     model_folder.load_folder(options.output)
     total = sum(sizes.values())
@@ -82,12 +73,12 @@ def run(options: argparse.Namespace) -> None:
 def frequent(path: Path, target: "Vocabulary") -> list[int]:
     """The special symbols and the fewest tokens that make up `DRAFTED` of a text, ascending.
 
-    Raises ValueError naming the file if it is empty or not in the vocabulary's subwords.
+    Raises ValueError if the file is empty or not in the vocabulary's subwords.
     """
     counts = Counter(symbol for line in read_lines(path) for symbol in line.split())
-    left, strange = DRAFTED * counts.total(), sum(count for symbol, count in counts.items() if symbol not in target.numbers)
-    if not left or strange > 0.01 * left:
-        what = f"{strange:,} of {counts.total():,} tokens are not in {target.path}" if left else "has no tokens"
+    left, unknown = DRAFTED * counts.total(), sum(count for symbol, count in counts.items() if symbol not in target.numbers)
+    if not left or unknown > 0.01 * left:
+        what = f"{unknown:,} of {counts.total():,} tokens are not in {target.path}" if left else "has no tokens"
         raise ValueError(f"--draft-vocabulary {path}: {what}")
     tokens = set(range(len(SPECIAL)))
     for symbol, count in counts.most_common():

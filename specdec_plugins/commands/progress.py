@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar in a terminal, nothing or a few lines in a log."""
+"""Progress on stderr: a bar in a terminal, at most a few lines in a log."""
 
 import sys
 import time
@@ -10,14 +10,14 @@ LOG_INTERVAL = 10.0  # seconds between two lines of `Steps` in a log
 
 
 def bar(items: Iterable | None = None, *, hidden: bool = False, **options) -> Any:
-    """A tqdm bar (options as there) that only a terminal shows, and only unless it is ``hidden``."""
+    """A tqdm bar, shown only in a terminal and unless ``hidden``; ``options`` are tqdm's."""
     from tqdm import tqdm
 
     return tqdm(items, disable=hidden or not sys.stderr.isatty(), file=sys.stderr, dynamic_ncols=True, **options)
 
 
 class Steps:
-    """Says which step of a long run is being taken and how long the rest will take. A context manager."""
+    """Reports the current step of a long run and the time left. A context manager."""
 
     def __init__(self, total: float):
         self.total = total
@@ -25,7 +25,7 @@ class Steps:
         self.bar = bar(total=total, leave=False, bar_format="{desc} {percentage:3.0f}% [{elapsed}, {remaining} left]")
 
     def step(self, what: str, done: float) -> None:
-        """Step ``what`` begins when ``done`` of the total are done."""
+        """Step ``what`` begins after ``done`` of the total."""
         if not self.bar.disable:
             self.bar.n = done
             self.bar.set_description_str(what)
@@ -37,7 +37,7 @@ class Steps:
             print(what + (f"; {self.bar.format_interval(left)} left" if left else ""), file=sys.stderr, flush=True)
 
     def part(self, name: str, before: float, size: float) -> "Part":
-        """A run within this one, of which ``before`` is done before it; its steps are shares of ``size``."""
+        """A run within this one that starts after ``before``; its steps are fractions of ``size``."""
         return Part(self, name, before, size)
 
     def warn(self, message: str) -> None:
@@ -53,8 +53,6 @@ class Steps:
 
 @dataclass(frozen=True)
 class Part:
-    """One of the runs that `Steps` consists of."""
-
     steps: Steps
     name: str
     before: float

@@ -1,4 +1,4 @@
-"""The command ``specdec-score``: hypotheses against references, every score under the signature that says what it is."""
+"""The command ``specdec-score``: scores of hypotheses against references, each with its signature."""
 
 import argparse
 import json
@@ -17,28 +17,26 @@ from specdec_plugins.settings import Fault
 def parser() -> Parser:
     p = Parser(
         prog="specdec-score",
-        description="Score translations: sacreBLEU's BLEU and chrF; of tokenised text BLEU as fairseq-score computes it; "
-        "for German also compound-split BLEU, as for WMT14 English-German.",
-        epilog="A FILE is plain text, the output of fairseq-generate (D, H and T lines, put in order) or JSON lines of "
+        description="Score translations: sacreBLEU's BLEU and chrF; for tokenised text, BLEU as in fairseq-score; for German "
+        "also compound-split BLEU, as for WMT14 English-German.",
+        epilog="A FILE is plain text, the output of fairseq-generate (D, H and T lines, in any order) or JSON lines of "
         "specdec-translate; .gz allowed. Exit status: 0 done; 1 bad input; 2 wrong options.",
     )  # fmt: skip
-    p.add_argument(
-        "systems", nargs="+", metavar="FILE", help="hypotheses, a file a system: its D lines, or H where there are no D"
-    )
-    p.add_argument("--reference", metavar="FILE", help="references (default: the T lines of the first system)")
+    p.add_argument("systems", nargs="+", metavar="FILE", help="hypotheses, one file per system: D lines, or H without D")
+    p.add_argument("--reference", metavar="FILE", help="references (default: the first system's T lines)")
     p.add_argument("--baseline", metavar="FILE",
-                   help="hypotheses to compare each system with, as those of greedy decoding: paired bootstrap, approximate "
+                   help="hypotheses to compare each system with, such as greedy decoding's: paired bootstrap, approximate "
                    "randomisation, identical sentences, BLEU between the two")  # fmt: skip
     p.add_argument("-t", "--target-lang", metavar="LANG",
                    help="de: also compound-split BLEU; zh, ja, ko: sacreBLEU's tokenisers for these")  # fmt: skip
     p.add_argument("--tokenized", action="store_true",
-                   help="all text is in tokens (H lines, JSON's tokens): tokenised BLEU instead of BLEU and chrF")  # fmt: skip
+                   help="all text is tokens (H lines, JSON's tokens): tokenised BLEU instead of BLEU and chrF")  # fmt: skip
     p.add_argument("--remove-bpe", action="store_true", help="join subwords first")
     p.add_argument("--rouge", action="store_true",
                    help="also ROUGE-1, ROUGE-2 and ROUGE-Lsum of summaries (extra: summarisation)")  # fmt: skip
-    p.add_argument("--comet", metavar="MODEL", help="also COMET, such as Unbabel/wmt22-comet-da (extra: comet)")
+    p.add_argument("--comet", metavar="MODEL", help="also a COMET model, such as Unbabel/wmt22-comet-da (extra: comet)")
     p.add_argument("--source", metavar="FILE", help="source text, for --comet")
-    p.add_argument("--json", metavar="FILE", help="write everything as one JSON object; -: to stdout, instead of the table")
+    p.add_argument("--json", metavar="FILE", help="write all results as one JSON object; -: to stdout, instead of the table")
     return p
 
 
@@ -47,16 +45,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
-    """Every way in which the options do not go together."""
+    """Everything that is wrong with the options."""
     faults: list[Fault] = []
     if options.target_lang and not re.fullmatch("[a-z]{2}", options.target_lang):
-        faults.append(("target_lang", f"{options.target_lang} is no two-letter code"))
+        faults.append(("target_lang", f"{options.target_lang} is not a two-letter code"))
     if bool(options.comet) != bool(options.source):
-        faults.append(("comet", "and --source need each other"))
-    if options.comet and options.tokenized:
-        faults.append(("comet", "wants plain text, not --tokenized"))
-    if options.rouge and options.tokenized:
-        faults.append(("rouge", "wants plain text, not --tokenized"))
+        faults.append(("comet", "and --source require each other"))
+    for name in ("comet", "rouge"):
+        if getattr(options, name) and options.tokenized:
+            faults.append((name, "requires plain text, not --tokenized"))
     files = [path for path in (*options.systems, options.reference, options.baseline, options.source) if path]
     if options.json and any(os.path.realpath(path) == os.path.realpath(options.json) for path in files):
         faults.append(("json", f"{options.json} is also an input"))
@@ -64,7 +61,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Score, and print the table or write the JSON. Raises ValueError or OSError with one line that names what is wrong."""
+    """Score; print the table or write the JSON. Raises ValueError or OSError."""
     how = options.tokenized, options.remove_bpe
     reference = read(options.reference or options.systems[0], "T", *how)
     if not options.reference and reference.kind != "T":
@@ -101,22 +98,23 @@ def run(options: argparse.Namespace) -> None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """For people: a line a system, below it what the comparison with the baseline says, at the end the signatures."""
+    """A line per system and its comparison with the baseline; the signatures at the end."""
     from tabulate import tabulate
 
     total, names = result["sentences"], list(result["systems"][0]["scores"])
     rows: list[list[str]] = []
-    below: dict[int, str] = {}  # by the number of the row above it
+    below: dict[int, str] = {}  # agreement with the baseline, by the number of rows above
     for row in result["systems"]:
-        found = row["scores"]
-        rows.append([row["system"], *(f"{found[name]['score']:.{4 if name == 'COMET' else 2}f}" for name in names)])
+        scored = row["scores"]
+        rows.append([row["system"], *(f"{scored[name]['score']:.{4 if name == 'COMET' else 2}f}" for name in names)])
         if "identical" in row:
             for title in TESTS.values():
-                chances = [found[name].get(title, {}).get("p_value") for name in names]
+                chances = [scored[name].get(title, {}).get("p_value") for name in names]
                 rows.append([f"  p, {title}", *("-" if p is None else f"{p:.4f}" for p in chances)])
-            share = f"{row['identical']:,} of {total:,} ({row['identical'] / total:.1%})"
-            agreement = f"sentences identical to {result['baseline']}: {share}; {names[0]} to it {row['bleu_to_baseline']:.2f}"
-            below[len(rows)] = f"  {agreement}"
+            same = f"{row['identical']:,} of {total:,} ({row['identical'] / total:.1%})"
+            below[len(rows)] = (
+                f"  sentences identical to {result['baseline']}: {same}; {names[0]} to it {row['bleu_to_baseline']:.2f}"
+            )
     plain: dict[str, Any] = {"tablefmt": "plain", "disable_numparse": True, "preserve_whitespace": True}
     columns = ("left", *["right"] * len(names))
     lines = tabulate(rows, [f"sentences: {total:,}", *names], colalign=columns, **plain).splitlines()

@@ -1,6 +1,6 @@
-"""Show how a sentence was decoded: what each iteration drafted, what was accepted, where the verifier put its own token.
+"""Show how a sentence was decoded: each iteration's draft, the accepted part, the verifier's own token.
 
-Knows strings only. In the terminal, or as an HTML page in one file (``templates/trace.html``).
+Works on strings, for the terminal or as a single HTML page (``templates/trace.html``).
 """
 
 import sys
@@ -13,15 +13,15 @@ from typing import Any, TextIO, cast
 ACCEPTED, OWN, REFUSED = "\033[32m", "\033[1;34m", "\033[9;31m"  # green, bold blue, red struck through
 RESET = "\033[0m"
 
-# What could steer a terminal or reorder a line: control characters, line separators, overrides of the writing direction.
-# Joiners (U+200C, U+200D) and no-break spaces stay: Persian, Hindi and French need them.
+# Characters that steer a terminal or reorder a line: controls, line separators, direction overrides. Joiners (U+200C, U+200D)
+# and no-break spaces stay: Persian, Hindi and French need them.
 UNSAFE = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 REPLACEMENTS = dict.fromkeys(UNSAFE, "\N{REPLACEMENT CHARACTER}")
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """One iteration in subwords: the draft in two parts, and the verifier's token after the accepted one."""
+    """One iteration in subwords: the two parts of the draft, and the verifier's token after the accepted part."""
 
     accepted: Sequence[str]
     refused: Sequence[str]
@@ -36,7 +36,7 @@ class TracedSentence:
 
     @property
     def committed(self) -> int:
-        """Tokens that the iterations committed, the closing ``</s>`` included."""
+        """Committed tokens, including ``</s>``."""
         return sum(len(step.accepted) + (step.correction is not None) for step in self.steps)
 
     @property
@@ -49,7 +49,7 @@ class TracedSentence:
 
 
 def figures(committed: int, passes: int) -> str:
-    """Tokens, passes, and tokens a pass with the verifier's own included: 1.0 is plain autoregressive decoding."""
+    """Tokens, passes and mean accepted length; 1.0 is plain autoregressive decoding."""
     counts = f"{committed:,} token{'s' * (committed != 1)} in {passes:,} pass{'es' * (passes != 1)}"
     return f"{counts}, mean accepted length {committed / max(1, passes):.2f}"
 
@@ -62,7 +62,7 @@ def legend(colour: bool) -> str:
 
 
 def terminal(sentence: TracedSentence, colour: bool) -> str:
-    """Some lines for a terminal, or without colour for a log: one an iteration."""
+    """Lines for a terminal, or without colour for a log: one per iteration."""
     lines = [f"source  {_printable(sentence.source)}", f"output  {_printable(sentence.output)}", f"        {sentence.figures}"]
     for number, step in enumerate(sentence.steps, 1):
         parts = [_mark(token, ACCEPTED, "", colour) for token in step.accepted]
@@ -79,13 +79,13 @@ def _mark(text: str, code: str, sign: str, colour: bool) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text without `UNSAFE` characters: a source must not steer the terminal."""
+    """The text without `UNSAFE` characters."""
     return text.translate(REPLACEMENTS)
 
 
 @contextmanager
 def open_trace(path: str | None, title: str) -> Iterator[Callable[[TracedSentence], None]]:
-    """Yield a function that shows a sentence: on stderr if ``path`` is empty, else on an HTML page."""
+    """Yield a function that shows a sentence: on stderr if ``path`` is empty, otherwise on an HTML page."""
     if not path:
         if path is not None:
             print(legend(sys.stderr.isatty()), file=sys.stderr)
@@ -99,12 +99,12 @@ def open_trace(path: str | None, title: str) -> Iterator[Callable[[TracedSentenc
             finally:
                 page.close()
     except OSError as error:
-        error.filename = error.filename or path  # writing does not name the file
+        error.filename = error.filename or path  # write errors lack the name
         raise
 
 
 class HtmlTrace:
-    """A page that grows sentence by sentence in an open text stream; `close` ends it with the totals."""
+    """A page written sentence by sentence to an open text stream; `close` adds the totals."""
 
     def __init__(self, stream: TextIO, title: str):
         from jinja2 import Environment, FileSystemLoader
@@ -113,7 +113,7 @@ class HtmlTrace:
             loader=FileSystemLoader(Path(__file__).with_name("templates")),
             autoescape=True, finalize=_printable, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         )  # fmt: skip
-        self.parts = cast(Any, environment.get_template("trace.html").module)  # its macros
+        self.parts = cast(Any, environment.get_template("trace.html").module)  # macros
         self.stream = stream
         self.sentences = self.committed = self.passes = 0
         self.stream.write(self.parts.begin(title))

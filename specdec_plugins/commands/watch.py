@@ -1,7 +1,7 @@
-"""Show a fairseq log as it is written, a short line a report: ``fairseq-train ... | python -m ...commands.watch STAGE UPDATES``.
+"""Show a fairseq log as it grows, one short line per report: ``fairseq-train ... | python -m ...commands.watch STAGE UPDATES``.
 
-UPDATES is how many the training makes in all, 0 if it makes none. The time left is estimated from the updates that this process
-saw, so those made before a training was resumed do not count, and validations and checkpoints do.
+UPDATES is the training's total, or 0 if there is none. The time left is estimated from the updates seen by this process, so it
+includes validations and checkpoints but no updates from before a resumption.
 """
 
 import json
@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 REPORT = re.compile(r"\| (train_inner|valid) \| (\{.*\})")
-WINDOW = 40  # reports that the speed is estimated from: long enough for several validations, short enough to follow other work
+WINDOW = 40  # reports for estimating speed: covers several validations, yet follows changes in load
 
 
 def reports(lines: Iterable[str], stage: str, total: int = 0) -> Iterator[str]:
-    """What a person wants to know of each report: the update, the loss or ``accept_len``, the speed, the time left."""
+    """One line per report: update, loss or ``accept_len``, speed, time left."""
     seen: deque[tuple[int, float]] = deque(maxlen=WINDOW)  # update, seconds since the training started or was resumed
     for line in lines:
-        if not (found := REPORT.search(line)):
+        if not (report := REPORT.search(line)):
             continue
-        figures = {key.removeprefix("valid_"): value for key, value in json.loads(found[2]).items()}
-        validating = found[1] == "valid"
+        figures = {key.removeprefix("valid_"): value for key, value in json.loads(report[2]).items()}
+        validating = report[1] == "valid"
         words = []
         if "num_updates" in figures:
             words.append(f"update {int(figures['num_updates']):,}" + (f" of {total:,}" if total else ""))
@@ -37,13 +37,13 @@ def reports(lines: Iterable[str], stage: str, total: int = 0) -> Iterator[str]:
 
 
 def updates_per_second(seen: deque[tuple[int, float]]) -> float:
-    """Speed from the first to the last of (update, seconds) pairs; 0 if that cannot be told."""
+    """Speed from the first to the last (update, seconds) pair; 0 if unknown."""
     (first, start), (last, end) = seen[0], seen[-1]
     return (last - first) / (end - start) if end > start else 0.0
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: ``40 s``, ``12 min``, ``1 h 14 min``."""
+    """Seconds in words: ``40 s``, ``12 min``, ``1 h 14 min``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

@@ -1,4 +1,4 @@
-"""The outside control: fairseq's own model and generator on the same weights. Imports fairseq when it is built."""
+"""An independent check: fairseq's own model and generator on the same weights. Imports fairseq when it is built."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,11 @@ from specdec_plugins.formats.spec import Model, Symbols
 
 
 class FairseqGenerator:
-    """fairseq's `SequenceGenerator` with a beam, fed with the engine's requests."""
+    """fairseq's `SequenceGenerator` for the engine's requests. Raises ValueError for a model that fairseq does not support."""
 
     def __init__(self, model: Model, beam: int, device: torch.device, dtype: torch.dtype):
-        """Raises ValueError if fairseq does not compute the model."""
         checkpoint = checkpoint_of(replace(model, spec=replace(model.spec, forced=())))
-        logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it reports optional packages that are missing
+        logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it reports missing optional packages
         with needed("train", "strategy fairseq"):
             from fairseq.data import Dictionary
             from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
@@ -49,10 +48,9 @@ class FairseqGenerator:
     def decode(
         self, requests: Sequence[Request], rows: int, max_tokens: int | None, max_len_a: float, max_len_b: int, stats: DecodeStats
     ) -> Iterator[Hypothesis]:
-        """Yield the best output of each request, in batches of ``rows`` and ``max_tokens`` source tokens (padding included) at
-        most. The requests have the same least length and the same rule against repeats.
+        """Yield the best output of each request, in batches of at most ``rows`` and ``max_tokens`` source tokens with padding.
 
-        The length limit is fairseq's, of the longest source of a batch.
+        All requests share their minimum length and n-gram rule. As in fairseq, the longest source sets a batch's length limit.
         """
         from fairseq.sequence_generator import SequenceGenerator
 
@@ -85,10 +83,7 @@ class FairseqGenerator:
 
 
 class Blocker:
-    """fairseq's rule against repeated n-grams, told only the tokens that are there.
-
-    Its own call hands it what pads them, too, with the last of which its code in Python compares, so that it forbids nothing.
-    """
+    """fairseq's rule against repeated n-grams, without padding: fairseq passes padding, and then its Python code bans nothing."""
 
     def __init__(self, size: int):
         from fairseq.ngram_repeat_block import NGramRepeatBlock
@@ -100,7 +95,7 @@ class Blocker:
 
 
 def batches(requests: Sequence[Request], rows: int, max_tokens: int | None) -> Iterator[list[Request]]:
-    """The requests in their order, ``rows`` at a time and at most ``max_tokens`` tokens with padding; a longer one goes alone."""
+    """Batches in order, of at most ``rows`` and ``max_tokens`` tokens with padding; a longer request goes alone."""
     batch: list[Request] = []
     for request in requests:
         longest = max(len(each.tokens) for each in (*batch, request))

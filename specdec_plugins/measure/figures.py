@@ -1,32 +1,26 @@
-"""The figure of ``specdec-benchmark``, drawn from the rows of its JSON: readable in black and white, and on a phone's screen."""
+"""The figure of ``specdec-benchmark``, from the rows of its JSON; readable in black and white and on a phone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-Row = dict[str, Any]
+from specdec_plugins.measure.tables import Row
+
 WIDTH = 6  # inches
 FACES = {"fairseq": "0.85", "fairseq-beam5": "0.85", "ctranslate2": "0.7", "ar": "0.45"}  # greys of others' bars; ours are blue
 OURS = "#1f4e9c"
 
 
-def workloads(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows by workload, which has a title."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        latency = row["kind"] == "latency"
-        found.setdefault("one sentence at a time" if latency else f"throughput, batch size {row['batch_size']}", []).append(row)
-    return found
-
-
 def speeds(rows: Sequence[Row], path: Path) -> None:
-    """Bars of tokens a second, a panel a workload; a line over a bar spans the rounds."""
+    """Draw bars of tokens per second, one panel per workload; error bars span the rounds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = workloads(rows)
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        title = f"throughput, batch size {row['batch_size']}" if row["kind"] == "throughput" else "one sentence at a time"
+        panels.setdefault(title, []).append(row)
     heights = [0.7 + 0.28 * len(each) for each in panels.values()]  # inches
     figure, axes = pyplot.subplots(
         len(heights), figsize=(WIDTH, sum(heights)), layout="constrained", squeeze=False, height_ratios=heights
@@ -34,9 +28,8 @@ def speeds(rows: Sequence[Row], path: Path) -> None:
     for panel, (title, each) in zip(axes[:, 0], panels.items()):
         centres = list(range(len(each)))[::-1]
         values = [row["tokens_per_second"] for row in each]
-        spans = [[value - row["tokens"] / max(row["seconds"]) for row, value in zip(each, values)],
-                 [row["tokens"] / min(row["seconds"]) - value for row, value in zip(each, values)]]  # fmt: skip
-        spans = [[max(0.0, length) for length in side] for side in spans]
+        spans = [[max(0.0, value - row["tokens"] / max(row["seconds"])) for row, value in zip(each, values)],
+                 [max(0.0, row["tokens"] / min(row["seconds"]) - value) for row, value in zip(each, values)]]  # fmt: skip
         faces = [FACES.get(row["strategy"], OURS) for row in each]
         panel.barh(centres, values, 0.7, color=faces, xerr=spans, error_kw={"elinewidth": 1.2, "capsize": 2})
         for centre, value, over in zip(centres, values, spans[1]):
@@ -46,6 +39,6 @@ def speeds(rows: Sequence[Row], path: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         panel.margins(x=0.12)
         panel.set_title(title, size=10, loc="left")
-    axes[-1, 0].set_xlabel("tokens a second")
+    axes[-1, 0].set_xlabel("tokens per second")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""The texts of ``specdec-score``: plain, output of fairseq-generate, or JSON lines of ``specdec-translate``; read and checked."""
+"""The input of ``specdec-score``: plain text, output of fairseq-generate, or JSON lines of ``specdec-translate``."""
 
 import json
 import re
@@ -9,17 +9,17 @@ from itertools import islice
 from specdec_plugins.text.bpe import has_subwords, remove_bpe
 from specdec_plugins.text.lines import read_lines
 
-MAX_LINES = 1_000_000  # a longer file is a training corpus, given by mistake
+MAX_LINES = 1_000_000  # a longer file is a training corpus
 
 FAIRSEQ_LINE = re.compile(r"[STHD]-([0-9]{1,9})\t")
-# What Moses leaves in text, and what it never leaves. French has a space before other marks, so these are commas and full stops.
+# What Moses produces, and what it never does. Only commas and full stops: French has spaces before other marks.
 TOKENISED = re.compile(r" [,.](?: |$)|&(?:apos|quot|amp|lt|gt|#91|#93|#124);| @-@ ")
 PLAIN = re.compile(r"\w[,!?](?: |$)|\w{4}\.$")
 
 
 @dataclass(frozen=True)
 class Text:
-    """Sentences, and the line of the file at which each stands. ``kind``: plain, json, or the letter of fairseq's lines."""
+    """Sentences and their line numbers. ``kind``: plain, json, or the letter of fairseq's lines."""
 
     path: str
     kind: str
@@ -27,14 +27,14 @@ class Text:
     numbers: list[int]
 
     def at(self, index: int) -> str:
-        """Where sentence ``index`` is, for messages."""
+        """The place of a sentence, for messages."""
         return f"{self.path}, line {self.numbers[index]}"
 
 
 def read(path: str, kinds: str, tokenized: bool, join_subwords: bool) -> Text:
-    """Read plain text, JSON lines, or of fairseq's output the first of ``kinds`` that it has. Raises ValueError for bad input.
+    """Read plain text, JSON lines, or the first of ``kinds`` present in fairseq's output. Raises ValueError for bad input.
 
-    ``tokenized``: of JSON lines take the tokens, not the text. ``join_subwords``: join them to words.
+    ``tokenized`` takes the tokens of JSON lines, not the text; ``join_subwords`` joins subwords to words.
     """
     content = list(enumerate(islice(read_lines(path), MAX_LINES + 1), 1))
     if len(content) > MAX_LINES:
@@ -61,7 +61,7 @@ def read(path: str, kinds: str, tokenized: bool, join_subwords: bool) -> Text:
 
 
 def labelled(path: str, number: int, line: str) -> tuple[int, int, str]:
-    """One line of fairseq's output: its index, the line's number, the sentence, which in H and D lines follows a score."""
+    """Index, line number and sentence of a line of fairseq's output; in H and D lines the sentence follows a score."""
     fields = line.split("\t", 2 if line[0] in "HD" else 1)
     if line[0] in "HD" and len(fields) < 3:
         raise ValueError(f"{path}, line {number}: not index, score and text, as fairseq's H and D lines are")
@@ -69,7 +69,7 @@ def labelled(path: str, number: int, line: str) -> tuple[int, int, str]:
 
 
 def record(path: str, number: int, line: str, tokenized: bool) -> tuple[int, int, str]:
-    """One JSON line of specdec-translate: its id, the line's number, the sentence."""
+    """Id, line number and sentence of a JSON line of specdec-translate."""
     try:
         fields = json.loads(line)
         index, text = fields["id"], " ".join(fields["tokens"]) if tokenized else fields["text"]
@@ -80,21 +80,21 @@ def record(path: str, number: int, line: str, tokenized: bool) -> tuple[int, int
     raise ValueError(f"{path}, line {number}: not JSON of specdec-translate (id, text, tokens)")
 
 
-def in_order(path: str, name: str, found: Iterable[tuple[int, int, str]]) -> list[tuple[int, str]]:
-    """Line numbers and sentences by index, from (index, line number, sentence) in any order; none may be missing or twice."""
-    places: dict[int, tuple[int, str]] = {}
-    for index, number, line in found:
-        if index in places:
-            raise ValueError(f"{path}, line {number}: {name}{index} a second time, after line {places[index][0]}")
-        places[index] = number, line
-    missing, last = next((index for index in range(len(places)) if index not in places), None), max(places)
+def in_order(path: str, name: str, sentences: Iterable[tuple[int, int, str]]) -> list[tuple[int, str]]:
+    """Sort (index, line number, sentence) by index. Raises ValueError for a missing or repeated index."""
+    by_index: dict[int, tuple[int, str]] = {}
+    for index, number, line in sentences:
+        if index in by_index:
+            raise ValueError(f"{path}, line {number}: {name}{index} a second time, after line {by_index[index][0]}")
+        by_index[index] = number, line
+    missing, last = next((index for index in range(len(by_index)) if index not in by_index), None), max(by_index)
     if missing is not None:
-        raise ValueError(f"{path}, line {places[last][0]}: {name}{last}, but {name}{missing} is missing")
-    return [places[index] for index in range(len(places))]
+        raise ValueError(f"{path}, line {by_index[last][0]}: {name}{last}, but {name}{missing} is missing")
+    return [by_index[index] for index in range(len(by_index))]
 
 
 def same_length(text: Text, reference: Text) -> None:
-    """Raise ValueError if there is not a reference for each sentence."""
+    """Raise ValueError if the numbers of sentences differ."""
     short, long = sorted((text, reference), key=lambda each: len(each.lines))
     if len(short.lines) < len(long.lines):
         counts = f"{short.path} has {len(short.lines)} and {long.path} has {len(long.lines)}"
@@ -102,10 +102,10 @@ def same_length(text: Text, reference: Text) -> None:
 
 
 def wrong_tokenisation(text: Text, tokenized: bool) -> str | None:
-    """A warning if a text looks like what it should not be: tokens, or with ``tokenized`` none."""
+    """A warning if the text looks tokenised, or with ``tokenized`` not tokenised."""
     sign, what = (PLAIN, "not tokenised, but --tokenized takes it as it is") if tokenized else (
-        TOKENISED, "tokenised, but sacreBLEU wants plain text (detokenise it, or give --tokenized)")  # fmt: skip
+        TOKENISED, "tokenised, but sacreBLEU expects plain text (detokenise it, or use --tokenized)")  # fmt: skip
     suspects = [index for index, line in enumerate(text.lines) if sign.search(line)]
-    if len(suspects) * 10 > len(text.lines):  # a few lines of any text may look so
+    if len(suspects) * 10 > len(text.lines):  # any text may have a few such lines
         return f"{text.at(suspects[0])}: looks {what}"
     return None

@@ -1,6 +1,6 @@
-"""A system in worker processes that start together; torch is loaded only there.
+"""A system in worker processes that start together; only they load torch.
 
-Processes keep one system's idle threads away from another's, and its memory apart.
+Separate processes keep a system's idle threads and memory from affecting another's.
 """
 
 import logging
@@ -15,13 +15,13 @@ from specdec_plugins.measure.machine import Mix, peak_memory
 from specdec_plugins.measure.systems import CTranslate2, Decoder, Engine, Order, Run, Sources, System
 from specdec_plugins.workers import Worker
 
-LEAD = 0.05  # seconds between an order and its start, so that all workers have it by then
+LEAD = 0.05  # seconds between an order and its start, so that every worker has received it
 
 
 class RunningSystem:
-    """A system with a mix, loaded; a process per worker, except that CTranslate2 has its workers in one process.
+    """A loaded system: one process per worker of its mix; CTranslate2 runs its workers in one process.
 
-    Raises ValueError naming the system for whatever goes wrong in its processes.
+    Faults in its processes raise ValueError naming the system.
     """
 
     def __init__(self, system: System, model: str, sources: Sources, mix: Mix):
@@ -33,7 +33,7 @@ class RunningSystem:
         self.processes: list[Worker] = []
 
     def decode(self, kind: str, batch_size: int, count: int | None = None) -> Run:
-        """Decode all sources, or about ``count`` per worker. Latency uses one process."""
+        """Decode all sources, or about ``count`` per worker; latency uses one process."""
         parts = self._split(kind)
         if count:
             parts = [part[:: max(1, len(part) // count)] for part in parts]
@@ -42,7 +42,7 @@ class RunningSystem:
         return joined(runs, parts)
 
     def memory(self, kind: str, batch_size: int) -> dict[str, int]:
-        """Bytes of weights and caches where known, and the most held so far (``peak``), of all processes."""
+        """Bytes of all processes: weights and caches where known, and ``peak`` memory so far."""
         found: Counter[str] = Counter()
         for held in self._ask(Order("memory", kind, batch_size, part) for part in self._split(kind)):
             found.update(held)
@@ -73,38 +73,33 @@ class RunningSystem:
 
 
 def split(sources: Sources, count: int) -> list[list[int]]:
-    """Deal the indices of the sources out by length, longest first, so that parts have equal work; none is empty."""
+    """Deal out the indices of the sources, longest first, so that parts have equal work; none is empty."""
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
     return [order[number::count] for number in range(min(count, len(order)))]
 
 
 def joined(runs: Sequence[Run], parts: Sequence[Sequence[int]]) -> Run:
-    """The runs of some parts as one: outputs in the order of the sources, seconds until the last one ended."""
+    """Parallel runs as one: outputs in the order of the sources, seconds until the last run ended, counts added up."""
     placed = {index: output for run, part in zip(runs, parts) for index, output in zip(part, run.outputs)}
-    spent: Counter[str] = Counter()
-    offered, accepted, lengths, committed = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
+    counts: dict[str, Counter] = {
+        name: Counter() for name in ("phases", "drafted", "accepted", "lengths", "accepted_lengths")
+    }  # fmt: skip
     for run in runs:
-        spent.update(run.phases)  # type: ignore[arg-type]  # seconds
-        offered.update({position: number for position, (number, _) in run.drafted.items()})
-        accepted.update({position: number for position, (_, number) in run.drafted.items()})
-        lengths.update(run.lengths)
-        committed.update(run.accepted_lengths)
-    drafted = {position: (offered[position], accepted[position]) for position in sorted(offered)}
-    return Run(
-        max(run.seconds for run in runs), runs[0].latencies, [placed[index] for index in sorted(placed)],
-        dict(spent), drafted, dict(sorted(lengths.items())), dict(sorted(committed.items())),
-    )  # fmt: skip
+        for name, count in counts.items():
+            count.update(getattr(run, name))
+    outputs = [placed[index] for index in sorted(placed)]
+    return Run(max(run.seconds for run in runs), runs[0].latencies, outputs, **counts)
 
 
 class SystemServer:
-    """Loads a system in its process, and answers orders there."""
+    """Loads a system in its process and answers orders."""
 
     def __init__(self, system: System, model: str, sources: Sources, mix: Mix, number: int):
         import torch
 
         from specdec_plugins.formats.folder import load_folder
 
-        logging.disable(logging.WARNING)  # fairseq warns of optional packages
+        logging.disable(logging.WARNING)  # fairseq warns about optional packages
         torch.set_num_threads(mix.threads)
         self.device = system.device
         build = CTranslate2 if system.strategy == "ctranslate2" else Engine
@@ -121,7 +116,7 @@ class SystemServer:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise as ValueError what a system reports when it lacks a data type, a device or memory."""
+    """Turn a system's errors (a missing data type, device or package, no memory) into ValueError."""
     try:
         yield
     except (ImportError, RuntimeError) as error:

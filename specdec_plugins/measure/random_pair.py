@@ -1,7 +1,4 @@
-"""A pair with random weights, of any shape: to measure and to test before there is a trained one.
-
-Knows no file format and no fairseq. D width, V vocabulary.
-"""
+"""A pair with random weights of any shape, for measurements and tests without a trained one. D width, V vocabulary."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +13,7 @@ from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, SideSpe
 
 @dataclass(frozen=True)
 class Shape:
-    """A verifier with as many layers on both sides, and a causal block drafter with fewer."""
+    """A verifier with equally many encoder and decoder layers, and a causal block drafter with fewer."""
 
     layers: int = 6
     drafter_layers: int = 2
@@ -24,14 +21,14 @@ class Shape:
     inner: int = 2048
     heads: int = 8
     vocabulary: int = 32000  # V
-    drafted: float = 1.0  # the share of the vocabulary that is drafted, the first tokens
+    drafted: float = 1.0  # fraction of the vocabulary that is drafted: the first tokens
     successor_width: int = 128
     block_size: int = 8
     positions: int = 1024  # of either side
 
 
 def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
-    """Verifier and drafter in float32, initialised as fairseq does. All embeddings are one table; the encoder is the same."""
+    """Verifier and drafter in float32, initialised as in fairseq, with one table for all embeddings and one encoder."""
     generator = torch.Generator().manual_seed(seed)
     spec, drafting = _spec(shape, shape.layers), _spec(shape, shape.drafter_layers)
     table = torch.empty(shape.vocabulary, shape.width).normal_(0, shape.width**-0.5, generator=generator)
@@ -62,12 +59,12 @@ def _spec(shape: Shape, decoder_layers: int) -> ModelSpec:
 
 
 def _initial(spec: ModelSpec, given: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """The tensors of a model besides those ``given``, by canonical names."""
+    """A model's tensors other than those ``given``, by canonical name."""
     return {name: _tensor(name, size, generator) for name, size in shapes(spec, 0, 0).items() if name not in given}
 
 
 def _tensor(name: str, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Matrices by Xavier's rule, those into attention smaller by sqrt(2); norms that change nothing."""
+    """Matrices by Xavier's rule, attention inputs divided by sqrt(2); identity norms."""
     if len(size) == 1:
         return torch.ones(size) if name.endswith("norm.weight") else torch.zeros(size)
     bound = math.sqrt(6 / sum(size))

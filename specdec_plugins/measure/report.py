@@ -1,7 +1,7 @@
-"""A report in a folder: systems and workloads, measured workload by workload, kept, and shown as Markdown and a figure.
+"""A report in a folder: systems measured workload by workload, as JSON, Markdown and a figure.
 
-Speeds compare only within one interleaved run, so what is measured, and kept in ``cells/``, is all systems with one workload. Its
-file names everything that it depends on (model, text and engine by their hash); it is measured again when that changes.
+Speeds compare only within one interleaved run, so a file in ``cells/`` has all systems on one workload. It names everything it
+depends on (model, text and engine by hash) and is measured again when that changes.
 """
 
 import json
@@ -25,7 +25,7 @@ FIGURE = "speeds.png"
 
 
 def measured_rows(plan: Plan, text: Text, reader: "Translator", progress: Progress) -> dict[str, Any]:
-    """Measure a plan: its rows, why systems were left out, and BLEU where there are references."""
+    """Measure a plan: its rows, why systems were left out, and BLEU if there are references."""
     measured, left_out = measure(plan, text.sources, progress)
     baseline = next((each for each in measured if each.system == BASELINE), measured[0])
     rows = [summarise(each, baseline.runs[0].outputs) for each in measured]
@@ -37,7 +37,7 @@ def measured_rows(plan: Plan, text: Text, reader: "Translator", progress: Progre
 
 
 def add_bleu(rows: list[Row], outputs: list[list[str]], baseline: list[str], references: list[str]) -> str:
-    """Add BLEU to the rows, and its difference to the baseline's where the output differs. Returns BLEU's signature."""
+    """Add BLEU to the rows, and its difference from the baseline where the output differs. Returns BLEU's signature."""
     from sacrebleu.metrics import BLEU
 
     from specdec_plugins.measure.scores import difference
@@ -54,7 +54,7 @@ def add_bleu(rows: list[Row], outputs: list[list[str]], baseline: list[str], ref
 
 
 class Report:
-    """A report in ``folder`` for one plan and text. ``signature`` names the machine, the model and the text."""
+    """A report on one plan and text. ``signature`` names machine, model and text."""
 
     def __init__(self, folder: Path, plan: Plan, texts: Sequence[Path], signature: dict[str, Any]):
         self.folder, self.plan, self.signature = folder, plan, signature
@@ -77,17 +77,17 @@ class Report:
 
     @property
     def missing(self) -> list[Workload]:
-        """The workloads that are still to be measured."""
+        """The workloads that remain to be measured."""
         return [load for load, found in self.stored.items() if not found]
 
     def measure(self, load: Workload, text: Text, reader: "Translator", progress: Progress) -> None:
-        """Measure a workload and keep it."""
+        """Measure a workload and save it."""
         found = measured_rows(replace(self.plan, workloads=[load]), text, reader, progress)
         self.stored[load] = {"key": self.keys[load], **found}
-        write(self.path(load), json.dumps(self.stored[load]))
+        files.write(self.path(load), json.dumps(self.stored[load]))
 
     def publish(self) -> dict[str, Any]:
-        """Write report.json, the figure and report.md; return the JSON's content. Every workload must have been measured."""
+        """Write report.json, the figure and report.md; return the JSON's content. Requires every workload to be measured."""
         from specdec_plugins.measure.figures import speeds
 
         parts = list(self.stored.values())
@@ -96,25 +96,19 @@ class Report:
             "left_out": sorted({line for each in parts for line in each["left_out"]}), "baseline": parts[0]["baseline"],
             "bleu_signature": parts[0]["bleu_signature"], "signature": self.signature,
         }  # fmt: skip
-        write(self.folder / "report.json", json.dumps(result) + "\n")
+        files.write(self.folder / "report.json", json.dumps(result) + "\n")
         speeds(result["rows"], self.folder / FIGURE)
-        write(self.folder / "report.md", render(result))
+        files.write(self.folder / "report.md", render(result))
         return result
 
 
 def recall(path: Path, key: dict[str, Any]) -> dict[str, Any]:
-    """What was measured, if it depended on the same things; else nothing."""
+    """A stored measurement, if its key matches; otherwise empty."""
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError:
         found = {}
     return found if isinstance(found, dict) and found.get("key") == key else {}
-
-
-def write(path: Path, content: str) -> None:
-    """Write a file, whole or not at all."""
-    with files.whole(path) as temporary:
-        temporary.write_text(content, encoding="utf-8")
 
 
 def render(result: dict[str, Any]) -> str:
@@ -124,10 +118,10 @@ def render(result: dict[str, Any]) -> str:
     parts = [
         f"# {signature['model']}",
         f"specdec-benchmark, {signature['date']}. {signature['cores']} cores, {signature['cpu']}; Python {signature['python']}, "
-        f"{versions}. {signature['sentences']:,} sentences of {signature['input']}, {result['rounds']} rounds by turns.",
+        f"{versions}. {signature['sentences']:,} sentences of {signature['input']}, {result['rounds']} interleaved rounds.",
         f"BLEU: `{result['bleu_signature']}`. Compared with: {result['baseline']}.",
         *(f"Left out: {line}" for line in result["left_out"]),
     ]
     for kind, table in tables(result["rows"], signature).items():
         parts += [ABOUT[kind], table]
-    return "\n\n".join([*parts, f"![Tokens a second of each system at its best; lines span the rounds]({FIGURE})"]) + "\n"
+    return "\n\n".join([*parts, f"![Tokens per second of each system at its best; error bars span the rounds]({FIGURE})"]) + "\n"

@@ -1,6 +1,6 @@
-"""Measure systems by turns, round by round, on the same tokens, so that a drift of the machine's speed affects all of them.
+"""Measure systems in turn, round by round, on the same tokens, so that drifts in the machine's speed affect all of them.
 
-Latency and throughput are measured apart, each with all mixes of workers and threads; a system's fastest mix counts.
+Latency and throughput are measured separately, with every mix of workers and threads; a system's fastest mix counts.
 """
 
 import itertools
@@ -24,17 +24,15 @@ MEMORY = ("weights", "caches", "recordings")  # of our own strategies; the last 
 
 
 class Progress(Protocol):
-    """Reports how far a measurement has come."""
-
     def step(self, what: str, done: float) -> None:
-        """``what`` begins when this fraction of everything is done."""
+        """``what`` begins; ``done`` is the finished fraction of everything."""
 
     def warn(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True)
 class Text:
-    """What is translated, in tokens with eos; empty lines are left out."""
+    """The sources, as token ids with eos, without empty lines; and their references."""
 
     sources: list[list[int]]
     references: list[str] | None
@@ -42,9 +40,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Workload:
-    """``latency``: a sentence at a time, the next after the answer. ``throughput``: a whole text on all cores, ``batch_size``
-    sentences at a time in each worker. ``mixes`` are those to choose from.
-    """
+    """``latency``: one sentence at a time. ``throughput``: a whole text on all cores, ``batch_size`` sentences at a time in each
+    worker. ``mixes`` are the candidates."""
 
     kind: str
     batch_size: int
@@ -52,7 +49,7 @@ class Workload:
 
 
 def workloads(kinds: Sequence[str], batch_sizes: Sequence[int], threads: Sequence[int], device: str = "cpu") -> list[Workload]:
-    """The workloads of these ``kinds``; a worker may have any of ``threads``."""
+    """The workloads of these ``kinds``; ``threads`` are the candidates for a worker."""
     latency = Workload("latency", 1, tuple(Mix(1, number) for number in threads))
     throughput = [Workload("throughput", size, tuple(full_mixes(threads, device))) for size in batch_sizes]
     return [workload for workload in (latency, *throughput) if workload.kind in kinds]
@@ -70,7 +67,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """One system on one workload. ``seconds`` are those of each mix, round by round; the rest is of the fastest mix."""
+    """One system on one workload: ``seconds`` of each mix, round by round; everything else for the fastest mix."""
 
     system: System
     workload: Workload
@@ -78,13 +75,13 @@ class Measured:
     runs: list[Run]
     seconds: dict[Mix, list[float]]
     differing: int  # sentences whose output depends on the mix
-    memory: dict[str, int]  # bytes in all processes: their peaks, and weights and caches of our own strategies
+    memory: dict[str, int]  # bytes in all processes: peak; for our own strategies also weights and caches
 
 
-def read_text(reader: "Translator", source: str, reference: str | None, count: int | None, bpe: bool = False) -> Text:
-    """The first ``count`` lines (None: all), in ``reader``'s tokens; with ``bpe`` the lines are tokens in BPE already.
+def read_text(reader: "Translator", source: str, reference: str | None, count: int | None, tokenized: bool = False) -> Text:
+    """The first ``count`` lines (None: all) in ``reader``'s tokens; ``tokenized`` lines are subwords already.
 
-    Raises ValueError if references and lines differ in number, if there is nothing to translate, or if a line is too long.
+    Raises ValueError if the numbers of references and lines differ, nothing is left to translate, or a line is too long.
     """
     from specdec_plugins.translator import SourceTooLong
 
@@ -93,7 +90,7 @@ def read_text(reader: "Translator", source: str, reference: str | None, count: i
     if references is not None and len(references) != len(lines):
         raise ValueError(f"{source} has {len(lines):,} lines and {reference} has {len(references):,}")
     try:
-        sources = reader.encode(lines, bpe)
+        sources = reader.encode(lines, tokenized)
     except SourceTooLong as error:
         raise ValueError(f"{source}, line {error.index + 1}: {error}") from None
     kept = [index for index, tokens in enumerate(sources) if len(tokens) > 1]
@@ -103,7 +100,7 @@ def read_text(reader: "Translator", source: str, reference: str | None, count: i
 
 
 def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[list[Measured], list[str]]:
-    """Run the systems by turns. Also returns why systems were left out; raises ValueError if none is left."""
+    """Run the systems in turn. Also returns why systems were left out; raises ValueError if none is left."""
     steps = itertools.count()
     total = len(plan.systems) * (1 + len(plan.workloads) * plan.rounds)
     with ExitStack() as stack:
@@ -111,7 +108,8 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
         left_out = []
         for system in plan.systems:
             progress.step(f"loading {system.name}", next(steps) / total)
-            running = start(system, plan, sources)
+            largest = {mix.threads: mix for mix in sorted(mix for workload in plan.workloads for mix in workload.mixes)}
+            running = {threads: RunningSystem(system, plan.model, sources, mix) for threads, mix in largest.items()}
             for each in running.values():
                 stack.callback(each.stop)
             try:
@@ -150,34 +148,28 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
     return measured, left_out
 
 
-def start(system: System, plan: Plan, sources: list[list[int]]) -> dict[int, RunningSystem]:
-    """Start a system for all workloads of a plan, once per number of threads, with the most workers that a mix has."""
-    largest = {mix.threads: mix for mix in sorted(mix for workload in plan.workloads for mix in workload.mixes)}
-    return {threads: RunningSystem(system, plan.model, sources, mix) for threads, mix in largest.items()}
-
-
 def differences(outputs: Sequence[list[list[str]]]) -> int:
-    """The number of sentences for which not all outputs are the same."""
+    """The number of sentences whose outputs are not all equal."""
     return sum(any(output != first for output in others) for first, *others in zip(*outputs))
 
 
 def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:
-    """A row of a report: medians over the rounds, and how many outputs equal the ``expected`` ones."""
+    """A row of a report: medians over the rounds, and the number of ``expected`` outputs."""
     import numpy as np
 
     system, workload, found = measured.system, measured.workload, measured.runs
     first = found[0]
-    tokens = sum(len(output) + 1 for output in first.outputs)  # with eos, which each system decodes, too
+    tokens = sum(len(output) + 1 for output in first.outputs)  # with eos, which each system decodes
     seconds = median(measured.seconds[measured.mix])
-    spent = sum(first.phases.values()) or 1.0
+    spent = first.phases.total() or 1.0
     row: dict[str, Any] = {
         "system": system.name, "strategy": system.strategy, "dtype": system.dtype, "block_size": system.block,
         "beta": system.beta, "tau": system.tau, "kind": workload.kind, "batch_size": workload.batch_size,
         "workers": measured.mix.workers, "threads": measured.mix.threads,
-        "lengths": first.lengths, "accepted_lengths": first.accepted_lengths,
+        "lengths": dict(sorted(first.lengths.items())), "accepted_lengths": dict(sorted(first.accepted_lengths.items())),
         "tokens_per_second": round(tokens / seconds), "sentences_per_second": round(len(first.outputs) / seconds, 1),
         "seconds": [round(run.seconds, 4) for run in found], "tokens": tokens,
-        "mixes": {str(mix): round(tokens / median(each)) for mix, each in measured.seconds.items()},  # tokens a second
+        "mixes": {str(mix): round(tokens / median(each)) for mix, each in measured.seconds.items()},  # tokens per second
         "differing": measured.differing,
         "mean_accepted_length": round(first.mean_accepted_length, 3),
         "acceptance_by_position": [round(rate, 3) for rate in first.acceptance_by_position],

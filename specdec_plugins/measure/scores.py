@@ -1,6 +1,6 @@
-"""Scores of translations. The metrics and the paired tests are sacreBLEU's own.
+"""Scores of translations, with sacreBLEU's metrics and paired tests.
 
-Tokenised and compound-split BLEU are sacreBLEU's with another tokeniser and without smoothing, which makes them fairseq-score's.
+Tokenised and compound-split BLEU are sacreBLEU's without smoothing and with another tokeniser, and equal fairseq-score's.
 """
 
 import re
@@ -14,19 +14,19 @@ from specdec_plugins.measure.hypotheses import Text
 from specdec_plugins.text.moses import Moses
 
 TESTS = {"bs": "paired bootstrap", "ar": "approximate randomisation"}
-MAX_PAIRED = 20_000  # sentences; sacreBLEU's bootstrap holds all its samples at once: 1.4 GB of chrF's counts
+MAX_PAIRED = 20_000  # sentences; sacreBLEU's bootstrap keeps all samples in memory: 1.4 GB for chrF
 ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-Lsum"}
 SENTENCE_END = re.compile(r"(?<=[.!?]) +")
 UNKNOWN = re.compile(r"(?<!\S)<unk>(?!\S)")
 
 
 def mark_unknown(lines: list[str]) -> list[str]:
-    """References with ``<unk>`` as fairseq-score has it, ``<<unk>>``, so that a hypothesis's ``<unk>`` never matches it."""
+    """References with ``<unk>`` as ``<<unk>>``, as in fairseq-score, so that a hypothesis's ``<unk>`` never matches."""
     return [UNKNOWN.sub("<<unk>>", line) for line in lines]
 
 
 def make_metrics(target_lang: str | None, tokenized: bool) -> dict[str, Any]:
-    """The metrics that suit the text, by name. Raises ValueError where sacreBLEU lacks the tokeniser of a language."""
+    """The metrics for the text, by name. Raises ValueError if sacreBLEU lacks the language's tokeniser."""
     from sacrebleu.metrics import BLEU, CHRF
 
     def fairseq_bleu(tokeniser: Callable[[str], str], signature: str) -> Any:
@@ -36,7 +36,7 @@ def make_metrics(target_lang: str | None, tokenized: bool) -> dict[str, Any]:
 
     if tokenized:
         metrics = {"tokenised BLEU": fairseq_bleu(str, "none")}
-    else:  # force: sacreBLEU's own warning of tokenised text comes late and has three lines
+    else:  # force: sacreBLEU's own warning about tokenised text is late and long
         try:
             metrics = {"BLEU": BLEU(trg_lang=target_lang or "", force=True), "chrF2": CHRF()}
         except RuntimeError as error:
@@ -45,8 +45,8 @@ def make_metrics(target_lang: str | None, tokenized: bool) -> dict[str, Any]:
         if tokenized:
             metrics["compound-split BLEU"] = fairseq_bleu(split_compounds, "none+compound-split")
         else:
-            moses = Moses("de").tokenizer  # as tokenizer.perl -l de: nothing normalised in a reference, hyphens left whole
-            tokenise = cache(lambda line: split_compounds(moses.tokenize(line, return_str=True)))  # each test asks again
+            moses = Moses("de").tokenizer  # as tokenizer.perl -l de: no normalisation, hyphens intact
+            tokenise = cache(lambda line: split_compounds(moses.tokenize(line, return_str=True)))  # each test repeats the calls
             metrics["compound-split BLEU"] = fairseq_bleu(tokenise, f"moses-de-{version('sacremoses')}+compound-split")
     return metrics
 
@@ -54,20 +54,20 @@ def make_metrics(target_lang: str | None, tokenized: bool) -> dict[str, Any]:
 def split_compounds(line: str) -> str:
     """Split hyphens inside tokens: ``E-Mail`` becomes ``E ##AT##-##AT## Mail``.
 
-    On bytes, because the Perl line of the published scripts runs so: of ``a-b-c`` only the first hyphen has a letter left.
+    On bytes, as in the Perl line of the published scripts; in ``a-b-c`` only the first hyphen is split.
     """
     return re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", line.encode()).decode()
 
 
 def scores(metrics: dict[str, Any], text: Text, reference: Text) -> dict[str, dict[str, Any]]:
-    """Each metric's score, unrounded, and what BLEU is made of."""
+    """Each metric's score, unrounded, and BLEU's components."""
     parts = ("score", "precisions", "bp", "sys_len", "ref_len")
     found = {name: metric.corpus_score(text.lines, [reference.lines]) for name, metric in metrics.items()}
     return {name: {part: getattr(score, part) for part in parts if hasattr(score, part)} for name, score in found.items()}
 
 
 def compare(metrics: dict[str, Any], systems: Sequence[Text], reference: Text, result: dict[str, Any]) -> None:
-    """Add to ``result`` what paired tests say of each system against the first, and how far the outputs agree."""
+    """Add to ``result`` paired tests of each system against the first, and the agreement of their outputs."""
     from sacrebleu.significance import PairedTest
 
     if len(reference.lines) > MAX_PAIRED:
@@ -75,14 +75,14 @@ def compare(metrics: dict[str, Any], systems: Sequence[Text], reference: Text, r
     named: list[tuple[str, Sequence[str]]] = [(text.path, text.lines) for text in systems]
     for name, metric in metrics.items():
         for test, title in TESTS.items():
-            # A metric at a time: sacreBLEU tells results apart by the metric's own name, and all kinds of BLEU have the same.
+            # One metric at a time: sacreBLEU keys results by the metric's own name, which all kinds of BLEU share.
             signed, found = PairedTest(named, {name: metric}, [reference.lines], test)()
             ((own_name, signature),) = signed.items()
             added = [part for part in str(signature).split("|") if part not in result["signatures"][name]]
             result["signatures"][title] = "|".join(added)  # samples and seed
             for text, row, outcome in zip(systems, result["systems"], found[own_name]):
                 parts = {part: getattr(outcome, part) for part in ("p_value", "mean", "ci")}
-                if text.lines == systems[0].lines:  # sacreBLEU would find a difference of nothing significant: p = 1 / (n + 1)
+                if text.lines == systems[0].lines:  # sacreBLEU would call no difference significant: p = 1 / (n + 1)
                     parts["p_value"] = None
                 row["scores"][name][title] = {part: float(value) for part, value in parts.items() if value is not None}
     first = next(iter(metrics.values()))
@@ -92,10 +92,10 @@ def compare(metrics: dict[str, Any], systems: Sequence[Text], reference: Text, r
 
 
 def difference(metric: Any, ours: Sequence[str], theirs: Sequence[str], reference: Sequence[str]) -> dict[str, float]:
-    """By how much ours scores higher, and the 95 % interval of that over the samples of sacreBLEU's paired bootstrap."""
+    """Ours minus theirs, and its 95 % interval over the samples of sacreBLEU's paired bootstrap."""
     import numpy as np
 
-    seed, count = 12345, 1000  # sacreBLEU's own; how it samples, and where it cuts, too
+    seed, count = 12345, 1000  # sacreBLEU's values; sampling and percentiles are also its own
     picks = np.random.default_rng(seed).choice(len(reference), size=(count, len(reference)), replace=True)
     whole, sampled = [], []
     for lines in (ours, theirs):
@@ -107,19 +107,14 @@ def difference(metric: Any, ours: Sequence[str], theirs: Sequence[str], referenc
     return {"difference": whole[0] - whole[1], "mean": float(found.mean()), "low": float(low), "high": float(high)}
 
 
-def rouge_lines(summary: str) -> str:
-    """A summary with a sentence a line, as ROUGE-Lsum takes it."""
-    return SENTENCE_END.sub("\n", summary)
-
-
 def add_rouge(systems: Sequence[Text], reference: Text, result: dict[str, Any]) -> None:
-    """Add to ``result`` the mean F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum over all texts, in per cent. Raises ImportError."""
+    """Add the mean F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum to ``result``, in per cent. Raises ImportError."""
     with needed("summarisation", "--rouge"):
         from rouge_score.rouge_scorer import RougeScorer
     scorer = RougeScorer(list(ROUGE), use_stemmer=True)
     for text, row in zip(systems, result["systems"]):
-        pairs = zip(map(rouge_lines, reference.lines), map(rouge_lines, text.lines))
-        found = [scorer.score(*pair) for pair in pairs]
+        pairs = zip(reference.lines, text.lines)  # ROUGE-Lsum expects one sentence per line
+        found = [scorer.score(*(SENTENCE_END.sub("\n", summary) for summary in pair)) for pair in pairs]
         for name, title in ROUGE.items():
             row["scores"][title] = {"score": 100 * sum(each[name].fmeasure for each in found) / len(found)}
     how = f"mean F1|stemmer:yes|sentences end:.!?|rouge-score:{version('rouge-score')}"
@@ -137,6 +132,6 @@ def add_comet(model: str, source: Text, systems: Sequence[Text], reference: Text
         for text, row in zip(systems, result["systems"]):
             data = [{"src": s, "mt": m, "ref": r} for s, m, r in zip(source.lines, text.lines, reference.lines)]
             row["scores"]["COMET"] = {"score": float(scorer.predict(data, gpus=int(torch.cuda.is_available())).system_score)}
-    except Exception as error:  # the package downloads and runs a model: anything may be raised, and each fault is one line
+    except Exception as error:  # downloading and running a model may raise anything
         raise ValueError(f"--comet {model}: {error}") from None
     result["signatures"]["COMET"] = f"model:{model}|unbabel-comet:{version('unbabel-comet')}"

@@ -1,6 +1,6 @@
-"""The systems that are measured, as a process loads them: our strategies, fairseq's generator, CTranslate2.
+"""The measured systems, as loaded in a process: our strategies, fairseq's generator, CTranslate2.
 
-Times are of decoding alone: sources are token numbers, and outputs are put together afterwards.
+Only decoding is timed: sources are token ids, and outputs are assembled afterwards.
 """
 
 import tempfile
@@ -23,13 +23,13 @@ DRAFTERLESS = ("fairseq", "fairseq-beam5", "ctranslate2", "ar")
 DTYPES = ("float32", "bfloat16", "int8")
 KINDS = ("latency", "throughput")
 GPU_DTYPES = ("float32", "bfloat16", "float16")
-POSITIONS = 64  # of a draft that are counted one by one
-Sources = Sequence[list[int]]  # token numbers with eos
+POSITIONS = 64  # of a draft, counted separately
+Sources = Sequence[list[int]]  # token ids with eos
 
 
 @dataclass(frozen=True)
 class System:
-    """One way to decode. ``name`` is what tables call it."""
+    """One way to decode."""
 
     strategy: str
     dtype: str
@@ -48,32 +48,30 @@ class System:
 
 @dataclass(frozen=True)
 class Run:
-    """One pass over sources: seconds in all and per sentence (latency), outputs in subwords, counts."""
+    """One pass over the sources: seconds in total and per sentence (latency), outputs in subwords, counts."""
 
     seconds: float
     latencies: list[float]
     outputs: list[list[str]]
-    phases: dict[str, float] = field(default_factory=dict)  # seconds drafting, verifying, encoding, elsewhere
-    drafted: dict[int, tuple[int, int]] = field(default_factory=dict)  # by position in the draft: tokens, accepted ones
-    lengths: dict[int, int] = field(default_factory=dict)  # passes by draft length
-    accepted_lengths: dict[int, int] = field(default_factory=dict)  # passes of a row, by the tokens that they committed
+    phases: Counter[str] = field(default_factory=Counter)  # seconds drafting, verifying, encoding, elsewhere
+    drafted: Counter[int] = field(default_factory=Counter)  # tokens by position in the draft
+    accepted: Counter[int] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)  # passes by draft length
+    accepted_lengths: Counter[int] = field(default_factory=Counter)  # row passes by committed tokens
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens committed per pass of a row, the verifier's own included; 1.0 where passes are unknown."""
-        passes = sum(self.accepted_lengths.values())
+        """Tokens committed per row pass, with the verifier's own; 1.0 where passes are unknown."""
+        passes = self.accepted_lengths.total()
         return sum(length * number for length, number in self.accepted_lengths.items()) / passes if passes else 1.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        return [accepted / offered for offered, accepted in self.drafted.values()]
+        return [self.accepted[position] / number for position, number in sorted(self.drafted.items())]
 
 
 class Decoder(Protocol):
-    """A loaded system.
-
-    ``memory`` returns bytes of ``weights``, ``caches`` and, on a GPU, ``recordings``, or nothing where it cannot be known.
-    """
+    """A loaded system. ``memory`` returns bytes of ``weights``, ``caches`` and, on a GPU, ``recordings``; empty if unknown."""
 
     def decode(self, order: "Order") -> Run: ...
 
@@ -81,13 +79,13 @@ class Decoder(Protocol):
 
 
 class Order(NamedTuple):
-    """A task for a process: ``decode`` some of its sources, or count the bytes of its ``memory`` for them."""
+    """A task for a process: ``decode`` some of its sources, or measure its ``memory`` for them."""
 
     task: str
-    kind: str  # latency: a call for each sentence, one after the other; throughput: one call for all
+    kind: str  # latency: one call per sentence; throughput: one call for all
     batch_size: int
     sources: list[int]  # indices
-    start: float = 0.0  # seconds of time.monotonic, which all processes have in common; nobody begins earlier
+    start: float = 0.0  # time.monotonic, shared by all processes; nobody starts earlier
 
 
 class Engine:
@@ -97,8 +95,9 @@ class Engine:
         from specdec_plugins.settings import Settings
         from specdec_plugins.translator import Translator
 
-        settings: dict[str, Any] = {"strategy": system.strategy.split("-")[0], "dtype": system.dtype}
-        settings.update(threads=mix.threads, device=system.device)
+        settings: dict[str, Any] = {
+            "strategy": system.strategy.split("-")[0], "dtype": system.dtype, "threads": mix.threads, "device": system.device
+        }  # fmt: skip
         if system.strategy == "fairseq-beam5":
             settings["beam"] = 5
         if system.tau is not None:
@@ -106,21 +105,20 @@ class Engine:
         if system.block:
             settings["block_size"] = system.block if system.block == "auto" else int(system.block)
         self.sources, self.translator = sources, Translator(pair, Settings(**settings))
-        self.weights = tensor_bytes(vars(self.translator).get("roles"))  # before there are buffers
+        self.weights = tensor_bytes(vars(self.translator).get("roles"))  # before any buffers exist
 
     def decode(self, order: Order) -> Run:
         self.translator.engine.take_stats()
         sources = [self.sources[index] for index in order.sources]
         seconds, latencies, hypotheses = timed(self.translator.engine.generate, sources, order)
         stats = self.translator.engine.take_stats()
-        drafted, committed = count_steps(hypotheses)
-        return Run(
-            seconds, latencies, [self.translator.codec.target.tokens(hypothesis.tokens) for hypothesis in hypotheses],
-            {name: spent for name, spent in stats.seconds.items() if name != "text"}, drafted, dict(stats.lengths), committed,
-        )  # fmt: skip
+        drafted, accepted, committed = count_steps(hypotheses)
+        phases = Counter({name: spent for name, spent in stats.seconds.items() if name != "text"})
+        outputs = [self.translator.codec.target.tokens(hypothesis.tokens) for hypothesis in hypotheses]
+        return Run(seconds, latencies, outputs, phases, drafted, accepted, Counter(stats.lengths), committed)  # type: ignore[arg-type]
 
     def memory(self, order: Order) -> dict[str, int]:
-        """Bytes of the weights, of keys and values when the longest sources have been decoded together, and of recordings."""
+        """Bytes of the weights, of keys and values after decoding the longest sources together, and of recordings."""
         if self.translator.settings.strategy == "fairseq":
             return {}
         session = self.translator.engine.session(order.batch_size)
@@ -130,15 +128,14 @@ class Engine:
         while not session.idle:
             session.step()
         runner = getattr(getattr(self.translator.engine.roles.verifier, "model", None), "runner", None)
-        held = getattr(runner, "held", None)  # 0: a GPU that runs eagerly
+        held = getattr(runner, "held", None)  # 0 on a GPU without recordings
         recordings = {} if held is None else {"recordings": held}
         return {"weights": self.weights, "caches": tensor_bytes(session.verifying, session.drafting), **recordings}
 
 
 class CTranslate2:
-    """The same verifier, converted; greedy, with fairseq's length limit. Its workers are translators in one process, to which it
-    hands out a text in batches, sorted by length.
-    """
+    """The same verifier, converted; greedy, with fairseq's length limit. Its workers are translators in one process, which share
+    a text's batches, sorted by length."""
 
     def __init__(self, system: System, pair: "Pair", mix: Mix, sources: Sources):
         with needed("bench", "system ctranslate2"):
@@ -162,14 +159,13 @@ class CTranslate2:
         return Run(seconds, latencies, [each.hypotheses[0] for each in found])
 
     def memory(self, order: Order) -> dict[str, int]:
-        """Unknown."""
         return {}
 
 
 def timed(
     decode: Callable[[list[Any], int], list[Any]], sources: list[Any], order: Order
 ) -> tuple[float, list[float], list[Any]]:
-    """Seconds since the order's start (a late worker loses time), seconds of each source (latency), and the outputs."""
+    """Seconds since the order's start (late workers lose time), seconds per source (latency), and the outputs."""
     outputs, latencies = [], []
     time.sleep(max(0.0, order.start - time.monotonic()))
     if order.kind == "throughput":
@@ -182,19 +178,18 @@ def timed(
     return time.monotonic() - order.start, latencies, outputs
 
 
-def count_steps(hypotheses: Iterable["Hypothesis"]) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-    """Drafted and accepted tokens by position in the draft, and the number of steps by tokens committed."""
-    offered, accepted, committed = Counter[int](), Counter[int](), Counter[int]()
+def count_steps(hypotheses: Iterable["Hypothesis"]) -> tuple[Counter[int], Counter[int], Counter[int]]:
+    """Drafted and accepted tokens by position in the draft, and steps by committed tokens."""
+    drafted, accepted, committed = Counter[int](), Counter[int](), Counter[int]()
     for step in (step for hypothesis in hypotheses for step in hypothesis.steps):
         committed[step.accepted + (step.own is not None)] += 1
-        for position in range(min(POSITIONS, len(step.drafted))):
-            offered[position] += 1
-            accepted[position] += step.accepted > position
-    return {position: (offered[position], accepted[position]) for position in sorted(offered)}, dict(committed)
+        drafted.update(range(min(POSITIONS, len(step.drafted))))
+        accepted.update(range(min(POSITIONS, step.accepted)))
+    return drafted, accepted, committed
 
 
 def convert(pair: "Pair", folder: Path) -> None:
-    """Write the verifier for CTranslate2 into ``folder/converted``, by way of a fairseq checkpoint."""
+    """Write the verifier for CTranslate2 to ``folder/converted``, via a fairseq checkpoint."""
     import torch
     from ctranslate2.converters import FairseqConverter
 

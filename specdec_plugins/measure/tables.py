@@ -12,13 +12,13 @@ NAMES = {
 
 
 def tables(rows: list[Row], signature: dict[str, Any]) -> dict[str, str]:
-    """The tables, by kind, for which there are figures."""
+    """The tables that have figures, by kind."""
     made = {kind: make(rows, signature) for kind, make in TABLES.items()}
     return {kind: table for kind, table in made.items() if table.count("\n") > 1}
 
 
 def label(row: Row, signature: dict[str, Any]) -> str:
-    """A system, for tables."""
+    """The name of a row's system."""
     name = NAMES[row["strategy"]].format(ctranslate2=signature.get("ctranslate2", ""))
     name += f" {row['dtype']}" if not row["strategy"].startswith("fairseq") else ""
     name += f", always {row['block_size']} tokens" if (row["block_size"] or "auto") != "auto" else ""
@@ -33,7 +33,7 @@ def table(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def ratio(row: Row, rows: Iterable[Row], strategy: str) -> str:
-    """How many times as fast a row is as the strategy with the same workload and data type; empty if that was not measured."""
+    """A row's speed relative to a strategy on the same workload and data type; empty if that was not measured."""
     like = {name: row[name] for name in ("kind", "batch_size", "dtype")}
     base = next((each for each in rows if each["strategy"] == strategy and like.items() <= each.items()), None)
     return f"{row['tokens_per_second'] / base['tokens_per_second']:.2f}" if base else ""
@@ -44,13 +44,13 @@ def of_kind(rows: Iterable[Row], kind: str) -> list[Row]:
 
 
 def smallest(rows: list[Row]) -> list[Row]:
-    """The rows of the smallest batch size, of throughput where it was measured."""
+    """The rows of the smallest batch size, from throughput if measured."""
     rows = of_kind(rows, "throughput") or rows
     return [row for row in rows if row["batch_size"] == min(row["batch_size"] for row in rows)]
 
 
 def by_batch(rows: list[Row], signature: dict[str, Any], title: str, value: Callable[[Row], str]) -> str:
-    """A line a system, a column a batch size."""
+    """One line per system, one column per batch size."""
     sizes = sorted({row["batch_size"] for row in rows})
     systems: dict[str, dict[int, Row]] = {}
     for row in rows:
@@ -60,7 +60,7 @@ def by_batch(rows: list[Row], signature: dict[str, Any], title: str, value: Call
 
 
 def latency(rows: list[Row], signature: dict[str, Any]) -> str:
-    """A line a system, one sentence at a time."""
+    """One line per system."""
     columns: dict[str, Callable[[Row], str]] = {
         "one sentence at a time": lambda row: label(row, signature),
         "median": lambda row: f"{row['latency_p50_ms']:.1f} ms",
@@ -87,7 +87,7 @@ def throughput(rows: list[Row], signature: dict[str, Any]) -> str:
 
 
 def against(strategy: str, name: str, rows: list[Row], signature: dict[str, Any]) -> str:
-    """Throughput against that of one strategy, where it was measured."""
+    """Throughput relative to one strategy."""
     found = [row for row in of_kind(rows, "throughput") if ratio(row, rows, strategy)]
     return by_batch(found, signature, f"throughput, times {name} in the same data type", lambda row: ratio(row, rows, strategy))
 
@@ -126,14 +126,14 @@ TABLES: dict[str, Callable[[list[Row], dict[str, Any]], str]] = {
     "ar": partial(against, "ar", "`ar`"), "quality": quality, "acceptance": acceptance, "memory": memory,
 }  # fmt: skip
 ABOUT = {
-    "latency": "Latency: each system with the number of threads best for it. Medians of the rounds; only decoding is timed.",
-    "throughput": "Throughput: the whole text on all cores, from a common start until the last worker has finished, each system "
-    "with the mix of workers and threads best for it. A worker is a process, in CTranslate2 a translator (`inter_threads`).",
+    "latency": "Latency: each system with its best number of threads. Medians of the rounds; only decoding is timed.",
+    "throughput": "Throughput: the whole text on all cores, from a common start until the last worker finishes, each system with "
+    "its best mix of workers and threads. A worker is a process; in CTranslate2 it is a translator (`inter_threads`).",
     "ctranslate2": "Each at its best, in the same run.",
     "ar": "Each at its best, in the same run.",
-    "quality": "At the smallest batch size. The interval is that of sacreBLEU's paired bootstrap, 1,000 samples, seed 12345.",
+    "quality": "At the smallest batch size. Intervals are from sacreBLEU's paired bootstrap, 1,000 samples, seed 12345.",
     "acceptance": "At the smallest batch size. Tokens per pass include the verifier's own: 1.00 is plain decoding. A position's "
-    "rate is of the drafts that were so long; without a fixed length these can be a few trials.",
-    "memory": "All processes of the throughput's mix. Model states: weights as they are held, and keys and values while the "
-    "longest sources are decoded. Peak: the most that was held, interpreter, libraries and loading included.",
+    "rate counts the drafts that reach it; without a fixed length these can be few.",
+    "memory": "All processes of the throughput mix. Model states: weights in memory, and keys and values while the longest "
+    "sources are decoded. Peak: maximum, including interpreter, libraries and loading.",
 }
