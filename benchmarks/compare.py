@@ -26,8 +26,9 @@ DTYPES, STRATEGIES, BATCH_SIZES = ("int8", "float32"), ("ar", "specdec", "specde
 
 # Runs in either checkout, so it uses only what every commit offers. A strategy's number is its block size.
 WORKER = """
-import json, sys, time
+import inspect, json, sys, time
 from specdec_plugins import Translator
+subwords = {"tokenized" if "tokenized" in inspect.signature(Translator.translate).parameters else "bpe": True}
 model, dtype, strategy, threads = sys.argv[1:5]
 name, _, block = strategy.partition("-")
 more = {"block_size": int(block)} if block else {}
@@ -37,9 +38,9 @@ def decode(first, count, batch_size):
     began = time.perf_counter()
     chosen = lines[first:first + count]
     if batch_size == 1:
-        results = [result for line in chosen for result in translator.translate([line], batch_size=1, bpe=True)]
+        results = [result for line in chosen for result in translator.translate([line], batch_size=1, **subwords)]
     else:
-        results = translator.translate(chosen, batch_size=batch_size, bpe=True)
+        results = translator.translate(chosen, batch_size=batch_size, **subwords)
     return time.perf_counter() - began, [result.text for result in results]
 print(json.dumps("ready"), flush=True)
 for order in sys.stdin:

@@ -31,6 +31,7 @@ def test_recorded_passes_leave_the_verifiers_output(kind):
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
             assert stats.accepted
         assert len(runner.tapes) == recordings, "memory grows in the first run, and is recorded in the second"
+        assert verifier.recordings == len(runner.tapes) > 0
         assert runner.record is not None and sum(tape.replays for tape in runner.tapes) > 4 * len(runner.tapes) > 40
 
 

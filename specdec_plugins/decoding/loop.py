@@ -107,7 +107,7 @@ class Session:
         # Iterate until a row is finished, in native calls of many iterations where the kernels know the roles.
         steps: list[Step] = []
         finished: list[int] = []
-        made, seconds = 0, 0.0
+        made, seconds, recordings = 0, 0.0, self.verifier.recordings
         while made < times and not finished:
             batch = self.native(self.verifying, self.drafting, prefix, plan, times - made) if self.native else None
             if batch is None:
@@ -122,7 +122,7 @@ class Session:
             made += len(batch.iterations)
             seconds += batch.drafting + batch.verifying
         stats.record(steps, made, max(plan.lengths))
-        self.controller.update(Outcome(plan, steps, seconds, made))
+        self.controller.update(Outcome(plan, steps, seconds, made, self.verifier.recordings > recordings))
         return finished
 
     def _iterate(self, plan: Plan) -> Iterations:

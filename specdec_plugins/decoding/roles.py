@@ -108,6 +108,11 @@ class Verifier(Protocol):
 
     limits: ModelLimits | None = None  # what requests are checked against; None: anything goes
 
+    @property
+    def recordings(self) -> int:
+        """How many passes its backend has recorded. Recording takes many times as long as a pass, so it is not measured as one."""
+        return 0
+
     def start(self, rows: int) -> Any:
         """A `State` without rows, for at most ``rows``; None for a verifier that keeps nothing."""
         return None

@@ -289,12 +289,16 @@ def path_first(tokens: Sequence[int], path: Sequence[int]) -> list[int]:
 
 
 class Outcome(NamedTuple):
-    """What became of a plan: each row's `Step` in each of the ``times`` iterations, and the seconds that these took."""
+    """What became of a plan: each row's `Step` in each of the ``times`` iterations, and the seconds that these took.
+
+    With ``recorded`` the seconds include the recording of a pass, and say nothing about what such an iteration costs.
+    """
 
     plan: Plan
     steps: Sequence[Step]
     seconds: float
     times: int = 1
+    recorded: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,10 @@ class ModelVerifier(Verifier):
             model.spec.decoder.max_positions,
         )  # fmt: skip
 
+    @property
+    def recordings(self) -> int:
+        return self.model.recordings
+
     def start(self, rows: int) -> RowState:
         return self.model.start(rows)
 

@@ -98,6 +98,11 @@ class LoadedModel(Protocol):
     target_embeddings: Tensor  # (V, D) of the target side, for drafters that share them
 
     @property
+    def recordings(self) -> int:
+        """How many passes have been recorded, here and in models that share the runner; 0 where nothing is recorded."""
+        ...
+
+    @property
     def source_vocabulary(self) -> int:
         """How many tokens a source may be made of."""
         ...

@@ -71,9 +71,13 @@ class Throughput:
 
     def update(self, outcome: Outcome) -> None:
         self._batch.passes += outcome.times - 1
-        self.budget.earn(outcome.seconds)
         if any(outcome.plan.lengths):
             self.acceptance.observe(outcome.steps, outcome.plan.lengths[0])
+        if outcome.recorded:
+            if self._measured:  # measure the next step instead
+                self._again_until = self._batch.repeat_until = 0
+            return
+        self.budget.earn(outcome.seconds)
         if not self._measured:
             return
         batch, costs, size = self._batch, self._batch.costs, self._choice

@@ -125,6 +125,8 @@ class NativeBeginning:
 class CpuModel:
     """A `Transformer` on the kernels, with another's ``encoder`` and ``projection`` if given."""
 
+    recordings = 0
+
     def __init__(
         self, model: Transformer, engine: Engine, dtype: str, encoder: CpuEncoder | None = None,
         projection: NativeLinear | None = None,

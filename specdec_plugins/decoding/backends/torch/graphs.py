@@ -27,6 +27,8 @@ GRAPH_BYTES = 2 << 20  # that a recording takes besides its inputs and results: 
 
 
 class Runner(Protocol):
+    recordings: int  # made so far
+
     def round(self, size: int, unit: int = 1) -> int:
         """The size to compute where ``size`` is needed: a multiple of ``unit``."""
         ...
@@ -40,6 +42,8 @@ class Runner(Protocol):
 
 class Eager:
     """Runs every function at once."""
+
+    recordings = 0
 
     def round(self, size: int, unit: int = 1) -> int:
         return size
@@ -62,7 +66,7 @@ class Recorder:
     def __init__(self, record: Record, most: int = MOST_BYTES):
         self.record: Record | None = record
         self.most = most  # bytes of the recordings that are kept: those used last
-        self.held = 0
+        self.held = self.recordings = 0
         self.known: OrderedDict[Hashable, Recording] = OrderedDict()
 
     def round(self, size: int, unit: int = 1) -> int:
@@ -80,6 +84,7 @@ class Recorder:
         try:
             recording = self.known.pop(key, None)
             if recording is None:
+                self.recordings += 1
                 recording = Recording(self.record, call, inputs)
                 self.held += recording.bytes
         except RuntimeError as error:  # PyTorch's and CUDA's own

@@ -120,6 +120,10 @@ class TorchModel:
         self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: recordings are bound to their memory
 
     @property
+    def recordings(self) -> int:
+        return self.runner.recordings
+
+    @property
     def source_vocabulary(self) -> int:
         return len(self.transformer.encoder.embedding.tokens)
 
