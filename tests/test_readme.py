@@ -8,10 +8,12 @@ import pytest
 from conftest import ROOT
 
 from specdec_plugins import Translator
+from specdec_plugins.commands.translate import parser
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md", ROOT / "data" / "README.md"])
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in zip(NAMES, DOCUMENTS)}
+UNLISTED = ("help", "help_all", "version")
 EXAMPLES = [
     (name, code, shown)
     for name in NAMES
@@ -45,6 +47,13 @@ def test_a_drafter_of_ones_own_drafts_and_leaves_the_output(monkeypatch):
     plain = Translator.from_pretrained("data/demo.en-de", strategy="ar").translate(lines, batch_size=1)
     assert [result.tokens for result in names["translator"].translate(lines)] == [result.tokens for result in plain]
     assert names["translator"].stats.accepted > 0
+
+
+def test_the_manual_names_every_option_of_translate_and_no_other():
+    options = [each.option_strings for each in parser()._actions if each.option_strings and each.dest not in UNLISTED]
+    named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", TEXTS["docs/translate.md"].partition("## Model folders")[0]))
+    assert [names for names in options if not named & set(names)] == []
+    assert {name for name in named if name.startswith("--")} <= {name for names in options for name in names}
 
 
 def anchors(text: str) -> set[str]:
