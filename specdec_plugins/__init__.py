@@ -1,7 +1,7 @@
 """SpecDec: speculative decoding for fairseq translation models.
 
 Importing this package does nothing; fairseq finds the plugin through ``--user-dir specdec_plugins``.
-``specdec_plugins.Translator`` is loaded when it is asked for.
+``specdec_plugins.Translator`` is loaded on first access.
 """
 
 __version__ = "0.3.0"

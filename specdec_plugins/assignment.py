@@ -22,16 +22,15 @@ from specdec_plugins.formats.spec import extended
 from specdec_plugins.settings import OptionError, Settings
 
 DRAFTING = ("specdec", "drafter")  # strategies that draft
-USUAL_BLOCK_SIZE = 8  # of a drafter that no model folder speaks of
+USUAL_BLOCK_SIZE = 8  # of a drafter that is not in a model folder
 
 
 def assign(
     pair: Pair, settings: Settings, device: torch.device, trained: int, own: Drafter | None, ranks: Ranks | None = None
 ) -> Roles:
-    """The loop's roles under the strategy; the drafter is ``own``, if there is one, else what the settings name.
+    """The loop's roles. The drafter is ``own`` if given, else the settings' choice; ``trained`` is its block size in training.
 
-    ``trained`` is the block size that the drafter was trained for. ``ranks`` share the work, where there are several. Raises
-    ValueError if the drafter cannot do what is asked.
+    With ``ranks``, processes share the work. Raises ValueError for what the drafter does not support.
     """
     weights = pair.drafter if settings.strategy in DRAFTING else None
     budget = settings.budget
@@ -47,9 +46,9 @@ def assign(
     if budget is not None and not weights and settings.draft_with != "window":
         raise ValueError(f"kv_budget is supported only by drafters window, {', '.join(BUDGETED)}")
     if settings.tree and not drafting.traits.trees:
-        raise ValueError(f"drafter '{drafter_name(pair, settings, own)}' drafts no trees")
+        raise ValueError(f"drafter '{drafter_name(pair, settings, own)}' does not support trees")
     if settings.strategy == "drafter" and drafting.traits.needs_verifier:
-        raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states: strategy drafter has none")
+        raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states, which strategy drafter lacks")
     controller = controller_of(settings, trained, drafting, ranks)
     if settings.strategy == "drafter":
         return Roles(drafting, Unverified(verifying.limits), accept_all, controller)
@@ -57,21 +56,21 @@ def assign(
 
 
 def drafter_name(pair: Pair, settings: Settings, own: Drafter | None) -> str | None:
-    """What the drafter is called; None where none drafts."""
+    """The drafter's name; None for strategies without drafts."""
     if settings.strategy not in DRAFTING:
         return None
     return settings.draft_with or (pair.drafter.code if pair.drafter else type(own).__name__)
 
 
 def block_size(settings: Settings, trained: int) -> int | str:
-    """Tokens drafted at a time, or auto."""
+    """The draft length, or auto."""
     if settings.adaptive:
         return "auto"
     return settings.block_size if isinstance(settings.block_size, int) else trained
 
 
 def controller_of(settings: Settings, trained: int, drafter: Drafter, ranks: Ranks | None = None) -> Controller:
-    """The controller for ``drafter``; with several ``ranks``, the first one decides for all."""
+    """The controller for ``drafter``; with ``ranks``, the first one decides for all."""
     if settings.strategy == "ar":
         return FixedLength(0)
     size = block_size(settings, trained)
@@ -82,7 +81,7 @@ def controller_of(settings: Settings, trained: int, drafter: Drafter, ranks: Ran
 
 
 def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.PairFacts:
-    """What a drafter without weights may know of a pair, and of how to decode with it."""
+    """What a drafter without weights may know about the pair and the settings."""
     copies = [pair.target.numbers.get(symbol, -1) for symbol in pair.source.symbols]
     symbols = pair.target.symbols
     return drafters.PairFacts(
@@ -93,7 +92,7 @@ def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.
 
 
 def beyond_training(pair: Pair, positions: int, drafting: bool = True) -> Pair:
-    """The pair, whose verifier, and drafter if it is ``drafting``, take so many tokens. Raises OptionError if they cannot."""
+    """The pair with its position tables extended, the drafter's only if ``drafting``. Raises OptionError if they are learned."""
     models: dict[str, Any] = {"verifier": pair.verifier} | ({"drafter": pair.drafter} if pair.drafter and drafting else {})
     faults = []
     for role, model in models.items():
@@ -102,13 +101,12 @@ def beyond_training(pair: Pair, positions: int, drafting: bool = True) -> Pair:
         except ValueError as error:
             faults.append(f"{role}: {error}")
     if faults:
-        what = f"{positions}: only sinusoidal positions go on beyond those of the training ({'; '.join(faults)})"
-        raise OptionError([("max_positions", what)])
+        raise OptionError([("max_positions", f"{positions} requires sinusoidal positions ({'; '.join(faults)})")])
     return replace(pair, **models)
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of that name. Raises ValueError if there is none."""
+    """The torch device called ``name``. Raises ValueError if it is not available."""
     try:
         torch.zeros(1, device=name)
         return torch.device(name)

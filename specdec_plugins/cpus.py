@@ -1,4 +1,4 @@
-"""How many CPUs this process may use, and how many threads it takes if nobody says. Imports torch only for the latter."""
+"""The number of usable CPUs, and the default number of threads (which alone imports torch)."""
 
 import os
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ PROCESS = Path("/proc/self")
 
 
 def usable_cpus() -> int:
-    """The CPUs of the process's affinity, or fewer under a quota of CPU time.
+    """The CPUs in the process's affinity, or fewer under a CPU quota.
 
-    A quota is rounded down, to at least 1: members of a team wait for each other, so two threads on 1.5 CPUs are no faster than
-    one, and stand still for a quarter of each period.
+    Quotas are rounded down, to at least 1: threads of a team wait for each other, so two of them on 1.5 CPUs are no faster than
+    one and stall for a quarter of each period.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min([allowed, *quotas()])))
@@ -20,9 +20,9 @@ def usable_cpus() -> int:
 
 @cache
 def usual_threads() -> int:
-    """Torch's choice, which heeds OMP_NUM_THREADS and the affinity; without OMP_NUM_THREADS at most `usable_cpus`.
+    """Torch's default, which respects OMP_NUM_THREADS and the affinity; without OMP_NUM_THREADS at most `usable_cpus`.
 
-    Of the first call, as torch forgets its choice when it is told another number.
+    Cached, because ``torch.set_num_threads`` overwrites torch's default.
     """
     import torch
 
@@ -31,10 +31,7 @@ def usual_threads() -> int:
 
 
 def quotas() -> Iterator[float]:
-    """The CPUs' worth of time that each control group that the process is in may take; nothing for those without a limit.
-
-    Files that are missing or cannot be read stand for no limit.
-    """
+    """The quotas, in CPUs, of the process's control groups and their parents. Missing files mean no limit."""
     for folder, mount, version in cpu_groups():
         for group in (folder, *folder.parents):
             yield from limit(group, version)
@@ -43,7 +40,7 @@ def quotas() -> Iterator[float]:
 
 
 def cpu_groups() -> Iterator[tuple[Path, Path, int]]:
-    """Of each hierarchy of control groups that can limit CPU time: the process's folder, where it is mounted, version 1 or 2."""
+    """For each hierarchy that can limit CPU time: the process's folder, the mount point, and the version, 1 or 2."""
     paths = {}  # of the process's group, by version
     for line in lines(PROCESS / "cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -56,13 +53,13 @@ def cpu_groups() -> Iterator[tuple[Path, Path, int]]:
         (root, mount), (kind, _, options) = mounted.split()[3:5], system.split()[:3]
         version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "cpu" in options.split(",") else 0
         if version in paths:
-            # A container may see only the part of the hierarchy from its own group on, mounted as if that were the root.
+            # A container may see its own group mounted as the root.
             inside = os.path.relpath(paths[version], root)
             yield Path(mount, inside) if not inside.startswith("..") else Path(mount), Path(mount), version
 
 
 def limit(group: Path, version: int) -> list[float]:
-    """A group's own quota in CPUs, as a list of one; empty without one."""
+    """A group's own quota in CPUs, as a list of at most one."""
     if version == 2:  # "max 100000" or "150000 100000": microseconds in each period
         text = lines(group / "cpu.max")
         quota, period = text[0].split() if text else ("max", "0")

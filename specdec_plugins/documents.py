@@ -1,9 +1,9 @@
-"""Documents of any length: cut into windows of whole sentences, which are decoded as they come.
+"""Documents of any length: split into windows of whole sentences, which are decoded as their turn comes.
 
-With a context of C windows, each window is read together with the C before it, whose outputs are forced to begin its own: what
-follows them is the window's own, and nothing has to be aligned. Then the windows of a document are decoded one after the other,
-those of different documents side by side. Without context, windows are independent. They are cut and submitted a few at a time,
-so the memory for decoding does not grow with their number.
+With a context of C windows, a window is read together with the C before it, whose outputs are forced to begin its own. What
+follows them belongs to the window, so nothing has to be aligned. The windows of a document are then decoded in turn, those of
+different documents side by side. Without context all windows are independent. Windows are made and submitted a few at a time, so
+memory does not grow with their number.
 """
 
 from collections import deque
@@ -19,16 +19,16 @@ from specdec_plugins.translations import Source, Translation
 if TYPE_CHECKING:
     from specdec_plugins.translator import Translator
 
-USUAL_ROWS = 32  # windows at a time where nothing says how many
-ROOM = 1.5  # output tokens for each source token of a window that its context leaves room for
+USUAL_ROWS = 32  # default number of windows in flight
+ROOM = 1.5  # output tokens per source token of a window that its context must leave room for
 
 
 def windows(
     sentences: Iterable[list[int]], most: int, alone: bool, cut: Callable[[list[int]], int]
 ) -> Iterator[list[int]]:  # fmt: skip
-    """Yield windows of up to ``most`` tokens: of as many sentences as fit, or with ``alone`` of one.
+    """Yield windows of up to ``most`` tokens: as many sentences as fit, or with ``alone`` one.
 
-    ``cut`` says after how many tokens, ``most`` at the latest, a longer sentence is cut.
+    ``cut`` returns where to split a longer sentence, at ``most`` tokens at the latest.
     """
     window: list[int] = []
     for tokens in sentences:
@@ -46,12 +46,12 @@ def windows(
 
 @dataclass(frozen=True)
 class Task:
-    """A window to decode for a sample of a document: ``tokens`` of the source, the context's, ``own`` of the window, and eos. The
-    output begins with the tokens ``forced``, the context's translation.
+    """One sample of a window. ``tokens`` are the context's source, the window's own (the last ``own`` before eos), and eos.
+    ``forced`` is the context's translation.
     """
 
     document: int
-    window: int  # its number in the document, from 0
+    window: int  # its index in the document
     sample: int
     tokens: list[int]
     own: int
@@ -60,9 +60,8 @@ class Task:
 
 @dataclass
 class Document:
-    """A document, to be decoded ``samples`` times. ``source`` are its windows that are not taken yet.
-
-    ``context`` are the last ones that were, at most as many as wanted, and what each sample said to them.
+    """A document decoded ``samples`` times. ``source`` yields its remaining windows; ``context`` holds the last windows taken,
+    each with the output of every sample.
     """
 
     number: int
@@ -70,14 +69,14 @@ class Document:
     samples: int
     context: deque[tuple[list[int], list[list[int]]]]
     taken: int = 0
-    flying: int = 0  # outputs of the last window that are not finished
+    flying: int = 0  # unfinished outputs of the last window
 
 
 class Documents:
-    """Which windows may be decoded now. ``abreast`` documents at most are under way.
+    """Schedules windows. At most ``abreast`` documents are under way.
 
-    ``fits(source, output)`` tells whether a request may have so many source tokens, eos included, and so many output tokens. The
-    first windows of a context are left out where it does not fit.
+    ``fits(source, output)`` tells whether a request may have that many source tokens, eos included, and output tokens. A context
+    that does not fit loses its first windows.
     """
 
     def __init__(
@@ -89,34 +88,24 @@ class Documents:
         self.context, self.fits, self.abreast, self.eos = context, fits, abreast if context else 1, eos
 
     def take(self) -> list[Task]:
-        """The tasks of a window, one for each sample; none where all that is left waits for what is in flight."""
+        """The tasks of one window, one per sample; empty if all remaining windows wait for others in flight."""
         while True:
-            for document in self._open:
-                if document.flying:
-                    continue
-                window = next(document.source, None)
-                if window is not None:
+            for document in [each for each in self._open if not each.flying]:
+                if (window := next(document.source, None)) is not None:
                     return self._tasks(document, window)
                 self._open.remove(document)
-                break
-            else:
-                if len(self._open) == self.abreast or not self._more():
-                    return []
-
-    def _more(self) -> bool:
-        """Open a further document, if there is one."""
-        document = next(self._coming, None)
-        if document is not None:
-            self._open.append(document)
-        return document is not None
+            opened = next(self._coming, None) if len(self._open) < self.abreast else None
+            if opened is None:
+                return []
+            self._open.append(opened)
 
     def _tasks(self, document: Document, window: list[int]) -> list[Task]:
         tasks = []
         for sample in range(document.samples):
             context = [(source, outputs[sample]) for source, outputs in document.context]
             while context:
-                read, said = (sum(map(len, side)) for side in zip(*context))
-                if self.fits(read + len(window) + 1, said + int(ROOM * len(window))):
+                read, written = (sum(map(len, side)) for side in zip(*context))
+                if self.fits(read + len(window) + 1, written + int(ROOM * len(window))):
                     break
                 del context[0]
             tokens = [*(token for source, _ in context for token in source), *window, self.eos]
@@ -129,7 +118,7 @@ class Documents:
         return tasks
 
     def finish(self, task: Task, output: list[int]) -> None:
-        """Take note of what was said to a window."""
+        """Record the output of a task as context."""
         if self.context:
             document = next(each for each in self._open if each.number == task.document)
             document.context[-1][1][task.sample] = output
@@ -137,11 +126,12 @@ class Documents:
 
 
 def decode(
-    documents: Documents, session: Session, rows: int, request: Callable[[int, Task], Request], given: int = 0
+    documents: Documents, session: Session, rows: int, request: Callable[[int, Task], Request], given: int
 ) -> Iterator[tuple[Task, Hypothesis]]:
-    """Yield the windows as they finish, each with its own part of its output. ``rows`` requests wait at most.
+    """Yield windows as they finish, each with its own part of the output. At most ``rows`` requests wait.
 
-    ``request`` makes the request of a task, of the number given. The model itself begins every output with ``given`` tokens.
+    ``request`` makes a task's request, with the index given. Every output begins with ``given`` tokens that the model or the
+    language demands.
     """
     flying: dict[int, Task] = {}
     number = 0
@@ -153,16 +143,13 @@ def decode(
                 number += 1
         if session.idle:
             break
-        for commit in session.step(TOGETHER):
-            hypothesis = commit.finished
-            if hypothesis is None:
-                continue
+        for hypothesis in [commit.finished for commit in session.step(TOGETHER) if commit.finished is not None]:
             if hypothesis.error is not None:
                 raise hypothesis.error
             task = flying.pop(hypothesis.index)
-            own = without(hypothesis, given + len(task.forced)) if task.forced else hypothesis
-            documents.finish(task, own.tokens if task.forced else own.tokens[given:])
-            yield task, own
+            forced = given + len(task.forced)
+            documents.finish(task, hypothesis.tokens[forced:])
+            yield task, without(hypothesis, forced) if task.forced else hypothesis
     session.stats.settle()
 
 
@@ -173,13 +160,13 @@ def without(hypothesis: Hypothesis, forced: int) -> Hypothesis:
 
 
 def translate_documents(
-    translator: "Translator", lines: Sequence[str], batch_size: int | None, bpe: bool, remove_bpe: bool, max_tokens: int | None,
-    first: int,
+    translator: "Translator", lines: Sequence[str], batch_size: int | None, tokenized: bool, remove_bpe: bool,
+    max_tokens: int | None, first: int,
 ) -> list[Translation]:  # fmt: skip
-    """All samples of each line, each of which is a document: the texts of its windows, joined by spaces."""
+    """All samples of each line, which is a document: the texts of its windows, joined by spaces."""
     engine, settings = translator.engine, translator.settings
     rows, samples = batch_size or USUAL_ROWS, settings.drawn
-    language = translator.tokens_of("", bpe)[1]
+    language = translator.tokens_of("", tokenized)[1]
     given = len(translator.pair.verifier.spec.forced) + len(language)
 
     def fits(source: int, output: int) -> bool:
@@ -187,45 +174,40 @@ def translate_documents(
 
     def request(number: int, task: Task) -> Request:
         begun = given + len(task.forced) if task.forced else len(language)
-        later = [task.window] if task.window else []  # the first is drawn as a line of its own is
+        later = [task.window] if task.window else []  # the first window is sampled like a line of its own
         limit = min(begun + engine.limit(task.own + 1), engine.max_target)
         seeds = [engine.seeds(first + task.document, *later)[task.sample]]
         forced = [*language, *task.forced]
         return engine.request(number, task.tokens, forced=forced, limit=limit, min_length=begun + settings.min_len, seeds=seeds)
 
-    sources = (windows_of(translator, line, bpe) for line in lines)
+    sources = (windows_of(translator, line, tokenized) for line in lines)
     documents = Documents(sources, samples, settings.context, fits, rows, translator.pair.verifier.spec.symbols.eos)
     parts: list[list[tuple[int, Translation]]] = [[] for _ in range(samples * len(lines))]
     with engine.borrowed(rows, max_tokens) as session:
         for task, hypothesis in decode(documents, session, rows, request, given):
             source = Source(task.tokens[-task.own - 1 :], False)
-            text = translator.finish(source, hypothesis, bpe and not remove_bpe, bpe, task.sample)
-            parts[samples * task.document + task.sample].append((task.window, text))
+            part = translator.finish(source, hypothesis, task.sample, tokenized and not remove_bpe, tokenized)
+            parts[samples * task.document + task.sample].append((task.window, part))
     return [
-        joined([text for _, text in sorted(each, key=lambda part: part[0])], number % samples, engine.drafter_name)
+        joined([part for _, part in sorted(each, key=lambda part: part[0])], number % samples, engine.drafter_name)
         for number, each in enumerate(parts)
     ]
 
 
-def windows_of(translator: "Translator", line: str, bpe: bool) -> Iterator[list[int]]:
-    """Yield the windows of a line, as the settings say: token ids of the source, without eos."""
+def windows_of(translator: "Translator", line: str, tokenized: bool) -> Iterator[list[int]]:
+    """Yield the windows of a line, as the settings say: token ids of the source without eos."""
     size, vocabulary = translator.settings.windows, translator.pair.source
-    most = size if isinstance(size, int) else translator.max_source - 1
-    texts = sentences(line, translator.pair.config.source_lang, most, bpe)
-    tokens = (translator.tokens_of(text, bpe)[0] for text in texts)
     alone = not isinstance(size, int)
+    most = size if isinstance(size, int) else translator.max_source - 1
+    texts = sentences(line, translator.pair.config.source_lang, most, tokenized)
+    tokens = (translator.tokens_of(text, tokenized)[0] for text in texts)
     return windows(tokens, most, alone, lambda sentence: cut(vocabulary.tokens(sentence[:most]), most))
 
 
 def joined(parts: Sequence[Translation], sample: int, drafter: str | None) -> Translation:
-    """The translation of a document, made of those of its windows."""
-    return Translation(
-        " ".join(part.text for part in parts if part.text),
-        [token for part in parts for token in part.source_tokens],
-        [token for part in parts for token in part.tokens],
-        [score for part in parts for score in part.token_scores],
-        [step for part in parts for step in part.steps],
-        any(part.cut for part in parts),
-        sample,
-        drafter=drafter,
+    """The translation of a document from those of its windows."""
+    source, tokens, scores, steps = (
+        [each for part in parts for each in getattr(part, name)] for name in ("source_tokens", "tokens", "token_scores", "steps")
     )
+    text = " ".join(part.text for part in parts if part.text)
+    return Translation(text, source, tokens, scores, steps, any(part.cut for part in parts), sample, drafter=drafter)

@@ -1,4 +1,4 @@
-"""What translating a sentence gives, and what becomes of one that is too long. Knows neither models nor the engine's roles."""
+"""A translated sentence, its source, and the error for a source that is too long."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from specdec_plugins.decoding.values import Step
 
 @dataclass(frozen=True)
 class Translation:
-    """One sentence's result. ``source_tokens`` and ``tokens`` are subwords; ``token_scores`` (nats) include the closing eos."""
+    """The result for one sentence. ``source_tokens`` and ``tokens`` are subwords; ``token_scores`` (nats) include eos."""
 
     text: str
     source_tokens: list[str] = field(default_factory=list)
@@ -16,9 +16,9 @@ class Translation:
     token_scores: list[float] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     cut: bool = False  # the length limit ended the output
-    sample: int = 0  # its number among the samples of a sentence
-    shortened: bool = False  # the source was too long for the models: cut, or, if there are no source_tokens, skipped
-    drafter: str | None = None  # the drafter's name; None where none drafts
+    sample: int = 0  # its index among the samples of the sentence
+    shortened: bool = False  # the source was too long: truncated, or skipped if there are no source_tokens
+    drafter: str | None = None  # the drafter's name; None without drafts
 
     @property
     def score(self) -> float:
@@ -27,40 +27,38 @@ class Translation:
 
     @property
     def iterations(self) -> int:
-        """Verifier passes that the output took."""
+        """Verifier passes."""
         return len(self.steps)
 
     @property
     def drafted(self) -> int:
-        """Tokens offered for verification, in all iterations."""
         return sum(len(step.drafted) for step in self.steps)
 
     @property
     def accepted(self) -> int:
-        """Of these, the accepted ones."""
         return sum(step.accepted for step in self.steps)
 
     @property
     def accepted_lengths(self) -> list[int]:
-        """Tokens that each iteration committed, the verifier's own included."""
+        """Tokens committed by each iteration, the verifier's own included."""
         return [step.accepted + (step.own is not None) for step in self.steps]
 
 
 class SourceTooLong(ValueError):
-    """A source longer than the models' positions; ``index`` is its number among the sentences given, from 0."""
+    """A source longer than the models' positions; ``index`` is its position among the sentences, from 0."""
 
     def __init__(self, index: int, length: str, limit: int):
         super().__init__(index, length, limit)
         self.index = index
 
     def __str__(self) -> str:
-        _, length, limit = self.args  # all that it is made of, so that it can be sent from process to process
+        _, length, limit = self.args  # kept whole, so that the error can be pickled
         return f"{length} tokens, and the models read at most {limit:,}"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source as token ids with eos; without any if it is to be skipped for its length. ``forced`` tokens begin its output."""
+    """A source as token ids with eos; empty if skipped for its length. ``forced`` tokens begin its output."""
 
     tokens: list[int]
     shortened: bool

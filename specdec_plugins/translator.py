@@ -8,6 +8,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Literal
 
@@ -23,81 +24,84 @@ from specdec_plugins.translations import Source, SourceTooLong, Translation
 
 __all__ = ["SourceTooLong", "Translation", "Translator"]
 
-TooLong = Literal["error", "truncate", "skip"]  # what to do with a source beyond the models' positions
+TooLong = Literal["error", "truncate", "skip"]  # how to handle a source longer than the models' positions
 
 
 class Translator:
-    """A loaded pair and its settings. Belongs to one thread at a time. ``drafter`` is one of your own in place of the pair's."""
+    """A loaded pair and its settings, for one thread at a time. ``drafter`` replaces the pair's."""
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
         self.codec, windows = pair.codec, settings.windows
         if isinstance(windows, int) and not self.codec.concatenates:
-            raise OptionError([("windows", f"of several sentences are not for codec {pair.config.name}; {WHOLE} is")])
+            raise OptionError([("windows", f"of several sentences are not supported by codec {pair.config.name}; use {WHOLE}")])
         self.engine = Engine(pair, settings, drafter)
         self.pair, self.settings, self.max_source = self.engine.pair, self.engine.settings, self.engine.max_source
         if isinstance(windows, int) and windows >= self.max_source:
             raise OptionError([("windows", f"of {windows} tokens: the models read at most {self.max_source - 1:,}")])
-        self.codec.encode("")  # what is wrong with its files shows before there is work
+        self.codec.encode("")  # loads the codec's files, so that faults show up front
 
     @classmethod
     def from_pretrained(cls, folder: str, drafter: Drafter | None = None, **settings) -> "Translator":
-        """Load a model folder; keywords are the fields of `Settings`. Raises ValueError with what is wrong."""
+        """Load a model folder; keywords are the fields of `Settings`. Raises ValueError."""
         return cls(load_folder(folder), Settings(**settings), drafter)
 
     @property
     def stats(self) -> DecodeStats:
-        """Sums over everything translated, until ``engine.take_stats()``."""
+        """Totals since the last ``engine.take_stats()``."""
         return self.engine.stats
 
     def translate(
-        self, sentences: Sequence[str], batch_size: BatchSize = "auto", bpe: bool = False, remove_bpe: bool = True,
+        self, sentences: Sequence[str], batch_size: BatchSize = "auto", tokenized: bool = False, remove_bpe: bool = True,
         max_tokens: int | None = None, too_long: TooLong = "error", first: int = 0, hints: Sequence[str] | None = None,
     ) -> list[Translation]:  # fmt: skip
-        """The translations of some sentences, in their order; several of each, one after the other, with `Settings.num_samples`.
+        """Translate sentences in order; with `Settings.num_samples`, the samples of each follow one another.
 
-        ``batch_size`` sentences are decoded at a time (auto: `Settings.usual_batch_size`; None: any number), and at most
-        ``max_tokens`` source tokens, padding included. With ``bpe`` the sentences are tokens already, and so are the texts,
-        joined to words under ``remove_bpe``. ``first`` is the number of the first sentence in a longer text, which samples depend
-        on. ``hints`` are earlier translations, for a drafter that uses them; empty where there is none. Raises SourceTooLong
-        before anything is decoded.
+        ``batch_size`` bounds the sentences in flight (auto: `Settings.usual_batch_size`; None: no bound), and ``max_tokens``
+        their source tokens, padding included. With ``tokenized`` the sentences are subwords, and so are the texts, unless
+        ``remove_bpe`` joins them to words. ``first`` is the index of the first sentence in a longer text: samples depend on it.
+        ``hints`` are earlier translations for a drafter that uses them, empty where missing. Raises SourceTooLong before
+        decoding.
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
         batch_size = self.settings.usual_batch_size if batch_size == "auto" else batch_size
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
         if self.settings.windows is None:
-            results = self._translate_lines(sentences, batch_size, bpe, remove_bpe, max_tokens, too_long, first, hints)
+            sources = [self.source(index, line, tokenized, too_long) for index, line in enumerate(sentences)]
+            hinted = self._hints(hints, len(sources), tokenized)
+            found = self._decode(sources, hinted, batch_size, max_tokens, first)
+            finish = partial(self.finish, keep_bpe=tokenized and not remove_bpe, keep_tokens=tokenized)
+            samples = range(self.settings.drawn)
+            results = [finish(source, found.get((n, sample)), sample) for n, source in enumerate(sources) for sample in samples]
         elif hints is not None:
-            raise ValueError("hints are of whole lines, and do not go with windows")
+            raise ValueError("hints are for whole lines and cannot be combined with windows")
         else:
-            results = translate_documents(self, sentences, batch_size, bpe, remove_bpe, max_tokens, first)
-        if samples := self.settings.mbr:
-            groups = [results[start : start + samples] for start in range(0, len(results), samples)]
+            results = translate_documents(self, sentences, batch_size, tokenized, remove_bpe, max_tokens, first)
+        if drawn := self.settings.mbr:
+            groups = [results[start : start + drawn] for start in range(0, len(results), drawn)]
             results = [group[most_agreed([result.text for result in group])] for group in groups]
         self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
         return results
 
-    def _translate_lines(self, sentences, batch_size, bpe, remove_bpe, max_tokens, too_long, first, hints) -> list[Translation]:
-        """All samples of each line, each of which is a sentence."""
-        sources = [self.source(index, line, bpe, too_long) for index, line in enumerate(sentences)]
-        if hints is not None and len(hints) != len(sentences):
-            raise ValueError(f"{len(sentences):,} sentences, and {len(hints):,} hints")
-        hinted = self.encode_target(hints, bpe) if hints else [()] * len(sources)
-        engine, keep_bpe = self.engine, bpe and not remove_bpe
+    def _hints(self, hints: Sequence[str] | None, count: int, tokenized: bool) -> list[list[int]]:
+        if hints is not None and len(hints) != count:
+            raise ValueError(f"{count:,} sentences, but {len(hints):,} hints")
+        return self.encode_target(hints, tokenized) if hints else [[]] * count
+
+    def _decode(
+        self, sources: list[Source], hints: list[list[int]], batch_size: int | None, max_tokens: int | None, first: int
+    ) -> dict[tuple[int, int], Hypothesis]:
+        """The outputs by source and sample; none for a source that is empty or skipped."""
+        engine = self.engine
         requests = [
             engine.request(index, source.tokens, forced=source.forced, seeds=engine.seeds(first + index), hint=hint)
-            for index, (source, hint) in enumerate(zip(sources, hinted))
+            for index, (source, hint) in enumerate(zip(sources, hints))
             if len(source.tokens) > 1
         ]
-        found = {(each.index, each.output): each for each in engine.decode(requests, batch_size, max_tokens)}
-        return [
-            self.finish(source, found.get((index, sample)), keep_bpe, bpe, sample)
-            for index, source in enumerate(sources)
-            for sample in range(self.settings.drawn)
-        ]
+        return {(each.index, each.output): each for each in engine.decode(requests, batch_size, max_tokens)}
 
     def stream(self, sentences: Iterable[str], buffer_size: int = 512, **options) -> Iterator[Translation]:
-        """Yield the translations in order, reading ``buffer_size`` sentences at a time. Options as for `translate`."""
+        """Yield translations in order, reading ``buffer_size`` sentences at a time. Options as for `translate`."""
         if isinstance(sentences, str):
             raise TypeError("stream takes a list of sentences, or another iterable, not one string")
         lines, first, begun = iter(sentences), options.pop("first", 0), 0
@@ -112,16 +116,15 @@ class Translator:
                 raise
             begun += len(buffer)
         if hints is not None and len(hints) != begun:
-            raise ValueError(f"{begun:,} sentences, and {len(hints):,} hints")
+            raise ValueError(f"{begun:,} sentences, but {len(hints):,} hints")
 
     def stream_text(self, sentence: str, too_long: TooLong = "error", first: int = 0, hint: str | None = None) -> Iterator[str]:
-        """Yield the translation of one sentence piece by piece, as passes commit it; the pieces add up to its text.
+        """Yield the translation of one sentence in pieces, as passes commit it; they concatenate to its text.
 
-        Nothing is taken back: text that the next token may still change comes with that. Not with several samples, windows or
-        strategy fairseq. Options as for `translate`.
+        Nothing is taken back: text that the next token may change waits for it. Options as for `translate`.
         """
         if self.settings.drawn > 1 or self.settings.windows is not None or self.settings.strategy == "fairseq":
-            raise ValueError("text of a single sentence and sample can be streamed: not with samples, mbr, windows or fairseq")
+            raise ValueError("stream_text needs a single sentence and sample; it does not support mbr, windows or fairseq")
         source = self.source(0, sentence, False, too_long)
         if len(source.tokens) <= 1:
             return
@@ -134,23 +137,23 @@ class Translator:
         if text := decoder.finish():
             yield text
 
-    def encode(self, sentences: Sequence[str], bpe: bool = False) -> list[list[int]]:
-        """What `Engine.generate` takes: the token ids of some sentences, eos included. Raises SourceTooLong."""
-        return [self.source(index, line, bpe, "error").tokens for index, line in enumerate(sentences)]
+    def encode(self, sentences: Sequence[str], tokenized: bool = False) -> list[list[int]]:
+        """The token ids of sentences, eos included, as `Engine.generate` takes them. Raises SourceTooLong."""
+        return [self.source(index, line, tokenized, "error").tokens for index, line in enumerate(sentences)]
 
-    def encode_target(self, sentences: Sequence[str], bpe: bool = False) -> list[list[int]]:
-        """The token ids of some translations, without eos, as `Request.hint` has them."""
-        return [self.codec.target.ids(line.split()) if bpe else self.codec.encode_target(line) for line in sentences]
+    def encode_target(self, sentences: Sequence[str], tokenized: bool = False) -> list[list[int]]:
+        """The token ids of translations without eos, as in `Request.hint`."""
+        return [self.codec.target.ids(line.split()) if tokenized else self.codec.encode_target(line) for line in sentences]
 
-    def source(self, index: int, line: str, bpe: bool, too_long: TooLong) -> Source:
-        """A sentence as the models read it; ``index`` is what errors call it."""
+    def source(self, index: int, line: str, tokenized: bool, too_long: TooLong) -> Source:
+        """A sentence as the models read it; errors give its ``index``."""
         words = line.split()
         limit = self.max_source - 1  # without eos
-        count = f"over {limit:,}"  # a line has at least as many tokens as words, and these no more letters than symbols have
-        letters = limit * self.codec.max_characters  # a word that goes on for a megabyte takes minutes to split
+        count = f"over {limit:,}"  # by its words or letters alone: BPE would take minutes for a word of a megabyte
+        letters = limit * self.codec.max_characters
         more = len(words) > limit or sum(map(len, words)) > letters
         if not more or too_long == "truncate":
-            tokens, forced = self.tokens_of(" ".join(words[:limit])[: letters + limit], bpe)
+            tokens, forced = self.tokens_of(" ".join(words[:limit])[: letters + limit], tokenized)
             shortened = more or len(tokens) > limit
             if not shortened or too_long == "truncate":
                 return Source([*tokens[:limit], self.pair.verifier.spec.symbols.eos], shortened, forced)
@@ -159,17 +162,17 @@ class Translator:
             raise SourceTooLong(index, count, limit)
         return Source([], True)
 
-    def tokens_of(self, line: str, bpe: bool) -> tuple[list[int], tuple[int, ...]]:
-        """The token ids of a source without eos, and those that its output must begin with; with ``bpe`` it is tokens already."""
-        if bpe:
+    def tokens_of(self, line: str, tokenized: bool) -> tuple[list[int], tuple[int, ...]]:
+        """The token ids of a source without eos, and the forced beginning of its output."""
+        if tokenized:
             return self.codec.source.ids(line.split()), ()
         encoded = self.codec.encode(line)
         return encoded.ids[:-1], encoded.forced
 
     def finish(
-        self, source: Source, hypothesis: Hypothesis | None, keep_bpe: bool, keep_tokens: bool, sample: int
+        self, source: Source, hypothesis: Hypothesis | None, sample: int, keep_bpe: bool, keep_tokens: bool
     ) -> Translation:
-        """The text of an output; of a source that was skipped (None) no text."""
+        """An output with its text; None stands for a source that was empty or skipped."""
         codec, name = self.codec, self.engine.drafter_name
         if hypothesis is None:
             return Translation("", shortened=source.shortened, sample=sample, drafter=name)

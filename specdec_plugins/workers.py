@@ -1,8 +1,7 @@
-"""Processes that work side by side and answer in order. Knows nothing about what they do.
+"""A pool of numbered processes that answers in order.
 
-Parent and worker hold the two ends of a pipe, so the parent notices when a worker ends; a worker ends with its parent.
-(The standard library's ``ProcessPoolExecutor`` does not number its processes, leaves them running when the parent is killed, and
-before Python 3.11.5 can wait for ever for one that died.)
+Each worker shares a pipe with its parent, so either end notices when the other dies. (``ProcessPoolExecutor`` does not number its
+processes, leaves them running when the parent is killed, and before Python 3.11.5 can wait forever for a dead one.)
 """
 
 import os
@@ -19,15 +18,15 @@ from typing import Any, Generic, TypeVar
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
-LOOKAHEAD = 2  # tasks for each process that are under way, waiting, or answered before their turn
-GRACE = 5.0  # seconds that a single worker has to end by itself
+LOOKAHEAD = 2  # tasks per process that are running, waiting, or answered early
+EXPECTED = (ValueError, OSError, EOFError, ImportError, MemoryError)  # errors that the commands report in one line
+GRACE = 5.0  # seconds that a worker has to exit by itself
 
 
 class Workers(Generic[Task, Answer]):
-    """``count`` processes, each with the function that ``build(number)`` gave it, number 0, 1, ..; a context manager.
+    """``count`` processes, numbered from 0, each running the function that ``build(number)`` returns. A context manager.
 
-    ``build``, tasks and answers are pickled. Raises the ValueError or OSError of any ``build`` before it takes up a task. A
-    process in which anything else is raised prints that and is gone.
+    ``build``, tasks and answers are pickled. An `EXPECTED` error of any ``build`` is raised here; other errors kill the process.
     """
 
     def __init__(self, count: int, build: Callable[[int], Callable[[Task], Answer]]):
@@ -45,9 +44,9 @@ class Workers(Generic[Task, Answer]):
             self.idle.put(worker)
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Answer]:
-        """Yield the answers in the order of the tasks, which are taken up a few at a time.
+        """Yield the answers in the order of the tasks, which are consumed a few at a time.
 
-        Raises the ValueError or OSError that an answer is; ValueError when a process has died.
+        Raises an `EXPECTED` error of a task, and ValueError if a process died.
         """
         waiting: deque[Future[Answer]] = deque()
         for task in tasks:
@@ -58,14 +57,14 @@ class Workers(Generic[Task, Answer]):
             yield waiting.popleft().result()
 
     def _ask(self, task: Task) -> Answer:
-        worker = self.idle.get()  # at once: there are as many threads as processes
+        worker = self.idle.get()  # never waits: there are as many threads as processes
         try:
             return worker.ask(task)
         finally:
             self.idle.put(worker)
 
     def stop(self) -> None:
-        """End the processes, whatever they are doing."""
+        """Terminate the processes, busy or not."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in self.workers:
             worker.process.terminate()
@@ -81,13 +80,13 @@ class Workers(Generic[Task, Answer]):
 
 
 class Worker:
-    """One process with the function that ``build(number)`` makes there. `receive` tells whether it has been made."""
+    """One process, which runs the function that ``build(number)`` returns. The first `receive` raises the error of ``build``."""
 
     def __init__(self, number: int, build: Callable[[int], Callable]):
-        context = get_context("spawn")  # started afresh: a copy of this process would lack its threads, and could not use a GPU
+        context = get_context("spawn")  # a fork would lack this process's threads, and could not use a GPU
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, number, build), daemon=True)
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process to answer
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: only the parent handles Ctrl-C
         try:
             self.process.start()
         finally:
@@ -99,20 +98,20 @@ class Worker:
         return self.receive()
 
     def send(self, task: Any) -> None:
-        with suppress(OSError):  # if it has died, perhaps with a word about why
+        with suppress(OSError):  # it died; `receive` reports it, perhaps with the reason
             self.connection.send(task)
 
     def receive(self) -> Any:
         try:
             answer = self.connection.recv()
         except (EOFError, OSError):
-            raise ValueError("a worker process died (killed, perhaps for want of memory)") from None
+            raise ValueError("a worker process died (killed, perhaps out of memory)") from None
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def stop(self) -> None:
-        """End the process: an idle one by itself, one that is busy for longer than `GRACE` by force."""
+        """Let the process exit; terminate it after `GRACE` seconds."""
         self.connection.close()
         self.process.join(GRACE)
         self.process.terminate()
@@ -120,11 +119,11 @@ class Worker:
 
 
 def serve(connection: Connection, number: int, build: Callable[[int], Callable]) -> None:
-    """The worker process: say that the function is built, or why not, and answer until the parent closes the pipe."""
+    """The worker process: report that the function is built, then answer until the parent closes the pipe."""
     Thread(target=_end_with_parent, daemon=True).start()
     function = attempt(build, number)
     failed = isinstance(function, Exception)
-    with suppress(EOFError, BrokenPipeError):  # the parent has closed the pipe
+    with suppress(EOFError, BrokenPipeError):  # the parent closed the pipe
         connection.send(function if failed else None)
         while not failed:
             answer = attempt(function, connection.recv())
@@ -133,15 +132,15 @@ def serve(connection: Connection, number: int, build: Callable[[int], Callable])
 
 
 def attempt(function: Callable, *arguments: Any) -> Any:
-    """What a function returns, or the error that it raises, if it is one that a person is told in a line."""
+    """A function's result, or its `EXPECTED` error."""
     try:
         return function(*arguments)
-    except (ValueError, OSError, EOFError, ImportError, MemoryError) as error:
+    except EXPECTED as error:
         return error
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has, also in the middle of a task."""
+    """Exit when the parent does, even during a task."""
     if parent := parent_process():
         parent.join()
         os._exit(1)

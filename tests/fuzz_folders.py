@@ -331,7 +331,7 @@ def attempt(folder: Path, rng: random.Random) -> str:
         else:
             pair, datastore = load_folder(folder), None
         translator = Translator(pair, settings_for(rng, datastore, pair.drafter is not None))
-        results = translator.translate(LINES, bpe=rng.random() < 0.5)
+        results = translator.translate(LINES, tokenized=rng.random() < 0.5)
     except (ValueError, OSError) as error:
         line = str(error)
         assert "\n" not in line and 0 < len(line) <= LONGEST_ERROR, f"not one line: {line!r:.3000}"

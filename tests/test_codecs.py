@@ -10,11 +10,11 @@ from conftest import ROOT
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.formats.spec import Symbols
 from specdec_plugins.text import byte_level
-from specdec_plugins.text.alignment import align
 from specdec_plugins.text.codec import CodecConfig, open_codec
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.moses import Moses
 from specdec_plugins.text.reversible import Reversible
+from specdec_plugins.text.words import align
 from specdec_plugins.translator import Translator
 
 CORPORA = Path(os.environ.get("SPECDEC_CORPORA", "none"))
@@ -254,7 +254,7 @@ def test_alignment_survives_what_normalisation_changed():
 
 
 def test_byte_level_text_is_the_librarys(byte_codec):
-    rng, language = random.Random(3), byte_codec.subwords
+    rng, language = random.Random(3), byte_codec._tokenizer("target")
     for _ in range(2000):
         ids = rng.choices(range(len(language.subwords)), k=rng.randrange(30))
         theirs = language._loaded().decode(ids, skip_special_tokens=False)

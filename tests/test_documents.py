@@ -84,8 +84,8 @@ def test_sentences_of_tokens():
         "M@@ r. Sm@@ i@@ th ca@@ me ( at last . )",
         "Yes",
     ]
-    assert list(sentences(" ".join(expected), "en", 100, bpe=True)) == expected
-    assert list(sentences("Go ￭! ￭” Now ￭. ￭) A", "en", 100, bpe=True)) == ["Go ￭! ￭”", "Now ￭. ￭)", "A"]
+    assert list(sentences(" ".join(expected), "en", 100, tokenized=True)) == expected
+    assert list(sentences("Go ￭! ￭” Now ￭. ￭) A", "en", 100, tokenized=True)) == ["Go ￭! ￭”", "Now ￭. ￭)", "A"]
 
 
 @pytest.mark.parametrize("bpe", [False, True])

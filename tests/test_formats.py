@@ -138,7 +138,13 @@ def test_kernels_compute_the_spec(case):
 def test_what_cannot_be_a_model_is_said_at_once():
     with pytest.raises(ValueError) as caught:
         ModelSpec(replace(SIDE, heads=3), replace(SIDE, inner_width=0, embedding_scale=float("nan")), "tanh", forced=(-1,))
-    named = ("'tanh'", "encoder: 3 heads", "decoder: layers", "decoder: embeddings scaled by nan", "no tokens below 0")
+    named = (
+        "'tanh'",
+        "encoder: 3 heads",
+        "decoder: layers",
+        "decoder: embeddings scaled by nan",
+        "special tokens must not be negative",
+    )
     assert all(each in str(caught.value) for each in named)
     for change in ({"layers": 10**9}, {"width": 1 << 20, "heads": 1}, {"max_positions": 10**9}, {"max_positions": 1 << 19,
                    "width": 1 << 10}):  # fmt: skip
@@ -236,7 +242,7 @@ def test_a_drafter_says_what_it_is():
     weights = {**drafter.state_dict(), "block_verifier": torch.arange(32, dtype=torch.uint8)}
     assert fairseq.read({"model": weights, "args": args}, "x").verifier == bytes(range(32)).hex()
     del weights["decoder.successor.out.weight"]
-    with pytest.raises(CheckpointError, match=r"announce weights that it has not: decoder\.successor\.out\.weight"):
+    with pytest.raises(CheckpointError, match=r"weights that its settings imply are missing: decoder\.successor\.out\.weight"):
         fairseq.read({"model": weights, "args": args}, "x")
     published = fairseq.read(state_of(make_drafter(words=WORDS), model_settings()), "x")
     assert (published.code, published.options, published.block_size) == ("block", {"source_copy": True}, 25)
@@ -402,7 +408,7 @@ DAMAGES = {
     "'verifier.spec.output_bias' is 1, not of type bool": lambda c: c["verifier"]["spec"].update(output_bias=1),
     "'drafter.block_size' is True, not of type int": lambda c: c["drafter"].update(block_size=True),
     r"'verifier.spec.forced\[0\]' is 1.5, not of type int": lambda c: c["verifier"]["spec"].update(forced=[1.5]),
-    "verifier.spec.encoder is no object": lambda c: c["verifier"]["spec"].update(encoder=[]),
+    "verifier.spec.encoder is not an object": lambda c: c["verifier"]["spec"].update(encoder=[]),
     "verifier.spec: encoder: 5 heads do not divide": lambda c: c["verifier"]["spec"]["encoder"].update(heads=5),
     "verifier.spec: decoder: more than 1,000 layers": lambda c: c["verifier"]["spec"]["decoder"].update(layers=10**9),
     "unknown tokenizer 'none'": lambda c: c["codec"].update(options={"tokenizer": "none"}),
@@ -418,8 +424,8 @@ DAMAGES = {
     "'/etc/passwd' is not the name": lambda c: c["codec"]["files"].update(source="/etc/passwd"),
     "no none.safetensors in it": lambda c: c["drafter"].update(weights="none.safetensors"),
     "'' is not the name of a file": lambda c: c["codec"]["files"].update(target=""),
-    "drafter: shared: alien is none": lambda c: c["drafter"]["shared"].append("alien"),
-    "verifier: sinusoidal: alien is none": lambda c: c["verifier"]["sinusoidal"].append("alien"),
+    "drafter: shared: unknown tensor alien": lambda c: c["drafter"]["shared"].append("alien"),
+    "verifier: sinusoidal: unknown tensor alien": lambda c: c["verifier"]["sinusoidal"].append("alien"),
     "verifier: aliases: x for y": lambda c: c["verifier"]["aliases"].update(x="y"),
     "weights without a place here: alien": lambda c: c["verifier"]["aliases"].update(alien="encoder.embed_tokens.weight"),
     "missing weights: encoder.layers.2": lambda c: c["verifier"]["spec"]["encoder"].update(layers=3),
@@ -435,7 +441,7 @@ def test_a_folder_brings_no_code(pair, tmp_path, monkeypatch, code):
     for path in (folder / "evil.py", folder / "__init__.py"):
         path.write_text("import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n")
     monkeypatch.syspath_prepend(folder if code.startswith("evil") else tmp_path)
-    with pytest.raises(ValueError, match="would be code of the folder itself, which is not run"):
+    with pytest.raises(ValueError, match="is code in the folder itself, which is never run"):
         load_folder(folder)
     assert not (folder / "executed").exists()
     (tmp_path / "beside.py").touch()

@@ -28,7 +28,7 @@ def test_lines_end_at_newlines_only(tmp_path):
     [
         ("a.txt", b"good\nb\xe4d\n", "a.txt, line 2: not UTF-8 (byte 2 of the line)"),
         ("a.txt", b"good\n" + b"x" * 1_000_001, "a.txt, line 2: longer than 1,000,000 bytes"),
-        ("a.txt", b"good\nb\0d\n", "a.txt, line 2: holds a NUL byte, so this is no text"),
+        ("a.txt", b"good\nb\0d\n", "a.txt, line 2: contains a NUL byte, so it is not text"),
         ("a.gz", gzip.compress(b"good\n" * 99, mtime=0)[:-9], "a.gz: "),
         ("a.gz", b"plain text", "a.gz: "),
         ("missing", None, "missing: No such file"),

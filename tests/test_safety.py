@@ -91,7 +91,7 @@ def test_special_tokens_outside_the_draft_vocabulary(copied, symbols, dtype, sam
         outputs(folder, dtype=dtype, sampling=sampling) == outputs(folder, dtype="float64", sampling=sampling) or dtype == "int8"
     )
     tree = Translator(load_folder(folder), Settings(tree=5, block_size=3, dtype=dtype, threads=1, max_len_b=12))
-    assert len(tree.translate(["w1 w2", "w3"], bpe=True)) == 2
+    assert len(tree.translate(["w1 w2", "w3"], tokenized=True)) == 2
 
 
 def test_pad_may_be_the_last_token(folders):
@@ -216,7 +216,7 @@ TENSORS = {
     "is sparse": lambda old: old.to_sparse(),
     "is without data": lambda old: old.to("meta"),
     "has more elements than memory": lambda old: torch.zeros(1, 1).expand(1 << 20, 1 << 20),
-    "is no tensor but list": lambda old: [1],
+    "is not a tensor but list": lambda old: [1],
 }
 
 
@@ -253,7 +253,7 @@ def test_unaligned_files_are_read(folders, tmp_path, padding):
     shifted(parts / "datastore", tmp_path / "datastore")
     pair = load_parts(str(parts / "verifier.pt"), None, str(parts), None, None, None)
     retrieval = Translator(pair, Settings(draft_with="retrieval", datastore=str(tmp_path / "datastore"), threads=1, max_len_b=12))
-    assert len(retrieval.translate(["w1 w2"], bpe=True)) == 1
+    assert len(retrieval.translate(["w1 w2"], tokenized=True)) == 1
 
 
 @pytest.mark.parametrize("version", ["9.9", "", "x", "0.2.1"])
@@ -279,7 +279,7 @@ def test_absurd_numbers_in_a_description(copied, name, value):
 @WITH_KERNELS
 def test_two_threads_at_a_time_are_an_error_and_in_turn_they_are_none(folders):
     translator = Translator(load_folder(folders / "causal"), Settings(threads=2, max_len_b=12))
-    usual = translator.translate(["w1 w2"], bpe=True)[0].text
+    usual = translator.translate(["w1 w2"], tokenized=True)[0].text
     session = translator.engine.session(1)
     session.submit(translator.engine.request(0, [5, 6, 2]))
     session.step()  # in flight from here on
@@ -287,7 +287,7 @@ def test_two_threads_at_a_time_are_an_error_and_in_turn_they_are_none(folders):
 
     def other():
         try:
-            found.append(translator.translate(["w1 w2"], bpe=True)[0].text)
+            found.append(translator.translate(["w1 w2"], tokenized=True)[0].text)
         except RuntimeError as error:
             found.append(str(error))
 
@@ -305,7 +305,7 @@ def test_two_threads_at_a_time_are_an_error_and_in_turn_they_are_none(folders):
     session.step()
     del session  # as after an error: nothing is in flight any more
     run_other()
-    assert found[1] == found[2] == usual == translator.translate(["w1 w2"], bpe=True)[0].text
+    assert found[1] == found[2] == usual == translator.translate(["w1 w2"], tokenized=True)[0].text
 
 
 @WITH_KERNELS
@@ -316,11 +316,11 @@ def test_a_forked_process_decodes(folders):
 import os, sys
 from specdec_plugins import Translator
 translator = Translator.from_pretrained({str(folders / "causal")!r}, threads=2, max_len_b=12)
-usual = [each.text for each in translator.translate(["w1 w2"], bpe=True)]
+usual = [each.text for each in translator.translate(["w1 w2"], tokenized=True)]
 for child in range(2):
     if process := os.fork():
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
-    assert [each.text for each in translator.translate(["w1 w2"], bpe=True)] == usual
+    assert [each.text for each in translator.translate(["w1 w2"], tokenized=True)] == usual
 print("decoded")
 """, timeout=60)  # fmt: skip
     assert result.stdout == "decoded\n"

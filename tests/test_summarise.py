@@ -91,7 +91,7 @@ def test_codes_are_learned_alike_and_no_more_than_there_are(codes, tmp_path):
         ("#version: 0.2\na b c\n", "line 2: not a merge"),
         ("#version: 0.2\nt h\nth e\né é\n日 本\n", "line 5: not a merge"),
         ('{"model": {"merges": []}}', "line 1: not a merge"),
-        ("#version: 0.2\n", "not codes of byte-level BPE (two symbols a line)"),
+        ("#version: 0.2\n", "not codes of byte-level BPE (two symbols per line)"),
         ("#version: 0.2\n" + "a a\n" * 12, "more than 10 merges"),
         ("".join(f"{'a' * 2**i} {'a' * 2**i}\n" for i in range(10)), "line 10: not a merge"),
     ],

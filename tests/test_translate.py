@@ -160,7 +160,7 @@ def test_packing_keeps_the_function_and_stores_what_is_shared_once(folder, parts
     exact = run(capfd, "--model", half, "--strategy", "ar", "--quiet", "--input", source)[0]
     assert run(capfd, "--model", half, "--quiet", "--input", source)[0] == exact
     assert pack.main([*flat(parts), "--output", str(half)]) == 1
-    assert "exists already" in capfd.readouterr().err
+    assert "already exists" in capfd.readouterr().err
 
 
 def test_packing_what_is_drafted(folder, parts, tmp_path, source, capfd):
@@ -436,7 +436,7 @@ def test_workers_report_faults_as_one_process_does(folder, parts, lines, tmp_pat
     out.write_text("kept")
     options = flat({**parts, "--drafter": parts["--verifier"], "--input": bad, "--output": out})
     alone = run(capfd, *options, status=1)
-    assert run(capfd, *options, "--workers", 2, status=1) == alone and "no block drafter" in alone[1]
+    assert run(capfd, *options, "--workers", 2, status=1) == alone and "not a block drafter" in alone[1]
     if torch.cuda.device_count() < 3:
         err = run(capfd, "--model", folder, "--input", bad, "--output", out, "--device", "cuda", "--workers", 3, status=1)[1]
         assert err.startswith("specdec-translate: error: device cuda:") and err.count("\n") == 1
@@ -484,7 +484,7 @@ def test_a_reader_that_leaves(folder, source):
 
 BAD_LINES = {
     b"caf\xe9\n": "line 3: not UTF-8 (byte 4 of the line)",
-    b"null\0byte\n": "line 3: holds a NUL byte, so this is no text",
+    b"null\0byte\n": "line 3: contains a NUL byte, so it is not text",
     b"word " * 100_000 + b"\n": "line 3: over 99 tokens, and the models read at most 99",
     b"x" * 1_000_001 + b"\n": "line 3: longer than 1,000,000 bytes",
 }
@@ -600,7 +600,7 @@ def test_files_that_cannot_be(folder, parts, source, tmp_path, capfd):
     assert f"{missing}: not a model folder" in error("--model", missing)
     assert "No such file" in error(*flat({**parts, "--codes": missing}))
     swapped = {**parts, "--verifier": parts["--drafter"], "--drafter": parts["--verifier"]}
-    assert "the verifier is a block drafter; the drafter is no block drafter" in error(*flat(swapped))
+    assert "the verifier is a block drafter; the drafter is not a block drafter" in error(*flat(swapped))
     one = tmp_path / "one"
     one.write_text("reference\n")
     assert f"{one} has only 1 lines" in error("--model", folder, "--format", "fairseq", "--reference", one)

@@ -418,7 +418,7 @@ def test_recycling_branches_from_what_chains_taught():
 
 def test_a_drafter_that_does_not_branch_is_refused():
     folder = str(ROOT / "data" / "demo.en-de")
-    with pytest.raises(ValueError, match="drafter 'NGram' drafts no trees"):
+    with pytest.raises(ValueError, match="drafter 'NGram' does not support trees"):
         Translator.from_pretrained(folder, drafter=NGram([]), tree=4)
     assert Translator.from_pretrained(folder, tree=4).engine.roles.controller.plan([0]) == Plan((8,), ALWAYS, tree=Tree(4))
     translator = Translator.from_pretrained(folder, tree=4, block_size=3)

@@ -1,8 +1,7 @@
-"""fairseq's ``.pt`` files as containers: safe loading, atomic saving, averaging.
+"""fairseq's ``.pt`` files as containers: safe loading, atomic saving, averaging. Never imports fairseq.
 
-Knows torch and the layout of fairseq's checkpoint dictionary, but not what settings and weights mean (`fairseq.py`), and never
-imports fairseq. A checkpoint is untrusted input: it is read with ``weights_only`` on, and only fairseq's own plain containers
-are allow-listed.
+The meaning of settings and weights is in `fairseq.py`. Checkpoints are untrusted: they are read with ``weights_only``, and only
+fairseq's own plain containers are allow-listed.
 """
 
 import argparse
@@ -26,11 +25,11 @@ Checkpoint = dict[str, Any]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message names the file and every fault found."""
+    """An unusable checkpoint; the message names the file and every fault."""
 
 
 class Node(Mapping):
-    """Stands in for omegaconf's containers and values where that is not installed: it holds what a file says."""
+    """Replaces omegaconf's containers and values if it is not installed."""
 
     _content: Any = None  # of a container
     _val: Any = None  # of a value
@@ -58,9 +57,9 @@ OMEGACONF = {
 
 @cache
 def allow_fairseq_types() -> None:
-    """Let ``torch.load(weights_only=True)`` read the containers in which fairseq stores a model's settings.
+    """Let ``torch.load(weights_only=True)`` read fairseq's settings: a namespace, or omegaconf's nodes in fairseq 1.0.0a0.
 
-    None of them runs code when unpickled: a namespace and, in checkpoints of fairseq 1.0.0a0, omegaconf's nodes.
+    None of these runs code when unpickled.
     """
     installed = find_spec("omegaconf") is not None
     types: list[Any] = [argparse.Namespace, Any, dict, list, int, defaultdict]
@@ -72,10 +71,7 @@ def allow_fairseq_types() -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a fairseq checkpoint onto the CPU.
-
-    Raises CheckpointError for a missing, truncated, unsafe or foreign file.
-    """
+    """Read a fairseq checkpoint onto the CPU. Raises CheckpointError for a missing, truncated, unsafe or foreign file."""
     allow_fairseq_types()
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -87,7 +83,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError,
         OverflowError, struct.error,
     ) as error:  # fmt: skip
-        # A cut or foreign file can fail at any step of reading; to the user every way means the same.
+        # A truncated or foreign file can fail at any step of reading; all mean the same to the user.
         raise CheckpointError(f"{path}: not a readable checkpoint, or a damaged one ({type(error).__name__})") from None
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise CheckpointError(f"{path}: not a fairseq checkpoint (no 'model' in it)")
@@ -107,24 +103,24 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def _refusal(error: pickle.UnpicklingError) -> str:
-    """The line of torch's message that names what the file asked to run, without its advice to run it."""
+    """The line of torch's message that names what the file would run, without the advice to run it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "global" in line.lower()), "it asks for more than weights and settings")
+    return next((line for line in lines if "global" in line.lower()), "it contains more than weights and settings")
 
 
 def model_args(checkpoint: Checkpoint) -> argparse.Namespace:
-    """The model's settings as a namespace, whichever fairseq version wrote them."""
+    """The model's settings, from any fairseq version."""
     settings = checkpoint["args"] if checkpoint.get("args") is not None else checkpoint["cfg"]["model"]
     return argparse.Namespace(**_named(settings))
 
 
 def task_settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The task's settings (data folder, languages), whichever fairseq version wrote them."""
+    """The task's settings (data folder, languages), from any fairseq version."""
     return _named(checkpoint["args"] if checkpoint.get("args") is not None else checkpoint["cfg"].get("task") or {})
 
 
 def _named(settings: Any) -> dict[str, Any]:
-    """Settings by name: fairseq writes a namespace, also of single parts of ``cfg``, or what is like a dictionary."""
+    """Settings by name. fairseq writes ``args`` and parts of ``cfg`` as namespaces, the rest as mappings."""
     return dict(vars(settings) if isinstance(settings, argparse.Namespace) else settings)
 
 
@@ -135,7 +131,7 @@ def save(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
 
 
 def untrained() -> Checkpoint:
-    """What fairseq-train restores beside settings and weights, of a model that it has not trained."""
+    """The rest of a checkpoint, as fairseq-train expects it, for a model that was not trained yet."""
     history = {"criterion_name": "none", "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
     return {
         "criterion": None,
@@ -147,10 +143,9 @@ def untrained() -> Checkpoint:
 
 
 def average(paths: Sequence[str | os.PathLike[str]]) -> Checkpoint:
-    """The mean of the weights of several checkpoints of one model, in the container of the last one.
+    """The last of several checkpoints of one model, with the mean of their weights, summed in float64.
 
-    Floating-point tensors are summed in float64; counters and format markers are the last checkpoint's. Weights that
-    share memory, as tied embeddings do, still share it. Optimizer state is dropped: it belongs to no average.
+    Counters and format markers are the last checkpoint's. Tied weights stay tied. Optimizer state is dropped.
     """
     if not paths:
         raise ValueError("no checkpoints to average")

@@ -1,6 +1,6 @@
-"""``model.json``: what a model folder says about itself, in formats 1 to 3. Untrusted input.
+"""``model.json``, the description of a model folder, in formats 1 to 3. Untrusted input.
 
-Format 1 holds fairseq's settings, format 2 a spec and fairseq's dictionaries, format 3 a spec and a codec with its files.
+Format 1 contains fairseq's settings, format 2 a spec and fairseq's dictionaries, format 3 a spec and a codec with its files.
 """
 
 import json
@@ -21,7 +21,7 @@ MAX_JSON_BYTES = 1_000_000
 class VerifierEntry:
     """The verifier in ``model.json``."""
 
-    weights: str  # the name of its file
+    weights: str  # file name
     spec: ModelSpec
     aliases: Mapping[str, str] = field(default_factory=dict)
     sinusoidal: tuple[str, ...] = ()
@@ -47,30 +47,35 @@ class CodecEntry:
     """The codec in ``model.json``; see `CodecConfig`."""
 
     name: str
-    files: Mapping[str, str]  # their names by role
+    files: Mapping[str, str]  # names by role
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Description:
-    """``model.json`` in the present format."""
-
+class Languages:
     format: int
     source_lang: str
     target_lang: str
+
+
+@dataclass(frozen=True)
+class Description(Languages):
+    """``model.json`` in the current format."""
+
     codec: CodecEntry
     verifier: VerifierEntry
     drafter: DrafterEntry | None
 
 
 @dataclass(frozen=True)
-class DescriptionOfFormat2:
-    format: int
-    source_lang: str
-    target_lang: str
+class Dictionaries(Languages):
     source_dict: str
     target_dict: str
     codes: str | None
+
+
+@dataclass(frozen=True)
+class DescriptionOfFormat2(Dictionaries):
     verifier: VerifierEntry
     drafter: DrafterEntry | None
     tokenizer: str = TOKENIZERS[0]
@@ -85,13 +90,7 @@ class EntryOfFormat1:
 
 
 @dataclass(frozen=True)
-class DescriptionOfFormat1:
-    format: int
-    source_lang: str
-    target_lang: str
-    source_dict: str
-    target_dict: str
-    codes: str | None
+class DescriptionOfFormat1(Dictionaries):
     block_size: int
     verifier: EntryOfFormat1
     drafter: EntryOfFormat1 | None
@@ -105,27 +104,25 @@ VERSIONS = {1: DescriptionOfFormat1, 2: DescriptionOfFormat2, FORMAT: Descriptio
 
 
 def read_description(path: Path) -> Description | DescriptionOfFormat1:
-    """What ``model.json`` says; format 2 as format 3. Raises ValueError naming the file and everything that is wrong with it."""
+    """Read ``model.json``; format 2 becomes format 3. Raises ValueError naming the file and every fault."""
     content = read_json(path)
     version = content.get("format")
     if type(version) is not int or version not in VERSIONS:
         raise ValueError(f"{path}: format {version}; this version reads formats {', '.join(map(str, VERSIONS))}")
     try:
-        described: Any = parse(VERSIONS[version], content)
-        return described if version != 2 else _of_format_2(described)
+        old: Any = parse(VERSIONS[version], content)
+        if version != 2:
+            return old
+        codec = codec_entry(old.tokenizer, old.source_dict, old.target_dict, old.codes)
+        return Description(FORMAT, old.source_lang, old.target_lang, codec, old.verifier, old.drafter)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _of_format_2(old: DescriptionOfFormat2) -> Description:
-    codec = codec_entry(old.tokenizer, old.source_dict, old.target_dict, old.codes)
-    return Description(FORMAT, old.source_lang, old.target_lang, codec, old.verifier, old.drafter)
-
-
 def codec_entry(tokenizer: str, source: str, target: str, codes: str | None) -> CodecEntry:
-    """The codec of data prepared with a tokeniser. Raises ValueError for one that is unknown."""
+    """The codec for data prepared with a tokeniser. Raises ValueError if it is unknown."""
     if tokenizer not in TOKENIZERS:
-        raise ValueError(f"tokenizer '{tokenizer}'; available: {', '.join(TOKENIZERS)}")
+        raise ValueError(f"unknown tokenizer '{tokenizer}'; use one of {', '.join(TOKENIZERS)}")
     files = {"source": source, "target": target} | ({"codes": codes} if codes else {})
     if tokenizer == BYTE_LEVEL:
         return CodecEntry(BYTE_LEVEL, files)
@@ -133,8 +130,8 @@ def codec_entry(tokenizer: str, source: str, target: str, codes: str | None) -> 
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises ValueError naming the file if it is no JSON object of a reasonable size."""
-    path.stat()  # raises FileNotFoundError
+    """Read a JSON object of limited size. Raises FileNotFoundError, or ValueError naming the file."""
+    path.stat()
     if not path.is_file():
         raise ValueError(f"{path}: not a file")
     with open(path, "rb") as stream:
@@ -143,7 +140,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: larger than {MAX_JSON_BYTES:,} bytes")
     try:
         content = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError also of a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number with thousands of digits
         raise ValueError(f"{path}: damaged or not ours ({type(error).__name__}: {error})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: damaged or not ours (not an object)")

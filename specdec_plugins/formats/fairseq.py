@@ -1,16 +1,13 @@
-"""The one file that knows fairseq's naming: a checkpoint's settings and weights into a neutral model, and back.
+"""Everything that is fairseq's naming: settings and weights of a checkpoint to a neutral model, and back. Never imports fairseq.
 
-Covers what fairseq calls ``transformer``, ``bart`` and ``mbart``, and the project's drafters ``block`` and ``block_causal``, as
-versions from 0.6 to 0.12 write them. Each setting of a checkpoint is one of five kinds:
+Covers fairseq's ``transformer``, ``bart`` and ``mbart``, and the project's drafters ``block`` and ``block_causal``, as written by
+versions 0.6 to 0.12. A checkpoint's settings are of five kinds:
 
-1. those that say how the model computes, which go into its `ModelSpec`;
-2. those that would change that in a way that the engine does not compute, unless they have a harmless value (`HARMLESS`);
-3. those of the model's training, and those without effect unless one of the second kind is on (`WITHOUT_EFFECT`);
-4. any other that is named as fairseq names a model's options (`MODEL_OPTION`): refused by name, whatever its value but None,
-   because it is unknown whether the engine computes it;
-5. everything else is about training, data or generation: not read.
-
-Never imports fairseq.
+1. how the model computes: they go into its `ModelSpec`;
+2. changes that the engine does not support: refused unless harmless (`HARMLESS`);
+3. training, or without effect unless one of the second kind is on (`WITHOUT_EFFECT`);
+4. unknown ones named like fairseq's model options (`MODEL_OPTION`): refused by name unless None, since their effect is unknown;
+5. everything else concerns training, data or generation, and is ignored.
 """
 
 import argparse
@@ -37,12 +34,12 @@ from specdec_plugins.formats.spec import (
 )
 
 PAD = Symbols().pad
-OFFSET = PAD + 1  # the row of a position table for the first token: fairseq counts from the padding symbol's number + 1
-POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target-positions
+OFFSET = PAD + 1  # a position table's row for the first token: fairseq counts from the padding symbol's id + 1
+POSITIONS = 1024  # fairseq's default for --max-source-positions and --max-target-positions
 PUBLISHED_BLOCK_SIZE = 25
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "swish"}
-DRAFTERS = ("block", "block_causal")  # architectures that are drafters; the engine's drafters have the same names
-SHIM = "drafter"  # the architecture of drafters whose code is a file of its own: `models.drafter`
+DRAFTERS = ("block", "block_causal")  # architectures of drafters, named like the engine's
+SHIM = "drafter"  # the architecture of drafters in one file: `models.drafter`
 ARCHITECTURES = ("transformer", "bart", "mbart", *DRAFTERS)  # by the first part of --arch
 SIDES = ("encoder", "decoder")
 
@@ -54,27 +51,15 @@ SPEC_SETTINGS = frozenset({
         "embed_dim", "ffn_embed_dim", "layers", "attention_heads", "normalize_before", "learned_pos",
     )),
 })  # fmt: skip
-HARMLESS: dict[str, tuple[Any, ...]] = {  # None always is
-    "adaptive_input": (False,),
+HARMLESS: dict[str, tuple[Any, ...]] = {  # besides None
+    **dict.fromkeys((
+        "adaptive_input", "char_inputs", "cross_self_attention", "full_context_alignment", "merge_src_tgt_embed",
+        "no_cross_attention", "no_token_positional_embeddings", "scale_attn", "scale_fc", "scale_heads", "scale_resids",
+    ), (False,)),
+    **dict.fromkeys(("base_layers", "quant_noise_pq", "quant_noise_scalar"), (0,)),
+    **dict.fromkeys((f"{side}_{name}" for side in SIDES for name in ("layers_to_keep", "xformers_att_config")), ("",)),
     "adaptive_softmax_cutoff": (),
-    "base_layers": (0,),
-    "char_inputs": (False,),
-    "cross_self_attention": (False,),
-    "decoder_layers_to_keep": ("",),
-    "decoder_xformers_att_config": ("",),
-    "encoder_layers_to_keep": ("",),
-    "encoder_xformers_att_config": ("",),
-    "full_context_alignment": (False,),
-    "merge_src_tgt_embed": (False,),
-    "no_cross_attention": (False,),
-    "no_token_positional_embeddings": (False,),
-    "quant_noise_pq": (0,),
-    "quant_noise_scalar": (0,),
-    "scale_attn": (False,),
-    "scale_fc": (False,),
-    "scale_heads": (False,),
-    "scale_resids": (False,),
-}
+}  # fmt: skip
 WITHOUT_EFFECT = frozenset({
     "activation_dropout", "attention_dropout", "dropout", "relu_dropout", "encoder_layerdrop", "decoder_layerdrop",
     "encoder_embed_path", "decoder_embed_path", "checkpoint_activations", "offload_activations", "min_params_to_wrap", "export",
@@ -82,27 +67,27 @@ WITHOUT_EFFECT = frozenset({
     "tie_adaptive_weights", "tie_adaptive_proj", "base_sublayers", "base_shuffle", "quant_noise_pq_block_size",
     "apply_bert_init", "freeze_encoder", "pooler_activation_fn", "pooler_dropout", "spectral_norm_classification_head",
 })  # fmt: skip
-# How fairseq names the options of models...
+# fairseq's names for model options...
 MODEL_OPTION = re.compile(
     r"(encoder|decoder|share|no|scale|layernorm|activation|adaptive|attention|base|cross|quant_noise|tie)_|max_(.+_)?positions$"
 )
-# ...and its options of training, data and generation that look the same.
+# ...and options of training, data and generation that look the same.
 NO_MODEL_OPTIONS = frozenset({
     "decoder_langtok", "encoder_langtok", "max_positions", "no_beamable_mm", "no_bias_correction", "no_early_stop",
     "no_epoch_checkpoints", "no_last_checkpoints", "no_progress_bar", "no_repeat_ngram_size", "no_reshard_after_forward",
     "no_save", "no_save_optimizer_state", "no_save_optimizer_state_on_training_finished", "no_seed_provided", "no_shuffle",
     "no_whole_word_mask_langs", "scale_parameter",
 })  # fmt: skip
-# In a checkpoint, but no part of the function: counters, sinusoidal tables that are computed again, unused heads, marks.
+# Not part of the function: counters, sinusoidal tables (computed again), unused heads, markers.
 NO_WEIGHTS = re.compile(
     r"(encoder|decoder)\.(version|embed_positions\.(weights|_float_tensor))|classification_heads\..*|block_(format|verifier)"
 )
 
 
 def read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
-    """The model of a loaded checkpoint: a `DrafterModel` if its architecture is one of `DRAFTERS`.
+    """The model of a loaded checkpoint, called ``name`` in errors: a `DrafterModel` if its architecture is a drafter's.
 
-    ``name`` is what errors call it. Raises CheckpointError with everything that the engine does not support.
+    Raises CheckpointError with everything that the engine does not support.
     """
     try:
         return _read(checkpoint, name)
@@ -117,13 +102,11 @@ def _read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
     args = flat(model_args(checkpoint))
     if architecture(args) == SHIM:
         return shimmed(checkpoint, args, name)
-    faults = list(setting_faults(args))
-    if faults:
+    if faults := list(setting_faults(args)):
         raise CheckpointError(f"{name}: the engine does not support {listed(faults, '; ', 40)}")
     weights = modern_names(checkpoint["model"])
-    absent = [weight for weight in announced(args) if weight not in weights]
-    if absent:
-        raise CheckpointError(f"{name}: its settings announce weights that it has not: {listed(absent)}")
+    if absent := [weight for weight in announced(args) if weight not in weights]:
+        raise CheckpointError(f"{name}: weights that its settings imply are missing: {listed(absent)}")
     code = architecture(args) if architecture(args) in DRAFTERS else None
     form = int(weights["block_format"]) if "block_format" in weights else 1
     if code and form not in (1, 2):
@@ -134,23 +117,19 @@ def _read(checkpoint: Checkpoint, name: str) -> Model | DrafterModel:
         raise CheckpointError(f"{name}: {brief(error, 1000)}") from None
     tensors = canonical(weights, spec)
     given = tensor_shapes(tensors)
-    # What a drafter has of its own is for its code to check.
-    faults = tensor_faults(spec, given, own_shapes(spec, given) if code else None)
-    if faults:
+    # A drafter's own tensors are checked by its code.
+    if faults := tensor_faults(spec, given, own_shapes(spec, given) if code else None):
         raise CheckpointError(f"{name}: {'; '.join(faults)}")
-    if code:
-        task = task_settings(checkpoint)
-        return DrafterModel(
-            code, tensors, spec, drafter_options(code, tensors), int(task.get("block_size") or PUBLISHED_BLOCK_SIZE),
-            verifier_mark(weights),
-        )  # fmt: skip
-    return Model(spec, tensors)
+    if not code:
+        return Model(spec, tensors)
+    size = int(task_settings(checkpoint).get("block_size") or PUBLISHED_BLOCK_SIZE)
+    return DrafterModel(code, tensors, spec, drafter_options(code, tensors), size, verifier_mark(weights))
 
 
 def shimmed(checkpoint: Checkpoint, args: Mapping[str, Any], name: str) -> DrafterModel:
     """The drafter of a checkpoint of ``--arch drafter``: its code's name, options and tensors. Raises CheckpointError."""
     if not isinstance(args.get("drafter"), str) or not isinstance(args.get("drafter_options"), dict):
-        raise CheckpointError(f"{name}: it does not say which drafter it is")
+        raise CheckpointError(f"{name}: does not name its drafter")
     weights, prefix = checkpoint["model"], "network."
     tensors = {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
     size = int(args.get("drafter_block_size") or 1)
@@ -158,7 +137,7 @@ def shimmed(checkpoint: Checkpoint, args: Mapping[str, Any], name: str) -> Draft
 
 
 def flat(settings: argparse.Namespace) -> dict[str, Any]:
-    """Settings as one dictionary. fairseq's dataclass nests those of the two sides and of quantisation noise."""
+    """Settings as one dictionary: fairseq's dataclass nests those of the two sides and of quantisation noise."""
     result = {}
     for key, value in vars(settings).items():
         if key in (*SIDES, "quant_noise") and not isinstance(value, bool | int | float | str | None):
@@ -174,7 +153,7 @@ def architecture(args: Mapping[str, Any]) -> str:
 
 
 def setting_faults(args: Mapping[str, Any]) -> Iterator[str]:
-    """All that the engine does not support."""
+    """Everything that the engine does not support."""
     arch = architecture(args)
     if arch.split("_")[0] not in ARCHITECTURES or arch.startswith("transformer_lm"):
         yield f"architecture '{arch}'; available: {', '.join(ARCHITECTURES)} and those named after them"
@@ -189,18 +168,17 @@ def setting_faults(args: Mapping[str, Any]) -> Iterator[str]:
         if not args.get(needed):
             yield f"no '{needed}' in its settings"
     for setting, value in args.items():
-        known = setting in SPEC_SETTINGS or setting in WITHOUT_EFFECT or setting in NO_MODEL_OPTIONS
-        if value is None or known:
+        if value is None or setting in SPEC_SETTINGS | WITHOUT_EFFECT | NO_MODEL_OPTIONS:
             continue
-        if setting in HARMLESS:
-            if value not in HARMLESS[setting]:
-                yield f"--{setting.replace('_', '-')} {value}"
-        elif MODEL_OPTION.match(setting):
-            yield f"the unknown model option --{setting.replace('_', '-')} {value}"
+        option = f"--{setting.replace('_', '-')} {value}"
+        if setting in HARMLESS and value not in HARMLESS[setting]:
+            yield option
+        elif setting not in HARMLESS and MODEL_OPTION.match(setting):
+            yield f"the unknown model option {option}"
 
 
 def announced(args: Mapping[str, Any]) -> Iterator[str]:
-    """Weights that a model of these settings has beside those that every model has; by one each where they come in groups."""
+    """Optional weights that these settings imply, one of each group."""
     for side in SIDES:
         if args.get(f"{side}_layers"):
             yield f"{side}.layers.{int(args[f'{side}_layers']) - 1}.fc1.weight"
@@ -215,18 +193,15 @@ def announced(args: Mapping[str, Any]) -> Iterator[str]:
 
 
 def modern_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under the names that fairseq 0.12 gives them; older versions named and packed some differently."""
-    norms = {
-        "encoder": ("self_attn_layer_norm", "final_layer_norm"),
-        "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
-    }
+    """Weights by fairseq 0.12's names; older versions named and packed some differently."""
+    norms = {"encoder": ("self_attn", "final"), "decoder": ("self_attn", "encoder_attn", "final")}
     renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         side, _, rest = name.partition(".")
         number = re.fullmatch(r"(layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)", rest)
         packed = re.fullmatch(r"(.*)in_proj_(weight|bias)", name)
         if number and side in norms:
-            renamed[f"{side}.{number[1]}.{norms[side][int(number[2])]}.{number[3]}"] = tensor
+            renamed[f"{side}.{number[1]}.{norms[side][int(number[2])]}_layer_norm.{number[3]}"] = tensor
         elif packed:
             for part, third in zip("qkv", tensor.chunk(3)):
                 renamed[f"{packed[1]}{part}_proj.{packed[2]}"] = third
@@ -235,14 +210,14 @@ def modern_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             renamed[name] = tensor
     for side, first_with_norm in (("encoder", 2), ("decoder", 3)):
-        # Before these versions nothing was normalised after the last layer, whatever the file holds.
+        # Older versions never normalise after the last layer, whatever the file contains.
         if float(weights.get(f"{side}.version", torch.ones(1)).flatten()[0]) < first_with_norm:
             renamed = {name: tensor for name, tensor in renamed.items() if not name.startswith(f"{side}.layer_norm.")}
     return renamed
 
 
 def spec_of(args: Mapping[str, Any], weights: Mapping[str, Tensor], unscaled: bool) -> ModelSpec:
-    """What settings and, where they are silent, weights say. Raises ValueError with everything that cannot be."""
+    """The spec from the settings, or from the weights where settings are missing. Raises ValueError with every fault."""
 
     def side(name: str, positions: str) -> SideSpec:
         width, prenorm = int(args[f"{name}_embed_dim"]), bool(args.get(f"{name}_normalize_before"))
@@ -267,23 +242,19 @@ def spec_of(args: Mapping[str, Any], weights: Mapping[str, Tensor], unscaled: bo
 
 
 def canonical(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """Weights by canonical names: without what is no part of the function, and with the sinusoidal tables.
-
-    Older versions do not write the output projection of a decoder that shares it with its embeddings.
-    """
+    """The tensors of the function by canonical names, with sinusoidal tables, and tied output projections, which older versions
+    omit."""
     tensors = {name: tensor for name, tensor in weights.items() if not NO_WEIGHTS.fullmatch(name)}
     for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
-        if f"{name}.embed_positions.weight" not in tensors:
-            table = sinusoidal_table(side)
-            if table is not None:
-                tensors[f"{name}.embed_positions.weight"] = table
+        if f"{name}.embed_positions.weight" not in tensors and (table := sinusoidal_table(side)) is not None:
+            tensors[f"{name}.embed_positions.weight"] = table
     if "decoder.embed_tokens.weight" in tensors:
         tensors.setdefault("decoder.output_projection.weight", tensors["decoder.embed_tokens.weight"])
     return tensors
 
 
 def drafter_options(code: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a drafter has beside the Transformer, as its weights tell."""
+    """A drafter's options, as its weights show them."""
     if code == "block":
         return {"source_copy": "decoder.copy_attn.weight" in tensors}
     out = tensors.get("decoder.successor.out.weight")
@@ -291,22 +262,19 @@ def drafter_options(code: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def verifier_mark(weights: Mapping[str, Tensor]) -> str | None:
-    """The fingerprint of the verifier that a drafter was initialised from, which training carries along as 32 bytes."""
+    """The fingerprint, 32 bytes, of the verifier that a drafter was initialised from."""
     mark = weights.get("block_verifier")
     return bytes(mark.tolist()).hex() if mark is not None and mark.any() else None
 
 
-# ---- and back, for fairseq's own generator and for converters that read its checkpoints
+# ---- back to fairseq, for its own generator and for converters
 
 
 def checkpoint_of(model: Model) -> Checkpoint:
-    """A checkpoint of ``--arch transformer`` that computes what ``model`` does.
-
-    Raises ValueError with everything that fairseq's Transformer does not compute.
-    """
+    """The checkpoint of ``--arch transformer`` for ``model``. Raises ValueError for what fairseq's Transformer does not
+    compute."""
     spec, tensors = model.spec, model.tensors
-    faults = fairseq_faults(spec)
-    if faults:
+    if faults := fairseq_faults(spec):
         raise ValueError("fairseq's Transformer does not compute " + "; ".join(faults))
     embedding = tensors["decoder.embed_tokens.weight"]
     tied = same(tensors["decoder.output_projection.weight"], embedding)
@@ -323,7 +291,7 @@ def checkpoint_of(model: Model) -> Checkpoint:
         "decoder_input_dim": spec.decoder.width,
         "decoder_output_dim": spec.decoder.width,
     }
-    # Version 1 of an encoder has no norm after its last layer.
+    # A version 1 encoder has no norm after its last layer.
     weights = {**tensors, "encoder.version": torch.tensor([3.0 if spec.encoder.final_norm or not spec.encoder.prenorm else 1.0])}
     weights["decoder.version"] = torch.tensor([3.0])
     for name, side in (("encoder", spec.encoder), ("decoder", spec.decoder)):
@@ -340,7 +308,7 @@ def checkpoint_of(model: Model) -> Checkpoint:
 
 
 def fairseq_faults(spec: ModelSpec) -> list[str]:
-    """What of a spec fairseq's Transformer does not compute."""
+    """The features of a spec that fairseq's Transformer does not compute."""
     symbols = spec.symbols
     unlike = {
         "the activation swish": spec.activation == "swish",  # its own fails
@@ -361,5 +329,5 @@ def fairseq_faults(spec: ModelSpec) -> list[str]:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same numbers."""
+    """Whether two tensors are equal in value."""
     return one is other or (one.shape == other.shape and torch.equal(one, other.to(one)))

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and files mapped into memory."""
+"""Atomic writes, and files mapped into memory."""
 
 import ctypes
 import errno
@@ -10,8 +10,8 @@ from pathlib import Path
 
 @contextmanager
 def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a path to write to; what is there at the end becomes ``path``, with the permissions of any new file. After an error
-    ``path`` is what it was."""
+    """Yields a temporary path that replaces ``path`` at the end, with a new file's permissions. An error leaves ``path`` as it
+    was."""
     path = Path(path)
     if path.exists() and not path.is_file():  # a device would be replaced by a file
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -21,7 +21,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # safetensors writes files that only their owner reads
+        os.chmod(temporary, 0o666 & ~mask)  # safetensors makes files private to their owner
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -37,15 +37,14 @@ MADV_DONTNEED = 4
 
 
 def unload(addresses: Iterable[int]) -> None:
-    """Give back the memory of safetensors files that are mapped at some of these addresses; it is read again where it is used.
+    """Release the memory of safetensors files mapped at any of these addresses; pages are read again on access.
 
-    A model in use has packed its weights, and mapped pages would count as the process's memory. They must not have been written
-    to: changes would be lost.
+    A loaded model has packed its weights, but mapped pages still count as the process's memory. Changes to them are lost.
     """
     needed = sorted(addresses)
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux: the pages stay until the system wants them
+    except OSError:  # not Linux: the system reclaims the pages itself
         return
     for line in lines:
         if line.endswith(".safetensors"):

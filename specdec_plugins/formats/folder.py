@@ -1,10 +1,10 @@
-"""A translation model on disk: verifier, drafter and codec, as one folder or as parts by path.
+"""A model on disk: verifier, drafter and codec, in one folder or as separate files.
 
-A model folder holds ``model.json`` (`Description`), the codec's files, and the weights in safetensors by canonical names. Tensors
-are stored once: ``aliases`` lists those that a model has twice, ``shared`` those that the drafter takes from the verifier, and
-``sinusoidal`` the position tables, which are computed. A folder names code and never carries any.
+A model folder contains ``model.json`` (`Description`), the codec's files, and the weights in safetensors by canonical names. Each
+tensor is stored once: ``aliases`` are a model's tied tensors, ``shared`` the drafter's that equal the verifier's, and
+``sinusoidal`` the position tables, which are computed. A folder names code but never contains any.
 
-Folders of format 1 hold fairseq's settings and names, and are read by the code that reads its checkpoints.
+Folders of format 1 contain fairseq's settings and names, and are read like its checkpoints.
 """
 
 import argparse
@@ -55,12 +55,12 @@ from specdec_plugins.text.vocabulary import SPECIAL, Vocabulary
 
 log = logging.getLogger(__name__)
 MAX_NAME_BYTES = 255
-MAX_CODEC_BYTES = 100_000_000  # of each of a codec's files
+MAX_CODEC_BYTES = 100_000_000  # per file of a codec
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A verifier, the drafter if there is one, and the codec that turns text into their tokens, with how to open it again."""
+    """A verifier, its drafter if any, and their codec with its configuration."""
 
     name: str
     verifier: Model
@@ -70,7 +70,7 @@ class Pair:
 
     @classmethod
     def open(cls, verifier: Model, drafter: DrafterModel | None, config: CodecConfig) -> "Pair":
-        """The pair with its codec. Raises ValueError for what is wrong with the codec's files."""
+        """The pair with its codec opened. Raises ValueError for damaged codec files."""
         return cls(config.folder, verifier, drafter, open_codec(config, verifier.spec.symbols), config)
 
     @property
@@ -83,7 +83,7 @@ class Pair:
 
     @property
     def block_size(self) -> int:
-        """Drafted tokens an iteration unless asked otherwise: what the drafter was trained with; 0 without one."""
+        """The drafter's draft length in training; 0 without a drafter."""
         return self.drafter.block_size if self.drafter else 0
 
 
@@ -109,8 +109,9 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
 def load_parts(
     verifier: str, drafter: str | None, data: str, source_lang: str | None, target_lang: str | None, codes: str | None
 ) -> Pair:
-    """Read fairseq checkpoints with the dictionaries of a binarised data folder. Raises ValueError with what does not fit."""
-    files = {"verifier": checkpoint.load(verifier)} | ({"drafter": checkpoint.load(drafter)} if drafter else {})
+    """Read fairseq checkpoints with the dictionaries of a binarised data folder. Raises ValueError if they do not fit."""
+    paths = {"verifier": verifier} | ({"drafter": drafter} if drafter else {})
+    files = {role: checkpoint.load(path) for role, path in paths.items()}
     settings = checkpoint.task_settings(files["verifier"])
     source_lang = source_lang or settings.get("source_lang")
     target_lang = target_lang or settings.get("target_lang")
@@ -118,15 +119,14 @@ def load_parts(
         if lang and (not isinstance(lang, str) or len(lang) > MAX_NAME_BYTES // 4):
             raise ValueError(f"{verifier}: its languages are {lang!r:.80}, which is no language's code")
     if not source_lang or not target_lang:
-        raise ValueError(f"{verifier} does not say its languages: give --source-lang and --target-lang")
-    paths = {"verifier": verifier} | ({"drafter": drafter} if drafter else {})
+        raise ValueError(f"{verifier} does not name its languages; give --source-lang and --target-lang")
     models = {role: fairseq.read(files[role], path) for role, path in paths.items()}
     model, drafting = _roles(verifier, models["verifier"], models.get("drafter"))
     tokenizer = recorded_tokenizer(Path(data))
-    if tokenizer == BYTE_LEVEL:  # its texts begin with this symbol
+    if tokenizer == BYTE_LEVEL:  # its texts begin with <s>
         model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=(SPECIAL.index("<s>"),)))
-    dictionaries = [str(Path(data) / f"dict.{lang}.txt") for lang in (source_lang, target_lang)]
-    entry = codec_entry(tokenizer, dictionaries[0], dictionaries[1], codes)
+    source, target = (str(Path(data) / f"dict.{lang}.txt") for lang in (source_lang, target_lang))
+    entry = codec_entry(tokenizer, source, target, codes)
     text = {role: Path(path) for role, path in entry.files.items()}
     pair = Pair.open(model, drafting, CodecConfig(entry.name, verifier, text, source_lang, target_lang, entry.options))
     faults = []
@@ -139,27 +139,26 @@ def load_parts(
 
 
 def recorded_tokenizer(data: Path) -> str:
-    """The tokeniser that a data folder was prepared with: ``prepare.json`` says so, beside the binarised data or in it.
+    """The tokeniser named in ``prepare.json``, which lies in the binarised data or above it; Moses by default.
 
-    Moses where nothing is said. Raises ValueError naming the file if it cannot be read.
+    Raises ValueError naming the file if it cannot be read.
     """
-    for path in (data / "prepare.json", data.parent / "prepare.json"):
-        if path.is_file():
-            name = read_json(path).get("tokenizer", TOKENIZERS[0])
-            if name not in TOKENIZERS:
-                raise ValueError(f"{path}: tokenizer '{name}'; available: {', '.join(TOKENIZERS)}")
-            return name
-    return TOKENIZERS[0]
+    paths = (folder / "prepare.json" for folder in (data, data.parent))
+    path = next((path for path in paths if path.is_file()), None)
+    name = read_json(path).get("tokenizer", TOKENIZERS[0]) if path else TOKENIZERS[0]
+    if name not in TOKENIZERS:
+        raise ValueError(f"{path}: unknown tokenizer '{name}'; use one of {', '.join(TOKENIZERS)}")
+    return name
 
 
 def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) -> dict[str, int]:
-    """Write a model folder, whole or not at all; with ``half`` in float16. Returns the size in bytes of each file.
+    """Write a model folder atomically, with ``half`` in float16. Returns the size of each file in bytes.
 
-    Raises ValueError if the folder exists, or a weight leaves float16's range.
+    Raises ValueError if the folder exists or a weight is not finite.
     """
     folder = Path(folder)
     if folder.exists():
-        raise ValueError(f"{folder} exists already")
+        raise ValueError(f"{folder} already exists")
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
@@ -184,7 +183,7 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
 
 
 def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
-    """Copy a codec's files into a folder. Returns their names there by role: their own, except that codes are ``codes``."""
+    """Copy a codec's files into a folder. Returns their names by role: BPE codes become ``codes``, others keep their names."""
     names: dict[str, str] = {}
     taken: dict[str, Path | None] = {"model.json": None, "verifier.safetensors": None, "drafter.safetensors": None}
     for role, path in files.items():
@@ -197,13 +196,11 @@ def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
 
 
 def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping[str, Tensor], half: bool) -> dict[str, Any]:
-    """Write ``name``.safetensors; returns what ``model.json`` says about the tensors."""
+    """Write ``name``.safetensors. Returns the entries of ``model.json`` about the tensors."""
     from safetensors.torch import save_file
 
-    first: dict[tuple, str] = {}  # by the memory of a tensor, the first name it goes by
-    stored: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    shared, computed = [], []
+    first: dict[tuple, str] = {}  # a tensor's first name, by its memory
+    stored, aliases, shared, computed = dict[str, Tensor](), dict[str, str](), list[str](), list[str]()
     tables = sinusoidal_tables(model.spec)
     for key, tensor in model.tensors.items():
         twin, table = others.get(key), tables.get(key)
@@ -217,7 +214,7 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
         else:
             stored[key] = tensor.half() if half and tensor.is_floating_point() else tensor.clone()
             if stored[key].is_floating_point() and not stored[key].isfinite().all():
-                raise ValueError(f"{name}: {key} has numbers that are not finite{' in float16' if half else ''}")
+                raise ValueError(f"{name}: {key} has values that are not finite{' in float16' if half else ''}")
     file = f"{name}.safetensors"
     with whole(folder / file) as temporary:
         save_file({key: tensor.contiguous() for key, tensor in stored.items()}, temporary)
@@ -225,7 +222,7 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
 
 
 def _inside(folder: Path, name: str, most: int | None = None) -> Path:
-    """A file of the folder, which a description from outside must not leave, of at most so many bytes."""
+    """A file of the folder, of at most ``most`` bytes. Names must not lead out of the folder."""
     if Path(name).name != name or name in ("", "..") or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"{folder / 'model.json'}: {name!r:.80} is not the name of a file in the folder")
     path = folder / name
@@ -249,7 +246,7 @@ def _load_models(folder: Path, described: Description) -> tuple[Model, DrafterMo
 def _load_tensors(
     folder: Path, role: str, entry: VerifierEntry | DrafterEntry, others: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """A model's tensors, checked against its spec before they are read; as they are stored."""
+    """A model's tensors as stored, checked against its spec before they are read."""
     path = _inside(folder, entry.weights)
     faults: list[str] = []
     tables = sinusoidal_tables(entry.spec)
@@ -259,28 +256,28 @@ def _load_tensors(
         (shared, tensor_shapes(others), "shared"),
         (entry.sinusoidal, tensor_shapes(tables), "sinusoidal"),
     ):
-        faults += [f"{what}: {name} is none" for name in names if name not in known]
-        faults += [f"{what}: {name} is there twice" for name in names if name in given]
+        faults += [f"{what}: unknown tensor {name}" for name in names if name not in known]
+        faults += [f"{what}: {name} is also stored" for name in names if name in given]
         given |= {name: known[name] for name in names if name in known}
     for name, original in entry.aliases.items():
         if name in given or original not in given or original in entry.aliases:
             faults.append(f"aliases: {name} for {original}")
     given |= {name: given[original] for name, original in entry.aliases.items() if original in given}
     if entry.spec is not None and not faults:
-        # What a drafter has of its own is for its code to check.
+        # A drafter's own tensors are checked by its code.
         more = own_shapes(entry.spec, given) if isinstance(entry, DrafterEntry) else {}
         faults += tensor_faults(entry.spec, given, more)
     if faults:
         raise ValueError(f"{folder}: {role}: {listed(faults, '; ')}")
     weights = _read_tensors(path)
-    if entry.spec is None:  # for code that computes with them as they are
+    if entry.spec is None:  # the drafter's code computes with them directly
         weights = {name: tensor.float() if tensor.dtype in WEIGHT_DTYPES else tensor for name, tensor in weights.items()}
     weights |= {name: others[name] for name in shared} | {name: tables[name] for name in entry.sinusoidal}
     return weights | {name: weights[original] for name, original in entry.aliases.items()}
 
 
 def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a safetensors file's tensors, without reading them. Raises ValueError naming the file."""
+    """The shapes of a safetensors file's tensors, which are not read. Raises ValueError naming the file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -295,7 +292,7 @@ def unreadable(path: Path, error: Exception) -> ValueError:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """A safetensors file's tensors, as they are stored and mapped into memory."""
+    """A safetensors file's tensors as stored, mapped into memory."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -317,27 +314,27 @@ def _load_models_of_format_1(folder: Path, described: DescriptionOfFormat1) -> t
 
 
 def _load_checkpoint(folder: Path, entry: EntryOfFormat1, others: Mapping[str, Tensor]) -> checkpoint.Checkpoint:
-    """A model of a folder of format 1 as `checkpoint.load` would give it."""
+    """A model in a folder of format 1, as `checkpoint.load` would return it."""
     weights = _read_tensors(_inside(folder, entry.weights))
     try:
         weights.update({key: others[key] for key in entry.shared})
         weights.update({key: weights[original] for key, original in entry.aliases.items()})
     except KeyError as error:
-        raise ValueError(f"{folder / 'model.json'}: there is no tensor {error}") from None
+        raise ValueError(f"{folder / 'model.json'}: unknown tensor {error}") from None
     return {"model": weights, "args": argparse.Namespace(**entry.settings), "cfg": None}
 
 
 def _roles(name: str, verifier: Model | DrafterModel, drafter: Model | DrafterModel | None) -> tuple[Model, DrafterModel | None]:
-    """The two, if each is what its role needs. Raises CheckpointError."""
+    """Both models, if they fit their roles. Raises CheckpointError."""
     if isinstance(verifier, DrafterModel) or isinstance(drafter, Model):
         faults = ["the verifier is a block drafter"] if isinstance(verifier, DrafterModel) else []
-        faults += ["the drafter is no block drafter"] if isinstance(drafter, Model) else []
+        faults += ["the drafter is not a block drafter"] if isinstance(drafter, Model) else []
         raise checkpoint.CheckpointError(f"{name}: {'; '.join(faults)}")
     return verifier, drafter
 
 
 def _checked(pair: Pair, faults: Sequence[str] = ()) -> Pair:
-    """The pair, if its vocabularies fit its models. Warns of a drafter that was trained for another verifier."""
+    """The pair, if its vocabularies fit its models. Warns about a drafter that was trained for another verifier."""
     faults = list(faults)
     for role, model in (("verifier", pair.verifier), ("drafter", pair.drafter)):
         if model is None or model.spec is None:

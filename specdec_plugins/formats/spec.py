@@ -1,7 +1,7 @@
-"""What an encoder-decoder Transformer is, whichever file it came from. Knows no file format.
+"""Encoder-decoder Transformers, independent of any file format.
 
-A model is a `ModelSpec` and tensors by canonical names, those that fairseq and Hugging Face's BART family have in common.
-SIDE is ``encoder`` or ``decoder``, I a layer from 0, D the width, H the inner width, V the vocabulary, P positions:
+A model is a `ModelSpec` and tensors by canonical names, which fairseq and Hugging Face's BART family share. SIDE is ``encoder``
+or ``decoder``, I a layer from 0, D the width, H the inner width, V the vocabulary, P positions:
 
     SIDE.embed_tokens.weight (V, D), SIDE.embed_positions.weight (P, D), SIDE.layernorm_embedding.{weight,bias} (D,)
     SIDE.layers.I.self_attn.{q,k,v,out}_proj.{weight (D, D),bias (D,)}, SIDE.layers.I.self_attn_layer_norm.{weight,bias}
@@ -9,14 +9,14 @@ SIDE is ``encoder`` or ``decoder``, I a layer from 0, D the width, H the inner w
     SIDE.layers.I.{fc1 (H, D),fc2 (D, H)}.{weight,bias}, SIDE.layers.I.final_layer_norm.{weight,bias}
     SIDE.layer_norm.{weight,bias}, decoder.output_projection.{weight (V, D),bias (V,)}
 
-Position tables are tensors like any other, as their frequencies differ between families: row ``position_offset`` is for the
-first token, and there are rows for ``max_positions`` tokens at least. Tied tensors are the same object.
+Position tables are ordinary tensors, because their frequencies differ between families: row ``position_offset`` is the first
+token's, and there are at least ``max_positions`` rows from there. Tied tensors are the same object.
 """
 
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -28,20 +28,20 @@ from torch import Tensor
 from specdec_plugins.formats.errors import listed
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
-# No known model is near these; a file of a few bytes must not ask for all the memory.
+# Far beyond known models; a tiny file must not claim all memory.
 MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE, MAX_SCALE = 1_000, 1 << 17, 1 << 20, 1 << 25, 1e6
 
-HALF = 2**-11  # the largest error of a sine in float16
+HALF = 2**-11  # largest error of a sine in float16
 
 
 @dataclass(frozen=True)
 class Symbols:
-    """Token numbers with a meaning. The defaults are those of fairseq's dictionaries."""
+    """Special token ids. The defaults are those of fairseq's dictionaries."""
 
     pad: int = 1
     eos: int = 2
     start: int = 2  # what the decoder reads before the first token
-    mask: int = 3  # what drafters read in place of a token that is not known yet; ``<unk>``, as published
+    mask: int = 3  # drafters read it for unknown tokens; ``<unk>``, as published
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class SideSpec:
     layers: int
     heads: int
     width: int  # D
-    inner_width: int  # H, of the feed-forward part
-    prenorm: bool  # norms before attention and feed-forward, not after
+    inner_width: int  # H, of the feed-forward layer
+    prenorm: bool  # norms before attention and feed-forward instead of after
     final_norm: bool  # a norm after the last layer
     embedding_norm: bool
-    embedding_scale: float  # token embeddings are multiplied by it
-    max_positions: int  # the most tokens that it reads
-    position_offset: int  # the row of the position table for the first token
+    embedding_scale: float  # factor of token embeddings
+    max_positions: int  # most tokens that it reads
+    position_offset: int  # the first token's row in the position table
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class ModelSpec:
     decoder: SideSpec
     activation: str  # one of `ACTIVATIONS`
     output_bias: bool = False  # of the logits
-    zero_start: bool = False  # the first position's token embedding is zero, whatever the start token's is
+    zero_start: bool = False  # the start token's embedding is replaced by zeros
     symbols: Symbols = Symbols()
     forced: tuple[int, ...] = ()  # every output begins with these tokens
-    suppressed: tuple[int, ...] = ()  # tokens that no output has, besides pad
+    suppressed: tuple[int, ...] = ()  # no output contains these tokens, nor pad
 
     def __post_init__(self) -> None:
-        """Raise ValueError with everything that cannot be."""
+        """Raise ValueError with every fault."""
         faults = []
         if self.activation not in ACTIVATIONS:
             faults.append(f"activation function '{self.activation}'; available: {', '.join(ACTIVATIONS)}")
@@ -93,32 +93,30 @@ class ModelSpec:
                 faults.append(f"{name}: embeddings scaled by {side.embedding_scale}")
         symbols = self.symbols
         if min(symbols.pad, symbols.eos, symbols.start, symbols.mask, *self.forced, *self.suppressed) < 0:
-            faults.append("there are no tokens below 0")
+            faults.append("special tokens must not be negative")
         if faults:
             raise ValueError("; ".join(faults))
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model's specification and its tensors."""
-
     spec: ModelSpec
     tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class DrafterModel:
-    """A drafter's weights, and the code that decodes with them, which is named and never carried.
+    """A drafter's weights, and the name of its code: built in, an installed entry point, or ``module:object``.
 
-    ``code`` is a built-in drafter's name, an installed entry point's, or ``module:object``; ``spec`` is None for a drafter that
-    is no Transformer. ``verifier`` is the `fingerprint` of the verifier that it was trained for, None where that is unknown.
+    ``spec`` is None if it is not a Transformer. ``verifier`` is the `fingerprint` of the verifier that it was trained for, None
+    if unknown.
     """
 
     code: str
     tensors: Mapping[str, Tensor]
     spec: ModelSpec | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    block_size: int = 0  # drafted tokens an iteration, as trained
+    block_size: int = 0  # draft length in training
     verifier: str | None = None
 
 
@@ -129,11 +127,11 @@ Reading = TypeVar("Reading", Model, DrafterModel)
 def sinusoidal(rows: int, width: int, pad: int) -> Tensor:
     """(rows, width) float32 position table of tensor2tensor and fairseq: all sines, then all cosines; row ``pad`` is zero.
 
-    The same object for the same arguments, so that models share it. Do not write to it.
+    Cached, so that models share it. Read-only.
     """
     half = width // 2
     if half < 2 or rows <= pad:
-        raise ValueError(f"no sinusoidal position table has {rows} rows of width {width}")
+        raise ValueError(f"sinusoidal positions cannot have {rows} rows of width {width}")
     rates = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / (half - 1)))
     angles = torch.arange(rows, dtype=torch.float)[:, None] * rates
     table = F.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, width % 2))
@@ -142,14 +140,14 @@ def sinusoidal(rows: int, width: int, pad: int) -> Tensor:
 
 
 def sinusoidal_table(side: SideSpec) -> Tensor | None:
-    """The `sinusoidal` table of a side, zero in the row before the first token's; None if it cannot have one."""
+    """A side's `sinusoidal` table, zero in the row before the first token's; None if it cannot have one."""
     if side.position_offset < 1 or side.width < 4:
         return None
     return sinusoidal(side.position_offset + side.max_positions, side.width, side.position_offset - 1)
 
 
 def sinusoidal_tables(spec: ModelSpec | None) -> dict[str, Tensor]:
-    """By canonical names, the sinusoidal position tables that a model may have."""
+    """The sinusoidal position tables that a model may have, by canonical name."""
     if spec is None:
         return {}
     tables = {f"{name}.embed_positions.weight": sinusoidal_table(getattr(spec, name)) for name in ("encoder", "decoder")}
@@ -157,20 +155,19 @@ def sinusoidal_tables(spec: ModelSpec | None) -> dict[str, Tensor]:
 
 
 def extended(model: Reading, positions: int) -> Reading:
-    """A model that reads ``positions`` tokens on both sides, or as many as before where these were more.
+    """A model that reads at least ``positions`` tokens on both sides, by extending its sinusoidal position tables.
 
-    Further rows of position tables are computed, which is possible for `sinusoidal_table` alone. Raises ValueError naming every
-    side with another one. What that does to a model's quality is not known: it has not been trained on such positions.
+    Raises ValueError naming every side with another table. Quality beyond the trained positions is unknown.
     """
     if model.spec is None:
         return model
     tensors, faults = dict(model.tensors), []
     sides = {name: getattr(model.spec, name) for name in ("encoder", "decoder")}
     longer_sides = {name: replace(side, max_positions=max(side.max_positions, positions)) for name, side in sides.items()}
-    spec = replace(model.spec, **longer_sides)  # raises if these are too many, before tables are computed
+    spec = replace(model.spec, **longer_sides)  # raises before tables are computed
     for name, side in sides.items():
         table = f"{name}.embed_positions.weight"
-        if side.max_positions >= positions or table not in tensors:  # completed from the verifier's
+        if side.max_positions >= positions or table not in tensors:  # taken from the verifier
             continue
         longer, known = sinusoidal_table(longer_sides[name]), tensors[table]
         if longer is None or not torch.allclose(longer[: len(known)], known[: len(longer)].float(), atol=HALF):
@@ -183,15 +180,12 @@ def extended(model: Reading, positions: int) -> Reading:
 
 
 def shapes(spec: ModelSpec, source_size: int, target_size: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of a model with these vocabulary sizes, and their shapes; of a position table the fewest rows."""
-    return dict(_shapes(spec, source_size, target_size))
-
-
-def _shapes(spec: ModelSpec, source_size: int, target_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The shapes of a model's tensors, given its vocabulary sizes; position tables may have more rows."""
+    found: dict[str, tuple[int, ...]] = {}
     for name, side, size in (("encoder", spec.encoder, source_size), ("decoder", spec.decoder, target_size)):
         width, inner = side.width, side.inner_width
-        yield f"{name}.embed_tokens.weight", (size, width)
-        yield f"{name}.embed_positions.weight", (side.position_offset + side.max_positions, width)
+        found[f"{name}.embed_tokens.weight"] = size, width
+        found[f"{name}.embed_positions.weight"] = side.position_offset + side.max_positions, width
         norms = ["layernorm_embedding"] * side.embedding_norm + ["layer_norm"] * side.final_norm
         linears = []
         for index in range(side.layers):
@@ -204,23 +198,16 @@ def _shapes(spec: ModelSpec, source_size: int, target_size: int) -> Iterator[tup
             linears += [(f"{layer}.fc1", inner, width), (f"{layer}.fc2", width, inner)]
             norms.append(f"{layer}.final_layer_norm")
         for linear, outputs, inputs in linears:
-            yield f"{name}.{linear}.weight", (outputs, inputs)
-            yield f"{name}.{linear}.bias", (outputs,)
-        for norm in norms:
-            yield f"{name}.{norm}.weight", (width,)
-            yield f"{name}.{norm}.bias", (width,)
-    yield "decoder.output_projection.weight", (target_size, spec.decoder.width)
-    if spec.output_bias:
-        yield "decoder.output_projection.bias", (target_size,)
+            found |= {f"{name}.{linear}.weight": (outputs, inputs), f"{name}.{linear}.bias": (outputs,)}
+        found |= {f"{name}.{norm}.{part}": (width,) for norm in norms for part in ("weight", "bias")}
+    found["decoder.output_projection.weight"] = target_size, spec.decoder.width
+    return found | ({"decoder.output_projection.bias": (target_size,)} if spec.output_bias else {})
 
 
 def tensor_faults(
     spec: ModelSpec, given: Mapping[str, tuple[int, ...]], more: Mapping[str, tuple[int, ...]] | None = None
 ) -> list[str]:
-    """What is wrong with tensors of the shapes ``given`` for a model of this spec; empty if they are the model's.
-
-    ``more`` are those that a drafter has beside the Transformer's.
-    """
+    """How the shapes ``given`` differ from the spec's; ``more`` are a drafter's own tensors."""
     vocabularies = [(given.get(f"{side}.embed_tokens.weight") or (0,))[0] for side in ("encoder", "decoder")]
     wanted = {**shapes(spec, *vocabularies), **(more or {})}
     wrong = [
@@ -239,7 +226,7 @@ def tensor_faults(
 
 
 def own_shapes(spec: ModelSpec, given: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Of tensors of the shapes ``given`` those that are not the Transformer's, but a drafter's own."""
+    """Those of the shapes ``given`` that are not the Transformer's but a drafter's own."""
     wanted = shapes(spec, 0, 0)
     return {name: shape for name, shape in given.items() if name not in wanted}
 
@@ -251,7 +238,6 @@ def _fits(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shapes of tensors by name."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
@@ -259,36 +245,36 @@ WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor where its elements may lie: safetensors files can hold them at any byte."""
+    """The tensor at an aligned address: safetensors files may store it at any byte."""
     return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
 
 
 def storage_fault(tensor: Any) -> str | None:
-    """Why something from outside is no ordinary tensor in memory, to whose address a kernel may be sent; None if it is one."""
+    """Why an untrusted object is not an ordinary tensor in memory, whose address a kernel may read; None if it is one."""
     if not isinstance(tensor, Tensor):
-        return f"is no tensor but {type(tensor).__name__}"
+        return f"is not a tensor but {type(tensor).__name__}"
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         kind = "quantised" if tensor.is_quantized else "without data" if tensor.device.type == "meta" else "sparse"
         return f"is {kind}, not a dense tensor"
     if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
-        return "has more elements than memory"  # expanded: a small file could ask for all memory
+        return "has more elements than memory"  # expanded: a small file could claim all memory
     return None
 
 
 def weight_fault(tensor: Any) -> str | None:
-    """Why a tensor is no weight that models compute with; None if it is one."""
+    """Why a tensor cannot be a weight; None if it can."""
     if fault := storage_fault(tensor):
         return fault
     if tensor.dtype not in WEIGHT_DTYPES:
         return f"is {str(tensor.dtype).removeprefix('torch.')}, not floating-point"
-    # A finite sum has finite terms, and is read at the speed of memory; that of large ones may overflow.
+    # A finite sum implies finite terms, and runs at memory speed; the sum of large terms may overflow.
     if not math.isfinite(tensor.detach().sum()) and not tensor.isfinite().all():
         return "has values that are not finite"
     return None
 
 
 def symbol_faults(spec: ModelSpec, source_size: int, target_size: int) -> list[str]:
-    """Which special tokens are outside vocabularies of these sizes; sources are padded, too."""
+    """Special tokens outside vocabularies of these sizes. Sources contain pad as well."""
     named = {
         **dataclasses.asdict(spec.symbols),
         "forced": max(spec.forced, default=0),
@@ -300,9 +286,9 @@ def symbol_faults(spec: ModelSpec, source_size: int, target_size: int) -> list[s
 
 
 def fingerprint(model: Model) -> str:
-    """The sha256 of a model's weights, rounded to float16 so that a folder in half precision has its checkpoint's.
+    """The sha256 of a model's weights, rounded to float16 so that half-precision folders match their checkpoints.
 
-    Sinusoidal tables are left out: they are computed, and CPUs differ in the last bit.
+    Leaves out sinusoidal tables, which are computed, and whose last bit depends on the CPU.
     """
     digest = hashlib.sha256()
     tables = sinusoidal_tables(model.spec)

@@ -1,4 +1,4 @@
-"""JSON of unknown origin into dataclasses, strictly: what is unknown, missing or of another type is named, all of it at once."""
+"""Untrusted JSON to dataclasses, strictly: one error names every key that is unknown, missing or of another type."""
 
 import dataclasses
 import types
@@ -14,7 +14,7 @@ T = TypeVar("T")
 def parse(cls: type[T], data: Any, where: str = "") -> T:
     """A dataclass from a JSON object whose keys are its fields; fields with defaults may be absent.
 
-    ``where`` is what errors call the object. Raises ValueError with every fault.
+    Errors call the object ``where``. Raises ValueError with every fault.
     """
     faults: list[str] = []
     result = _object(cls, data, where, faults)
@@ -25,7 +25,7 @@ def parse(cls: type[T], data: Any, where: str = "") -> T:
 
 def _object(cls: Any, data: Any, where: str, faults: list[str]) -> Any:
     if not isinstance(data, dict):
-        faults.append(f"{where or 'the whole'} is no object")
+        faults.append(f"{where or 'the whole'} is not an object")
         return None
     fields = {each.name: each for each in dataclasses.fields(cls)}
     dot = f"{where}." if where else ""
@@ -47,11 +47,11 @@ def _object(cls: Any, data: Any, where: str, faults: list[str]) -> Any:
 
 
 def _value(hint: Any, value: Any, where: str, faults: list[str]) -> Any:
-    """``value`` as the type ``hint``; adds to ``faults`` if it is of another one."""
+    """``value`` as type ``hint``; adds to ``faults`` if it is of another type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
-    if origin is types.UnionType:  # of something and None
+    if origin is types.UnionType:  # with None
         return None if value is None else _value(arguments[0], value, where, faults)
     if dataclasses.is_dataclass(hint):
         return _object(hint, value, where, faults)

@@ -1,16 +1,11 @@
-"""Which of several texts is most like the others: minimum Bayes risk decoding (Eikema and Aziz 2020, arXiv 2005.10283) with
-sacreBLEU's chrF as the utility. Knows nothing about models.
-"""
+"""Minimum Bayes risk decoding (Eikema and Aziz 2020, arXiv 2005.10283) with sacreBLEU's chrF as the utility."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 
 def most_agreed(texts: Sequence[str]) -> int:
-    """The number of the text whose mean chrF against all others is highest; the first of equal ones.
-
-    Each text is compared with every other one, equal ones once.
-    """
+    """The index of the text with the highest mean chrF against the others; the first of several."""
     from sacrebleu.metrics.chrf import CHRF
 
     counts = Counter(texts)

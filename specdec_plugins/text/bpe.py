@@ -1,4 +1,4 @@
-"""Byte-pair encoding (BPE) by subword-nmt, which is loaded when it is used."""
+"""Byte-pair encoding (BPE) by subword-nmt, which is imported on first use."""
 
 import io
 from collections.abc import Collection, Iterator
@@ -6,16 +6,16 @@ from pathlib import Path
 
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.reversible import code_point
+from specdec_plugins.text.words import CONTINUED
 
 VERSIONS = ("0.1", "0.2")  # of codes
-CONTINUED = "@@"  # ends every subword of a token but the last
 
 
 class Bpe:
-    """Apply the BPE codes of a file written by subword-nmt. Raises ValueError when the file holds no codes.
+    """Apply the BPE codes of a file written by subword-nmt. Raises ValueError if the file holds no codes.
 
-    With ``symbols``, those of a model's dictionary, every token can be written in them: subwords that the training text had only
-    as parts of longer ones are split, and a character that is no symbol is spelled as the reversible tokeniser spells it.
+    With a dictionary's ``symbols``, output contains only these: subwords outside the dictionary are split, and unknown characters
+    spelled as their code points, as by the reversible tokeniser.
     """
 
     CACHED = 50_000  # words
@@ -29,23 +29,23 @@ class Bpe:
             raise ValueError(f"{codes}: BPE codes of {lines[0][1:80]!r}; this program reads versions {' and '.join(VERSIONS)}")
         merges = lines[versioned:]
         if not merges or any(len(merge.strip("\r\n ").split(" ")) != 2 for merge in merges):  # subword-nmt would end the process
-            raise ValueError(f"{codes}: not a BPE codes file (two symbols a line)")
+            raise ValueError(f"{codes}: not a BPE codes file (two symbols per line)")
         self.symbols = None if symbols is None else frozenset(symbols)
         try:
             self.bpe = BPE(io.StringIO("\n".join(lines)), vocab=self.symbols)
-        except ValueError as error:  # of the version's number
+        except ValueError as error:  # from the version number
             raise ValueError(f"{codes}: not a BPE codes file ({error})") from None
 
     def apply(self, line: str) -> str:
         """Split the tokens of a line into subwords, all but the last of a word ending in ``@@``."""
-        if len(self.bpe.cache) > self.CACHED:  # it never forgets by itself, and a large file has no end of words
+        if len(self.bpe.cache) > self.CACHED:  # subword-nmt never evicts
             self.bpe.cache.clear()
         subwords = self.bpe.segment(line)
         return subwords if self.symbols is None else " ".join(spelled(subwords, self.symbols))
 
 
 def spelled(subwords: str, symbols: Collection[str]) -> Iterator[str]:
-    """Yield subwords, in place of each one that is no symbol, which is a character, the characters of its code point."""
+    """Yield the subwords. Any that is not in ``symbols`` is a single character, and becomes the characters of its code point."""
     for subword in subwords.split():
         if subword in symbols:
             yield subword
@@ -57,10 +57,10 @@ def spelled(subwords: str, symbols: Collection[str]) -> Iterator[str]:
 
 
 def has_subwords(line: str) -> bool:
-    """Whether a line has subwords that are not joined."""
+    """Whether a line contains subwords that are not joined."""
     return f"{CONTINUED} " in f"{line} "
 
 
 def remove_bpe(line: str) -> str:
-    """Join the subwords of a line into tokens again."""
+    """Join the subwords of a line into tokens."""
     return f"{line} ".replace(f"{CONTINUED} ", "").rstrip()

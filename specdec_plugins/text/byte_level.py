@@ -1,9 +1,9 @@
-"""Byte-level BPE, GPT-2's and BART's, by Hugging Face's ``tokenizers``, which is loaded when it is used.
+"""Byte-level BPE as in GPT-2 and BART, by Hugging Face's ``tokenizers``, which is imported on first use.
 
-Codes merge a text's UTF-8 bytes, so no character is unknown, and a space belongs to the word after it. Codes are a file in
-GPT-2's form (``vocab.bpe``): a line ``#version``, then a merge a line, two symbols in GPT-2's alphabet of bytes. A subword is
-written as its number, as in fairseq's dictionaries for BART: first the 256 bytes in the order of that alphabet, then what each
-merge makes. A text begins with ``<s>``, as BART's texts do, and models of such text are forced to begin with it.
+Codes merge UTF-8 bytes, so no character is unknown, and a space belongs to the word after it. They come in GPT-2's form
+(``vocab.bpe``): a line ``#version``, then one merge per line, two symbols in GPT-2's byte alphabet. A subword is written as its
+number, as in fairseq's dictionaries for BART: the 256 bytes in the order of that alphabet, then the results of the merges. As in
+BART, a text begins with ``<s>``, which models of such text are forced to produce.
 """
 
 import json
@@ -11,32 +11,25 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specdec_plugins.extras import needed
-from specdec_plugins.text.alignment import Span
-from specdec_plugins.text.bpe import CONTINUED
-from specdec_plugins.text.codec import CodecConfig, Decoder
-from specdec_plugins.text.dictionary import DictionaryCodec
-from specdec_plugins.text.lines import MAX_LINE_BYTES, read_lines
-from specdec_plugins.text.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.words import Span
 
 BEGIN = "<s>"
 MAX_MERGES = 1_000_000  # twenty times GPT-2's
 MAX_SYMBOL = 1_000  # characters
-# Bytes that print as themselves, in this order; the others follow, as the characters from U+0100 on.
+# Printable bytes stand for themselves, in this order; the others follow as the characters from U+0100 on.
 PRINTED = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
 ALPHABET = [chr(byte) for byte in PRINTED] + [chr(0x100 + number) for number in range(256 - len(PRINTED))]
 BYTES = dict(zip(ALPHABET, [*PRINTED, *(byte for byte in range(256) if byte not in PRINTED)]))
 
 
 class ByteLevel:
-    """Turns text into numbers of subwords and back, by the codes of a file. Raises ValueError naming a line that is no merge.
+    """A `Tokenizer` and its `Codes` in one: text to numbers of subwords and back. Raises ValueError naming an invalid merge.
 
-    Without codes, as before there are any, it only normalises white space.
+    Without codes it only normalises white space.
     """
 
     def __init__(self, codes: Path | None = None):
@@ -45,10 +38,9 @@ class ByteLevel:
         if codes is not None:
             numbers, merges = read_codes(codes)
             self.subwords = [bytes(map(BYTES.__getitem__, subword)) for subword in numbers]
-            self._tokenizer = tokenizer_of(numbers, merges)
+            self._tokenizer = library_tokenizer(numbers, merges)
 
     def tokenize(self, line: str) -> str:
-        """The line with single spaces: subwords need no tokens."""
         return " ".join(line.split())
 
     def apply(self, line: str) -> str:
@@ -56,18 +48,29 @@ class ByteLevel:
         return " ".join([BEGIN, *map(str, self._loaded().encode(line, add_special_tokens=False).ids)]) if line else ""
 
     def detokenize(self, line: str) -> str:
-        """The text of a line of numbers. What is no subword's number is left out; bytes that are no UTF-8 become U+FFFD."""
+        """The text of a line of numbers. Other symbols are skipped; invalid UTF-8 becomes U+FFFD."""
         return self.tokenize(b"".join(map(self.bytes_of, line.split())).decode("utf-8", "replace"))
 
     def bytes_of(self, symbol: str) -> bytes:
-        """The bytes of a subword's number; none of anything else."""
+        """The bytes of a subword's number; empty for other symbols."""
         self._loaded()
         number = int(symbol) if symbol.isdecimal() and len(symbol) < 8 else len(self.subwords)
         return self.subwords[number] if number < len(self.subwords) else b""
 
-    def spans(self, line: str) -> list[Span]:
-        """The characters that the symbols of `apply` stand for."""
-        return [(0, 0), *self._loaded().encode(line, add_special_tokens=False).offsets] if line else []
+    def decoder(self, symbols: Sequence[str]) -> "ByteStream":
+        return ByteStream([self.bytes_of(symbol) for symbol in symbols])
+
+    def align(self, text: str, subwords: Sequence[str]) -> list[Span]:
+        """See `Tokenizer`. ``subwords`` are those of the whole text."""
+        line = " ".join(text.split())
+        origins = (index for index, character in enumerate(text) if not character.isspace())
+        starts = [-1 if character == " " else next(origins) for character in line]  # -1: white space belongs to no token
+        spans: list[Span] = [(0, 0)]
+        for first, end in self._loaded().encode(line, add_special_tokens=False).offsets:
+            inside = [start for start in starts[first:end] if start >= 0]
+            before = spans[-1][1]
+            spans.append((inside[0], inside[-1] + 1) if inside else (before, before))
+        return spans
 
     def _loaded(self) -> Any:
         if self._tokenizer is None:
@@ -75,54 +78,20 @@ class ByteLevel:
         return self._tokenizer
 
 
-class ByteLevelCodec(DictionaryCodec[ByteLevel]):
-    """Files as for `DictionaryCodec`, codes in GPT-2's form. Texts cannot be joined, as each begins with ``<s>``."""
-
-    concatenates = False
-
-    def __init__(self, config: CodecConfig, symbols: "Symbols"):
-        self.subwords = ByteLevel(config.files.get("codes"))
-        super().__init__(config, symbols)
-        self.max_characters = MAX_LINE_BYTES
-        self.streams = self.streams and not any(symbol.endswith(CONTINUED) for symbol in self.target.symbols)
-
-    def _load_codes(self, vocabulary: Vocabulary) -> ByteLevel:
-        return self.subwords
-
-    def _load_tokenizer(self, lang: str) -> ByteLevel:
-        return self.subwords
-
-    def _decoder(self, language: ByteLevel) -> Decoder:
-        return ByteStream(list(map(language.bytes_of, self.target.symbols)))
-
-    def _align(self, text: str, subwords: list[str]) -> list[Span]:
-        line = " ".join(text.split())
-        origins = (index for index, character in enumerate(text) if not character.isspace())
-        starts = [-1 if character == " " else next(origins) for character in line]  # -1: white space belongs to no token
-        spans: list[Span] = []
-        for first, end in self.subwords.spans(line):
-            inside = [start for start in starts[first:end] if start >= 0]
-            before = spans[-1][1] if spans else 0
-            spans.append((inside[0], inside[-1] + 1) if inside else (before, before))
-        return spans
-
-
 class ByteStream:
-    """Decodes bytes as they come. An incomplete character and white space are held back, and runs of it become a space."""
+    """Decodes bytes as they arrive. Incomplete characters and white space are held back; runs of white space become one space."""
 
     def __init__(self, subwords: Sequence[bytes]):
         self.subwords, self.decoder = subwords, getincrementaldecoder("utf-8")("replace")
         self.begun, self.space = False, False
 
     def push(self, ids: Iterable[int]) -> str:
-        """See `Decoder`."""
-        return self._told(self.decoder.decode(b"".join(self.subwords[token] for token in ids)))
+        return self._settled(self.decoder.decode(b"".join(self.subwords[token] for token in ids)))
 
     def finish(self) -> str:
-        """See `Decoder`."""
-        return self._told(self.decoder.decode(b"", final=True))
+        return self._settled(self.decoder.decode(b"", final=True))
 
-    def _told(self, text: str) -> str:
+    def _settled(self, text: str) -> str:
         words = text.split()
         if not words:
             self.space = self.space or bool(text)
@@ -133,7 +102,7 @@ class ByteStream:
 
 
 def read_codes(path: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """The number of each subword, and the merges in order. Raises ValueError naming the file and the line that is no merge."""
+    """The number of each subword, and the merges in order. Raises ValueError naming the file and the first invalid line."""
     numbers = {symbol: number for number, symbol in enumerate(ALPHABET)}
     merges: list[tuple[str, str]] = []
     for line_number, line in enumerate(islice(read_lines(path), MAX_MERGES + 2), 1):
@@ -145,15 +114,15 @@ def read_codes(path: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
         merges.append((parts[0], parts[1]))
         numbers.setdefault("".join(parts), len(numbers))
     if not 0 < len(merges) <= MAX_MERGES:
-        what = f"more than {MAX_MERGES:,} merges" if merges else "not codes of byte-level BPE (two symbols a line)"
+        what = f"more than {MAX_MERGES:,} merges" if merges else "not codes of byte-level BPE (two symbols per line)"
         raise ValueError(f"{path}: {what}")
     return numbers, merges
 
 
 def learn_codes(lines: Iterable[str], merges: int, path: Path) -> int:
-    """Learn codes from text, and write them to a file. Returns how many there are: fewer than asked for of a small text."""
+    """Learn codes from text and write them to a file. Returns their number, which a small text keeps below ``merges``."""
     library = load_library()
-    tokenizer = tokenizer_of({symbol: number for number, symbol in enumerate(ALPHABET)}, [])
+    tokenizer = library_tokenizer({symbol: number for number, symbol in enumerate(ALPHABET)}, [])
     trainer = library.trainers.BpeTrainer(
         vocab_size=len(ALPHABET) + merges, initial_alphabet=ALPHABET, show_progress=False, max_token_length=MAX_SYMBOL // 4
     )
@@ -166,8 +135,7 @@ def learn_codes(lines: Iterable[str], merges: int, path: Path) -> int:
     return len(found)
 
 
-def tokenizer_of(numbers: dict[str, int], merges: list[tuple[str, str]]) -> Any:
-    """A tokeniser of the library's with these subwords."""
+def library_tokenizer(numbers: dict[str, int], merges: list[tuple[str, str]]) -> Any:
     library = load_library()
     tokenizer = library.Tokenizer(library.models.BPE(numbers, merges))
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -176,7 +144,6 @@ def tokenizer_of(numbers: dict[str, int], merges: list[tuple[str, str]]) -> Any:
 
 
 def load_library() -> Any:
-    """The package ``tokenizers``. Raises ImportError in one line."""
     with needed("summarisation", "byte-level BPE"):
         import tokenizers
     return tokenizers

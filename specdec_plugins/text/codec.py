@@ -1,11 +1,11 @@
-"""Text to token ids and back: the one way by which text enters and leaves.
+"""Text to token ids and back: the only way text enters and leaves.
 
-A codec knows subwords, tokenisers, vocabulary files and language tokens; nothing outside this package does. It knows nothing
-about models but the ids of their special symbols, which it is given.
+A codec knows subwords, tokenisers, vocabulary files and language tokens; nothing outside this package does. All it knows about
+models is the ids of their special symbols.
 
 A model folder names its codec: a built-in one (`BUILT_IN`), an installed entry point of the group ``specdec.codecs``, or
-``module:object``. The object is a class: it is called with a `CodecConfig` and the model's `Symbols`, and gives a `Codec`. One
-that cannot decode incrementally returns `Buffered`.
+``module:object``. The object is called with a `CodecConfig` and the model's `Symbols`, and returns a `Codec`. A codec that cannot
+decode incrementally returns `Buffered`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,25 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specdec_plugins.formats.code import find
-from specdec_plugins.text.alignment import Span
 from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.text.words import Span
 
 if TYPE_CHECKING:  # preparation shares files of this package, and does without torch
     from specdec_plugins.formats.spec import Symbols
 
 GROUP = "specdec.codecs"
 BUILT_IN = {
-    "fairseq-bpe": "specdec_plugins.text.fairseq_bpe:FairseqBpe",
-    "byte-level": "specdec_plugins.text.byte_level:ByteLevelCodec",
+    "fairseq-bpe": "specdec_plugins.text.dictionary:FairseqBpe",
+    "byte-level": "specdec_plugins.text.dictionary:ByteLevelCodec",
 }
 
 
 @dataclass(frozen=True)
 class CodecConfig:
-    """Which codec the model in ``folder`` uses, its files by role, and the languages of requests that name none."""
+    """A model's codec: its name, its files by role, its options, and the default languages."""
 
     name: str
-    folder: str  # what errors call the model
+    folder: str  # the model, for errors
     files: Mapping[str, Path]
     source_lang: str
     target_lang: str
@@ -42,15 +42,15 @@ class CodecConfig:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text as token ids, closed by eos. ``forced`` tokens, such as a language token, begin the output."""
+    """A text as token ids with eos. ``forced`` tokens, such as a language token, begin the output."""
 
     ids: list[int]
-    align: Callable[[], list[Span]]  # computed only when asked for
+    align: Callable[[], list[Span]]  # computes `offsets`
     forced: tuple[int, ...] = ()
 
     @cached_property
     def offsets(self) -> list[Span]:
-        """The characters of the original text that each token stands for; those of eos are empty."""
+        """The characters of the original text that each token stands for; empty for eos."""
         return self.align()
 
 
@@ -58,12 +58,10 @@ class Decoder(Protocol):
     """Decodes one output as its tokens arrive. The deltas concatenate to what `Codec.decode` returns for all tokens."""
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these tokens settle. What later tokens may still change is held back."""
+        """The text that these tokens settle. Text that later tokens may change is held back."""
         ...
 
-    def finish(self) -> str:
-        """The rest of the text."""
-        ...
+    def finish(self) -> str: ...
 
 
 class Codec(Protocol):
@@ -71,32 +69,30 @@ class Codec(Protocol):
 
     source: Vocabulary
     target: Vocabulary
-    max_characters: int  # that a token of the source stands for at most; longer texts are rejected before they are encoded
-    concatenates: bool  # whether the ids of two texts, without eos, are those of the texts one after the other
+    max_characters: int  # of the source per token, at most; longer texts are rejected before they are encoded
+    concatenates: bool  # whether encoding commutes with concatenation, eos aside
 
     def encode(self, text: str, source_lang: str | None = None, target_lang: str | None = None) -> Encoded:
-        """A source text. Raises ValueError for a language that the model does not have."""
+        """Encode a source text. Raises ValueError for a language that the model does not have."""
         ...
 
     def encode_target(self, text: str, target_lang: str | None = None) -> list[int]:
-        """A text of the target language, without eos: a hint or a forced beginning."""
+        """Encode a text of the target language, without eos: a hint or a forced beginning."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of an output, without its eos."""
+        """The text of an output without eos."""
         ...
 
-    def decoder(self) -> Decoder:
-        """An incremental decoder for one output."""
-        ...
+    def decoder(self) -> Decoder: ...
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Tokens of either vocabulary as whole words, separated by spaces, as far as tokenisation can tell."""
+        """Join subwords into whole words, separated by spaces."""
         ...
 
 
 class Buffered:
-    """The incremental decoder of a codec that can decode whole outputs only: nothing is settled before the end."""
+    """The decoder of a codec that only decodes whole outputs: all text comes at the end."""
 
     def __init__(self, decode: Callable[[list[int]], str]):
         self.decode, self.ids = decode, list[int]()
@@ -110,7 +106,7 @@ class Buffered:
 
 
 def open_codec(config: CodecConfig, symbols: "Symbols") -> Codec:
-    """The codec that a configuration names. Raises ValueError if there is none, or for what is wrong with its files."""
+    """Open the codec that a configuration names. Raises ValueError if it is unknown or its files are damaged."""
     code = find(config.name, "codec", BUILT_IN, GROUP)
     if not all(hasattr(code, name) for name in ("encode", "encode_target", "decode", "decoder")):  # folders name any object
         raise ValueError(f"codec '{config.name:.200}' is not a codec: it cannot encode or decode")
@@ -118,6 +114,6 @@ def open_codec(config: CodecConfig, symbols: "Symbols") -> Codec:
 
 
 def check_language(kind: str, asked: str | None, known: str) -> None:
-    """Raise ValueError where a model of one language pair is asked for another language."""
+    """Raise ValueError if a model of one language pair is asked for another language."""
     if asked not in (None, known):
         raise ValueError(f"the model's {kind} language is {known}; it does not know {asked}")

@@ -1,87 +1,56 @@
-"""Codecs with fairseq dictionaries: what they have in common, and what their tokenisers offer."""
+"""The built-in codecs, both with fairseq dictionaries: fairseq's own with ``@@`` subwords, and byte-level BPE."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-from specdec_plugins.text.alignment import Span
 from specdec_plugins.text.bpe import remove_bpe
+from specdec_plugins.text.byte_level import ByteLevel
 from specdec_plugins.text.codec import Buffered, CodecConfig, Decoder, Encoded, check_language
+from specdec_plugins.text.lines import MAX_LINE_BYTES
+from specdec_plugins.text.tokenizers import Codes, Tokenizer, load_codes, load_tokenizer
 from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.text.words import CONTINUED
 
 if TYPE_CHECKING:
     from specdec_plugins.formats.spec import Symbols
 
 
-class Tokenizer(Protocol):
-    """Turns a raw sentence into tokens joined by single spaces, and back."""
-
-    def tokenize(self, line: str) -> str: ...
-
-    def detokenize(self, line: str) -> str: ...
-
-
-class WordTokenizer(Tokenizer, Protocol):
-    """A tokeniser whose tokens are words and signs, which BPE splits further."""
-
-    def surface(self, pieces: Sequence[str]) -> list[str]:
-        """Parts of tokens as the raw sentence has them."""
-        ...
-
-    def stream(self) -> "WordStream":
-        """Incremental detokenisation of one sentence."""
-        ...
-
-
-class WordStream(Protocol):
-    """Detokenises a sentence as its tokens arrive; the deltas concatenate to what ``detokenize`` returns for all tokens."""
-
-    def push(self, piece: str, complete: bool) -> str:
-        """A token, or the next part of one; ``complete`` with the last part. Returns the text that is settled now."""
-        ...
-
-    def finish(self) -> str:
-        """The rest of the text."""
-        ...
-
-
-class Codes(Protocol):
-    """Splits the tokens of a line into subwords."""
-
-    def apply(self, line: str) -> str: ...
-
-
-AnyTokenizer = TypeVar("AnyTokenizer", bound=Tokenizer)
-
-
-class DictionaryCodec(Generic[AnyTokenizer]):
-    """What codecs with fairseq dictionaries have in common: a line becomes tokens, tokens become subwords, and these ids.
+class FairseqBpe:
+    """A line becomes tokens, tokens become subwords, and subwords ids. Option ``tokenizer``: moses (default) or reversible.
 
     Files: ``source`` and ``target`` dictionaries, and BPE ``codes``; without codes, input must be subwords already.
     """
 
     concatenates = True
+    tokenizers: tuple[str, ...] = ("moses", "reversible")
 
     def __init__(self, config: CodecConfig, symbols: "Symbols"):
-        missing = {"source", "target"} - set(config.files)
-        if missing:
+        if unknown := set(config.options) - {"tokenizer"}:
+            raise ValueError(f"codec {config.name}: unknown options: {', '.join(sorted(unknown)):.200}")
+        self.tokenizer = config.options.get("tokenizer", self.tokenizers[0])
+        if self.tokenizer not in self.tokenizers:
+            available = " or ".join(self.tokenizers)
+            raise ValueError(f"codec {config.name}: unknown tokenizer '{self.tokenizer!s:.200}'; use {available}")
+        if missing := {"source", "target"} - set(config.files):
             raise ValueError(f"codec {config.name} needs the files: {', '.join(sorted(missing))}")
         self.config, self.eos = config, symbols.eos
         self.source, self.target = (Vocabulary.read(config.files[side]) for side in ("source", "target"))
         self.max_characters = max(map(len, self.source.symbols))
-        # A symbol with white space in it would be several words, or none: then nothing is settled before the end.
+        # A symbol that contains white space would be several words, or none: such an output is decoded as a whole.
         self.streams = all(symbol.split() == [symbol] for symbol in self.target.symbols)
         self._codes: dict[str, Codes] = {}
-        self._tokenizers: dict[str, AnyTokenizer] = {}
+        self._tokenizers: dict[str, Tokenizer] = {}
 
     def encode(self, text: str, source_lang: str | None = None, target_lang: str | None = None) -> Encoded:
         check_language("source", source_lang, self.config.source_lang)
         check_language("target", target_lang, self.config.target_lang)
-        subwords = self._subwords(text, "source", self.source)
-        return Encoded([*self.source.ids(subwords), self.eos], lambda: [*self._align(text, subwords), (len(text), len(text))])
+        subwords, end = self._subwords(text, "source"), (len(text), len(text))
+        ids = [*self.source.ids(subwords), self.eos]
+        return Encoded(ids, lambda: [*(self._tokenizer("source").align(text, subwords) if subwords else ()), end])
 
     def encode_target(self, text: str, target_lang: str | None = None) -> list[int]:
         check_language("target", target_lang, self.config.target_lang)
-        return self.target.ids(self._subwords(text, "target", self.target))
+        return self.target.ids(self._subwords(text, "target"))
 
     def join(self, tokens: Sequence[str]) -> str:
         return remove_bpe(" ".join(tokens))
@@ -90,34 +59,37 @@ class DictionaryCodec(Generic[AnyTokenizer]):
         return self._tokenizer("target").detokenize(self.join(self.target.tokens(ids)))
 
     def decoder(self) -> Decoder:
-        return self._decoder(self._tokenizer("target")) if self.streams else Buffered(self.decode)
+        return self._tokenizer("target").decoder(self.target.symbols) if self.streams else Buffered(self.decode)
 
-    def _subwords(self, text: str, side: str, vocabulary: Vocabulary) -> list[str]:
+    def _subwords(self, text: str, side: str) -> list[str]:
         line = " ".join(text.split())
         if "codes" not in self.config.files:
             if line:
-                raise ValueError(f"{self.config.folder} has no BPE codes, so its input must be tokens in BPE already (bpe)")
+                raise ValueError(f"{self.config.folder} has no BPE codes, so it accepts only subwords (tokenized)")
             return []
         if side not in self._codes:
-            self._codes[side] = self._load_codes(vocabulary)
+            self._codes[side] = load_codes(self.tokenizer, self.config.files["codes"], getattr(self, side).symbols)
         return self._codes[side].apply(self._tokenizer(side).tokenize(line)).split() if line else []
 
-    def _tokenizer(self, side: str) -> AnyTokenizer:
-        """The tokeniser of a side's language, loaded when it is first used."""
+    def _tokenizer(self, side: str) -> Tokenizer:
+        """The tokeniser of a side's language, loaded on first use."""
         if side not in self._tokenizers:
-            self._tokenizers[side] = self._load_tokenizer(
-                self.config.source_lang if side == "source" else self.config.target_lang
-            )
+            self._tokenizers[side] = load_tokenizer(self.tokenizer, getattr(self.config, f"{side}_lang"))
         return self._tokenizers[side]
 
-    def _load_codes(self, vocabulary: Vocabulary) -> Codes:
-        raise NotImplementedError
 
-    def _load_tokenizer(self, lang: str) -> AnyTokenizer:
-        raise NotImplementedError
+class ByteLevelCodec(FairseqBpe):
+    """The same files, with codes in GPT-2's form. Encoded texts cannot be concatenated, as each begins with ``<s>``."""
 
-    def _decoder(self, language: AnyTokenizer) -> Decoder:
-        raise NotImplementedError
+    concatenates = False
+    tokenizers = ("byte-level",)
 
-    def _align(self, text: str, subwords: list[str]) -> list[Span]:
-        raise NotImplementedError
+    def __init__(self, config: CodecConfig, symbols: "Symbols"):
+        super().__init__(config, symbols)
+        subwords = ByteLevel(config.files.get("codes"))
+        self._codes, self._tokenizers = (
+            dict.fromkeys(("source", "target"), subwords),
+            dict.fromkeys(("source", "target"), subwords),
+        )
+        self.max_characters = MAX_LINE_BYTES
+        self.streams = self.streams and not any(symbol.endswith(CONTINUED) for symbol in self.target.symbols)

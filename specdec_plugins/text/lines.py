@@ -1,4 +1,4 @@
-"""Read lines of text: UTF-8, plain or gzip, each fault named with its file and line. Knows nothing about models."""
+"""Read lines of text: UTF-8, plain or gzip, with every error naming file and line."""
 
 import errno
 import gzip
@@ -10,22 +10,21 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
-# A longer "line" is a file without line ends, not a sentence. A megabyte holds far more than any model reads, so that a source
-# that is too long is reported as such, with its number of tokens, and not as a broken file.
+# A longer "line" is a file without line ends. A megabyte far exceeds what any model reads, so a source that is too long is still
+# reported by its number of tokens.
 MAX_LINE_BYTES = 1_000_000
-MAX_DOCUMENT_BYTES = 16_000_000  # of a line that is cut into windows: over two million words
+MAX_DOCUMENT_BYTES = 16_000_000  # of a line that is split into windows: over two million words
 
 
 class LineReader:
     """Iterates over the lines of a UTF-8 text file (plain or ``.gz``), or of stdin without a path. A context manager.
 
-    Lines come without their ends. Only ``\\n`` ends a line, as for ``wc -l``: U+2028 and its like do not, so parallel files stay
-    parallel. A carriage return before the end is dropped and elsewhere becomes a space, because other tools would take it for a
-    line end. A byte order mark at the beginning of the file is dropped. ``name`` is what messages call the file, and ``number``
-    is the number of lines read so far.
+    Lines come without their ends. Only ``\\n`` ends a line, as for ``wc -l``; U+2028 does not, so parallel files stay parallel. A
+    carriage return is dropped at the end of a line and becomes a space elsewhere, because other tools would end the line there. A
+    byte order mark is dropped. ``name`` is the file's name in messages, and ``number`` the number of lines read so far.
 
-    Raises ValueError naming file and line when a line is not UTF-8, has a NUL byte or has over ``most`` bytes (`MAX_LINE_BYTES`),
-    or naming the file when it cannot be read.
+    Raises ValueError, naming file and line, if a line is not UTF-8, contains a NUL byte or exceeds ``most`` bytes
+    (`MAX_LINE_BYTES`), or if the file cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, most: int | None = None):
@@ -44,7 +43,7 @@ class LineReader:
             raise self._unreadable(error) from None
 
     def skip(self, count: int) -> int:
-        """Read ``count`` lines, or as many as there are. Returns how many these were."""
+        """Read up to ``count`` lines. Returns their number."""
         return sum(1 for _ in islice(self, count))
 
     def __enter__(self) -> "LineReader":
@@ -57,7 +56,7 @@ class LineReader:
         if len(data) > self.most:
             raise ValueError(f"{self.name}, line {self.number}: longer than {self.most:,} bytes")
         if b"\0" in data:
-            raise ValueError(f"{self.name}, line {self.number}: holds a NUL byte, so this is no text")
+            raise ValueError(f"{self.name}, line {self.number}: contains a NUL byte, so it is not text")
         try:
             line = data.decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
@@ -71,13 +70,13 @@ class LineReader:
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the lines of a file, as `LineReader` does, and close it after the last."""
+    """Yield the lines of a file as `LineReader` does."""
     with LineReader(path) as lines:
         yield from lines
 
 
 def count_line_ends(path: str | os.PathLike[str]) -> int:
-    """The number of ``\\n`` in a file, which nothing is checked of: for a progress bar. Raises OSError."""
+    """The number of ``\\n`` in a file, unchecked: for a progress bar. Raises OSError."""
     with _open(path) as stream:
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))
 

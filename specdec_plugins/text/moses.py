@@ -1,27 +1,27 @@
-"""Moses tokenisation: what fairseq calls ``--tokenizer moses``.
+"""Moses tokenisation: fairseq's ``--tokenizer moses``.
 
-Hyphens inside words are split (`` @-@ ``) and XML characters are escaped (``&apos;``), as in data that others prepared; both are
-undone on output. Punctuation is normalised first, which cannot be undone (curly quotes become straight). Preparation and
-translation share this file, so a model reads text in the form in which it was trained. sacremoses is loaded on first use.
+Hyphens inside words are split (`` @-@ ``) and XML characters are escaped (``&apos;``), as in published data; output reverses
+both. Punctuation is normalised first, irreversibly (curly quotes become straight). Preparation and translation share this file,
+so a model reads text as it was trained on. sacremoses is imported on first use.
 """
 
 import re
-from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
 from types import ModuleType
 from typing import Any
 
-from specdec_plugins.text.alignment import undo
+from specdec_plugins.text.words import WordTokenizer
 
 # WMT16 Romanian mixes the legacy cedilla letters with the correct comma-below ones.
 ROMANIAN = str.maketrans("ŞşŢţ", "ȘșȚț")
 HYPHEN = "@-@"
-ESCAPE = re.compile(f"&#?[a-z0-9]{{2,4}};|{HYPHEN}")
 
 
-class Moses:
+class Moses(WordTokenizer):
     """Normalise, tokenise and detokenise the sentences of one language, given as a two-letter code."""
+
+    escape = re.compile(f"&#?[a-z0-9]{{2,4}};|{HYPHEN}")
 
     def __init__(self, lang: str):
         moses = sacremoses()
@@ -31,37 +31,33 @@ class Moses:
         self.detokenizer = moses.MosesDetokenizer(lang)
 
     def tokenize(self, line: str) -> str:
-        """Return the normalised tokens of a raw sentence, joined by single spaces."""
+        """Return the tokens of a raw sentence, normalised and joined by single spaces."""
         line = " ".join(line.split())  # first, or tabs would vanish as control characters and glue their words together
         if self.lang == "ro":
             line = line.translate(ROMANIAN)
         return self.tokenizer.tokenize(self.normalizer.normalize(line), aggressive_dash_splits=True, return_str=True)
 
     def detokenize(self, line: str) -> str:
-        """Return the raw sentence for a line of tokens."""
         return self.detokenizer.detokenize(line.split())
 
-    def surface(self, pieces: Sequence[str]) -> list[str]:
-        """See `WordTokenizer`."""
-        return undo(pieces, ESCAPE, lambda match: "-" if match[0] == HYPHEN else self.detokenizer.unescape_xml(match[0]))
+    def unescape(self, match: re.Match[str]) -> str:
+        return "-" if match[0] == HYPHEN else self.detokenizer.unescape_xml(match[0])
 
     def stream(self) -> "MosesStream":
-        """See `WordTokenizer`."""
         return MosesStream(self.detokenizer)
 
 
 class MosesStream:
     """Incremental detokenisation, a `WordStream`.
 
-    sacremoses goes from word to word (``a @-@ b`` is one) and spaces each by itself and the words before it, so that the words
-    after it change nothing. Czech is the exception: there the sentence's last two words decide about numbers, and nothing is
-    settled before the end.
+    sacremoses spaces each word (``a @-@ b`` is one) by itself and the words before it, so later words change nothing. Czech is
+    the exception: numbers depend on the last two words of the sentence, so nothing is settled before the end.
 
-    A word that may still grow is settled once it has a letter or digit, because growth can then no longer change what it is: only
-    words without any are taken for currency signs, punctuation or quotes. What may be part of an XML escape is held back.
+    A word that may still grow is settled once it has a letter or digit: only words without any can be currency signs, punctuation
+    or quotes. A possible XML escape is held back.
     """
 
-    WINDOW = 16  # words that are detokenised again and again, at least
+    WINDOW = 16  # words that are detokenised again with each push, at most
 
     def __init__(self, detokenizer: Any):
         self.detokenizer = detokenizer
@@ -69,31 +65,30 @@ class MosesStream:
         self.word = ""  # the last one, which a hyphen may still continue
         self.joined = False  # the last token was a hyphen
         self.token = ""  # an incomplete token
-        self.told = ""  # of these words
+        self.settled = 0  # characters of the text of these words that were returned
 
     def push(self, piece: str, complete: bool) -> str:
-        """See `WordStream`."""
         self.token += piece
         if complete:
             self._end_token()
         if self.detokenizer.lang == "cs":
             return ""
-        begins = not self.joined and not HYPHEN.startswith(self.token)  # the incomplete token is of a new word
+        begins = not self.joined and not HYPHEN.startswith(self.token)  # the incomplete token starts a new word
         if begins and self.word:
             self._end_word()
         token, escape = self.token, self.token.rpartition("&")
         if escape[1] and ";" not in escape[2]:
             token = escape[0]
-        delta = self._tell(self.word + token if begins or self.joined else self.word)
-        self._forget()
+        delta = self._settle(self.word + token if begins or self.joined else self.word)
+        if len(self.words) >= self.WINDOW:
+            self._forget()
         return delta
 
     def finish(self) -> str:
-        """See `WordStream`."""
         if self.token:
             self._end_token()
         self._end_word()
-        return self._tell("")
+        return self._settle("")
 
     def _end_token(self) -> None:
         token, self.token = self.token, ""
@@ -109,30 +104,39 @@ class MosesStream:
         self.words += [self.word] if self.word else []
         self.word = ""
 
-    def _tell(self, growing: str) -> str:
+    def _settle(self, growing: str) -> str:
         settled = any(map(str.isalnum, self.detokenizer.unescape_xml(growing)))
         text = self.detokenizer.detokenize([*self.words, growing] if settled else self.words)
-        delta, self.told = text[len(self.told) :], text
+        delta, self.settled = text[self.settled :], len(text)
         return delta
 
     def _forget(self) -> None:
-        """Keep the last word alone, so that a long sentence takes linear time. Quotes need the ones before them."""
-        quote = self.detokenizer.IS_OPEN_QUOTE
-        if len(self.words) < self.WINDOW or any(quote.search(self.detokenizer.unescape_xml(word)) for word in self.words):
-            return
-        forgotten = len(self.detokenizer.detokenize(self.words)) - len(self.detokenizer.detokenize(self.words[-1:]))
-        self.words, self.told = self.words[-1:], self.told[forgotten:]
+        """Keep the last word and one quote of each kind that is open, so that long outputs take linear time."""
+        text, last = self.detokenizer.detokenize, self.words[-1]
+        # sacremoses counts quotes by kind. After a word, it puts a space before an opening quote and none before a closing one.
+        kinds = {*map(self._quote, self.words)} - {""}
+        opened = {kind for kind in kinds if not text([*self.words, "x", kind]).endswith(f" {kind}")}
+        kept = [kind for kind in opened if kind != self._quote(last)]
+        kept += [last] if self._quote(last) in {"", *opened} else [last, last]
+        self.settled -= len(text(self.words)) - len(text(kept))
+        self.words = kept
+
+    def _quote(self, word: str) -> str:
+        """The kind of quote that a word is; empty for other words."""
+        plain = self.detokenizer.unescape_xml(word)
+        if not self.detokenizer.IS_OPEN_QUOTE.search(plain):
+            return ""
+        return plain if plain.strip("„“") else '"'
 
 
 @cache
 def sacremoses() -> ModuleType:
-    """The library. Its import compiles some thirty character classes that list 11,000 letters each, which takes 0.3 s; the same
-    classes as ranges take 0.07 s and match the same characters."""
+    """The library. Its import compiles thirty character classes of 11,000 letters each in 0.3 s; as ranges they take 0.07 s."""
     original = re.compile
 
     def compile_shorter(pattern: Any, flags: int = 0) -> re.Pattern:
         if isinstance(pattern, str) and len(pattern) > 500:
-            parts = re.split(r"([^\x00-\x7f]{500,})", pattern)  # every second one is a list of letters
+            parts = re.split(r"([^\x00-\x7f]{500,})", pattern)  # odd ones are lists of letters
             pattern = "".join(as_ranges(part) if number % 2 else part for number, part in enumerate(parts))
         return original(pattern, flags)
 
@@ -146,7 +150,7 @@ def sacremoses() -> ModuleType:
 
 @cache
 def as_ranges(characters: str) -> str:
-    """What stands for these characters in a character class."""
+    """The body of a character class that matches these characters."""
     codes = enumerate(sorted(set(map(ord, characters))))
     runs = ([code for _, code in run] for _, run in groupby(codes, lambda each: each[1] - each[0]))
     return "".join(f"{chr(run[0])}-{chr(run[-1])}" for run in runs)

@@ -1,6 +1,6 @@
-"""Give training pairs of plain text what such text has lost and typed text has: backticks around code, typographic apostrophes.
+"""Data augmentation for plain text: backticks around code, and typographic apostrophes.
 
-Both sides of a pair change alike, so a model learns to carry the marks over. What is not plain text already stays as it is.
+Both sides of a pair change alike, so a model learns to copy the marks. Text that contains backticks stays as it is.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ _APOSTROPHE = re.compile(r"(?<=[^\W\d_])'(?=[^\W\d_])")
 
 
 def restyle(source: str, target: str, share: float) -> tuple[str, str]:
-    """Return the pair, in `share` of all pairs with code in backticks, in as many others with typographic apostrophes.
+    """Return the pair: a fraction ``share`` of all pairs with code in backticks, as many with typographic apostrophes.
 
-    Which ones depends on the pair alone. Code is put in backticks if both sides have it equally often.
+    The choice depends only on the pair. Code is put in backticks if both sides contain it equally often.
     """
     drawn = int.from_bytes(hashlib.sha256(f"{source}\n{target}".encode()).digest()[:8], "big") / 2**64
     if drawn < share and "`" not in source + target:

@@ -1,25 +1,24 @@
-"""A reversible tokeniser for text with code in it: names, options, paths, URLs, placeholders, left-overs of markup.
+"""A reversible tokeniser for text that contains code: names, options, paths, URLs, placeholders, remains of markup.
 
-A line is cut at white space, and each part between words (letters and digits) and signs. A token without a space beside it has
-a joiner on that side. Of two neighbours the one that is not a word has it, so a word is the same token in prose and in code:
-``set skew_correction=1.`` becomes ``set skew ￭_￭ correction ￭=￭ 1 ￭.``.
+A line is split at white space, and each part between words (letters and digits) and signs. A joiner marks a side of a token that
+has no space. Of two neighbours, the sign carries it, so a word is the same token in prose and in code: ``set skew_correction=1.``
+becomes ``set skew ￭_￭ correction ￭=￭ 1 ￭.``.
 
-Nothing is normalised except white space: every run of it, non-breaking spaces included, becomes one plain space, and none is left
-at the ends. A character outside the alphabet of Western European languages, or one of the two marks used here, is written as its
-code point (``％2713％``), in characters that the subword vocabulary has.
+Only white space is normalised: every run, non-breaking spaces included, becomes one plain space, and the ends are stripped. The
+two marks used here, and characters outside the alphabets of Western Europe, become their code points (``％2713％``), whose
+characters the subword vocabulary contains.
 """
 
 import re
-from collections.abc import Sequence
 
-from specdec_plugins.text.alignment import undo
+from specdec_plugins.text.words import WordTokenizer
 
 JOINER, ESCAPE = "￭", "％"
 # Printable ASCII, the letters of Latin-1, and what French and technical text adds to them.
 _FOREIGN = re.compile("[^!-~À-ÿŒœŸ«»‘’“”–—…·°§²³€→←≤≥−]")
-NO_TEXT = "\0\n\r"  # what no line holds
+NO_TEXT = "\0\n\r"  # never part of a line
 _ESCAPED = re.compile(f"{ESCAPE}([0-9a-f]+){ESCAPE}")
-_BEGUN = re.compile(f"{ESCAPE}[0-9a-f]*$")  # what may become one
+_BEGUN = re.compile(f"{ESCAPE}[0-9a-f]*$")  # may become one
 _LETTER, _SIGN = r"[^\W_]", rf"[^\w@{ESCAPE}]|_"
 _TOKEN = re.compile(
     rf"{ESCAPE}[0-9a-f]+{ESCAPE}"
@@ -32,52 +31,48 @@ _TOKEN = re.compile(
 )
 
 
-class Reversible:
-    """Tokenise and detokenise sentences of Western European languages, with code in them."""
+class Reversible(WordTokenizer):
+    """Tokenise and detokenise sentences of Western European languages that contain code."""
+
+    escape = re.compile(f"{JOINER}|{_ESCAPED.pattern}")
 
     def tokenize(self, line: str) -> str:
         """Return the tokens of a raw sentence, joined by single spaces."""
         return " ".join(token for part in line.split() for token in _tokens(part))
 
     def detokenize(self, line: str) -> str:
-        """Return the raw sentence for a line of tokens, also for one that a model made and that no sentence has."""
+        """Return the raw sentence for any line of tokens, including lines that `tokenize` never produces."""
         return _ESCAPED.sub(_character, _joined(line))
 
-    def surface(self, pieces: Sequence[str]) -> list[str]:
-        """See `WordTokenizer`."""
-        return undo([piece.replace(JOINER, "") for piece in pieces], _ESCAPED, _character)
+    def unescape(self, match: re.Match[str]) -> str:
+        return _character(match) if match[1] else ""
 
     def stream(self) -> "ReversibleStream":
-        """See `WordTokenizer`."""
         return ReversibleStream()
 
 
 class ReversibleStream:
-    """Incremental detokenisation, a `WordStream`. Spaces and joiners are held back until the next character, and the beginning of
-    a code point until its end.
-    """
+    """Incremental detokenisation, a `WordStream`. Holds back spaces, joiners and incomplete code points."""
 
     def __init__(self) -> None:
-        self.line = ""  # joiners and spaces that the next character decides about
-        self.text = ""  # what may be the beginning of a code point
+        self.line = ""  # joiners and spaces, which depend on the next character
+        self.text = ""  # may begin a code point
         self.space = ""  # before the next token, if there is one
 
     def push(self, piece: str, complete: bool) -> str:
-        """See `WordStream`."""
         if piece:
             self.line, self.space = self.line + self.space + piece, ""
         if complete:
             self.space = " "
         settled = self.line.rstrip(f"{JOINER} ")
         self.text, self.line = self.text + _joined(settled), self.line[len(settled) :]
-        return self._tell(final=False)
+        return self._settle(final=False)
 
     def finish(self) -> str:
-        """See `WordStream`."""
         self.text, self.line = self.text + _joined(self.line), ""
-        return self._tell(final=True)
+        return self._settle(final=True)
 
-    def _tell(self, final: bool) -> str:
+    def _settle(self, final: bool) -> str:
         end = max((match.end() for match in _ESCAPED.finditer(self.text)), default=0)
         begun = None if final else _BEGUN.search(self.text, end)
         settled = self.text[: begun.start()] if begun else self.text
@@ -86,7 +81,7 @@ class ReversibleStream:
 
 
 def _joined(line: str) -> str:
-    """A line of tokens with no space beside joiners, and without these."""
+    """A line of tokens without joiners and the spaces beside them."""
     return line.replace(f"{JOINER} ", "").replace(f" {JOINER}", "").replace(JOINER, "")
 
 
@@ -103,13 +98,12 @@ def _tokens(part: str) -> list[str]:
 
 
 def code_point(character: str) -> str:
-    """A character as its code point, which ``detokenize`` turns into the character again."""
+    """A character as its code point, which ``detokenize`` reverses."""
     return f"{ESCAPE}{ord(character):x}{ESCAPE}"
 
 
 def _character(match: re.Match[str]) -> str:
-    """The character of a code point. One that does not exist, or that would end the line, which only a model can have written,
-    stays as it is."""
+    """The character of a code point. Invalid ones and line ends, which only a model can write, stay as they are."""
     number = int(match[1], 16)
     exists = number <= 0x10FFFF and not 0xD800 <= number <= 0xDFFF
     return chr(number) if exists and chr(number) not in NO_TEXT else match[0]

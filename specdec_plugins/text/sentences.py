@@ -1,9 +1,8 @@
-"""Where the sentences of a document end, by a rule over its words. Knows nothing about models.
+"""Sentence splitting by a rule over the words of a document.
 
-A word ends a sentence if it closes with ``.``, ``!``, ``?`` or ``…``, closing quotes and brackets aside, and the next one does
-not begin with a small letter. A single full stop after an abbreviation ends none; those of each language are Moses' (by
-sacremoses, which is loaded when it is used). A wrong end tears a sentence, and a missed one joins two, which costs less: a
-doubtful full stop ends none.
+A word ends a sentence if it ends in ``.``, ``!``, ``?`` or ``…``, ignoring closing quotes and brackets, and the next word does
+not begin with a lower-case letter. A single full stop after an abbreviation does not end one; the lists of abbreviations are
+Moses'. A wrong split damages a sentence while a missed one only joins two, so a doubtful full stop does not split.
 """
 
 import html
@@ -11,30 +10,31 @@ import re
 from collections.abc import Collection, Iterator
 from itertools import chain, pairwise
 
-from specdec_plugins.text.bpe import CONTINUED, remove_bpe
+from specdec_plugins.text.bpe import remove_bpe
 from specdec_plugins.text.moses import sacremoses
 from specdec_plugins.text.reversible import JOINER
+from specdec_plugins.text.words import CONTINUED
 
-MAX_WORD = 1_000  # characters; a longer "word" is data, and is read in parts, because BPE takes a word's length squared
+MAX_WORD = 1_000  # characters; a longer "word" is data, and is split, because BPE is quadratic in the length of a word
 _WORD = re.compile(rf"\S{{1,{MAX_WORD}}}")
-_TOKEN = re.compile(rf"(?:\S+{CONTINUED}\s+)*\S+")  # with all of its subwords
+_TOKEN = re.compile(rf"(?:\S+{CONTINUED}\s+)*\S+")  # with all its subwords
 _QUOTES = "\"'“”„‘’«»‹›"  # each opens in one language and closes in another
 _OPENING, _CLOSING = _QUOTES + "([{¿¡", _QUOTES + ")]}"
 _END = re.compile(rf"([.!?…]+)[{re.escape(_CLOSING)}]*$")
 _CLAUSE = re.compile(rf"[,;:–—][{re.escape(_CLOSING)}]*$")
-_NUMBERED = " #NUMERIC_ONLY#"  # how Moses marks an abbreviation that is one only before a number
+_NUMBERED = " #NUMERIC_ONLY#"  # Moses' mark of abbreviations that precede a number
 
 
-def sentences(line: str, language: str, most: int, bpe: bool = False) -> Iterator[str]:
+def sentences(line: str, language: str, most: int, tokenized: bool = False) -> Iterator[str]:
     """Yield the sentences of a line, their words joined by single spaces.
 
-    One of over ``most`` words is cut where the last clause among these ends, or after them. With ``bpe`` the line is tokens in
-    BPE, and a sentence is, too. Only the sentence at hand is held.
+    A sentence of over ``most`` words is split after the last clause among the first ``most``, or else after ``most``. With
+    ``tokenized``, the line and its sentences consist of subwords. Memory is bounded by one sentence.
     """
     abbreviations = _abbreviations(language)
     words: list[str] = []
-    ended = False  # by the word before, but for closing quotes and brackets
-    matches = (" ".join(match[0].split()) for match in (_TOKEN if bpe else _WORD).finditer(line))
+    ended = False  # at the previous word, apart from closing quotes and brackets
+    matches = (" ".join(match[0].split()) for match in (_TOKEN if tokenized else _WORD).finditer(line))
     for word, following in pairwise(chain(matches, [""])):
         words.append(word)
         ended = (ended and _closes(word)) or _ends(_plain(word), _plain(following), abbreviations)
@@ -51,16 +51,14 @@ def sentences(line: str, language: str, most: int, bpe: bool = False) -> Iterato
 
 
 def cut(subwords: list[str], most: int) -> int:
-    """After how many of its subwords a sentence of over ``most`` is cut: where the last clause among these ends, else the last
-    token, else after ``most``.
-    """
+    """Where to split a sentence of over ``most`` subwords: after the last clause among the first ``most``, else the last word."""
     clause = (n for n in range(most, 0, -1) if _CLAUSE.search(_plain(subwords[n - 1])))
     token = (n for n in range(most, 0, -1) if not subwords[n - 1].endswith((CONTINUED, JOINER)))
     return next(chain(clause, token), most)
 
 
 def _plain(word: str) -> str:
-    """A word, or a token in BPE, without what tokenisers add: XML escapes, joiners and marks of subwords."""
+    """A word without XML escapes, joiners and subword marks."""
     word = remove_bpe(word) if CONTINUED in word else word
     return html.unescape(word).replace(JOINER, "") if "&" in word or JOINER in word else word
 
@@ -82,13 +80,13 @@ def _begins_small(word: str) -> bool:
 
 
 def _closes(word: str) -> bool:
-    """Whether a word is nothing but closing quotes and brackets, which are tokens of their own in tokenised text."""
+    """Whether a word consists of closing quotes and brackets, which are separate in tokenised text."""
     plain = _plain(word)
     return bool(plain) and not plain.strip(_CLOSING)
 
 
 def _open(words: list[str], mark: str) -> bool:
-    """Whether a mark closes what these words opened: quotes do by turns, unless a joiner ties them to the word before."""
+    """Whether a mark closes what these words opened: quotes alternate, unless a joiner ties them to the previous word."""
     quotes = frozenset(_QUOTES)
     if mark.startswith(JOINER) or _plain(mark)[0] not in quotes:
         return True
@@ -96,6 +94,6 @@ def _open(words: list[str], mark: str) -> bool:
 
 
 def _abbreviations(language: str) -> frozenset[str]:
-    """Moses' list for a language; English for one without any."""
+    """Moses' list for a language, or else for English."""
     known = sacremoses().NonbreakingPrefixes()
     return frozenset(known.words(language if language in known.available_langs.values() else "en"))

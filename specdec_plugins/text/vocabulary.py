@@ -1,19 +1,19 @@
-"""The tokens of one side of a model as strings, and fairseq's file of them."""
+"""The tokens of one side of a model as strings, and fairseq's dictionary file."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from specdec_plugins.text.bpe import CONTINUED
 from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.words import CONTINUED
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first symbols of every fairseq dictionary, which its file leaves out
 
 
 class Vocabulary:
-    """Token ids and the strings that they are shown as. ``unknown`` is the id of strings that are no token.
+    """Token ids and their strings. Strings outside the vocabulary have the id ``unknown``.
 
-    ``continued`` tokens are not the last of their word, as far as the codec can tell: drafters that copy align words by them.
+    ``continued`` tokens never end a word, as far as the codec can tell: drafters that copy align words by them.
     """
 
     def __init__(self, symbols: Sequence[str], unknown: int, path: Path | None = None, continued: Collection[int] = ()):
@@ -22,12 +22,12 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path) -> "Vocabulary":
-        """A fairseq dictionary. Raises ValueError if the file is none."""
+        """Read a fairseq dictionary. Raises ValueError if the file is not one."""
         symbols = list(SPECIAL)
         for number, line in enumerate(read_lines(path), 1):
             symbol, separator, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
             if not separator or not count.isdecimal():
-                raise ValueError(f"{path}, line {number}: not a fairseq dictionary (a symbol and its count a line)")
+                raise ValueError(f"{path}, line {number}: not a fairseq dictionary (a symbol and its count per line)")
             symbols.append(symbol)
         continued = frozenset(token for token, symbol in enumerate(symbols) if symbol.endswith(CONTINUED))
         return cls(symbols, SPECIAL.index("<unk>"), path, continued)
@@ -36,18 +36,15 @@ class Vocabulary:
         return len(self.symbols)
 
     def ids(self, tokens: Iterable[str]) -> list[int]:
-        """The ids of tokens given as strings."""
         return [self.numbers.get(token, self.unknown) for token in tokens]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Tokens as strings."""
         return [self.symbols[token] for token in ids]
 
     def fingerprint(self) -> str:
-        """See `fingerprint_of`."""
         return fingerprint_of(self.symbols)
 
 
 def fingerprint_of(symbols: Iterable[str]) -> str:
-    """The sha256 of a vocabulary's strings in order: what a model's embedding rows mean. Our checkpoints carry it."""
+    """The sha256 of a vocabulary's strings in order, which our checkpoints record."""
     return hashlib.sha256("\n".join(symbols).encode()).hexdigest()

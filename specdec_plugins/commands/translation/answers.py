@@ -62,7 +62,7 @@ class Answerer:
         self.format = make_format(options, self.translator.codec.join)
         self.choices: dict[str, Any] = {
             "batch_size": options.batch_size or (None if options.max_tokens else settings.usual_batch_size),
-            "max_tokens": options.max_tokens, "bpe": options.tokenized,
+            "max_tokens": options.max_tokens, "tokenized": options.tokenized,
             "remove_bpe": options.remove_bpe, "too_long": options.too_long,
         }  # fmt: skip
 
