@@ -258,11 +258,7 @@ def test_drafts_leave_documents_as_they_are(way):
     texts = documents(2, (3, 0, 4))
     for dtype in ("float32", "int8"):
         expected = [result.text for result in demo(strategy="ar", dtype=dtype, **way).translate(texts, batch_size=1)]
-        for options in (
-            {},
-            {"block_size": 5},
-            {"draft_with": "window", "kv_budget": 8, "sinks": 1, "block_size": 3},
-        ):
+        for options in ({}, {"block_size": 5}, {"draft_with": "window", "kv_budget": 8, "sinks": 1, "block_size": 3}):
             for batch in (4,) if options else (1, 4):
                 translator = demo(dtype=dtype, **way, **options)
                 results = translator.translate(texts, batch_size=batch)
@@ -321,7 +317,9 @@ def test_learned_positions_do_not():
         extended(learned, 65)
     assert extended(learned, 64) == learned
     pair = replace(load_folder(DEMO), verifier=learned)
-    with pytest.raises(OptionError, match=r"max_positions 2000: only .* \(verifier: the encoder's 64 are learned; "):
+    with pytest.raises(
+        OptionError, match=r"max_positions 2000 requires sinusoidal positions \(verifier: the encoder's 64 are learned; "
+    ):
         beyond_training(pair, 2000)
     with pytest.raises(ValueError, match="encoder: 2,000,002 positions"):
         extended(engine_model(*make_verifier(words=WORDS)), 2_000_000)

@@ -429,7 +429,7 @@ DAMAGES = {
     "verifier: aliases: x for y": lambda c: c["verifier"]["aliases"].update(x="y"),
     "weights without a place here: alien": lambda c: c["verifier"]["aliases"].update(alien="encoder.embed_tokens.weight"),
     "missing weights: encoder.layers.2": lambda c: c["verifier"]["spec"]["encoder"].update(layers=3),
-    "the verifier's symbols go up to 99": lambda c: c["verifier"]["spec"]["symbols"].update(start=99),
+    "the verifier's start token 99 is outside": lambda c: c["verifier"]["spec"]["symbols"].update(start=99),
 }  # fmt: skip
 
 
@@ -470,7 +470,7 @@ def test_no_draft_is_so_long(pair, size):
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
-    with pytest.raises(ValueError, match=r"a block size of .*; from 1 to 1,024"):
+    with pytest.raises(ValueError, match=r"a block size of .* is not from 1 to 1,024"):
         Translator(replace(pair, drafter=replace(pair.drafter, block_size=size)), Settings(strategy="specdec"))
 
 

@@ -100,7 +100,7 @@ def test_a_record_that_is_none(tmp_path, corpus, capsys, content):
 @pytest.mark.parametrize("merge", [" c", "a b c", "#version: x.y\na b"])
 def test_codes_that_are_none(tmp_path, merge):
     (tmp_path / "codes").write_text(f"{merge}\n")
-    with pytest.raises(ValueError, match="codes: (not a BPE codes file|BPE codes of)"):
+    with pytest.raises(ValueError, match=r"codes: (not a BPE codes file|BPE codes of)"):
         Bpe(tmp_path / "codes")
 
 

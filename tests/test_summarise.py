@@ -316,32 +316,11 @@ def check_pair(folder, local, scorer, capsys):
              "codes": folder / "data/codes", "output": folder / "pair"}  # fmt: skip
     assert pack.main([part for name, path in parts.items() for part in (f"--{name}", str(path))]) == 0
     outputs = {}
-    how = [
-        "--input",
-        str(local / "test.source"),
-        "--max-len-b",
-        "40",
-        "--min-len",
-        "10",
-        "--no-repeat-ngram-size",
-        "3",
-        "--quiet",
-    ]
+    how = ["--input", local / "test.source", "--model", folder / "pair", "--format", "json", "--quiet"]
+    how += ["--max-len-b", 40, "--min-len", 10, "--no-repeat-ngram-size", 3]
     for strategy, more in (("ar", []), ("specdec", ["--block-size", "4"]), ("fairseq", [])):
         path = folder / f"test.{strategy}"
-        command = [
-            "--model",
-            str(folder / "pair"),
-            "--strategy",
-            strategy,
-            "--output",
-            str(path),
-            "--format",
-            "json",
-            *how,
-            *more,
-        ]
-        assert translate.main(command) == 0
+        assert translate.main([*map(str, ["--strategy", strategy, "--output", path, *how, *more])]) == 0
         outputs[strategy] = [json.loads(line) for line in read_lines(path)]
     texts = {strategy: [each["text"] for each in lines] for strategy, lines in outputs.items()}
     assert texts["specdec"] == texts["ar"] == texts["fairseq"]

@@ -14,7 +14,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,33 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats import checkpoint, description, fairseq, spec
 from specdec_plugins.formats.code import refuse_own_code
-from specdec_plugins.formats.description import (
-    FORMAT,
-    CodecEntry,
-    Description,
-    DescriptionOfFormat1,
-    DrafterEntry,
-    EntryOfFormat1,
-    VerifierEntry,
-    codec_entry,
-    read_description,
-    read_json,
-)
+from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
 from specdec_plugins.formats.errors import brief, listed
 from specdec_plugins.formats.files import whole
-from specdec_plugins.formats.spec import (
-    WEIGHT_DTYPES,
-    DrafterModel,
-    Model,
-    aligned,
-    fingerprint,
-    own_shapes,
-    sinusoidal_tables,
-    tensor_faults,
-    tensor_shapes,
-)
+from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 from specdec_plugins.text.vocabulary import SPECIAL, Vocabulary
@@ -92,7 +72,7 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
     folder = Path(folder)
     path = folder / "model.json"
     try:
-        described = read_description(path)
+        described = description.read_description(path)
         codec = described.codec
         refuse_own_code(folder, "codec", codec.name)
         files = {role: _inside(folder, name, MAX_CODEC_BYTES) for role, name in codec.files.items()}
@@ -173,7 +153,7 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
                 spec=model.spec, code=model.code, block_size=model.block_size, options=model.options, verifier=model.verifier,
                 **_store(temporary, "drafter", model, pair.verifier.tensors, half),
             )  # fmt: skip
-        described = Description(FORMAT, config.source_lang, config.target_lang, codec, verifier, drafter)
+        described = Description(description.FORMAT, config.source_lang, config.target_lang, codec, verifier, drafter)
         text = json.dumps(dataclasses.asdict(described), indent=1)
         (temporary / "model.json").write_text(f"{text}\n", encoding="utf-8")
         temporary.rename(folder)
@@ -201,7 +181,7 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
 
     first: dict[tuple, str] = {}  # a tensor's first name, by its memory
     stored, aliases, shared, computed = dict[str, Tensor](), dict[str, str](), list[str](), list[str]()
-    tables = sinusoidal_tables(model.spec)
+    tables = spec.sinusoidal_tables(model.spec)
     for key, tensor in model.tensors.items():
         twin, table = others.get(key), tables.get(key)
         original = first.setdefault((tensor.data_ptr(), tensor.shape), key)
@@ -247,14 +227,17 @@ def _load_tensors(
     folder: Path, role: str, entry: VerifierEntry | DrafterEntry, others: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """A model's tensors as stored, checked against its spec before they are read."""
+    from safetensors import safe_open
+
     path = _inside(folder, entry.weights)
     faults: list[str] = []
-    tables = sinusoidal_tables(entry.spec)
+    tables = spec.sinusoidal_tables(entry.spec)
     shared = entry.shared if isinstance(entry, DrafterEntry) else ()
-    given = _stored_shapes(path)
+    with _readable(path), safe_open(path, framework="pt") as file:
+        given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
     for names, known, what in (
-        (shared, tensor_shapes(others), "shared"),
-        (entry.sinusoidal, tensor_shapes(tables), "sinusoidal"),
+        (shared, spec.tensor_shapes(others), "shared"),
+        (entry.sinusoidal, spec.tensor_shapes(tables), "sinusoidal"),
     ):
         faults += [f"{what}: unknown tensor {name}" for name in names if name not in known]
         faults += [f"{what}: {name} is also stored" for name in names if name in given]
@@ -265,45 +248,37 @@ def _load_tensors(
     given |= {name: given[original] for name, original in entry.aliases.items() if original in given}
     if entry.spec is not None and not faults:
         # A drafter's own tensors are checked by its code.
-        more = own_shapes(entry.spec, given) if isinstance(entry, DrafterEntry) else {}
-        faults += tensor_faults(entry.spec, given, more)
+        more = spec.own_shapes(entry.spec, given) if isinstance(entry, DrafterEntry) else {}
+        faults += spec.tensor_faults(entry.spec, given, more)
     if faults:
         raise ValueError(f"{folder}: {role}: {listed(faults, '; ')}")
     weights = _read_tensors(path)
     if entry.spec is None:  # the drafter's code computes with them directly
-        weights = {name: tensor.float() if tensor.dtype in WEIGHT_DTYPES else tensor for name, tensor in weights.items()}
+        weights = {name: tensor.float() if tensor.dtype in spec.WEIGHT_DTYPES else tensor for name, tensor in weights.items()}
     weights |= {name: others[name] for name in shared} | {name: tables[name] for name in entry.sinusoidal}
     return weights | {name: weights[original] for name, original in entry.aliases.items()}
 
 
-def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a safetensors file's tensors, which are not read. Raises ValueError naming the file."""
-    from safetensors import SafetensorError, safe_open
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Wraps reading a safetensors file: raises ValueError naming it."""
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dictionary
+        yield
     except SafetensorError as error:
-        raise unreadable(path, error) from None
-
-
-def unreadable(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path}: not a readable safetensors file, or a damaged one ({brief(error)})")
+        raise ValueError(f"{path}: not a readable safetensors file, or a damaged one ({brief(error)})") from None
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """A safetensors file's tensors as stored, mapped into memory."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
-        stored = load_file(path)
-    except SafetensorError as error:
-        raise unreadable(path, error) from None
-    return {name: aligned(tensor) for name, tensor in stored.items()}
+    with _readable(path):
+        return {name: spec.aligned(tensor) for name, tensor in load_file(path).items()}
 
 
-def _load_models_of_format_1(folder: Path, described: DescriptionOfFormat1) -> tuple[Model, DrafterModel | None]:
+def _load_models_of_format_1(folder: Path, described: description.DescriptionOfFormat1) -> tuple[Model, DrafterModel | None]:
     verifier = _load_checkpoint(folder, described.verifier, {})
     model = fairseq.read(verifier, f"{folder}: verifier")
     drafting = None
@@ -313,7 +288,7 @@ def _load_models_of_format_1(folder: Path, described: DescriptionOfFormat1) -> t
     return first, second and dataclasses.replace(second, block_size=described.block_size)
 
 
-def _load_checkpoint(folder: Path, entry: EntryOfFormat1, others: Mapping[str, Tensor]) -> checkpoint.Checkpoint:
+def _load_checkpoint(folder: Path, entry: description.EntryOfFormat1, others: Mapping[str, Tensor]) -> checkpoint.Checkpoint:
     """A model in a folder of format 1, as `checkpoint.load` would return it."""
     weights = _read_tensors(_inside(folder, entry.weights))
     try:
@@ -345,12 +320,9 @@ def _checked(pair: Pair, faults: Sequence[str] = ()) -> Pair:
             if embedding is not None and len(embedding) != len(vocabulary):
                 where = vocabulary.path or f"the {side} vocabulary"
                 faults.append(f"{where} has {len(vocabulary):,} entries, the {role}'s {half} {len(embedding):,}")
-        symbols = (*dataclasses.astuple(model.spec.symbols), *model.spec.forced, *model.spec.suppressed)
-        if max(symbols) >= len(pair.target):
-            where = pair.target.path or "the target vocabulary"
-            faults.append(f"the {role}'s symbols go up to {max(symbols):,}, and {where} has {len(pair.target):,} entries")
+        faults += [f"the {role}'s {fault}" for fault in spec.symbol_faults(model.spec, len(pair.source), len(pair.target))]
     if faults:
         raise checkpoint.CheckpointError(f"{pair.name}: " + "; ".join(faults))
-    if pair.drafter is not None and pair.drafter.verifier not in (None, fingerprint(pair.verifier)):
+    if pair.drafter is not None and pair.drafter.verifier not in (None, spec.fingerprint(pair.verifier)):
         log.warning("%s: the drafter was trained for another verifier: fewer of its tokens will be accepted", pair.name)
     return pair
