@@ -1,8 +1,8 @@
-"""Is this checkout as fast as another commit? Interleaved runs of both, paired round by round.
+"""Is this checkout as fast as another commit? Interleaved runs of both, paired by round.
 
     python benchmarks/compare.py --base e860a30 --model data/demo.en-de --input TEXT [--sentences 200] [--rounds 15]
 
-Every cell (data type, strategy, batch size) decodes the same sentences with both checkouts by turns, in alternating order. Its
+Every cell (data type, strategy, batch size) decodes the same sentences with both checkouts in turn, in alternating order. Its
 figure is the median of the rounds' ratios, base seconds over ours (above 1: this checkout is faster), with a bootstrap interval.
 The last line has the geometric mean over cells. Each checkout compiles its kernels and runs in its own processes. Sentences are
 split into subwords once, so that times are those of decoding calls. Nothing else should run on the machine.

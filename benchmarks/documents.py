@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""BLEU by document of a verifier of long documents, beside translation sentence by sentence.
+"""BLEU by document of a long-document verifier, compared with translation sentence by sentence.
 
     benchmarks/documents.py --model DIR --source valid.en --reference valid.de [--pair data/demo.en-de] [--captions 1 8 64]
 
@@ -29,7 +29,7 @@ from specdec_plugins.text.lines import read_lines  # noqa: E402
 
 
 def translate(model: str, dtype: str, lines: list[str]) -> list[str]:
-    """Greedy translations, of up to half as many tokens again as a source has, and 50."""
+    """Greedy translations of at most 1.5 times the source's tokens plus 50."""
     translator = Translator.from_pretrained(model, strategy="ar", dtype=dtype, max_len_a=1.5, max_len_b=50)
     return [translation.text for translation in translator.stream(lines, batch_size=16)]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Drafters beside `ar` of the same data type: speed, tokens a pass, and what drafting costs. Every output must be `ar`'s.
+"""Drafters compared with `ar` in the same data type: speed, tokens per pass, drafting cost. Every output must equal `ar`'s.
 
 All drafters at all block sizes take turns in random order, a sentence at a time (two batches for larger batch sizes), on one copy
 of the weights; each model folder is a separate run, because copies evict each other from the caches. A turn's time is the median
@@ -34,7 +34,7 @@ HINTS = ("live", "again", "reference", "source")
 
 
 class System:
-    """A drafter, or `ar`, at a block size, a data type and a batch size."""
+    """A drafter or `ar` at one block size, data type and batch size."""
 
     def __init__(self, name: str, size: str, translator: Translator, cell: "Cell"):
         self.name, self.translator, self.rows = name, translator, cell.batch
@@ -128,7 +128,7 @@ class Cell:
 
 
 def speed(system: System, baseline: System) -> tuple[float, list[float]]:
-    """The speed as a multiple of the baseline's, with the range over the rounds."""
+    """The speed relative to the baseline, with the range over the rounds."""
     ratios = [sum(theirs) / sum(ours) for ours, theirs in zip(system.rounds, baseline.rounds)]
     return round(baseline.seconds / system.seconds, 3), [round(min(ratios), 3), round(max(ratios), 3)]
 
@@ -173,7 +173,7 @@ def main() -> None:
     model = fingerprint(pair.verifier)[:12]
     signature = {**machine(), "model": model, "input": Path(options.input).name, "sentences": len(lines),
                  "rounds": options.rounds, "threads": options.threads}  # fmt: skip
-    heads = ["dtype", "batch", "K", "drafter", "times `ar`", "times the best", "tokens a pass", "accepted", "drafting, us"]
+    heads = ["dtype", "batch", "K", "drafter", "times `ar`", "times the best", "tokens per pass", "accepted", "drafting, us"]
     print(f"| {' | '.join(heads)} |\n{'| --- ' * len(heads)}|")
     for dtype in options.dtypes:
         how = Settings(dtype=dtype, threads=options.threads, draft_with=None if pair.drafter else "ngram")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What forking a row costs, by rows, target positions and width, on both backends.
+"""The cost of forking a row, by rows, target positions and width, on both backends.
 
     benchmarks/forks.py [--device cpu] [--layers 6] [--rows 1 4 16] [--positions 8 32 128] [--widths 256 512 1024]
 
@@ -34,7 +34,7 @@ SOURCE, REPEATS = 100, 20
 
 
 class Copied(TorchDispatchMode):
-    """Counts the bytes that tensor operations write, views aside."""
+    """Counts the bytes that tensor operations write, without views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def standing(kind: type, layers: int, width: int, like: torch.Tensor, positions: int, rows: int) -> Any:
-    """A state with one row that holds so many positions, and room for ``rows``."""
+    """A state with one row of so many positions, and room for ``rows``."""
     cache, sources = (KVCache(layers, 2 * width, like) for _ in range(2))
     sources.reserve(1, SOURCE)
     more = (Engine(1),) if kind is SlottedState else ()
@@ -88,7 +88,7 @@ def fork(state: Any, rows: int) -> None:
 
 
 def timed(state: Any, rows: int, device: str) -> float:
-    """Seconds of a fork, from one row again."""
+    """Seconds per fork, starting from one row each time."""
     state.select([0])
     synchronise = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     synchronise()

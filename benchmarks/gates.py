@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""When drafting pays: gates on the verifier's confidence and on the drafter's, beside no gate, no draft and no verifier.
+"""When drafting pays: gates on the verifier's or the drafter's confidence, compared with no gate, no draft and no verifier.
 
     benchmarks/gates.py speed --input TEXT [--model data/demo.en-de] [--sentences 60] [--rounds 7] [--batch-size 1]
     benchmarks/gates.py confidence --input TEXT [--model data/demo.en-de] [--sentences 300]
 
 ``speed`` decodes the same sentences with every system in turn, in each data type, greedily and at temperature 0.8 (coupled rule).
-It prints tokens a second, the gain over exact `specdec` of the same block size without a gate (measured twice for the noise),
-tokens a pass, acceptance, and verified positions for each committed token; also shorter drafts without a gate. ``confidence``
+It prints tokens per second, the gain over exact `specdec` of the same block size without a gate (measured twice for the noise),
+tokens per pass, acceptance, and verified positions for each committed token; also shorter drafts without a gate. ``confidence``
 prints how often drafted tokens pass, by the product of the drafter's confidences and by the verifier's confidence in the token
 before the draft. The last line is JSON with the machine's signature. Nothing else should run beside ``speed``.
 """
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def speed(options: argparse.Namespace, dtype: str, sampled: bool, lines: list[str]) -> list[dict[str, Any]]:
-    """A row for each system."""
+    """One row per system."""
     size = options.block_size
     drawing: dict[str, Any] = {"sampling": True, "temperature": TEMPERATURE, "seed": 1} if sampled else {}
     translator = Translator.from_pretrained(options.model, dtype=dtype, block_size=size, **drawing)
@@ -98,7 +98,7 @@ def speed(options: argparse.Namespace, dtype: str, sampled: bool, lines: list[st
         {
             "dtype": dtype, "tokens are": f"drawn at {TEMPERATURE}" if sampled else "the best", "system": name,
             "tokens/s": tokens / seconds, "gain": tokens / seconds / (ungated.tokens / ungated.seconds),
-            "tokens a pass": stats.mean_accepted_length, "accepted": stats.acceptance_rate,
+            "tokens per pass": stats.mean_accepted_length, "accepted": stats.acceptance_rate,
             "verified a token": 0.0 if name == "drafter" else (stats.iterations + stats.drafted) / stats.committed,
         }
         for name, (seconds, tokens, stats) in timed.items()
@@ -106,7 +106,7 @@ def speed(options: argparse.Namespace, dtype: str, sampled: bool, lines: list[st
 
 
 class Draft(NamedTuple):
-    """What was drafted in one row of an iteration."""
+    """A row's draft in one iteration."""
 
     confidence: list[float]  # of the drafter in each token
     accepted: int
@@ -135,7 +135,7 @@ def watched(options: argparse.Namespace, lines: list[str]) -> list[Draft]:
 
 
 def confidence(drafts: list[Draft]) -> dict[str, list[dict[str, Any]]]:
-    """How often drafted tokens pass: by the product of confidences up to them, and by the last token's probability."""
+    """Acceptance of drafted tokens, by the product of confidences up to them and by the last token's probability."""
     product = [(each, n < d.accepted) for d in drafts for n, each in enumerate(accumulate(d.confidence, mul))]
     before = [(d.before, d.accepted) for d in drafts if d.before is not None]
     return {
@@ -154,7 +154,7 @@ def confidence(drafts: list[Draft]) -> dict[str, list[dict[str, Any]]]:
 
 
 def classes(measured: list) -> Iterator[tuple[float, float, list]]:
-    """The measurements by class of their first number; classes without any are left out."""
+    """The measurements grouped by class of their first number, without empty classes."""
     for low, high in pairwise(EDGES):
         chosen = [each for each in measured if low <= each[0] < high or each[0] == high == EDGES[-1]]
         if chosen:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does speculation change what is sampled? Under the coupled rule it must not.
+"""Does speculation change the samples? Under the coupled rule it must not.
 
     benchmarks/identity.py --input TEXT [--model data/demo.en-de] [--sentences 1000] [--torch-sentences 100]
 
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def pairwise_cover(least: int) -> list[dict[str, Any]]:
-    """Runs in which every two values of different factors meet; of some random ones the run with most new pairs, each time."""
+    """Runs that cover every pair of values of different factors; greedily, the best of some random runs each time."""
     rng = random.Random(0)
     indices = {name: range(len(values)) for name, values in FACTORS.items()}
     missing = {

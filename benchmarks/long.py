@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Drafts on a cache budget, for long sources and large batches, beside `ar`: the published grid of self-speculation (MagicDec).
+"""Drafts on a cache budget for long sources and large batches, compared with `ar`: MagicDec's grid of self-speculation.
 
     benchmarks/long.py --model DIR --input FILE [--batch-sizes 1 8 32 64] [--lengths 500 1000 2000 4000]
         [--budgets 64 128 256 512] [--gammas 1 2 3 4 5] [--choices mass] [--drafter window]
         [--random 6,512,2048,8 --acceptance 0.8] [--output FILE]
 
 Sources are consecutive lines of the input, cut to a length in tokens. A batch is encoded once; then all systems decode the same
-number of tokens per row from it, by turns. No output ends early, so the batch stays whole. `times ar` is a median over rounds.
+number of tokens per row from it, in turn. No output ends early, so the batch stays whole. `times ar` is a median over rounds.
 Bytes are computed: what a verification reads of weights and cache, and a draft pass of its cache, at half of the output.
 --drafter block_causal or small takes the folder's drafter. --random gives verifier and block_causal random weights of a shape
 (layers, width, inner width, heads); --acceptance then draws how many tokens pass. Otherwise outputs must equal those of `ar`.
@@ -168,7 +168,7 @@ class Cell:
 
 
 def documents(sentences: Sequence[list[int]], batch: int, length: int) -> list[list[int]]:
-    """Sources of ``length`` tokens: consecutive sentences without their ends, each source from another place on."""
+    """Sources of ``length`` tokens: consecutive sentences without their eos, each from another start."""
     found = []
     for row in range(batch):
         first = row * len(sentences) // batch
@@ -178,7 +178,7 @@ def documents(sentences: Sequence[list[int]], batch: int, length: int) -> list[l
 
 
 def models_of(pair: Pair, options: argparse.Namespace) -> tuple[Model, DrafterModel | None]:
-    """The folder's, or some with random weights over its dictionary; no weights for drafter window."""
+    """The folder's models, or random weights with its dictionary; drafter window has no weights."""
     own = options.drafter != "window"
     if not options.random:
         if own and (pair.drafter is None or pair.drafter.code != options.drafter):
@@ -211,7 +211,7 @@ def grid(options: argparse.Namespace) -> None:
     systems = [AR, *(System(gamma, budget) for budget in budgets for gamma in options.gammas)]
     signature = {**machine(options.device), "threads": options.threads, "random": options.random}
     print(
-        "| batch | length | gamma | budget | choice | tokens/s | times ar | tokens a pass | accepted | drafting, verifying, ms |"
+        "| batch | length | gamma | budget | choice | tokens/s | times ar | tokens per pass | accepted | drafting, verifying, ms |"
     )
     print("| --- " * 10 + "|", flush=True)
     for batch, length in product(options.batch_sizes, options.lengths):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What a pass of the CPU kernels takes.
+"""The time of a pass of the CPU kernels.
 
     benchmarks/passes.py --model DIR --source FILE [--dtypes int8 float32] [--threads 1 2] [--kernels avx2]
 
 Times native calls, each repeated with the same arguments: a verification (read and judge) of so many rows of so many sentences in
 the middle of their translation, a draft of so many tokens, encoding a source. Prints the median, and the rates of products with
-weights and of bytes of weights that it amounts to. The last line is JSON with the machine's signature.
+weights and of bytes of weights that they imply. The last line is JSON with the machine's signature.
 """
 
 import argparse
@@ -40,7 +40,7 @@ COMMITTED, SHORTEST = 5, 17  # tokens of an output before the pass, and of the o
 
 
 class Call(NamedTuple):
-    """What is timed: the native function, a call that makes one call of it, products of rows and weights, the weights' bytes."""
+    """What is timed: the native function, a call that runs it once, products of rows and weights, the weights' bytes."""
 
     name: str
     function: str
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def median_seconds(call: Call, seconds: float) -> float:
-    """Of the native calls in so many seconds, the median, without those that warm up."""
+    """The median time of native calls over so many seconds, after warm-up."""
     native = library()
     assert native is not None, "the pair is on the kernels"
     function, times = getattr(native, f"specdec_{call.function}"), list[float]()
@@ -103,7 +103,7 @@ def median_seconds(call: Call, seconds: float) -> float:
 
 
 def chosen(pair: Pair, lines: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """Sources and outputs, as tokens, of the lines whose outputs are long enough. Exits if there are too few."""
+    """Sources and outputs, as tokens, of lines with long enough outputs. Exits if there are too few."""
     translator = Translator(pair, Settings(strategy="ar"))
     sources = translator.encode(lines)
     found = [(sources[each.index], each.tokens) for each in translator.engine.generate(sources) if len(each.tokens) >= SHORTEST]
@@ -114,7 +114,7 @@ def chosen(pair: Pair, lines: Sequence[str]) -> list[tuple[list[int], list[int]]
 
 
 def calls(pair: Pair, text: list[tuple[list[int], list[int]]], dtype: str, threads: int) -> list[Call]:
-    """All the calls that are timed."""
+    """All timed calls."""
     translator = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", dtype=dtype, threads=threads))
     verifier, drafter = cast(Any, translator.engine.roles.verifier), translator.engine.roles.drafter
     found = [verification(verifier, text[:sentences], rows) for sentences, rows in VERIFICATIONS]
@@ -124,7 +124,7 @@ def calls(pair: Pair, text: list[tuple[list[int], list[int]]], dtype: str, threa
 
 
 def standing(role: Any, text: list[tuple[list[int], list[int]]], *start: Any) -> tuple[Any, Prefix]:
-    """A role's state and the prefix when the first tokens of some outputs are committed."""
+    """A role's state and prefix after the first tokens of some outputs."""
     state, prefix = role.start(len(text), *start), Prefix()
     role.admit(state, Source([source for source, _ in text], prefix.symbols))
     prefix.admit([Request(index, source, 1000) for index, (source, _) in enumerate(text)])
@@ -147,7 +147,7 @@ def verification(verifier: Any, text: list[tuple[list[int], list[int]]], rows: i
 
 
 def draft(drafter: Any, text: list[tuple[list[int], list[int]]], length: int) -> Call:
-    """A draft after the commitment of two tokens."""
+    """A draft after two committed tokens."""
     state, prefix = standing(drafter, text, None)
     committed, prefix.outputs = prefix.outputs, [output[:-2] for output in prefix.outputs]
     drafter.propose(state, prefix, uniform(len(text), length))
@@ -168,7 +168,7 @@ def encoding(model: Any, source: Source) -> Call:
 
 
 def work(stack: Stack, rows: int) -> tuple[int, int]:
-    """The products of so many rows with a stack's weights, and the weights' bytes."""
+    """Products of so many rows with a stack's weights, and the weights' bytes."""
     layers = [linear for layer in stack.layers for linear in layer]
     linears = [linear for linear in (*layers, stack.projection, stack.gate) if linear is not None]
     return rows * sum(linear.outputs * linear.inputs for linear in linears), sum(linear.weight_bytes for linear in linears)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What speculation gives when tokens are drawn, beside what it gives greedily.
+"""The gain of speculation under sampling, compared with greedy decoding.
 
     benchmarks/sampling.py --input TEXT [--model data/demo.en-de] [--sentences 60] [--rounds 7] [--batch-size 1]
 
-For each temperature (0: greedy) and rule, `ar` and exact `specdec` decode the same sentences in turn. Prints tokens a second, the
-gain (`specdec` over `ar`), tokens a pass and the share of drafted tokens that are accepted. The last line is JSON with the
+For each temperature (0: greedy) and rule, `ar` and exact `specdec` decode the same sentences in turn. Prints tokens per second, the
+gain (`specdec` over `ar`), tokens per pass and the share of drafted tokens that are accepted. The last line is JSON with the
 machine's signature. Nothing else should run beside it.
 """
 
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
-    """What is decoded, and how often."""
+    """The workload and the number of rounds."""
     p.add_argument("--model", default=str(ROOT / "data/demo.en-de"), metavar="DIR")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
     p.add_argument("--sentences", type=int, default=60, metavar="N")
@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def compare(options: argparse.Namespace, dtype: str, temperature: float, lines: list[str]) -> list[dict[str, Any]]:
-    """A row for each rule: `ar` and `specdec` in turn."""
+    """One row per rule: `ar` and `specdec` in turn."""
     drawing: dict[str, Any] = {"sampling": True, "temperature": temperature, "seed": 1} if temperature else {}
     rows = []
     for rule in RULES if temperature else ("greedy",):
@@ -73,7 +73,7 @@ def compare(options: argparse.Namespace, dtype: str, temperature: float, lines: 
         rows.append({
             "dtype": dtype, "temperature": temperature, "rule": rule,
             **{f"{name} tokens/s": speed for name, speed in speeds.items()}, "gain": speeds["specdec"] / speeds["ar"],
-            "tokens a pass": timed["specdec"].stats.mean_accepted_length, "accepted": timed["specdec"].stats.acceptance_rate,
+            "tokens per pass": timed["specdec"].stats.mean_accepted_length, "accepted": timed["specdec"].stats.acceptance_rate,
         })  # fmt: skip
     return rows
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Estimate what speculation brings at another model shape than the shipped pair's, before such a pair is trained.
+"""Estimate the gain of speculation at another model shape than the shipped pair's, before training such a pair.
 
     benchmarks/shapes.py [--device cuda] [--dtypes float16] [--layers 6 --width 512 --inner 2048 --heads 8 --vocabulary 32000]
 
 Models with random weights do all the work of a trained pair, but the number of accepted tokens is drawn from the demo pair's
 acceptance by position, and outputs have a fixed length. Speeds are those of a pair of this shape whose drafts are accepted as
 often. CTranslate2 and fairseq, where installed, decode the same sources to the same length with the same verifier. Each system
-runs in its own process, by turns. The last line is JSON.
+runs in its own process, in turn. The last line is JSON.
 """
 
 import argparse
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SOURCE, OUTPUT = 25, 28  # tokens of a sentence, eos included
 DRAFTED = 0.41  # of the vocabulary, as in the pair that ships
 EOS, OTHER = 2, 5
-# The demo pair's acceptance by position, given that all before passed: test2016, int8, blocks of 12
+# The demo pair's acceptance by position, given acceptance of all before: test2016, int8, blocks of 12
 ACCEPTANCE = [0.822, 0.835, 0.836, 0.851, 0.86, 0.823, 0.833, 0.83, 0.832, 0.804, 0.822, 0.903]
 
 
@@ -88,7 +88,7 @@ def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
 
 
 class Replayed:
-    """Computes a rule, then replaces its verdict by one drawn from a trained pair's acceptance."""
+    """Computes a rule, then replaces its verdict by one sampled from a trained pair's acceptance."""
 
     def __init__(self, rule: "Acceptance", shares: list[float]):
         """``shares``: acceptance by position, given that all before passed."""
@@ -108,12 +108,12 @@ class Replayed:
         )
 
 
-Decode = Callable[[list[list[int]], int], tuple[float, int, float]]  # sources, batch size: seconds, tokens, tokens a pass
+Decode = Callable[[list[list[int]], int], tuple[float, int, float]]  # sources, batch size: seconds, tokens, tokens per pass
 decode: Decode
 
 
 def prepare(options: argparse.Namespace, system: str, dtype: str, kind: str) -> None:
-    """Make ``decode``, in a process of its own."""
+    """Build ``decode`` in its own process."""
     import logging
 
     import torch
@@ -199,7 +199,7 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
 
 
 def systems_of(dtype: str, options: argparse.Namespace) -> list[tuple[str, str]]:
-    """What is measured: `ar` first, and each with its block size, or with its number of threads."""
+    """The measured systems: `ar` first, each with its block size or its number of threads."""
     systems = [("ar", "0"), *(("specdec", block) for block in options.block_sizes)]
     if find_spec("fairseq") is None:
         print("fairseq is not installed, and is left out, as is ctranslate2, which reads fairseq's checkpoints", file=sys.stderr)
@@ -247,7 +247,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 rows.append(row)
                 print(
                     f"{dtype:8} batch {size:3} {system:12}{kind:5} {speed:8.0f} tokens/s {ratio:6.2f} x ar  "
-                    f"{results[-1][2]:5.2f} tokens a pass", flush=True,
+                    f"{results[-1][2]:5.2f} tokens per pass", flush=True,
                 )  # fmt: skip
         for worker in workers:
             worker.shutdown()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From shell to first translation, beside a process that only imports torch: seconds, CPU seconds and peak memory.
+"""From shell to first translation, compared with a process that only imports torch: seconds, CPU seconds and peak memory.
 
     benchmarks/startup.py [--model data/demo.en-de] [--dtype int8] [--rounds 10]
 
@@ -20,7 +20,7 @@ SENTENCE = "A dog runs through the snow.\n"
 
 
 def measured(command: list[str]) -> dict[str, float]:
-    """What a process took until its first line of output, and its peak memory. Raises RuntimeError if it writes none."""
+    """A process's time until its first line of output, and its peak memory. Raises RuntimeError without output."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or every start compiles the package
     began = time.perf_counter()

@@ -23,7 +23,7 @@ LOOKS = {  # of a token: its box, its frame, its text
 
 
 def trace(path: Path) -> None:
-    """A line a pass: accepted tokens, the verifier's own, and struck out what was refused."""
+    """One line per pass: accepted tokens, the verifier's own, and the refused ones struck out."""
     translator = Translator.from_pretrained(str(ROOT / "data" / "demo.en-de"), strategy="specdec", block_size=8)
     (result,) = translator.translate([SENTENCE])
     lines = []

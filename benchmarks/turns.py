@@ -1,4 +1,4 @@
-"""Systems take turns on one copy of a translator's models, batch by batch.
+"""Compare systems on one copy of a translator's models, in turn, batch by batch.
 
 A shared machine's speed changes by a tenth within seconds, and systems with separate weights evict each other's from the caches.
 So every system decodes a batch, in random order and on the same weights, before any decodes the next one. Two equal systems then
@@ -21,7 +21,7 @@ from specdec_plugins.decoding.verifier import ModelVerifier
 
 
 class Timed(NamedTuple):
-    """What a system needed for all sources."""
+    """A system's cost for all sources."""
 
     seconds: float
     tokens: float
@@ -36,7 +36,7 @@ def plain(roles: Roles) -> Roles:
 
 
 def session_on(translator: Translator, roles: Roles, rows: int) -> Session:
-    """A session on other roles than the translator's, with statistics of its own."""
+    """A session on other roles than the translator's, with its own statistics."""
     usual, translator.engine.roles = translator.engine.roles, roles
     translator.engine.take_stats()
     session = translator.engine.session(rows)
@@ -47,7 +47,7 @@ def session_on(translator: Translator, roles: Roles, rows: int) -> Session:
 def by_turns(
     translator: Translator, systems: Mapping[str, Roles], sources: Sequence[list[int]], batch_size: int, rounds: int
 ) -> dict[str, Timed]:
-    """Decode the sources with every system; seconds are the sum over batches of the rounds' medians, after one to warm up."""
+    """Decode the sources with every system. Seconds are the sum over batches of the rounds' medians, after a warm-up round."""
     sessions = {name: session_on(translator, roles, batch_size) for name, roles in systems.items()}
     seconds = dict.fromkeys(systems, 0.0)
     for start in range(0, len(sources), batch_size):

@@ -95,16 +95,7 @@ def test_the_benchmark_of_drafters_runs(tmp_path):
         "--sentences", 3, "--rounds", 1, "--batch-sizes", 2, "--block-sizes", 3, "auto", "--output", tmp_path / "rows.jsonl",
     )  # fmt: skip
     rows = json.loads((tmp_path / "rows.jsonl").read_text())["rows"]
-    names = [
-        "ar",
-        FOLDER.name,
-        "ngram",
-        "recycling",
-        "lookahead",
-        "previous live",
-        "previous again",
-        "previous reference",
-    ]
+    names = ["ar", FOLDER.name, "ngram", "recycling", "lookahead", "previous live", "previous again", "previous reference"]
     assert [row["drafter"] for row in rows] == names + names[1:]
     assert [row["block_size"] for row in rows] == [0] + 7 * [3] + 7 * ["auto"]
     assert rows[0]["times_ar"] == 1 and rows[0]["tokens_a_pass"] == 1 and rows[1]["tokens_a_pass"] > 1.5

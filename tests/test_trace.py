@@ -15,9 +15,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.settings import Settings
 
 SENTENCE = TracedSentence(
-    "a <b>dog</b> & 'cat'",
-    "ein Hund",
-    [TracedStep(["ein"], ["Kat@@", "ze"], "Hund"), TracedStep(["</s>"], [], None)],
+    "a <b>dog</b> & 'cat'", "ein Hund", [TracedStep(["ein"], ["Kat@@", "ze"], "Hund"), TracedStep(["</s>"], [], None)]
 )
 EMPTY = TracedSentence("", "", [])
 

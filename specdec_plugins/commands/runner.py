@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from specdec_plugins import __version__
-from specdec_plugins.settings import MOST, MOST_THREADS, Fault, OptionError
+from specdec_plugins.settings import MOST, MOST_THREADS, Fault, Option, OptionError
 
 PYTHON = "it is a field of Settings in Python"
 # Options of earlier versions and of the published code, by command, and what to use now. A name may include the removed value.
@@ -158,12 +158,10 @@ def out_of_range(options: argparse.Namespace, *names: str) -> list[Fault]:
     """Faults of counts, which start at 1; an option may have several values or none."""
     faults = []
     for name in names:
-        value, most = getattr(options, name), MOST_THREADS if name in ("threads", "workers") else MOST
-        for each in value if isinstance(value, list) else [] if value is None else [value]:
-            if each < 1:
-                faults.append((name, f"{each:,} is less than 1"))
-            elif each > most:
-                faults.append((name, f"{each:,} is more than {most:,}"))
+        value, count = getattr(options, name), Option(least=1, most=MOST_THREADS if name in ("threads", "workers") else MOST)
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None and (fault := count.fault(each)):
+                faults.append((name, fault))
     return faults
 
 

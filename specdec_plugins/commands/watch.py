@@ -1,6 +1,6 @@
 """Show a fairseq log as it grows, one short line per report: ``fairseq-train ... | python -m ...commands.watch STAGE UPDATES``.
 
-UPDATES is the training's total, or 0 if there is none. The time left is estimated from the updates seen by this process, so it
+UPDATES is the training's total; 0 if it makes no updates. The time left is estimated from the updates seen by this process, so it
 includes validations and checkpoints but no updates from before a resumption.
 """
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from specdec_plugins.measure.machine import Mix, peak_memory
-from specdec_plugins.measure.systems import CTranslate2, Decoder, Engine, Order, Run, Sources, System
+from specdec_plugins.measure.systems import CTranslate2, Engine, Order, Run, Sources, System
 from specdec_plugins.workers import Worker
 
 LEAD = 0.05  # seconds between an order and its start, so that every worker has received it
@@ -105,7 +105,7 @@ class SystemServer:
         build = CTranslate2 if system.strategy == "ctranslate2" else Engine
         pair = load_folder(model)
         with refusals():
-            self.decoder: Decoder = build(system, pair, mix, sources)
+            self.decoder: Engine | CTranslate2 = build(system, pair, mix, sources)
 
     def __call__(self, order: Order) -> Any:
         with refusals():

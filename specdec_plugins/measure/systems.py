@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specdec_plugins.extras import needed
 from specdec_plugins.measure.machine import Mix, tensor_bytes
@@ -70,14 +70,6 @@ class Run:
         return [self.accepted[position] / number for position, number in sorted(self.drafted.items())]
 
 
-class Decoder(Protocol):
-    """A loaded system. ``memory`` returns bytes of ``weights``, ``caches`` and, on a GPU, ``recordings``; empty if unknown."""
-
-    def decode(self, order: "Order") -> Run: ...
-
-    def memory(self, order: "Order") -> dict[str, int]: ...
-
-
 class Order(NamedTuple):
     """A task for a process: ``decode`` some of its sources, or measure its ``memory`` for them."""
 
@@ -118,7 +110,7 @@ class Engine:
         return Run(seconds, latencies, outputs, phases, drafted, accepted, Counter(stats.lengths), committed)  # type: ignore[arg-type]
 
     def memory(self, order: Order) -> dict[str, int]:
-        """Bytes of the weights, of keys and values after decoding the longest sources together, and of recordings."""
+        """Bytes of ``weights``, of ``caches`` after decoding the longest sources together and, on a GPU, of ``recordings``."""
         if self.translator.settings.strategy == "fairseq":
             return {}
         session = self.translator.engine.session(order.batch_size)
@@ -159,7 +151,7 @@ class CTranslate2:
         return Run(seconds, latencies, [each.hypotheses[0] for each in found])
 
     def memory(self, order: Order) -> dict[str, int]:
-        return {}
+        return {}  # unknown
 
 
 def timed(
