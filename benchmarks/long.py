@@ -210,9 +210,7 @@ def grid(options: argparse.Namespace) -> None:
     budgets = [Budget(*each) for each in product(options.budgets, [options.sinks], options.choices)]
     systems = [AR, *(System(gamma, budget) for budget in budgets for gamma in options.gammas)]
     signature = {**machine(options.device), "threads": options.threads, "random": options.random}
-    print(
-        "| batch | length | gamma | budget | choice | tokens/s | times ar | tokens per pass | accepted | drafting, verifying, ms |"
-    )
+    print("| batch | length | gamma | budget | choice | tokens/s | times ar | tokens/pass | accepted | drafting, verifying, ms |")
     print("| --- " * 10 + "|", flush=True)
     for batch, length in product(options.batch_sizes, options.lengths):
         if (batch, length) in done:

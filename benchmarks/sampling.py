@@ -3,9 +3,9 @@
 
     benchmarks/sampling.py --input TEXT [--model data/demo.en-de] [--sentences 60] [--rounds 7] [--batch-size 1]
 
-For each temperature (0: greedy) and rule, `ar` and exact `specdec` decode the same sentences in turn. Prints tokens per second, the
-gain (`specdec` over `ar`), tokens per pass and the share of drafted tokens that are accepted. The last line is JSON with the
-machine's signature. Nothing else should run beside it.
+For each temperature (0: greedy) and rule, `ar` and exact `specdec` decode the same sentences in turn. Prints tokens per second,
+the gain (`specdec` over `ar`), tokens per pass and the acceptance rate. The last line is JSON with the machine's signature.
+Nothing else should run on the machine.
 """
 
 import argparse

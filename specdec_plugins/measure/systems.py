@@ -97,7 +97,7 @@ class Engine:
         if system.block:
             settings["block_size"] = system.block if system.block == "auto" else int(system.block)
         self.sources, self.translator = sources, Translator(pair, Settings(**settings))
-        self.weights = tensor_bytes(vars(self.translator).get("roles"))  # before any buffers exist
+        self.weights = tensor_bytes(vars(self.translator.engine).get("roles"))  # before any buffers exist
 
     def decode(self, order: Order) -> Run:
         self.translator.engine.take_stats()
