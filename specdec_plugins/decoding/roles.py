@@ -110,7 +110,7 @@ class Verifier(Protocol):
 
     @property
     def recordings(self) -> int:
-        """How many passes its backend has recorded. Recording takes many times as long as a pass, so it is not measured as one."""
+        """How many passes its backend has recorded. Recording takes far longer than a pass, so it is not timed as one."""
         return 0
 
     def start(self, rows: int) -> Any:
