@@ -1,4 +1,4 @@
-"""The causal block drafter: what its positions see in training, and the same in the engine, pass after pass."""
+"""The causal block drafter: attention in training, and equal results in the engine, pass after pass."""
 
 import random
 
@@ -8,6 +8,7 @@ from conftest import make_batch, make_drafter, model_settings
 from reference import EOS, PAD, drafted
 from support import SHAPES, WORDS, commit, load, sentences, shaken, standing
 
+from specdec_plugins.criterions.drafter_loss import BlockLoss
 from specdec_plugins.decoding.backends.torch.model import TorchPass
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.networks.masking import many_blocks, many_starts
@@ -21,7 +22,7 @@ def make_causal(seed=0, **changes):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("block_size", [1, 2, 5])
 def test_blocks_in_one_pass_are_blocks_one_at_a_time(shape, block_size):
-    """Also where a block reaches past the end, a sentence has fewer blocks than others, and sources are padded on the left."""
+    """Also if a block extends past the end, a sentence has fewer blocks, or sources are padded on the left."""
     model = make_causal(**SHAPES[shape])
     lengths = (7, 3, 5)
     source, target = make_batch([4, 6, 5], left=True, words=WORDS + 4), make_batch(lengths, seed=1, words=WORDS + 4)
@@ -39,7 +40,7 @@ def test_blocks_in_one_pass_are_blocks_one_at_a_time(shape, block_size):
 
 
 def test_every_parameter_gets_a_gradient():
-    """Distributed training without unused parameters depends on it, also when no sentence shows a prefix."""
+    """Distributed training without unused parameters requires it, also if no sentence has a prefix."""
     model = make_causal(share_all_embeddings=False).train()
     source, target = make_batch([4, 6]), make_batch([5, 2], seed=1)
     block = many_blocks(target, torch.tensor([[0], [0]]), 3, PAD, EOS)
@@ -47,7 +48,7 @@ def test_every_parameter_gets_a_gradient():
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
-def test_many_blocks_are_cut_as_a_loop_would():
+def test_many_blocks_equal_a_loop():
     lengths = [5, 1, 3]
     target = make_batch(lengths, seed=2)
     starts = torch.tensor([[4, 0], [0, -1], [2, 1]])
@@ -62,9 +63,7 @@ def test_many_blocks_are_cut_as_a_loop_would():
 
 
 def test_loss_is_the_weighted_sum_over_blocks():
-    """Against a loop that forms every prediction from the oracle's features."""
-    from specdec_plugins.criterions.drafter_loss import BlockLoss
-
+    """Against a loop over predictions from the oracle's features."""
     model = make_causal(successor_width=8)
     source, target = make_batch([4, 6], words=WORDS + 4), make_batch([5, 3], seed=1, words=WORDS + 4)
     block = many_blocks(target, torch.tensor([[3, 0], [1, -1]]), 4, PAD, EOS)
@@ -91,7 +90,7 @@ def test_loss_is_the_weighted_sum_over_blocks():
     torch.testing.assert_close(loss, total, check_dtype=False, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sample_size, torch.tensor(weights))
     assert (int(log["leading"]), int(log["nblocks"])) == (leading, blocks)
-    assert [int(log[f"present_{place}"]) for place in ("001", "002", "003", "004")] == [3, 3, 1, 1]
+    assert [int(log[f"present_00{position}"]) for position in range(1, 5)] == [3, 3, 1, 1]
 
 
 def test_many_starts_are_different_and_reach_everywhere():
@@ -108,8 +107,8 @@ def test_many_starts_are_different_and_reach_everywhere():
 
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
-def test_drafts_from_the_cache_are_drafts_from_nothing(shape, monkeypatch):
-    """Pass after pass, rows at different lengths, with commits of any length and pauses between drafts of any length."""
+def test_drafts_with_a_cache_equal_drafts_without(shape, monkeypatch):
+    """Pass after pass: rows of different lengths, commits and drafts of any length, pauses between drafts."""
     changes = {"activation_fn": "relu", "max_target_positions": 300, **SHAPES[shape]}
     plugin = make_causal(**changes)
     model, _ = load((plugin, model_settings(arch="block_causal", **changes)))

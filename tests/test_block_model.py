@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_batch, make_drafter
+from conftest import make_batch, make_drafter, make_verifier
 
 from specdec_plugins.decoding.networks.masking import mask_blocks
 
@@ -99,14 +99,12 @@ def test_both_passes_drop_out_the_same_units():
 
     def glance(logits):
         first_pass.append(logits)
-        torch.rand(100)  # whatever glancing draws must not shift the second pass's dropout
+        torch.rand(100)  # random numbers that glancing draws must not change the second pass's dropout
         return block.prev_target, block.masked
 
     torch.manual_seed(5)
     logits = model(source, None, block.prev_target, block.masked, glance)
-    assert not first_pass[0].requires_grad
-    assert logits.requires_grad
-    assert first_pass[0].equal(logits.detach())
+    assert logits.requires_grad and not first_pass[0].requires_grad and first_pass[0].equal(logits.detach())
     torch.manual_seed(6)
     assert not model(source, None, block.prev_target, block.masked).equal(logits), "dropout is off"
 
@@ -114,7 +112,7 @@ def test_both_passes_drop_out_the_same_units():
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("copy", [True, False])
 def test_every_parameter_gets_a_gradient(share, copy):
-    """Distributed training without unused parameters depends on it, also when no sentence shows a prefix."""
+    """Distributed training without unused parameters requires it, also if no sentence has a prefix."""
     model = make_drafter(share_all_embeddings=share, src_embedding_copy=copy).train()
     source, block = inputs(starts=(0, 0, 0))
     model(source, None, block.prev_target, block.masked, lambda logits: (block.prev_target, block.masked)).sum().backward()
@@ -136,7 +134,7 @@ def test_checkpoint_without_marker_is_the_original_form():
     torch.testing.assert_close(original(source, None, block.prev_target), expected)
     assert not torch.allclose(scaled(source, None, block.prev_target), expected)
 
-    # saved again it is still the original form
+    # saved again, it keeps the original form
     again = make_drafter(seed=4)
     again.load_state_dict(original.state_dict(), strict=True)
     torch.testing.assert_close(again(source, None, block.prev_target), expected)
@@ -158,9 +156,6 @@ def test_marker_of_a_later_version_is_refused():
 
 
 def test_parameter_names_are_fairseqs_plus_copy_attn():
-    from conftest import make_verifier
-    from fairseq.models.transformer import TransformerModel  # noqa: F401
-
     verifier, _ = make_verifier()
     extra = set(make_drafter().state_dict()) - set(verifier.state_dict())
     assert extra == {"decoder.copy_attn.weight", "block_format", "block_verifier"}
@@ -169,22 +164,19 @@ def test_parameter_names_are_fairseqs_plus_copy_attn():
 
 def test_low_precision_runs():
     for dtype in (torch.bfloat16, torch.float16):
-        model = make_drafter(dtype=dtype)
         source, block = inputs()
-        logits = model(source, None, block.prev_target, block.masked)
-        assert logits.dtype == dtype
-        assert logits.isfinite().all()
+        logits = make_drafter(dtype=dtype)(source, None, block.prev_target, block.masked)
+        assert logits.dtype == dtype and logits.isfinite().all()
 
 
 def test_unsupported_settings_are_refused_together():
+    changes = {"no_token_positional_embeddings": True, "no_cross_attention": True, "decoder_embed_dim": 8}
     with pytest.raises(ValueError, match=r"--no-token-positional-embeddings.*--no-cross-attention.*embed-dim.*differ"):
-        make_drafter(
-            no_token_positional_embeddings=True, no_cross_attention=True, decoder_embed_dim=8, share_all_embeddings=False
-        )
+        make_drafter(**changes, share_all_embeddings=False)
 
 
 def test_trains_under_torch_ddp(tmp_path):
-    """Without searching for unused parameters, as fairseq runs it: a parameter without gradient fails the second step."""
+    """Without a search for unused parameters, as in fairseq: a parameter without gradient fails the second step."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = torch.nn.parallel.DistributedDataParallel(make_drafter(dropout=0.1).train(), find_unused_parameters=False)
@@ -196,7 +188,7 @@ def test_trains_under_torch_ddp(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_a_frozen_encoder_is_a_fixed_function_and_the_rest_learns():
+def test_a_frozen_encoder_is_constant_while_the_rest_learns():
     model = make_drafter(dtype=torch.float32, freeze_encoder=True, dropout=0.5).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1)

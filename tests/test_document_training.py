@@ -11,35 +11,25 @@ from torch import nn
 
 import specdec_plugins.tasks  # noqa: F401  (as --user-dir does)
 from specdec_plugins.criterions import document_loss, verifier_loss
-from specdec_plugins.criterions.document_loss import (
-    LONGEST,
-    MOST,
-    DocumentLoss,
-    GuidedAttention,
-    repeated,
-    shifted_positions,
-    shifts,
-    with_repetitions,
-)
+from specdec_plugins.criterions.document_loss import DocumentLoss, GuidedAttention, repeated, shifted_positions, shifts
 from specdec_plugins.criterions.verifier_loss import VerifierLoss
 
 PAD, EOS, END = 1, 2, 5
 LAYERS = [
-    f"{side}.layers.{layer}.{kind}" for side, kinds in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"]))
+    f"{side}.layers.{layer}.{kind}_attn" for side, kinds in (("encoder", ["self"]), ("decoder", ["self", "encoder"]))
     for layer in (0, 1) for kind in kinds
 ]  # fmt: skip
+CORPUS = [[4, 3, 6], [3, 3]], [[3, 5, 4], [4, 4]]  # lengths of sentences by document, of sources and targets
 
 
 def documents(*sides: list[list[int]]) -> list[torch.Tensor]:
-    """Batches of documents, given as lengths of their sentences: sources padded on the left, prefixes on the right."""
-    generator = torch.Generator().manual_seed(1)
-    batches = []
+    """Batches of documents with sentences of given lengths: sources padded on the left, prefixes on the right."""
+    generator, batches = torch.Generator().manual_seed(1), []
     for side, lengths in enumerate(sides):
         rows = []
         for document in lengths:
-            row = []
-            for length in document:
-                row += [*torch.randint(6, 24, (length - 1,), generator=generator).tolist(), END]
+            drawn = (torch.randint(6, 24, (length - 1,), generator=generator).tolist() for length in document)
+            row = [token for sentence in drawn for token in (*sentence, END)]
             rows.append([*row, EOS] if side == 0 else [EOS, *row])
         width = max(map(len, rows))
         filled = [[PAD] * (width - len(row)) + row if side == 0 else row + [PAD] * (width - len(row)) for row in rows]
@@ -52,15 +42,31 @@ def run(model, source, prefix):
 
 
 def sentence(row: list[int], at: int, exclusive: bool) -> int:
-    """The number of the sentence that a position is of: of the source the end is of the sentence, of the prefix of the next."""
+    """The sentence number of a position: a full stop belongs to its sentence in the source, to the next one in a prefix."""
     return row[: at if exclusive else at + 1].count(END)
+
+
+def task_of(dictionary):
+    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+
+
+def document_criterion(label_smoothing, noise):
+    dictionary = make_dictionary()
+    dictionary.symbols[END], dictionary.indices["."] = ".", END
+    return DocumentLoss(task_of(dictionary), False, label_smoothing, repetition_noise=noise)
+
+
+def sample_of(source, prefix):
+    target = torch.cat([prefix[:, 1:], torch.full((len(prefix), 1), EOS)], 1).masked_fill(prefix.eq(PAD), PAD)
+    inputs = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": prefix}
+    return {"target": target, "ntokens": target.numel(), "net_input": inputs}
 
 
 # ---- guided attention
 
 
 def everywhere(monkeypatch):
-    """Guide the first layers, too, and to the sentence alone: so is a sentence cut off from the others."""
+    """Guide the first layers too, and to the sentence alone, so that infinite damping isolates sentences."""
     monkeypatch.setattr(document_loss, "FIRST", ())
     monkeypatch.setattr(document_loss, "NEIGHBOURS", 0)
 
@@ -75,12 +81,12 @@ def test_the_first_layers_are_left_alone():
     assert set(guided.inputs) == set(guided.layers)
     wrapped = nn.Module()
     wrapped.module = nn.Module()
-    wrapped.module.module = model  # as fairseq wraps it for several GPUs
+    wrapped.module.module = model  # as fairseq's wrappers for several GPUs do
     assert GuidedAttention(wrapped, source, prefix, PAD, (END, END), damping=1.0).layers == guided.layers
 
 
 @pytest.mark.parametrize("neighbours", [0, 1])
-def test_a_query_is_to_look_near_its_sentence_as_a_naive_count_finds_it(neighbours, monkeypatch):
+def test_near_positions_equal_a_naive_count(neighbours, monkeypatch):
     everywhere(monkeypatch)
     monkeypatch.setattr(document_loss, "NEIGHBOURS", neighbours)
     model, _ = make_verifier()
@@ -99,17 +105,15 @@ def test_a_query_is_to_look_near_its_sentence_as_a_naive_count_finds_it(neighbou
                     visible = keys[b, k] != PAD and not (keys is prefix and k > q)
                     assert seen[b, q, k] == visible
                     if queries[b, q] != PAD:
-                        numbers = (
-                            sentence(queries[b].tolist(), q, side == "encoder"),
-                            sentence(keys[b].tolist(), k, keys is source),
-                        )
+                        own = sentence(queries[b].tolist(), q, side == "encoder")
+                        distance = abs(own - sentence(keys[b].tolist(), k, keys is source))
                         free = b == 2 and name.endswith("encoder_attn")
-                        assert near[b, q, k] == (visible and (free or abs(numbers[0] - numbers[1]) <= neighbours))
+                        assert near[b, q, k] == (visible and (free or distance <= neighbours))
 
 
 @pytest.mark.parametrize("damping", [0.0, 1.0, math.inf])
 def test_the_loss_is_the_attention_that_fairseq_computes(damping, monkeypatch):
-    """Mean over layers, heads and symbols of -log(weights in the sentence), by the weights that the layers themselves return."""
+    """Mean over layers, heads and tokens of -log(attention mass in the sentence), by torch's own attention."""
     everywhere(monkeypatch)
     model, _ = make_verifier(dtype=torch.float64)
     model.double()
@@ -138,7 +142,7 @@ def test_the_loss_is_the_attention_that_fairseq_computes(damping, monkeypatch):
     assert found.item() == pytest.approx(torch.stack(expected).mean().item(), rel=1e-9) and found > 0.1
 
 
-def test_cut_off_a_sentence_is_translated_whatever_else_is_in_the_document(monkeypatch):
+def test_an_isolated_sentence_does_not_depend_on_the_others(monkeypatch):
     everywhere(monkeypatch)
     model, _ = make_verifier()
     model.double()
@@ -161,10 +165,10 @@ def test_cut_off_a_sentence_is_translated_whatever_else_is_in_the_document(monke
 
 
 @pytest.mark.parametrize("damping", [0.0, 0.5, 3.0, math.inf])
-def test_damped_or_not_the_decoder_does_not_see_ahead_and_nobody_sees_padding(damping):
+def test_damping_reveals_neither_later_tokens_nor_padding(damping):
     model, _ = make_verifier()
     model.double()
-    source, prefix = documents([[4, 3, 6], [3, 3]], [[3, 5, 4], [4, 4]])
+    source, prefix = documents(*CORPUS)
     wider = nn.functional.pad(source, (3, 0), value=PAD)
     ahead = prefix.clone()
     ahead[:, 7:] = torch.where(ahead[:, 7:].gt(END), 29 - ahead[:, 7:], ahead[:, 7:])
@@ -176,19 +180,18 @@ def test_damped_or_not_the_decoder_does_not_see_ahead_and_nobody_sees_padding(da
     assert not torch.allclose(results[0][:, 7:], results[1][:, 7:])
 
 
-def test_damping_goes_from_the_whole_document_to_the_sentence(monkeypatch):
+def test_damping_narrows_attention_from_the_document_to_the_sentence(monkeypatch):
     everywhere(monkeypatch)
     model, _ = make_verifier()
     model.double()
-    source, prefix = documents([[4, 3, 6], [3, 3]], [[3, 5, 4], [4, 4]])
+    source, prefix = documents(*CORPUS)
     results = []
     for damping in (0.0, 1e-9, 1.0, 50.0, math.inf):
         with GuidedAttention(model, source, prefix, PAD, (END, END), damping).watch():
             results.append(run(model, source, prefix)[prefix.ne(PAD)])
     assert torch.allclose(results[0], run(model, source, prefix)[prefix.ne(PAD)], rtol=0, atol=0)
-    assert torch.allclose(results[0], results[1], rtol=0, atol=1e-6) and torch.allclose(
-        results[3], results[4], rtol=0, atol=1e-12
-    )
+    for one, other, atol in ((0, 1, 1e-6), (3, 4, 1e-12)):
+        assert torch.allclose(results[one], results[other], rtol=0, atol=atol)
     assert min((results[2] - results[end]).abs().max() for end in (0, 4)) > 1e-3
 
 
@@ -197,14 +200,7 @@ def test_guided_a_model_learns_where_to_look(monkeypatch):
     torch.manual_seed(1)
     model, _ = make_verifier()
     source, prefix = documents(*[[[4, 3, 6, 5, 4]] * 8] * 2)
-    dictionary = make_dictionary()
-    dictionary.symbols[END], dictionary.indices["."] = ".", END
-    criterion = DocumentLoss(task_of(dictionary), False, 0.1, repetition_noise=0.0)
-    target = torch.cat([prefix[:, 1:], torch.full((8, 1), EOS)], 1)
-    sample = {
-        "target": target, "ntokens": target.numel(),
-        "net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": prefix},
-    }  # fmt: skip
+    criterion, sample = document_criterion(0.1, noise=0.0), sample_of(source, prefix)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model.train()
     strayed = []
@@ -221,7 +217,7 @@ def test_guided_a_model_learns_where_to_look(monkeypatch):
 
 
 def test_a_dictionary_without_full_stops_is_refused():
-    task = SimpleNamespace(source_dictionary=make_dictionary(), target_dictionary=make_dictionary())
+    task = task_of(make_dictionary())
     with pytest.raises(ValueError, match="which a dictionary lacks"):
         DocumentLoss(task, False, 0.1)
     VerifierLoss(task, False, 0.1)
@@ -234,7 +230,7 @@ def symbols(*batches):
     return [batch.ne(PAD) for batch in batches]
 
 
-def test_sentences_move_within_the_positions_that_there_are_and_the_target_with_the_source():
+def test_shifts_stay_in_range_and_sides_move_together():
     torch.manual_seed(1)
     source, target = symbols(make_batch([40] * 400, left=True), make_batch([60] * 400))
     by, target_by = shifts(source, target, (1000, 1000), 0.5)
@@ -247,12 +243,12 @@ def test_sentences_move_within_the_positions_that_there_are_and_the_target_with_
     assert shifts(source, target, (1000, 1000), 0.0)[0].eq(0).all()
     full = symbols(make_batch([1000]), make_batch([700]))
     assert not any(map(torch.any, shifts(*full, (1000, 700), 1.0)))  # no room
-    for most in ((2000, 700), (2000, 690), (900, 2000)):  # sides have room of their own, and where there is none nothing moves
+    for most in ((2000, 700), (2000, 690), (900, 2000)):  # each side is bounded by its own room
         by, target_by = shifts(*full, most, 1.0)
         assert 0 <= by <= max(0, most[0] - 1000) and 0 <= target_by <= max(0, most[1] - 700)
 
 
-def test_shifted_a_model_reads_the_rows_further_on(monkeypatch):
+def test_shifted_rows_read_later_positions(monkeypatch):
     model, _ = make_verifier()
     source, prefix = make_batch([5, 3, 6], left=True), make_batch([4, 7, 2])
     by = torch.tensor([0, 10, 30]), torch.tensor([0, 12, 33])
@@ -271,7 +267,7 @@ def test_shifted_a_model_reads_the_rows_further_on(monkeypatch):
                 assert torch.equal(found[row, at], table.weights[position] if symbol != PAD else torch.zeros(16))
 
 
-def test_learned_positions_do_not_move():
+def test_learned_positions_are_refused():
     model, _ = make_verifier(encoder_learned_pos=True, decoder_learned_pos=True)
     moved = shifted_positions(model, *symbols(make_batch([3]), make_batch([3])), 1.0)
     with pytest.raises(ValueError, match="document_loss requires sinusoidal positions"), moved:
@@ -281,8 +277,8 @@ def test_learned_positions_do_not_move():
 # ---- repetition noise
 
 
-def test_noise_repeats_what_was_just_read_and_then_the_row_goes_on():
-    """Read anew from its indices: where a row does not go on, it goes back over the last symbols, and comes to where it was."""
+def test_noise_repeats_the_last_tokens_and_then_continues():
+    """Parsed from its indices: a row advances by one, or goes back over its last tokens and returns."""
     random = Random(1)
     lengths, times = set(), set()
     for _ in range(200):
@@ -306,10 +302,10 @@ def test_noise_repeats_what_was_just_read_and_then_the_row_goes_on():
             times.add(count)
             assert count > 0 and not {EOS, END} & {row[index] for index in again}
         assert furthest == len(row) - 1 and due == predicted
-    assert lengths == set(range(1, LONGEST + 1)) and 1 in times and MOST // 2 < max(times) <= MOST
+    assert lengths == set(range(1, document_loss.LONGEST + 1)) and 1 in times and 32 < max(times) <= document_loss.MOST == 64
 
 
-def test_repetitions_are_as_many_as_asked_for():
+def test_repetitions_match_the_rate():
     row = [7] * 100_000
     indices, predicted = repeated(row, 0.002, {EOS}, 10**6, Random(1))
     ended = sum(due and index == before for (index, before), due in zip(zip(indices[1:], indices), predicted[1:]))
@@ -319,41 +315,38 @@ def test_repetitions_are_as_many_as_asked_for():
     assert repeated(row, 1.0, set(), len(row), Random(1))[0] == list(range(len(row)))  # no room
 
 
-def test_a_batch_with_noise_predicts_what_follows_and_nothing_within_a_repetition():
+def test_noise_predicts_no_token_within_a_repetition():
     _, prefix = documents([[2]] * 3, [[30, 40, 25], [20], [90, 5]])
     target = torch.cat([prefix[:, 1:], torch.full((3, 1), PAD)], 1)
     target[range(3), prefix.ne(PAD).sum(1) - 1] = EOS
-    read, due = with_repetitions(prefix, target, 0.05, PAD, {EOS, END}, 10**6)
+    read, due = document_loss.with_repetitions(prefix, target, 0.05, PAD, {EOS, END}, 10**6)
     assert read.shape == due.shape and prefix.size(1) < read.size(1) <= prefix.size(1) * 9 // 8
     for row in range(3):
         length = int(prefix[row].ne(PAD).sum())
         symbols, following = read[row][read[row].ne(PAD)], due[row][: int(read[row].ne(PAD).sum())]
         assert set(symbols.tolist()) == set(prefix[row, :length].tolist())
-        # What is predicted follows what was read last, in the row as it was.
+        # A target follows the last token read, as in the original row.
         pairs = set(zip(prefix[row, :length].tolist(), target[row, :length].tolist()))
         assert {(a, b) for a, b in zip(symbols.tolist(), following.tolist()) if b != PAD} == pairs
         assert due[row, len(symbols) :].eq(PAD).all()
-    assert torch.equal(with_repetitions(prefix, target, 0.5, PAD, {EOS, END}, prefix.size(1))[0][2], prefix[2])  # no room
+    assert torch.equal(
+        document_loss.with_repetitions(prefix, target, 0.5, PAD, {EOS, END}, prefix.size(1))[0][2], prefix[2]
+    )  # no room
+    drawn = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found = with_repetitions(prefix, target, 0.05, PAD, {EOS, END}, 10**6)[0]
-        if seed == 1:
-            first = found
-    assert found.shape != first.shape or not torch.equal(found, first)
+        drawn.append(document_loss.with_repetitions(prefix, target, 0.05, PAD, {EOS, END}, 10**6)[0].tolist())
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_the_loss_is_of_the_noisy_batch_and_of_the_plain_one_in_validation(monkeypatch):
+def test_only_training_has_noise(monkeypatch):
     for name in ("GUIDANCE", "DAMPING", "SHIFTED"):
         monkeypatch.setattr(document_loss, name, 0.0)
     model, _ = make_verifier()
     model.double()
     source, prefix = documents([[4, 3, 20], [20, 3]], [[30, 5, 14], [40, 4]])
-    dictionary = make_dictionary()
-    dictionary.symbols[END], dictionary.indices["."] = ".", END
-    criterion = DocumentLoss(task_of(dictionary), False, 0.0, repetition_noise=30.0)
-    target = torch.cat([prefix[:, 1:], torch.full((2, 1), EOS)], 1).masked_fill(prefix.eq(PAD), PAD)
-    inputs = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": prefix}
-    sample = {"target": target, "ntokens": target.numel(), "net_input": inputs}
+    criterion, sample = document_criterion(0.0, noise=30.0), sample_of(source, prefix)
+    target = sample["target"]
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -361,7 +354,7 @@ def test_the_loss_is_of_the_noisy_batch_and_of_the_plain_one_in_validation(monke
     torch.manual_seed(1)
     loss = criterion(model, sample)[0]
     torch.manual_seed(1)
-    read, due = with_repetitions(prefix, target, 0.03, PAD, {EOS, END}, model.max_decoder_positions())
+    read, due = document_loss.with_repetitions(prefix, target, 0.03, PAD, {EOS, END}, model.max_decoder_positions())
     assert read.size(1) > prefix.size(1)
 
     def expected(prefix, target):
@@ -369,7 +362,7 @@ def test_the_loss_is_of_the_noisy_batch_and_of_the_plain_one_in_validation(monke
         return -chosen[target.ne(PAD)].sum()
 
     assert torch.allclose(loss.double(), expected(read, due), rtol=1e-5)  # fairseq computes it in float32
-    assert torch.equal(sample["net_input"]["prev_output_tokens"], prefix)  # the sample stays as it was
+    assert torch.equal(sample["net_input"]["prev_output_tokens"], prefix)  # the sample is unchanged
     model.eval()
     assert torch.allclose(criterion(model, sample)[0].double(), expected(prefix, target), rtol=1e-5)
 
@@ -377,29 +370,22 @@ def test_the_loss_is_of_the_noisy_batch_and_of_the_plain_one_in_validation(monke
 # ---- the attention kernel
 
 
-def task_of(dictionary):
-    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-
-
-def test_long_batches_take_the_flash_kernel_and_short_ones_do_not(monkeypatch):
-    def told(*_):
-        return torch.backends.cuda.flash_sdp_enabled()
-
-    monkeypatch.setattr(verifier_loss.LabelSmoothedCrossEntropyCriterion, "forward", told)
-    before = torch.backends.cuda.flash_sdp_enabled()
+def test_only_long_batches_take_the_flash_kernel(monkeypatch):
+    enabled = torch.backends.cuda.flash_sdp_enabled
+    monkeypatch.setattr(verifier_loss.LabelSmoothedCrossEntropyCriterion, "forward", lambda *_: enabled())
+    before = enabled()
     loss = VerifierLoss(task_of(SimpleNamespace(pad=lambda: PAD)), False, 0.1)
     model, _ = make_verifier()
     try:
         torch.backends.cuda.enable_flash_sdp(False)  # as the tasks do on a machine without a GPU
         for length, flash in ((verifier_loss.LONG - 1, False), (verifier_loss.LONG, True)):
             assert loss.forward(model, {"target": torch.zeros(2, length)}) is flash
-        assert not torch.backends.cuda.flash_sdp_enabled()
+        assert not enabled()
     finally:
         torch.backends.cuda.enable_flash_sdp(before)
 
 
-def test_the_flash_kernel_changes_nothing_but_the_time():
-    """Loss and gradients of a batch, as fairseq's own attention computes them and by the kernel."""
+def test_the_flash_kernel_computes_fairseqs_loss_and_gradients():
     model, _ = make_verifier()
     model.double().train()
     source, prefix = documents([[4, 3], [2, 5]], [[3, 5], [4, 4]])
@@ -407,7 +393,6 @@ def test_the_flash_kernel_changes_nothing_but_the_time():
     for flash in (False, True):
         model.zero_grad()
         if flash:
-            kernels = []
             with verifier_loss.flash_attention(model), torch.profiler.profile() as profile:
                 output = run(model, source, prefix)
             kernels = {event.key: event.count for event in profile.key_averages()}

@@ -1,10 +1,10 @@
-"""``fairseq-generate`` and ``-interactive`` with --drafter-path: the usual lines, and the verifier's own."""
+"""``fairseq-generate`` and ``-interactive`` with --drafter-path print the verifier's own output."""
 
 import re
 
 import pytest
 from conftest import ROOT, run_python
-from test_training import train
+from test_training import VERIFIER, train
 
 from specdec_plugins.formats import checkpoint
 
@@ -13,11 +13,9 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def pair(toy_data, tmp_path_factory):
-    """A verifier that knows a little, by stock fairseq, and a drafter that knows next to nothing."""
+    """A briefly trained verifier, by stock fairseq, and a drafter after two updates."""
     folder = tmp_path_factory.mktemp("pair")
-    stock = ["--task", "translation", "--arch", "transformer", "--share-all-embeddings", "--criterion", "cross_entropy",
-             "--optimizer", "adam", "--lr", "0.01"]  # fmt: skip
-    train(toy_data, folder / "verifier", recipe=stock, updates=60)
+    train(toy_data, folder / "verifier", recipe=VERIFIER, updates=60)
     train(toy_data, folder / "drafter", updates=2)
     return folder / "verifier" / "checkpoint_last.pt", folder / "drafter" / "checkpoint_last.pt"
 
@@ -32,7 +30,7 @@ def generate(toy_data, verifier, *options, check=True, **environment):
 
 
 def lines(result, kinds="STHDP"):
-    """The output lines by name, scores rounded: passes of other shapes round otherwise."""
+    """The output lines by name, scores rounded: passes of different shapes round differently."""
     found = dict(re.findall(rf"^([{kinds}]-\d+)\t(.*)$", result.stdout, re.MULTILINE))
     return {name: re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.3f}", line) for name, line in found.items()}
 
@@ -42,8 +40,8 @@ def test_generate_says_what_beam_1_says(toy_data, pair):
     stock = generate(toy_data, verifier, "--beam", 1, "--remove-bpe")
     fast = generate(toy_data, verifier, "--drafter-path", drafter, "--block-size", 4, "--remove-bpe")
     assert len(lines(stock)) == 5 * 20
-    texts, scores = ({name: line.split("\t")[-1] for name, line in lines(result, "STHD").items()} for result in (stock, fast)), {}
-    first, second = texts
+    first, second = ({name: line.split("\t")[-1] for name, line in lines(result, "STHD").items()} for result in (stock, fast))
+    scores = {}
     assert first == second
     for result in (stock, fast):
         for name, line in lines(result, "HP").items():
@@ -51,21 +49,19 @@ def test_generate_says_what_beam_1_says(toy_data, pair):
             assert scores.setdefault(name, numbers) == pytest.approx(numbers, abs=2e-3)
     bleu = [re.search(r"BLEU4 = \S+", result.stdout)[0] for result in (stock, fast)]
     assert bleu[0] == bleu[1]
-    log = fast.stdout + fast.stderr  # which of them has the log depends on what configured logging first
+    log = fast.stdout + fast.stderr  # logging goes to either
     assert re.search(r"speculative decoding: 1\.\d+ tokens per verifier pass", log)
     assert "--beam 5 is ignored" in log
 
 
 def test_generate_samples_what_the_verifier_samples(toy_data, pair):
-    """--beam samples of each sentence, the best first; the same whatever is drafted, and others with another seed."""
+    """--beam samples per sentence, best first, independent of the drafts and different with another seed."""
     verifier, drafter = pair
     sampling = ["--sampling", "--sampling-topp", 0.9, "--temperature", 0.8, "--beam", 2, "--nbest", 2]
-    found = [
-        re.findall(
-            r"^H-(\d+)\t(\S+)\t(.*)$", generate(toy_data, verifier, "--drafter-path", drafter, *sampling, *more).stdout, re.M
-        )
-        for more in (["--block-size", 1], ["--block-size", 5], ["--block-size", 5, "--seed", 7])
-    ]
+    found = []
+    for more in (["--block-size", 1], ["--block-size", 5], ["--block-size", 5, "--seed", 7]):
+        output = generate(toy_data, verifier, "--drafter-path", drafter, *sampling, *more).stdout
+        found.append(re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", output, re.M))
     assert [len(each) for each in found] == [2 * 20] * 3
     texts = [[(number, text) for number, _, text in each] for each in found]
     assert texts[0] == texts[1] != texts[2]
@@ -88,41 +84,31 @@ def test_interactive(toy_data, pair, tmp_path):
 
 def test_tolerance_reaches_the_rule(toy_data, pair):
     verifier, drafter = pair
-    exact = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1)
-    loose = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1, "--beta", 100, "--tau", "inf")
-    strict = generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1, "--beta", 100, "--tau", 0)
-    assert lines(strict, "H") == lines(exact, "H") != lines(loose, "H")
-
-
-REFUSED = {
-    ("--nbest", 2, "--beam", 2, "--unkpen", 1): ["--beam 2", "--nbest 2", "--unkpen 1"],
-    ("--nbest", 2, "--beam", 2, "--sampling", "--beta", 3, "--min-len", 3): [
-        "--min-len 3",
-        "--beta 3 together with --sampling",
-        "--beta 3 without --tau",
-    ],
-    ("--prefix-size", 1, "--temperature", 0.5, "--min-len", 3, "--retain-dropout"): [
-        "--min-len 3",
-        "--prefix-size 1",
-        "--temperature 0.5",
-        "--retain-dropout True",
-    ],
-}
-
-
-@pytest.mark.parametrize("options", REFUSED)
-def test_options_without_a_place_are_named_together(toy_data, pair, options):
-    verifier, drafter = pair
-    result = generate(toy_data, verifier, "--drafter-path", drafter, *options, check=False)
-    last = result.stderr.strip().splitlines()[-1]
-    assert (
-        result.returncode
-        and "--drafter-path cannot be combined with" in last
-        and all(option in last for option in REFUSED[options])
+    exact, loose, strict = (
+        lines(generate(toy_data, verifier, "--drafter-path", drafter, "--beam", 1, *rule), "H")
+        for rule in ([], ["--beta", 100, "--tau", "inf"], ["--beta", 100, "--tau", 0])
     )
+    assert strict == exact != loose
 
 
-def test_drafters_that_cannot_be(toy_data, pair, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--nbest 2 --beam 2 --unkpen 1", ["--beam 2", "--nbest 2", "--unkpen 1"]),
+        ("--nbest 2 --beam 2 --sampling --beta 3 --min-len 3",
+         ["--min-len 3", "--beta 3 together with --sampling", "--beta 3 without --tau"]),
+        ("--prefix-size 1 --temperature 0.5 --min-len 3 --retain-dropout",
+         ["--min-len 3", "--prefix-size 1", "--temperature 0.5", "--retain-dropout True"]),
+    ],
+)  # fmt: skip
+def test_unsupported_options_are_named_together(toy_data, pair, options, named):
+    verifier, drafter = pair
+    result = generate(toy_data, verifier, "--drafter-path", drafter, *options.split(), check=False)
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode and "--drafter-path cannot be combined with" in last and all(option in last for option in named)
+
+
+def test_unusable_drafters_are_refused(toy_data, pair, tmp_path):
     verifier, drafter = pair
     state = checkpoint.load(drafter)
     foreign, missing = tmp_path / "foreign.pt", tmp_path / "missing.pt"

@@ -5,23 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import make_batch, make_drafter
+from conftest import make_batch, make_dictionary, make_drafter
+from fairseq.logging import metrics
 
+from specdec_plugins.criterions.drafter_loss import GlatLoss, acceptance_counts
 from specdec_plugins.decoding.networks.masking import MaskedBlock, block_view, mask_blocks
+from specdec_plugins.tasks import translation_lev_modified as module
 
 PAD, MASK = 1, 3
 
 
-@pytest.fixture(scope="module")
-def glat_loss():
-    from specdec_plugins.criterions import drafter_loss
-
-    return drafter_loss
-
-
-def make_loss(glat_loss, label_smoothing=0.1):
-    task = SimpleNamespace(target_dictionary=None)
-    return glat_loss.GlatLoss(task, label_smoothing)
+def make_loss(label_smoothing=0.1):
+    return GlatLoss(SimpleNamespace(target_dictionary=None), label_smoothing)
 
 
 def make_sample(lengths=(6, 8, 3, 12), starts=(2, 5, 0, 3), block_size=4, **extra):
@@ -46,9 +41,9 @@ def slow_losses(model, sample, prev_target, still_masked, label_smoothing):
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_plain_loss_equals_a_loop(glat_loss, label_smoothing):
+def test_plain_loss_equals_a_loop(label_smoothing):
     model, sample = make_drafter(), make_sample()
-    loss, sample_size, log = make_loss(glat_loss, label_smoothing)(model, sample)
+    loss, sample_size, log = make_loss(label_smoothing)(model, sample)
     block = sample["block"]
     total, plain = slow_losses(model, sample, block.prev_target, block.masked, label_smoothing)
     torch.testing.assert_close(loss, total, check_dtype=False, rtol=1e-5, atol=0)
@@ -57,7 +52,7 @@ def test_plain_loss_equals_a_loop(glat_loss, label_smoothing):
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.5, 1.0])
-def test_glancing_loss_equals_a_loop(glat_loss, ratio):
+def test_glancing_loss_equals_a_loop(ratio):
     model = make_drafter(seed=3).train()  # without dropout, so that the slow reference can repeat a pass
     scores = torch.rand(4, 9, generator=torch.Generator().manual_seed(1))
     sample = make_sample(reveal_scores=scores, glancing_ratio=ratio)
@@ -71,86 +66,75 @@ def test_glancing_loss_equals_a_loop(glat_loss, ratio):
             shown[row, column] = block.target[row, column]
             still_masked[row, column] = False
     total, _ = slow_losses(model, sample, shown, still_masked, 0.1)
-    loss, sample_size, log = make_loss(glat_loss)(model, sample)
+    loss, sample_size, log = make_loss()(model, sample)
     torch.testing.assert_close(loss, torch.as_tensor(total), check_dtype=False, rtol=1e-5, atol=1e-6)
     assert sample_size == int(still_masked.sum()) < int(block.masked.sum())
     assert log["block_targets"] == int(block.masked.sum())
 
 
-def test_acceptance_counts_equal_a_loop(glat_loss):
+def test_acceptance_counts_equal_a_loop():
     sample = make_sample()
     block: MaskedBlock = sample["block"]
     right = torch.rand(block.masked.shape, generator=torch.Generator().manual_seed(4)) < 0.7
     right &= block.masked
-    counts = glat_loss.acceptance_counts(block_view(right, block), block_view(block.masked, block))
-    leading, present, rights = 0, [0] * 4, [0] * 4
+    counts = acceptance_counts(block_view(right, block), block_view(block.masked, block))
+    leading, present, hits = 0, [0] * 4, [0] * 4
     for row, start in enumerate(block.starts.tolist()):
         streak = True
         for offset in range(4):
-            inside = bool(block.masked[row, start + offset])
             hit = bool(right[row, start + offset])
-            present[offset] += inside
-            rights[offset] += hit
+            present[offset] += bool(block.masked[row, start + offset])
+            hits[offset] += hit
             streak = streak and hit
             leading += streak
     assert counts["leading"] == leading
-    assert [int(counts[f"present_{k:03d}"]) for k in range(1, 5)] == present
-    assert [int(counts[f"right_{k:03d}"]) for k in range(1, 5)] == rights
+    for name, expected in (("present", present), ("right", hits)):
+        assert [int(counts[f"{name}_{k:03d}"]) for k in range(1, 5)] == expected
 
 
-def test_right_are_the_best_tokens(glat_loss):
+def test_right_are_the_best_tokens():
     model, sample = make_drafter(), make_sample()
     block = sample["block"]
     logits = model(sample["net_input"]["src_tokens"], None, block.prev_target, block.masked)
     target = block.target.clone()
     target[block.masked] = torch.where(torch.arange(logits.size(0)) % 3 > 0, logits.argmax(-1), logits.argmin(-1))
     features = model(sample["net_input"]["src_tokens"], None, block.prev_target, block.masked, features_only=True)
-    *_, right = make_loss(glat_loss).compute_loss(model, features, target, block.masked)
+    *_, right = make_loss().compute_loss(model, features, target, block.masked)
     assert right[block.masked].tolist() == [index % 3 > 0 for index in range(logits.size(0))]
     assert not right[~block.masked].any()
 
 
-def reduced(glat_loss, logs):
-    from fairseq.logging import metrics
-
+def reduced(logs):
     with metrics.aggregate(new_root=True) as aggregate:
-        glat_loss.GlatLoss.reduce_metrics(logs)
+        GlatLoss.reduce_metrics(logs)
         return aggregate.get_smoothed_values()
 
 
-def test_logged_averages(glat_loss):
+def test_logged_averages():
     """Losses are per predicted token, accept_len per sentence, accuracies per token at that position."""
+    names = ["loss", "nll_loss", "sample_size", "block_targets", "nsentences", "ntokens", "leading"]
+    names += ["present_001", "right_001", "present_002", "right_002"]
     logs = [
-        {"loss": 8.0, "nll_loss": 4.0, "sample_size": 4, "block_targets": 8, "nsentences": 2, "ntokens": 9},
-        {"loss": 2.0, "nll_loss": 1.0, "sample_size": 1, "block_targets": 2, "nsentences": 6, "ntokens": 1},
+        dict(zip(names, figures)) for figures in ((8.0, 4.0, 4, 8, 2, 9, 6, 2, 1, 1, 1), (2.0, 1.0, 1, 2, 6, 1, 0, 6, 1, 3, 0))
     ]
-    logs[0].update(leading=6, present_001=2, right_001=1, present_002=1, right_002=1)
-    logs[1].update(leading=0, present_001=6, right_001=1, present_002=3, right_002=0)
-    values = reduced(glat_loss, logs)
-    assert values["loss"] == round(10 / 5 / math.log(2), 3)
-    assert values["nll_loss"] == round(5 / 5 / math.log(2), 3)
-    assert values["revealed"] == 0.5
-    assert values["accept_len"] == 1 + 6 / 8
-    assert values["block_acc"] == [2 / 8, 1 / 4]
+    values = reduced(logs)
+    assert [values[name] for name in ("loss", "nll_loss")] == [round(nats / 5 / math.log(2), 3) for nats in (10, 5)]
+    assert [values[name] for name in ("revealed", "accept_len", "block_acc")] == [0.5, 1 + 6 / 8, [2 / 8, 1 / 4]]
     # workers' logs may be summed before, as fairseq does with several GPUs
     summed = {key: sum(log[key] for log in logs) for key in logs[0]}
-    assert reduced(glat_loss, [summed]) == values
+    assert reduced([summed]) == values
 
 
-def test_needs_a_masked_block(glat_loss):
+def test_needs_a_masked_block():
     sample = make_sample()
     del sample["block"]
     with pytest.raises(ValueError, match="--noise block_mask"):
-        make_loss(glat_loss)(make_drafter(), sample)
+        make_loss()(make_drafter(), sample)
 
 
-def make_task(**changes):
-    from conftest import make_dictionary
-
-    from specdec_plugins.tasks import translation_lev_modified as module
-
+def make_task(target_words=20, **changes):
     cfg = module.BlockTranslationConfig(data="-", source_lang="a", target_lang="b", **changes)
-    return module.BlockTranslationTask(cfg, make_dictionary(), make_dictionary())
+    return module.BlockTranslationTask(cfg, make_dictionary(), make_dictionary(target_words))
 
 
 def test_glancing_ratio_falls_linearly_and_stays():
@@ -174,17 +158,11 @@ def test_the_other_noises_are_fairseqs():
 
 
 def test_other_dictionaries_are_refused():
-    from conftest import make_dictionary
-
-    from specdec_plugins.tasks import translation_lev_modified as module
-
     task = make_task()
     task.load_state_dict(make_task().state_dict())
     task.load_state_dict({})  # a verifier's
-    cfg = module.BlockTranslationConfig(data="-", source_lang="a", target_lang="b")
-    other = module.BlockTranslationTask(cfg, make_dictionary(), make_dictionary(21))
     with pytest.raises(ValueError, match="another target dictionary"):
-        task.load_state_dict(other.state_dict())
+        task.load_state_dict(make_task(target_words=21).state_dict())
 
 
 def test_a_drafter_alone_is_no_translator():

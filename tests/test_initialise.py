@@ -1,21 +1,23 @@
-"""The drafter's initial checkpoint: it computes the verifier's encoder, restores strictly, and refuses what cannot fit."""
+"""The drafter's initial checkpoint: it has the verifier's encoder, restores strictly, and misfits are refused."""
 
 import argparse
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import make_batch, make_dictionary, make_verifier, run_python
 
 from specdec_plugins.formats import checkpoint
+from specdec_plugins.models.block import BlockDrafterModel
 from specdec_plugins.training import initialise
 
 SOURCE = make_batch([7, 4, 5], left=True, seed=1)
 
 
 def save_verifier(folder, data="-", **changes):
-    """A tiny verifier and the checkpoint that fairseq would have written of it."""
+    """A tiny verifier and its checkpoint, as fairseq writes it."""
     model, args = make_verifier(**changes)
-    with torch.no_grad():  # fresh layer norms are all ones and zeros: make every parameter tell
+    with torch.no_grad():  # fresh norms are ones and zeros, which would hide mistakes
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(9)) * 0.05)
     task = {"_name": "translation", "data": str(data), "source_lang": "a", "target_lang": "b"}
@@ -26,16 +28,17 @@ def save_verifier(folder, data="-", **changes):
 
 
 def load_drafter(path):
-    from types import SimpleNamespace
-
-    from specdec_plugins.models.block import BlockDrafterModel
-
     state = checkpoint.load(path)
     dictionary = make_dictionary()
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     model = BlockDrafterModel.build_model(checkpoint.model_args(state), task)
     model.load_state_dict(state["model"], strict=True)
     return model.eval()
+
+
+def initial(verifier, output, *options):
+    """Exit status of encoder_initial.py."""
+    return initialise.main(["--verifier", str(verifier), "--output", str(output), *map(str, options)])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +56,7 @@ def load_drafter(path):
 def test_encoder_is_the_verifiers(tmp_path, verifier, options, capsys):
     model, path = save_verifier(tmp_path, src_embedding_copy=False, **verifier)
     output = tmp_path / "init.pt"
-    assert initialise.main(["--verifier", str(path), "--output", str(output), *options]) == 0
+    assert initial(path, output, *options) == 0
     drafter = load_drafter(output)
     ours, theirs = (m.double().encoder(SOURCE)["encoder_out"][0] for m in (drafter, model))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if options[:1] == ["--encoder-learned-pos"] else 1e-12)
@@ -64,11 +67,10 @@ def test_decoder_is_fresh_unless_asked(tmp_path):
     model, path = save_verifier(tmp_path, decoder_layers=4)
     outputs = {}
     for name, options in (("fresh", []), ("copied", ["--init-decoder"])):
-        arguments = ["--verifier", str(path), "--output", str(tmp_path / f"{name}.pt"), "--decoder-layers", "2", *options]
-        assert initialise.main(arguments) == 0
+        assert initial(path, tmp_path / f"{name}.pt", "--decoder-layers", 2, *options) == 0
         outputs[name] = checkpoint.load(tmp_path / f"{name}.pt")["model"]
     weights = model.state_dict()
-    for layer, source in ((0, 1), (1, 3)):  # evenly spread, the last among them
+    for layer, source in ((0, 1), (1, 3)):  # evenly spread, including the last
         name = "decoder.layers.{}.fc1.weight"
         assert outputs["copied"][name.format(layer)].equal(weights[name.format(source)])
         assert not outputs["fresh"][name.format(layer)].equal(weights[name.format(source)])
@@ -81,17 +83,16 @@ def test_same_seed_same_checkpoint(tmp_path):
     weights = []
     for number, seed in enumerate((1, 1, 2)):
         output = tmp_path / f"{number}.pt"
-        assert initialise.main(["--verifier", str(path), "--output", str(output), "--seed", str(seed)]) == 0
+        assert initial(path, output, "--seed", seed) == 0
         weights.append(checkpoint.load(output)["model"]["decoder.copy_attn.weight"])
-    assert weights[0].equal(weights[1])
-    assert not weights[0].equal(weights[2])
+    assert weights[0].equal(weights[1]) and not weights[0].equal(weights[2])
 
 
 def test_misfits_are_refused_together(tmp_path, capsys):
     _, path = save_verifier(tmp_path, encoder_learned_pos=True)
     options = ["--activation-fn", "gelu", "--encoder-normalize-before", "--encoder-layers", "3", "--encoder-ffn-embed-dim", "8"]
     options += ["--encoder-embed-dim", "32", "--max-source-positions", "100"]
-    assert initialise.main(["--verifier", str(path), "--output", str(tmp_path / "init.pt"), *options]) == 1
+    assert initial(path, tmp_path / "init.pt", *options) == 1
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     for reason in (
@@ -107,35 +108,30 @@ def test_misfits_are_refused_together(tmp_path, capsys):
     assert not (tmp_path / "init.pt").exists()
 
 
-def test_learned_positions_cannot_become_sinusoidal(tmp_path, capsys):
-    _model, path = save_verifier(tmp_path, encoder_learned_pos=True)
-    state = checkpoint.load(path)
-    args = argparse.Namespace(**vars(state["cfg"]["model"]))
+def test_learned_positions_cannot_become_sinusoidal():
+    _, args = make_verifier(encoder_learned_pos=True)
     drafter = argparse.Namespace(**{**vars(args), "encoder_learned_pos": False})
-    assert "encoder-learned-pos is True in the verifier, False in the drafter" in initialise.misfits(
-        args, drafter, init_decoder=False
-    )
+    message = "encoder-learned-pos is True in the verifier, False in the drafter"
+    assert message in initialise.misfits(args, drafter, init_decoder=False)
 
 
 @pytest.mark.parametrize("half", ["encoder", "decoder"])
 def test_only_learned_positions_are_limited(tmp_path, capsys, half):
-    """A side with sinusoidal positions may be longer in the drafter."""
+    """With sinusoidal positions, a side may be longer in the drafter."""
     _, path = save_verifier(tmp_path, **{f"{half}_learned_pos": True})
     for side, limit in (("encoder", "--max-source-positions"), ("decoder", "--max-target-positions")):
-        longer = ["--verifier", str(path), "--output", str(tmp_path / "init.pt"), "--init-decoder", limit, "100"]
-        assert initialise.main(longer) == (side == half)
+        assert initial(path, tmp_path / "init.pt", "--init-decoder", limit, 100) == (side == half)
         assert (f"{limit[2:]} is 64 in the verifier, 100" in capsys.readouterr().err) == (side == half)
 
 
-def test_what_is_no_verifier_is_told(tmp_path, capsys):
+def test_what_cannot_start_a_drafter_is_named(tmp_path, capsys):
     _, path = save_verifier(tmp_path)
-    arguments = ["--output", str(tmp_path / "init.pt")]
     state = checkpoint.load(path)
     state["model"] = {name: tensor for name, tensor in state["model"].items() if name.startswith("decoder.")}
     checkpoint.save(state, tmp_path / "decoder.pt")
-    assert initialise.main(["--verifier", str(tmp_path / "decoder.pt"), *arguments]) == 1
+    assert initial(tmp_path / "decoder.pt", tmp_path / "init.pt") == 1
     assert f"{tmp_path / 'decoder.pt'} is not a fairseq Transformer with an encoder" in capsys.readouterr().err
-    assert initialise.main(["--verifier", str(path), *arguments, "--arch", "block_causal", "--successor-width", "-1"]) == 1
+    assert initial(path, tmp_path / "init.pt", "--arch", "block_causal", "--successor-width", -1) == 1
     assert "successor-width is -1" in capsys.readouterr().err
 
 
@@ -149,39 +145,33 @@ def test_other_dictionaries_are_refused(tmp_path, capsys):
         for language in "ab":
             dictionary.save(str(folder / f"dict.{language}.txt"))
     _, path = save_verifier(tmp_path, data=own)
-    arguments = ["--verifier", str(path), "--output", str(tmp_path / "init.pt"), "--data"]
-    assert initialise.main([*arguments, str(own)]) == 0
-    capsys.readouterr()
-    assert initialise.main([*arguments, str(other)]) == 1
-    assert "dict.a.txt and the verifier's" in capsys.readouterr().err
-    assert initialise.main([*arguments, str(larger)]) == 1
-    assert "dict.b.txt has 25 symbols, the verifier 24" in capsys.readouterr().err
-    assert initialise.main([*arguments, str(tmp_path / "absent")]) == 1
-    assert "absent" in capsys.readouterr().err
+    for data, status, message in (
+        (own, 0, ""), (other, 1, "dict.a.txt and the verifier's"), (larger, 1, "dict.b.txt has 25 symbols, the verifier 24"),
+        (tmp_path / "absent", 1, "absent"),
+    ):  # fmt: skip
+        assert initial(path, tmp_path / "init.pt", "--data", data) == status
+        assert message in capsys.readouterr().err
 
 
-def test_a_verifier_that_names_no_data_takes_what_is_given(tmp_path):
-    """Checkpoints of other tools may lack the task's settings: languages come from the data folder."""
+def test_languages_are_inferred_from_the_data(tmp_path):
+    """Checkpoints of other tools may lack the task's settings."""
     _, path = save_verifier(tmp_path)
     state = checkpoint.load(path)
     state["cfg"]["task"] = {"_name": "translation"}
     checkpoint.save(state, path)
     for language in "ab":
         make_dictionary().save(str(tmp_path / f"dict.{language}.txt"))
-    arguments = ["--verifier", str(path), "--output", str(tmp_path / "init.pt")]
-    assert initialise.main(arguments) == 0
-    assert initialise.main([*arguments, "--data", str(tmp_path)]) == 1  # nothing there tells which languages these are
+    assert initial(path, tmp_path / "init.pt") == 0
+    assert initial(path, tmp_path / "init.pt", "--data", tmp_path) == 1  # the folder does not reveal its languages
     (tmp_path / "train.a-b.a.idx").touch()
-    assert initialise.main([*arguments, "--data", str(tmp_path)]) == 0
+    assert initial(path, tmp_path / "init.pt", "--data", tmp_path) == 0
 
 
 def test_bad_input_is_one_line(tmp_path):
     (tmp_path / "text.pt").write_text("hello")
     for path in (tmp_path / "text.pt", tmp_path / "absent.pt"):
         result = run_python("encoder_initial.py", "--verifier", path, "--output", tmp_path / "init.pt", check=False)
-        assert result.returncode == 1
+        assert result.returncode == 1 and result.stderr.count("\n") == 1
         assert result.stderr.startswith(f"encoder_initial.py: error: {path}")
-        assert result.stderr.count("\n") == 1
     result = run_python("encoder_initial.py", "--verifier", tmp_path / "text.pt", "--output", "x", "--blok", check=False)
-    assert result.returncode in (1, 2)
-    assert "Traceback" not in result.stderr
+    assert result.returncode in (1, 2) and "Traceback" not in result.stderr

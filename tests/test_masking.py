@@ -1,4 +1,4 @@
-"""Block masking and glancing against slow references that go sentence by sentence."""
+"""Block masking and glancing against slow references, sentence by sentence."""
 
 import random
 
@@ -12,13 +12,10 @@ PAD, EOS, MASK = 1, 2, 3
 
 
 def slow_layout(sentence, start, block_size):
-    """One sentence's (input, target, masked), unpadded, by the definition."""
-    rows = []
-    for position in range(start + block_size):
-        in_prefix = position < start
-        target = sentence[position] if position < len(sentence) else PAD
-        rows.append((target if in_prefix else MASK, target, not in_prefix and position < len(sentence)))
-    return rows
+    """One sentence's input, target and masked, unpadded, by the definition."""
+    padded = [*sentence, *[PAD] * (start + block_size - len(sentence))][: start + block_size]
+    masked = [start <= position < len(sentence) for position in range(start + block_size)]
+    return [*padded[:start], *[MASK] * block_size], padded, masked
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 5, 25])
@@ -32,13 +29,13 @@ def test_mask_blocks_equals_a_loop_over_sentences(block_size):
         width = max(starts) + block_size
         assert block.prev_target.shape == block.target.shape == block.masked.shape == (len(lengths), width)
         for row, (length, start) in enumerate(zip(lengths, starts)):
-            expected = slow_layout(target[row, :length].tolist(), start, block_size)
-            # what follows a sentence's block is padding on both sides and nothing to predict
+            inputs, targets, masked = slow_layout(target[row, :length].tolist(), start, block_size)
+            # after a sentence's block, the input is padding and nothing is predicted
+            rest = width - start - block_size
             tail = target[row, start + block_size : width].tolist()
-            tail += [PAD] * (width - len(expected) - len(tail))
-            assert block.prev_target[row].tolist() == [r[0] for r in expected] + [PAD] * (width - len(expected))
-            assert block.target[row].tolist() == [r[1] for r in expected] + tail
-            assert block.masked[row].tolist() == [r[2] for r in expected] + [False] * (width - len(expected))
+            assert block.prev_target[row].tolist() == inputs + [PAD] * rest
+            assert block.target[row].tolist() == targets + tail + [PAD] * (rest - len(tail))
+            assert block.masked[row].tolist() == masked + [False] * rest
 
 
 def test_random_starts_are_uniform_and_leave_a_token_to_predict():
@@ -47,8 +44,7 @@ def test_random_starts_are_uniform_and_leave_a_token_to_predict():
     starts = masking.random_starts(lengths)
     assert starts[:20000].eq(0).all()
     counts = starts[20000:].bincount(minlength=4)
-    assert counts.numel() == 4  # never the whole sentence
-    assert ((counts / 5000 - 1).abs() < 0.05).all()
+    assert counts.numel() == 4 and ((counts / 5000 - 1).abs() < 0.05).all()  # never the whole sentence
 
 
 def test_fixed_starts_depend_on_the_sentence_only():
@@ -56,25 +52,22 @@ def test_fixed_starts_depend_on_the_sentence_only():
     starts = masking.fixed_starts(lengths, ids)
     order = torch.randperm(200)
     assert starts[order].equal(masking.fixed_starts(lengths[order], ids[order]))
-    assert (starts < lengths).all()
-    assert (starts >= 0).all()
+    assert ((starts >= 0) & (starts < lengths)).all()
     spread = masking.fixed_starts(torch.full((1000,), 10), torch.arange(1000)).bincount(minlength=10)
-    assert spread.min() >= 95
-    assert spread.max() <= 105
+    assert spread.min() >= 95 and spread.max() <= 105
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.29, 0.3, 0.5, 1.0])
 def test_reveal_equals_a_loop_over_sentences(ratio):
     generator = torch.Generator().manual_seed(int(ratio * 100))
     for _ in range(100):
-        masked = torch.rand(6, 15, generator=generator) < 0.6
-        wrong = torch.rand(6, 15, generator=generator) < 0.5
-        scores = torch.rand(6, 15, generator=generator)
+        masked, wrong, scores = torch.rand(3, 6, 15, generator=generator)
+        masked, wrong = masked < 0.6, wrong < 0.5
         revealed = masking.reveal(wrong, masked, ratio, scores)
         for row in range(6):
             candidates = [position for position in range(15) if masked[row, position]]
             errors = sum(bool(wrong[row, position]) for position in candidates)
-            count = round(errors * ratio * 100) // 100  # in hundredths, so that no rounding is involved
+            count = round(errors * ratio * 100) // 100  # in hundredths, without rounding
             expected = sorted(candidates, key=lambda position: scores[row, position])[:count]
             assert sorted(expected) == revealed[row].nonzero().flatten().tolist()
 

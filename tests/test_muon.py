@@ -1,16 +1,17 @@
-"""The optimiser muon: orthogonalised updates, Adam for all else, and that training resumes with it."""
+"""The optimiser muon: orthogonalised updates, Adam for all else, resumed training."""
 
 import argparse
 import math
 
 import pytest
 import torch
-from test_training import train, weights
+from test_training import losses, train, weights
 
 from specdec_plugins.tasks.muon import FairseqMuon
 from specdec_plugins.training.muon import MOMENTUM, UPDATE_SIZE, Muon, is_hidden, orthogonalise
 
 ADAM = {"lr": 0.01, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
+CONFIG = argparse.Namespace(lr=[0.01], adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.0)
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (2, 64, 16), (2, 16, 64)])
@@ -26,7 +27,7 @@ def test_orthogonalised_matrices_keep_their_directions(shape):
     assert seen.float().mean() > 0.8 and made[seen].min() > 0.6 and made.max() < 1.3
 
 
-def test_hidden_matrices_are_told_by_their_shape():
+def test_hidden_matrices_are_recognised_by_shape():
     for shape, hidden in {(256, 256): True, (256, 1024): True, (1024, 256): True, (8000, 256): False, (256,): False}.items():
         assert is_hidden(torch.empty(shape)) == hidden
 
@@ -53,9 +54,7 @@ def test_state_is_saved_and_loaded():
     def optimiser():
         generator = torch.Generator().manual_seed(3)
         params = [torch.randn(shape, generator=generator) for shape in ((4, 4), (40, 4), (4,))]
-        return params, FairseqMuon(
-            argparse.Namespace(lr=[0.01], adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.0), params
-        )
+        return params, FairseqMuon(CONFIG, params)
 
     def run(params, built, steps):
         for step in steps:
@@ -63,11 +62,9 @@ def test_state_is_saved_and_loaded():
                 each.grad = torch.randn(each.shape, generator=torch.Generator().manual_seed(10 * step + number))
             built.step()
 
-    whole, first = optimiser()
+    (whole, first), (half, second), (again, third) = (optimiser() for _ in range(3))
     run(whole, first, range(6))
-    half, second = optimiser()
     run(half, second, range(3))
-    again, third = optimiser()
     for old, new in zip(half, again):
         new.copy_(old)
     third.load_state_dict(second.state_dict())
@@ -76,9 +73,8 @@ def test_state_is_saved_and_loaded():
 
 
 def test_flattened_parameters_are_refused():
-    cfg = argparse.Namespace(lr=[0.01], adam_betas="(0.9, 0.98)", adam_eps=1e-8, weight_decay=0.0)
     with pytest.raises(ValueError, match="--fp16-no-flatten-grads"):
-        FairseqMuon(cfg, [torch.empty(1000)])
+        FairseqMuon(CONFIG, [torch.empty(1000)])
 
 
 @pytest.mark.long
@@ -88,8 +84,8 @@ def test_a_resumed_training_equals_an_unbroken_one(toy_data, tmp_path):
         "--optimizer", "muon", "--lr", "0.003", "--lr-scheduler", "polynomial_decay", "--total-num-update", "8",
     ]  # fmt: skip
     logs, _ = train(toy_data, tmp_path / "whole", recipe=recipe, updates=8)
-    train(toy_data, tmp_path / "parts", recipe=recipe, updates=4)
-    train(toy_data, tmp_path / "parts", recipe=recipe, updates=8)
+    for updates in (4, 8):
+        train(toy_data, tmp_path / "parts", recipe=recipe, updates=updates)
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert float(logs["train_inner"][-1]["loss"]) < float(logs["train_inner"][0]["loss"])
+    assert losses(logs)[-1] < losses(logs)[0]

@@ -1,4 +1,4 @@
-"""Presets as data: what train.sh is given of them."""
+"""Presets as data, and the variables that train.sh gets."""
 
 import json
 import shlex
@@ -11,12 +11,13 @@ from specdec_plugins.commands.prepare import parser
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.networks.drafter_code import options_of
 from specdec_plugins.training import presets
+from specdec_plugins.training.presets.__main__ import main
 
 NAMES = [name.replace("SRC-TGT", "en-fr") for name in presets.names()]
 
 
 def options(words: list[str]) -> dict[str, str]:
-    """Words of a command line as options with their values; one without a value has none."""
+    """Words of a command line as options with their values, empty for flags."""
     found: dict[str, str] = {}
     for word in words:
         if word.startswith("--"):
@@ -52,7 +53,7 @@ def test_every_preset_has_every_recipe(name, recipe):
     assert not others or settings["corpus"] != "prepare"  # a corpus's script may have options of its own
 
 
-def test_updates_replace_those_of_both_trainings_and_end_a_linear_schedule():
+def test_updates_apply_to_both_trainings_and_to_a_linear_schedule():
     settings = presets.settings("small.en-fr", updates=77)
     assert settings["verifier_updates"] == settings["drafter_updates"] == settings["save_every"] == 77
     assert options(settings["drafter_options"])["--total-num-update"] == "77"
@@ -66,7 +67,7 @@ def test_the_languages_of_small_are_in_its_name():
             presets.settings(name)
 
 
-def test_a_shell_reads_what_was_written():
+def test_a_shell_can_evaluate_the_assignments():
     values = {"plain": "en", "number": 7, "list": ["--adam-betas", "(0.9, 0.98)", "it's $HOME; `ls`", ""], "none": []}
     script = "\n".join(presets.shell(values)) + '\nprintf "%s\\n" "$plain" $number "${list[@]}" "${#none[@]}"'
     result = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
@@ -75,19 +76,14 @@ def test_a_shell_reads_what_was_written():
 
 def test_wmt_is_as_published_on_request():
     """The published drafter's learning rate, dropout, warm-up, updates and block size (Xia et al. 2023)."""
-    for name, lr, dropout, warmup, updates in (
-        ("wmt14.en-de", 5e-4, 0.1, 10_000, 300_000),
-        ("wmt16.ro-en", 1e-3, 0.2, 4_000, 50_000),
-    ):
+    for name, *published in (("wmt14.en-de", 5e-4, 0.1, 10_000, 300_000, 25), ("wmt16.ro-en", 1e-3, 0.2, 4_000, 50_000, 25)):
         settings = presets.settings(name, "published")
         drafter = options(settings["drafter_options"])
-        assert (float(drafter["--lr"]), float(drafter["--dropout"])) == (lr, dropout)
-        assert (int(drafter["--warmup-updates"]), settings["drafter_updates"], settings["block"]) == (warmup, updates, 25)
+        found = [float(drafter[option]) for option in ("--lr", "--dropout", "--warmup-updates")]
+        assert [*found, settings["drafter_updates"], settings["block"]] == published
 
 
 def test_the_command_prints_assignments_or_one_line_of_error(capsys):
-    from specdec_plugins.training.presets.__main__ import main
-
     assert main(["toy", "--recipe", "published", "--updates", "5"]) == 0
     lines = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())
     assert lines["verifier_updates"] == "5" and "--arch block" in shlex.join(shlex.split(lines["drafter_options"][1:-1]))

@@ -1,4 +1,4 @@
-"""Drafters that train on a frozen verifier: what they learn is what they decode with, and outputs stay the verifier's."""
+"""Drafters that train on a frozen verifier: training teaches what decoding uses, and outputs are the verifier's."""
 
 import random
 from argparse import Namespace
@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import make_batch, make_dictionary, make_verifier
+from fairseq.distributed import ModuleProxyWrapper
 from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Mixed, Noted, check_balance, check_sums, commit, sentences
 from test_native_loop import both, controllers, requests_of
 
+from specdec_plugins.criterions.drafter_loss import DrafterLoss
 from specdec_plugins.decoding import assembly, drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
@@ -29,6 +31,7 @@ from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source, Verdict, uniform
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.spec import DrafterModel
+from specdec_plugins.models.drafter import DrafterShim
 
 OPTIONS = {
     "small": {"layers": 1, "dropout": 0.0},
@@ -41,17 +44,17 @@ WIDE = {
     "encoder_embed_dim": 32, "decoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "decoder_ffn_embed_dim": 64,
     "encoder_attention_heads": 2, "decoder_attention_heads": 4,
 }  # fmt: skip
-BACKENDS = [
-    "float64",
-    *(
-        pytest.param(dtype, marks=pytest.mark.skipif(not binding.library(), reason="no kernels for this machine"))
-        for dtype in ("float32", "int8")
-    ),
-]
+needs_kernels = pytest.mark.skipif(not binding.library(), reason="no kernels for this machine")
+backends = pytest.mark.parametrize(
+    "dtype", ["float64", *(pytest.param(dtype, marks=needs_kernels) for dtype in ("float32", "int8"))]
+)
+samplings = pytest.mark.parametrize("sampling", [None, Sampling(0.7)], ids=["greedy", "sampled"])
+every = pytest.mark.parametrize("name", OPTIONS)
+heads = pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
 
 
 def make_model(seed=0, shape="pre-norm"):
-    """A verifier as the engine knows it, which does not end its outputs too soon."""
+    """A verifier for the engine, whose outputs do not end too soon."""
     model, args = make_verifier(seed=seed, words=WORDS, **{**SHAPES[shape], **WIDE})
     with torch.no_grad():
         model.decoder.output_projection.weight[EOS] *= 0.5
@@ -59,7 +62,7 @@ def make_model(seed=0, shape="pre-norm"):
 
 
 def make_network(name, model, seed=0, shake=0.1, dtype=torch.float64):
-    """A drafter's network on a verifier, moved away from where it starts."""
+    """A drafter's network on a verifier, with perturbed weights."""
     code = drafters.find(name)
     torch.manual_seed(seed)
     verifier = FrozenVerifier(model, dtype=dtype)
@@ -78,16 +81,27 @@ def make_pair(name, dtype, seed=0, shape="pre-norm", budget=None):
     return assembly.assemble(model, DrafterModel(name, tensors, None, OPTIONS[name], 4), dtype=dtype, threads=1, budget=budget)
 
 
-def run(verifier, drafter, requests, lengths, rows, gate=None):
-    stats, controller = DecodeStats(), Lengths(lengths, ragged=True, **({"gate": gate} if gate else {}))
+def decode(verifier, drafter, requests, controller, rows, check=check_sums):
+    """Tokens of each request in order, and statistics."""
+    stats = DecodeStats()
     found = list(speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats))
-    check_balance(stats, found)
+    check(stats, found)
     return [each.tokens for each in sorted(found, key=lambda each: each.index)], stats
 
 
-@pytest.mark.parametrize("sampling", [None, Sampling(0.7)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("dtype", BACKENDS)
-@pytest.mark.parametrize("name", OPTIONS)
+def run(verifier, drafter, requests, lengths, rows, gate=None):
+    controller = Lengths(lengths, ragged=True, **({"gate": gate} if gate else {}))
+    return decode(verifier, drafter, requests, controller, rows, check_balance)
+
+
+def requests_for(count, seed, limit=20, samplings=(None,)):
+    sources = enumerate(sentences(count, seed=seed))
+    return [Request(i, source, limit, sampling=samplings[i % len(samplings)], seeds=[i]) for i, source in sources]
+
+
+@samplings
+@backends
+@every
 def test_exact(name, dtype, sampling):
     """Against the verifier alone: ragged drafts, plain steps between, refills, ends of sentences, limits, gates."""
     rng, accepted = random.Random(1), 0
@@ -102,57 +116,49 @@ def test_exact(name, dtype, sampling):
     assert accepted > 10
 
 
-@pytest.mark.parametrize("sampling", [None, Sampling(0.7)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("dtype", BACKENDS)
-@pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
+@samplings
+@backends
+@heads
 def test_trees_of_heads(name, dtype, sampling):
-    """They branch, pass more than one token in some passes, and change no output."""
+    """They branch, some passes accept several tokens, and no output changes."""
     drafter, verifier = make_pair(name, dtype)
-    requests = [Request(i, source, 20, sampling=sampling, seeds=[i]) for i, source in enumerate(sentences(10, seed=3))]
+    requests = requests_for(10, seed=3, samplings=[sampling])
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     for rows in (1, 4):
-        stats = DecodeStats()
-        controller = FixedLength(4, tree=Tree(9))
-        found = list(speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats))
-        assert [each.tokens for each in sorted(found, key=lambda each: each.index)] == expected
+        outputs, stats = decode(verifier, drafter, requests, FixedLength(4, tree=Tree(9)), rows)
+        assert outputs == expected
         assert stats.drafted > 5 * stats.iterations and stats.accepted > 5
 
 
-@pytest.mark.parametrize("dtype", BACKENDS)
-@pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
+@backends
+@heads
 def test_outputs_where_chains_and_trees_take_turns(name, dtype):
     """From none to chains to trees and back, within sentences."""
     drafter, verifier = make_pair(name, dtype)
-    how = Sampling(0.7), None
-    requests = [Request(i, source, 20, sampling=how[i % 2], seeds=[i]) for i, source in enumerate(sentences(20, seed=3))]
+    requests = requests_for(20, seed=3, samplings=[Sampling(0.7), None])
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     for rows in (1, 4):
-        stats, noted = DecodeStats(), Noted(Mixed(5, 9, 1))
-        found = list(speculative_decode(drafter, verifier, TopBetaTau(), noted, requests, rows, stats))
-        assert [each.tokens for each in sorted(found, key=lambda each: each.index)] == expected
-        assert noted.kinds == {"none", "chain", "tree"} and stats.accepted > 5
-        check_sums(stats, found)
+        noted = Noted(Mixed(5, 9, 1))
+        outputs, stats = decode(verifier, drafter, requests, noted, rows)
+        assert outputs == expected and noted.kinds == {"none", "chain", "tree"} and stats.accepted > 5
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@every
 def test_rejection_sampling_runs_on_both_backends(name):
-    """The distribution drafted from is told token by token; whole sentences come out, and statistics balance."""
+    """Drafters report the distribution of each token; all sentences are decoded, and statistics balance."""
     for dtype in ("float64", "float32"):
         drafter, verifier = make_pair(name, dtype)
-        requests = [
-            Request(i, source, 12, sampling=Sampling(1.0, rule="rejection"), seeds=[i])
-            for i, source in enumerate(sentences(8, seed=2))
-        ]
+        requests = requests_for(8, seed=2, limit=12, samplings=[Sampling(1.0, rule="rejection")])
         outputs, stats = run(verifier, drafter, requests, [3, 1], 4)
         assert len(outputs) == 8 and stats.accepted > 3
 
 
-@pytest.mark.skipif(not binding.library(), reason="no kernels for this machine")
+@needs_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
+@heads
 @torch.inference_mode()
 def test_heads_in_the_native_loop(name, dtype):
-    """Its drafts, too, are those of the session's own iterations: greedy with tolerances, gated, sampled by either rule."""
+    """Its drafts equal those of the session's own iterations: greedy with tolerances, gated, sampled by either rule."""
     roles = make_pair(name, dtype)
     gates = Gate(drafter=0.1), Gate(verifier=0.2), Gate()
     accepted = fewer = 0
@@ -169,9 +175,9 @@ def test_heads_in_the_native_loop(name, dtype):
     assert accepted > 60 and fewer == 6
 
 
-@pytest.mark.skipif(not binding.library(), reason="no kernels for this machine")
+@needs_kernels
 def test_heads_with_layers_keep_no_cache_of_the_output():
-    """In the native loop, too: room for a draft is enough, however long the output."""
+    """Not in the native loop either: room for a draft is enough, however long the output."""
     drafter, verifier = make_pair("block_state", "float32")
     verifier.limits = verifier.limits._replace(target_positions=151)
     requests = [Request(0, [5, 6, EOS], 150, min_length=150)]
@@ -183,9 +189,9 @@ def test_heads_with_layers_keep_no_cache_of_the_output():
     assert [output.tokens for output in session.run(requests)] == expected
 
 
-@pytest.mark.parametrize("dtype", BACKENDS)
+@backends
 def test_vectors_are_read_as_tokens_are(dtype):
-    """Embeddings in another order, and more than there are tokens, give what the tokens give; on both sides of a first result."""
+    """A permuted embedding table, indexed to match, gives the logits of the tokens, whatever position is read first."""
     model, _ = assembly.load(make_model(), None, dtype=dtype, threads=1)
     source, tokens = Source([[5, 6, EOS], [7, EOS]], SYMBOLS), [[2, 9, 4], [2, 8]]
     order = torch.randperm(len(model.target_embeddings), generator=torch.Generator().manual_seed(0))
@@ -203,7 +209,7 @@ def test_vectors_are_read_as_tokens_are(dtype):
 
 
 def batch_of(verifier, lengths=(6, 3, 8), seed=0):
-    """Sentences to train on."""
+    """A training batch."""
     target = make_batch(lengths, words=WORDS, seed=seed)
     prefix = torch.cat([torch.full((len(lengths), 1), EOS), target[:, :-1]], 1)
     prefix[prefix.eq(EOS) & (torch.arange(prefix.size(1)) > 0)] = SYMBOLS.pad
@@ -211,7 +217,7 @@ def batch_of(verifier, lengths=(6, 3, 8), seed=0):
 
 
 def teach(network, batch, updates=60):
-    """Losses a prediction while a network learns a batch by heart."""
+    """Losses per prediction while a network memorises a batch."""
     optimiser, losses = torch.optim.Adam(network.parameters(), 3e-3), []
     for _ in range(updates):
         loss = network.train().loss(batch)
@@ -222,9 +228,9 @@ def teach(network, batch, updates=60):
     return losses
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@every
 def test_learning(name):
-    """Updates on one batch teach it, and leave the verifier alone."""
+    """A batch can be memorised, and the verifier stays frozen."""
     network, verifier = make_network(name, make_model(), shake=0.0)
     losses = teach(network, batch_of(verifier))
     assert losses[-1] < 0.6 * losses[0]
@@ -232,9 +238,9 @@ def test_learning(name):
 
 
 @pytest.mark.parametrize("shape", ["pre-norm", "post-norm"])
-@pytest.mark.parametrize("name", OPTIONS)
+@every
 def test_training_teaches_what_decoding_uses(name, shape):
-    """What training calls right, and a draft after the target's own tokens has right, are the same."""
+    """Training and decoding agree on which drafted tokens are right after the target's own tokens."""
     model = make_model(3, shape)
     network, verifier = make_network(name, model, shake=0.0)
     batch = batch_of(verifier)
@@ -245,8 +251,7 @@ def test_training_teaches_what_decoding_uses(name, shape):
     found = []
     for source, target in zip(lists(batch.source), lists(batch.target)):
         found += drafted_right(drafter, judge, source, target, right.size(1))
-    # A prediction after a wrong one has another text before it: only what is right from the beginning is the same. Decoding knows
-    # that no output begins with its end.
+    # Predictions after a wrong one have a different prefix, so only leading ones compare. Decoding never starts with eos.
     expected, first = right.long().cumprod(1).sum(1).tolist(), [0, 6, 9]
     assert [n for i, n in enumerate(found) if i not in first] == [n for i, n in enumerate(expected) if i not in first]
     assert all(found[i] >= expected[i] for i in first)
@@ -258,7 +263,7 @@ def lists(padded):
 
 
 def drafted_right(drafter, verifier, source, target, size):
-    """At each position of a target, how many tokens of a draft are the target's."""
+    """At each position of a target, how many leading tokens of a draft match it."""
     drafting, verifying, prefix = drafter.start(1, None), verifier.start(1), Prefix()
     sentence = Source([source], SYMBOLS)
     drafter.admit(drafting, sentence)
@@ -268,7 +273,7 @@ def drafted_right(drafter, verifier, source, target, size):
     for place, token in enumerate(target):
         draft = drafter.propose(drafting, prefix, uniform(1, size))
         ahead = target[place : place + size]
-        counts.append(next((n for n, (one, other) in enumerate(zip(draft.tokens[0], ahead)) if one != other), len(ahead)))
+        counts.append(drafters.agreeing(draft.tokens[0], ahead))
         scores = verifier.score(verifying, prefix, draft, drafter.traits.wants)
         drafter.observe(drafting, scores, draft, Verdict([0], [token], [[0.0]], [False]))
         commit(prefix, [[token]])
@@ -296,7 +301,7 @@ def test_weights_that_do_not_fit_are_named(name):
 
 @pytest.mark.parametrize("shape", ["pre-norm", "post-norm", "learned"])
 def test_the_frozen_verifier_is_the_verifier(shape):
-    """Hidden states of a whole prefix at once are those of its own pass."""
+    """Hidden states of a whole prefix at once equal those of the verifier's own pass."""
     verifier = FrozenVerifier(make_model(shape=shape), dtype=torch.float64)
     batch = batch_of(verifier)
     states = verifier.states(batch.prefix, *verifier.encode(batch.source))
@@ -305,16 +310,16 @@ def test_the_frozen_verifier_is_the_verifier(shape):
 
 
 def test_blocks_of_a_target():
-    """Three predictions from each position on; none is right past the end, whatever is there."""
+    """Three predictions from each position on; past the end, all are wrong."""
     right, present = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]).bool(), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
     expected = [[1, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0]]
     assert blocks(right, present, 3).long().tolist() == expected
 
 
-@pytest.mark.parametrize("dtype", BACKENDS)
+@backends
 @torch.no_grad()
-def test_beginnings_are_those_of_training_and_made_only_to_draft(dtype):
-    """Once a source, by itself; rows that share it begin with the same, and plain iterations begin with none."""
+def test_initial_states_are_those_of_training_and_made_only_to_draft(dtype):
+    """Once per source; rows of a group share it, and iterations without drafts compute none."""
     drafter, verifier = make_pair("hydra", dtype)
     made, beginning, sources = [], drafter.beginning, [[5, 6, 9, EOS], [7, EOS], [11, 12, EOS]]
     drafter.beginning = lambda encoded: made.append(len(encoded)) or beginning(encoded)
@@ -332,10 +337,10 @@ def test_beginnings_are_those_of_training_and_made_only_to_draft(dtype):
     torch.testing.assert_close(state.current(), torch.stack([wanted[row] for row in (2, 1, 1)]))
 
 
-@pytest.mark.parametrize("dtype", BACKENDS)
+@backends
 @pytest.mark.parametrize("name", ["small", "eagle"])
-def test_rows_that_pause_keep_what_they_read(name, dtype):
-    """Beside a row that drafts on, and after it, each row drafts what it drafts alone, also where rows move."""
+def test_rows_that_pause_keep_their_state(name, dtype):
+    """Each row drafts what it drafts alone, whatever other rows draft and however rows move."""
     drafter, verifier = make_pair(name, dtype)
     sources, rng = [[5, 6, 9, EOS], [7, EOS], [11, 12, EOS]], random.Random(3)
 
@@ -370,7 +375,7 @@ def test_rows_that_pause_keep_what_they_read(name, dtype):
 
 
 def test_distributions_of_a_draft_in_turn_are_its_own():
-    """A recorded pass writes its results into the same memory each time."""
+    """A recorded pass reuses the memory of its results."""
     tokens, probabilities = torch.zeros(1, 1, 2, dtype=torch.int64), torch.zeros(1, 1, 2)
     prefix, made = Prefix(), []
     prefix.admit([Request(0, [5, EOS], 9)])
@@ -398,28 +403,21 @@ def test_distributions_of_a_draft_in_turn_are_its_own():
     ],
 )
 def test_options_from_outside(name, options, message):
-    """One line says what is wrong with them, whatever their type."""
+    """One line names what is wrong, whatever the type."""
     with pytest.raises(ValueError, match=message):
         assembly.assemble(make_model(), DrafterModel(name, {}, None, options, 4), dtype="float64")
 
 
 def test_several_gpus_share_the_gradients(tmp_path):
-    """fairseq's usual data parallel training shares those of what a model's `forward` computed, and of nothing else."""
-    from fairseq.distributed import ModuleProxyWrapper
+    """fairseq's data-parallel training only synchronises gradients of what a model's `forward` computed."""
     from torch import distributed
-
-    from specdec_plugins.criterions.drafter_loss import DrafterLoss
-    from specdec_plugins.models.drafter import DrafterShim
 
     code, model = drafters.find("medusa"), make_model()
     shim = DrafterShim(code, options_of(code.Options, []), model)
     dictionary = make_dictionary(WORDS)
     batch = batch_of(None)
-    sample = {
-        "net_input": {"src_tokens": batch.source, "prev_output_tokens": batch.prefix},
-        "target": batch.target,
-        "ntokens": 17,
-    }
+    inputs = {"src_tokens": batch.source, "prev_output_tokens": batch.prefix}
+    sample = {"net_input": inputs, "target": batch.target, "ntokens": 17}
     shared = []
 
     def share(_, bucket):
@@ -440,8 +438,6 @@ def test_several_gpus_share_the_gradients(tmp_path):
 
 
 def test_a_drafter_trains_on_its_verifiers_dictionary(tmp_path):
-    from specdec_plugins.models.drafter import DrafterShim
-
     verifier, args = make_verifier()
     path = tmp_path / "verifier.pt"
     checkpoint.save({"args": args, "model": verifier.state_dict()}, path)
@@ -473,9 +469,9 @@ def test_a_verifier_without_decoder_layers_is_refused():
         assembly.assemble(replace(model, spec=replace(model.spec, decoder=side), tensors=tensors), None, dtype="float64")
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@every
 def test_a_gate_ends_a_draft(name):
-    """A draft ends where the product of confidences falls below the gate, and is otherwise the same."""
+    """A draft ends where the product of confidences falls below the gate, and is otherwise unchanged."""
     drafter, _ = make_pair(name, "float64")
 
     def draft(gate):
