@@ -15,6 +15,11 @@ def inputs(source_lengths=(7, 4, 5), target_lengths=(6, 8, 2), starts=(2, 5, 0),
     return source, block
 
 
+def logits_of(model):
+    source, block = inputs()
+    return model(source, None, block.prev_target)
+
+
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("learned", [True, False])
 def test_left_and_right_padded_source_agree(copy, learned):
@@ -49,8 +54,7 @@ def test_every_position_sees_every_other():
 def test_masked_logits_are_rows_of_all_logits():
     model = make_drafter()
     source, block = inputs()
-    everywhere = model(source, None, block.prev_target)
-    torch.testing.assert_close(model(source, None, block.prev_target, block.masked), everywhere[block.masked])
+    torch.testing.assert_close(model(source, None, block.prev_target, block.masked), logits_of(model)[block.masked])
 
 
 @pytest.mark.parametrize("scaled", [True, False])
@@ -129,23 +133,21 @@ def test_checkpoint_without_marker_is_the_original_form():
     unscaled.load_state_dict(weights, strict=True)
     original = make_drafter(seed=3)
     original.load_state_dict(weights, strict=True)
-    source, block = inputs()
-    expected = unscaled(source, None, block.prev_target)
-    torch.testing.assert_close(original(source, None, block.prev_target), expected)
-    assert not torch.allclose(scaled(source, None, block.prev_target), expected)
+    expected = logits_of(unscaled)
+    torch.testing.assert_close(logits_of(original), expected)
+    assert not torch.allclose(logits_of(scaled), expected)
 
     # saved again, it keeps the original form
     again = make_drafter(seed=4)
     again.load_state_dict(original.state_dict(), strict=True)
-    torch.testing.assert_close(again(source, None, block.prev_target), expected)
+    torch.testing.assert_close(logits_of(again), expected)
 
 
 def test_checkpoint_with_marker_keeps_its_scale():
     saved, loaded = make_drafter(seed=1), make_drafter(seed=2)
     loaded.load_state_dict(without_marker(make_drafter(seed=3)))  # in the original form first
     loaded.load_state_dict(saved.state_dict(), strict=True)
-    source, block = inputs()
-    torch.testing.assert_close(loaded(source, None, block.prev_target), saved(source, None, block.prev_target))
+    torch.testing.assert_close(logits_of(loaded), logits_of(saved))
 
 
 def test_marker_of_a_later_version_is_refused():

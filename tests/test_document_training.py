@@ -1,6 +1,7 @@
 """Training a verifier on documents: guided attention, shifted positions, repetition noise, the kernel for long batches."""
 
 import math
+from contextlib import nullcontext
 from random import Random
 from types import SimpleNamespace
 
@@ -37,8 +38,18 @@ def documents(*sides: list[list[int]]) -> list[torch.Tensor]:
     return batches
 
 
+def symbols(*batches):
+    return [batch.ne(PAD) for batch in batches]
+
+
 def run(model, source, prefix):
     return model(source, source.ne(PAD).sum(1), prefix)[0]
+
+
+def guided(model, source, prefix, damping):
+    """Logits with guided attention."""
+    with GuidedAttention(model, source, prefix, PAD, (END, END), damping).watch():
+        return run(model, source, prefix)
 
 
 def sentence(row: list[int], at: int, exclusive: bool) -> int:
@@ -72,32 +83,32 @@ def everywhere(monkeypatch):
 
 
 def test_the_first_layers_are_left_alone():
-    model, _ = make_verifier()
+    model = make_verifier()[0]
     source, prefix = documents([[4, 3]], [[3, 5]])
-    guided = GuidedAttention(model, source, prefix, PAD, (END, END), damping=1.0)
-    assert list(guided.layers) == [name for name in LAYERS if ".0." not in name] and len(guided.layers) == 3
-    with guided.watch():
+    attention = GuidedAttention(model, source, prefix, PAD, (END, END), damping=1.0)
+    assert list(attention.layers) == [name for name in LAYERS if ".0." not in name] and len(attention.layers) == 3
+    with attention.watch():
         run(model, source, prefix)
-    assert set(guided.inputs) == set(guided.layers)
+    assert set(attention.inputs) == set(attention.layers)
     wrapped = nn.Module()
     wrapped.module = nn.Module()
     wrapped.module.module = model  # as fairseq's wrappers for several GPUs do
-    assert GuidedAttention(wrapped, source, prefix, PAD, (END, END), damping=1.0).layers == guided.layers
+    assert GuidedAttention(wrapped, source, prefix, PAD, (END, END), damping=1.0).layers == attention.layers
 
 
 @pytest.mark.parametrize("neighbours", [0, 1])
 def test_near_positions_equal_a_naive_count(neighbours, monkeypatch):
     everywhere(monkeypatch)
     monkeypatch.setattr(document_loss, "NEIGHBOURS", neighbours)
-    model, _ = make_verifier()
+    model = make_verifier()[0]
     source, prefix = documents([[4, 3, 6, 2], [2, 5], [3]], [[3, 5, 4, 3], [4, 4], [2, 2]])  # the last two differ in sentences
-    guided = GuidedAttention(model, source, prefix, PAD, (END, END), damping=0.0)
-    assert list(guided.layers) == LAYERS
+    attention = GuidedAttention(model, source, prefix, PAD, (END, END), damping=0.0)
+    assert list(attention.layers) == LAYERS
     for name in LAYERS:
         side = name.split(".")[0]
         queries = source if side == "encoder" else prefix
         keys = prefix if name.startswith("decoder") and name.endswith("self_attn") else source
-        seen, near = guided.visible_and_near(name, torch.arange(queries.size(1)))
+        seen, near = attention.visible_and_near(name, torch.arange(queries.size(1)))
         seen = seen.expand_as(near)
         for b in range(len(source)):
             for q in range(queries.size(1)):
@@ -115,20 +126,19 @@ def test_near_positions_equal_a_naive_count(neighbours, monkeypatch):
 def test_the_loss_is_the_attention_that_fairseq_computes(damping, monkeypatch):
     """Mean over layers, heads and tokens of -log(attention mass in the sentence), by torch's own attention."""
     everywhere(monkeypatch)
-    model, _ = make_verifier(dtype=torch.float64)
-    model.double()
+    model = make_verifier()[0].double()
     source, prefix = documents([[4, 3], [2, 6]], [[3, 5], [4, 3]])
-    guided = GuidedAttention(model, source, prefix, PAD, (END, END), damping)
-    with guided.watch():
+    attention = GuidedAttention(model, source, prefix, PAD, (END, END), damping)
+    with attention.watch():
         run(model, source, prefix)
-    assert not any(layer._forward_pre_hooks for layer in guided.layers.values())
+    assert not any(layer._forward_pre_hooks for layer in attention.layers.values())
     monkeypatch.setattr(document_loss.torch, "randint", lambda high, size, device: torch.arange(high))
-    found = guided.loss()
+    found = attention.loss()
     expected = []
-    for name, (query, key) in guided.inputs.items():
-        seen, near = guided.visible_and_near(name, torch.arange(query.size(0)))
+    for name, (query, key) in attention.inputs.items():
+        seen, near = attention.visible_and_near(name, torch.arange(query.size(0)))
         hidden = torch.zeros(seen.expand_as(near).shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
-        layer = guided.layers[name]
+        layer = attention.layers[name]
         _, weights = nn.functional.multi_head_attention_forward(
             query, key, key, layer.embed_dim, layer.num_heads, torch.empty(0),
             torch.cat([layer.q_proj.bias, layer.k_proj.bias, layer.v_proj.bias]), None, None, False, 0.0, layer.out_proj.weight,
@@ -144,8 +154,7 @@ def test_the_loss_is_the_attention_that_fairseq_computes(damping, monkeypatch):
 
 def test_an_isolated_sentence_does_not_depend_on_the_others(monkeypatch):
     everywhere(monkeypatch)
-    model, _ = make_verifier()
-    model.double()
+    model = make_verifier()[0].double()
     source, prefix = documents([[4, 3, 6], [3, 3, 3]], [[3, 5, 4], [4, 4, 2]])
     other_source, other_prefix = source.clone(), prefix.clone()
     for batch, exclusive in ((other_source, True), (other_prefix, False)):
@@ -155,40 +164,28 @@ def test_an_isolated_sentence_does_not_depend_on_the_others(monkeypatch):
                     batch[row, at] = 6 + (symbol - 5) % 18
     second = torch.stack([torch.tensor([sentence(row, at, False) == 1 for at in range(len(row))]) for row in prefix.tolist()])
     for damping in (math.inf, 0.0):
-        results = []
-        for documents_ in ((source, prefix), (other_source, other_prefix)):
-            with GuidedAttention(model, *documents_, PAD, (END, END), damping).watch():
-                results.append(run(model, *documents_))
-        assert results[0].isfinite().all()
-        same = torch.allclose(results[0][second], results[1][second], rtol=0, atol=1e-12)
-        assert same is (damping > 0) and not torch.allclose(results[0][~second], results[1][~second])
+        one, other = guided(model, source, prefix, damping), guided(model, other_source, other_prefix, damping)
+        same = torch.allclose(one[second], other[second], rtol=0, atol=1e-12)
+        assert one.isfinite().all() and same is (damping > 0) and not torch.allclose(one[~second], other[~second])
 
 
 @pytest.mark.parametrize("damping", [0.0, 0.5, 3.0, math.inf])
 def test_damping_reveals_neither_later_tokens_nor_padding(damping):
-    model, _ = make_verifier()
-    model.double()
+    model = make_verifier()[0].double()
     source, prefix = documents(*CORPUS)
     wider = nn.functional.pad(source, (3, 0), value=PAD)
     ahead = prefix.clone()
     ahead[:, 7:] = torch.where(ahead[:, 7:].gt(END), 29 - ahead[:, 7:], ahead[:, 7:])
-    results = []
-    for batch in ((source, prefix), (wider, ahead)):
-        with GuidedAttention(model, *batch, PAD, (END, END), damping).watch():
-            results.append(run(model, *batch))
-    assert torch.allclose(results[0][:, :7], results[1][:, :7], rtol=0, atol=1e-6)  # fairseq's softmax is in float32
-    assert not torch.allclose(results[0][:, 7:], results[1][:, 7:])
+    one, other = guided(model, source, prefix, damping), guided(model, wider, ahead, damping)
+    assert torch.allclose(one[:, :7], other[:, :7], rtol=0, atol=1e-6)  # fairseq's softmax is in float32
+    assert not torch.allclose(one[:, 7:], other[:, 7:])
 
 
 def test_damping_narrows_attention_from_the_document_to_the_sentence(monkeypatch):
     everywhere(monkeypatch)
-    model, _ = make_verifier()
-    model.double()
+    model = make_verifier()[0].double()
     source, prefix = documents(*CORPUS)
-    results = []
-    for damping in (0.0, 1e-9, 1.0, 50.0, math.inf):
-        with GuidedAttention(model, source, prefix, PAD, (END, END), damping).watch():
-            results.append(run(model, source, prefix)[prefix.ne(PAD)])
+    results = [guided(model, source, prefix, damping)[prefix.ne(PAD)] for damping in (0.0, 1e-9, 1.0, 50.0, math.inf)]
     assert torch.allclose(results[0], run(model, source, prefix)[prefix.ne(PAD)], rtol=0, atol=0)
     for one, other, atol in ((0, 1, 1e-6), (3, 4, 1e-12)):
         assert torch.allclose(results[one], results[other], rtol=0, atol=atol)
@@ -198,7 +195,7 @@ def test_damping_narrows_attention_from_the_document_to_the_sentence(monkeypatch
 def test_guided_a_model_learns_where_to_look(monkeypatch):
     monkeypatch.setattr(document_loss, "SHIFTED", 0.0)
     torch.manual_seed(1)
-    model, _ = make_verifier()
+    model = make_verifier()[0]
     source, prefix = documents(*[[[4, 3, 6, 5, 4]] * 8] * 2)
     criterion, sample = document_criterion(0.1, noise=0.0), sample_of(source, prefix)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -226,10 +223,6 @@ def test_a_dictionary_without_full_stops_is_refused():
 # ---- shifted positions
 
 
-def symbols(*batches):
-    return [batch.ne(PAD) for batch in batches]
-
-
 def test_shifts_stay_in_range_and_sides_move_together():
     torch.manual_seed(1)
     source, target = symbols(make_batch([40] * 400, left=True), make_batch([60] * 400))
@@ -249,17 +242,15 @@ def test_shifts_stay_in_range_and_sides_move_together():
 
 
 def test_shifted_rows_read_later_positions(monkeypatch):
-    model, _ = make_verifier()
+    model = make_verifier()[0]
     source, prefix = make_batch([5, 3, 6], left=True), make_batch([4, 7, 2])
     by = torch.tensor([0, 10, 30]), torch.tensor([0, 12, 33])
     monkeypatch.setattr(document_loss, "shifts", lambda *_: by)
-    read = []
-    for side, batch in (("encoder", source), ("decoder", prefix)):
+    for side, batch, moved in (("encoder", source, by[0]), ("decoder", prefix, by[1])):
         table = getattr(model, side).embed_positions
         with shifted_positions(model, *symbols(source, prefix), 1.0):
-            read.append((table, batch, table(batch)))
-        assert torch.equal(table(batch)[0], read[-1][2][0]) and not table._forward_hooks
-    for (table, batch, found), moved in zip(read, by):
+            found = table(batch)
+        assert torch.equal(table(batch)[0], found[0]) and not table._forward_hooks
         for row in range(3):
             position = PAD + moved[row]
             for at, symbol in enumerate(batch[row].tolist()):
@@ -342,8 +333,7 @@ def test_noise_predicts_no_token_within_a_repetition():
 def test_only_training_has_noise(monkeypatch):
     for name in ("GUIDANCE", "DAMPING", "SHIFTED"):
         monkeypatch.setattr(document_loss, name, 0.0)
-    model, _ = make_verifier()
-    model.double()
+    model = make_verifier()[0].double()
     source, prefix = documents([[4, 3, 20], [20, 3]], [[30, 5, 14], [40, 4]])
     criterion, sample = document_criterion(0.0, noise=30.0), sample_of(source, prefix)
     target = sample["target"]
@@ -375,7 +365,7 @@ def test_only_long_batches_take_the_flash_kernel(monkeypatch):
     monkeypatch.setattr(verifier_loss.LabelSmoothedCrossEntropyCriterion, "forward", lambda *_: enabled())
     before = enabled()
     loss = VerifierLoss(task_of(SimpleNamespace(pad=lambda: PAD)), False, 0.1)
-    model, _ = make_verifier()
+    model = make_verifier()[0]
     try:
         torch.backends.cuda.enable_flash_sdp(False)  # as the tasks do on a machine without a GPU
         for length, flash in ((verifier_loss.LONG - 1, False), (verifier_loss.LONG, True)):
@@ -386,22 +376,19 @@ def test_only_long_batches_take_the_flash_kernel(monkeypatch):
 
 
 def test_the_flash_kernel_computes_fairseqs_loss_and_gradients():
-    model, _ = make_verifier()
+    model = make_verifier()[0]
     model.double().train()
     source, prefix = documents([[4, 3], [2, 5]], [[3, 5], [4, 4]])
     found = []
-    for flash in (False, True):
+    for kernel in (nullcontext(), verifier_loss.flash_attention(model)):
         model.zero_grad()
-        if flash:
-            with verifier_loss.flash_attention(model), torch.profiler.profile() as profile:
-                output = run(model, source, prefix)
-            kernels = {event.key: event.count for event in profile.key_averages()}
-            assert kernels["aten::_scaled_dot_product_flash_attention_for_cpu"] == len(LAYERS)
-        else:
+        with kernel, torch.profiler.profile() as profile:
             output = run(model, source, prefix)
         loss = output[prefix.ne(PAD)].log_softmax(-1)[:, 7].sum()
         loss.backward()
         found.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    kernels = {event.key: event.count for event in profile.key_averages()}
+    assert kernels["aten::_scaled_dot_product_flash_attention_for_cpu"] == len(LAYERS)
     assert len(found[0]) == len(found[1]) > 20
     # fairseq's own softmax is in float32, whatever the model's data type.
     assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(*found))

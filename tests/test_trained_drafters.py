@@ -23,7 +23,7 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, blocks, options_of
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, blocks, options_of, without
 from specdec_plugins.decoding.options import Gate, Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.stats import DecodeStats
@@ -106,8 +106,7 @@ def test_exact(name, dtype, sampling):
     """Against the verifier alone: ragged drafts, plain steps between, refills, ends of sentences, limits, gates."""
     rng, accepted = random.Random(1), 0
     drafter, verifier = make_pair(name, dtype)
-    sources = sentences(12, seed=6)
-    requests = [Request(i, source, rng.randrange(1, 25), sampling=sampling, seeds=[i]) for i, source in enumerate(sources)]
+    requests = [replace(each, limit=rng.randrange(1, 25)) for each in requests_for(12, seed=6, samplings=[sampling])]
     expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
     for rows, lengths, gate in ((1, [4], None), (5, [3, 0, 2], None), (12, [5], Gate(drafter=0.1))):
         outputs, stats = run(verifier, drafter, requests, lengths, rows, gate)
@@ -249,7 +248,7 @@ def test_training_teaches_what_decoding_uses(name, shape):
     weights = DrafterModel(name, network.state_dict(), None, OPTIONS[name], right.size(1))
     drafter, judge = assembly.assemble(model, weights, dtype="float64")
     found = []
-    for source, target in zip(lists(batch.source), lists(batch.target)):
+    for source, target in zip(without(batch.source, SYMBOLS.pad), without(batch.target, SYMBOLS.pad)):
         found += drafted_right(drafter, judge, source, target, right.size(1))
     # Predictions after a wrong one have a different prefix, so only leading ones compare. Decoding never starts with eos.
     expected, first = right.long().cumprod(1).sum(1).tolist(), [0, 6, 9]
@@ -258,18 +257,18 @@ def test_training_teaches_what_decoding_uses(name, shape):
     assert len(set(expected)) > 2
 
 
-def lists(padded):
-    return [[token for token in row if token != SYMBOLS.pad] for row in padded.tolist()]
+def started(drafter, verifier, sources):
+    """States of both roles and the prefix, with a row per source."""
+    drafting, verifying, prefix = drafter.start(4, None), verifier.start(4), Prefix()
+    for role, state in ((drafter, drafting), (verifier, verifying)):
+        role.admit(state, Source(sources, SYMBOLS))
+    prefix.admit([Request(i, source, 100) for i, source in enumerate(sources)])
+    return drafting, verifying, prefix
 
 
 def drafted_right(drafter, verifier, source, target, size):
     """At each position of a target, how many leading tokens of a draft match it."""
-    drafting, verifying, prefix = drafter.start(1, None), verifier.start(1), Prefix()
-    sentence = Source([source], SYMBOLS)
-    drafter.admit(drafting, sentence)
-    verifier.admit(verifying, sentence)
-    prefix.admit([Request(0, source, 100)])
-    counts = []
+    (drafting, verifying, prefix), counts = started(drafter, verifier, [source]), []
     for place, token in enumerate(target):
         draft = drafter.propose(drafting, prefix, uniform(1, size))
         ahead = target[place : place + size]
@@ -344,13 +343,6 @@ def test_rows_that_pause_keep_their_state(name, dtype):
     drafter, verifier = make_pair(name, dtype)
     sources, rng = [[5, 6, 9, EOS], [7, EOS], [11, 12, EOS]], random.Random(3)
 
-    def standing(rows):
-        drafting, verifying, prefix = drafter.start(4, None), verifier.start(4), Prefix()
-        for role, state in ((drafter, drafting), (verifier, verifying)):
-            role.admit(state, Source([sources[row] for row in rows], SYMBOLS))
-        prefix.admit([Request(i, sources[row], 60) for i, row in enumerate(rows)])
-        return drafting, verifying, prefix
-
     def step(states, lengths, tokens):
         drafting, verifying, prefix = states
         draft = drafter.propose(drafting, prefix, Plan(lengths, gate=Gate(drafter=1e-9)))
@@ -360,7 +352,7 @@ def test_rows_that_pause_keep_their_state(name, dtype):
         commit(prefix, [[token] for token in tokens])
         return list(zip(draft.tokens, draft.confidence or [[]] * len(lengths)))
 
-    together, alone = standing([0, 1, 2]), [standing([row]) for row in range(3)]
+    together, alone = started(drafter, verifier, sources), [started(drafter, verifier, [source]) for source in sources]
     owners = [0, 1, 2]
     for turn in range(6):
         lengths, tokens = [rng.choice([0, 1, 4]) for _ in owners], [rng.randrange(4, WORDS) for _ in owners]
