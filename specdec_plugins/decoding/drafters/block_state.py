@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.drafters.hydra import RelatedHeads
 from specdec_plugins.decoding.drafters.medusa import POSITIONS, HeadsDrafter, heads_drafter, layerless, projecting
-from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, embedded, features, initial
+from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, at_least_one, options_of
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
@@ -54,7 +54,7 @@ class Network(RelatedHeads):
         numbers = torch.arange(sentences * blocks, device=vectors.device)[:, None].expand(-1, self.length)
         x = embedded(decoder, numbers, vectors.flatten(0, 2))  # (B A, K, D)
         sources = (each.repeat_interleave(blocks, 0) for each in (encoded, hidden))
-        return features(decoder, x, *sources).unflatten(0, (sentences, blocks))
+        return Unrolled(decoder, *sources)(x).unflatten(0, (sentences, blocks))
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

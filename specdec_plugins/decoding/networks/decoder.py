@@ -67,7 +67,7 @@ def embedded(decoder: Decoder, tokens: Tensor, embeddings: Tensor | None = None)
 
 
 class Unrolled:
-    """Passes over all positions, one per drafting step.
+    """Passes over all positions, one per drafting step; a single pass is an ordinary causal one.
 
     At step s, a position attends as it would after a draft of s tokens: to itself as of step s, to the s - 1 positions before
     it as of steps s - 1 down to 1, and to earlier positions as of step 0.
@@ -102,8 +102,3 @@ class Unrolled:
         back = position[:, None] - position  # (T, T): distance to earlier positions
         seen = [back >= step, *(back == step - earlier for earlier in range(1, step + 1))]
         return hide(~torch.cat(seen, 1), dtype)
-
-
-def features(decoder: Decoder, x: Tensor, encoded: Tensor, hidden: Tensor) -> Tensor:
-    """Hidden states of one causal pass; see `Unrolled`."""
-    return Unrolled(decoder, encoded, hidden)(x)

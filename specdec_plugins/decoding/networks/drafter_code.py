@@ -28,7 +28,7 @@ from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import Placement, Transformer
-from specdec_plugins.decoding.networks.decoder import embedded, features
+from specdec_plugins.decoding.networks.decoder import Unrolled, embedded
 from specdec_plugins.decoding.values import Source, Want
 from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
 
@@ -89,7 +89,7 @@ class FrozenVerifier:
     def states(self, prefix: Tensor, encoded: Tensor, hidden: Tensor) -> Tensor:
         """(B, T, D) hidden states after each token of a prefix (B, T), given the result of `encode`."""
         decoder = self.transformer.decoder
-        return features(decoder, embedded(decoder, prefix), encoded, hidden)
+        return Unrolled(decoder, encoded, hidden)(embedded(decoder, prefix))
 
     def read(self, source: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, V) logits and (B, T, D) hidden states after each token of a prefix, undefined at padding; no gradient."""
