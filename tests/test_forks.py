@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from forks import Copied
 from support import EOS, SYMBOLS, WORDS, commit, load, sentences, standing
 from test_kernels import on_kernels, wide_verifier
 from test_session import KERNELS
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
@@ -15,18 +15,6 @@ from specdec_plugins.decoding.verifier import ModelVerifier
 
 BACKENDS = pytest.mark.parametrize("backend", ["torch", pytest.param("kernels", marks=KERNELS)])
 OUTPUTS = [[5, 6], [7], [8, 9, 10, 11]]
-
-
-class Copied(TorchDispatchMode):
-    """Counts the bytes that tensor operations write, views aside."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        result = function(*arguments, **(options or {}))
-        if isinstance(result, torch.Tensor) and not function.is_view:
-            self.bytes += result.nbytes
-        return result
 
 
 def loaded(backend):
@@ -76,11 +64,8 @@ def test_forks_go_on_apart(backend):
     def alone(source, tokens, draft):
         state = model.start(1)
         state.admit(Source([source], SYMBOLS))
-        return (
-            model.read(state, Reading([[EOS, *tokens, *draft]], [0]))
-            .logits()[0, len(tokens) : len(tokens) + len(draft) + 1]
-            .clone()
-        )
+        logits = model.read(state, Reading([[EOS, *tokens, *draft]], [0])).logits()
+        return logits[0, len(tokens) : len(tokens) + len(draft) + 1].clone()
 
     state, prefix = standing(role, sources[:3], [[] for _ in OUTPUTS])
     role.score(state, prefix, Draft([list(output) for output in OUTPUTS])).logits()

@@ -88,7 +88,9 @@ def test_without_recordings_everything_runs_as_it_comes(caplog, fault):
     runner = Recorder(record)
     for number in range(4):
         assert runner.run(plus, {"x": torch.full((2,), float(number))}, settings=(1,))["sum"].tolist() == [number + 1] * 2
-    reason = {"refused": "operation not permitted when stream is capturing", "wrong": "a recorded pass does not give what"}[fault]
+    reason = {"refused": "operation not permitted when stream is capturing", "wrong": "a recorded pass gives other results"}[
+        fault
+    ]
     assert len(caplog.records) == 1 and reason in caplog.text and not runner.held
 
 

@@ -1,10 +1,7 @@
-"""What computes a model's passes: PyTorch, or kernels compiled for this CPU.
+"""Backends compute a model's passes: PyTorch, or kernels compiled for this CPU. Drafter and verifier are built on either.
 
-A backend offers passes, not roles: it loads models, and a loaded model encodes sources, reads tokens after those in its cache,
-reads a block in which every position attends to all others, chooses tokens, and judges drafts. The roles over it exist once.
-
-B rows, which a recorded pass makes R >= B, Q tokens read, W of them with a prediction, S source positions, T target positions,
-D width, V vocabulary.
+B rows, R >= B rows computed by a recorded pass, Q tokens read, W of them with a prediction, S source positions, D width,
+V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,36 +19,36 @@ from specdec_plugins.formats.spec import ModelSpec
 
 
 class RowState(Protocol):
-    """What a model keeps of each row: keys and values of the target tokens that it read, and of the source.
+    """The KV caches of each row's target and source.
 
-    ``held`` counts the target positions that each row holds, which a fork copies. A pass sets it to all that it wrote; whoever
-    knows that a row needs fewer, as after a refused draft, may lower it.
+    ``held`` counts each row's target positions, which a fork copies. A pass sets it to all that it wrote; the caller may lower
+    it, as after a refused draft.
     """
 
     held: list[int]
 
     def admit(self, source: Source) -> None:
-        """Append the sentences of ``source`` as rows. They are encoded when they are first read, or by `encode`."""
+        """Append the sentences of ``source`` as rows, which `encode` or the first pass encodes."""
         ...
 
     def encode(self) -> None:
-        """Encode the sources that were not read yet."""
+        """Encode the sources that were not encoded yet."""
         ...
 
     def select(self, order: list[int]) -> None:
-        """See `State.select`. A fork copies the positions that its row holds and shares its source."""
+        """See `State.select`. A fork copies the row's held positions and shares its source."""
         ...
 
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Let the entries of ``paths[b]``, nodes of the tree that row b read after position ``roots[b]``, follow it."""
+        """Move the entries of ``paths[b]``, nodes of the tree that row b read after position ``roots[b]``, to follow it."""
         ...
 
 
 class Pass(Protocol):
-    """A pass over some tokens. It runs when a result is asked for, once; together with what is asked, where a backend can."""
+    """A pass over some tokens. It runs once, when a result is asked for, and may fuse with `choose` or `judge`."""
 
     def logits(self) -> Tensor:
-        """(R, W, V), R >= B; undefined past a row's results."""
+        """(R, W, V); undefined past a row's results."""
         ...
 
     def features(self) -> Tensor:
@@ -59,34 +56,32 @@ class Pass(Protocol):
         ...
 
     def attention(self) -> Tensor:
-        """(R, W, S) attention to each source position, summed over heads and layers, if the reading wants it; undefined past a
-        source's end."""
+        """(R, W, S) attention to the source, summed over heads and layers, if the reading wants it; undefined past its end."""
         ...
 
     def with_logits(self, logits: Tensor) -> "Pass":
-        """The same pass with other logits, for instance mixed with another model's; to be judged, of any rows and width."""
+        """The same pass with other logits of any rows and width, for instance mixed with another model's."""
         ...
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         """The likeliest token at each of row b's first ``plan.lengths[b]`` positions: never pad, and no eos in an empty output.
 
-        A model with a successor network chooses each token among its likeliest candidates, given the one before. In a row that
-        draws its tokens, each is drawn from among these candidates; under the rejection rule the draft has their distribution.
-        Where the plan's gate asks for it, the draft has the confidence at each position: the probability of the likeliest
-        candidate, of all of them.
+        With a successor network each token is the best of the likeliest candidates after the token before it. Rows that sample
+        draw among the candidates; under the rejection rule the draft has their distribution. If the plan's gate needs it, the
+        draft has the confidence at each position: the likeliest candidate's probability among the candidates.
         """
         ...
 
     def candidates(self, prefix: Prefix) -> Candidates:
-        """The likeliest tokens at each position, and how likely each is after each of those before it, to grow a tree from."""
+        """The likeliest tokens at each position, with their scores after each candidate before them: what a tree grows from."""
         ...
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
-        """Accept drafted tokens by the exact or the tolerant rule, or, in rows with ``draws``, by the rule that these name.
+        """Judge the draft that the pass read after each row's last token.
 
-        The pass has read each row's last token and its draft.
+        The rule is exact or tolerant, and in rows with ``draws`` the one that these name.
         """
         ...
 
@@ -104,11 +99,11 @@ class LoadedModel(Protocol):
 
     @property
     def source_vocabulary(self) -> int:
-        """How many tokens a source may be made of."""
+        """Size of the source vocabulary."""
         ...
 
     def start(self, rows: int) -> RowState:
-        """A state without rows, for ``rows`` at most."""
+        """A state without rows, for at most ``rows``."""
         ...
 
     def encode(self, source: Source) -> Tensor:
@@ -120,23 +115,23 @@ class LoadedModel(Protocol):
         ...
 
     def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> Callable[[Tensor, Sequence[int]], Tensor]:
-        """K heads on this model's hidden states, with weight (K D, D), or (K D, 2 D) if they read the last token, too, and bias
-        (K D,): (B, K, D) vectors for hidden states (B, D) and B tokens. `transformer.heads` says which."""
+        """`transformer.heads` of weight (K D, D), or (K D, 2 D) if they also read the last token, and bias (K D,): maps hidden
+        states (B, D) and B tokens to vectors (B, K, D). Raises ValueError for other shapes."""
         ...
 
     def beginning(self, query: Tensor, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
-        """A hidden state (D,) for the encoder's output (S, D) of a sentence of which nothing is verified yet, by ``query`` (D,),
-        weight (D, D) and bias (D,). `transformer.beginning` says which."""
+        """`transformer.beginning` of query (D,), weight (D, D) and bias (D,): maps an encoder's output (S, D) to a hidden state
+        (D,). Raises ValueError for other shapes."""
         ...
 
     def read(self, state: Any, reading: Reading) -> Pass:
-        """Run a pass. It overwrites entries that an earlier pass wrote at its positions."""
+        """A pass over tokens. It overwrites the cache entries at its positions."""
         ...
 
     def read_block(self, state: Any, prefix: Prefix, lengths: Sequence[int]) -> Pass:
-        """Read row b's prefix and ``lengths[b]`` mask tokens, which all attend to each other; results at the masks."""
+        """A pass over row b's prefix and ``lengths[b]`` masks, which all attend to each other; results at the masks."""
         ...
 
     def bytes_for(self, source: int, target: int) -> int:
-        """The memory that the entries of a row with so many positions take."""
+        """Memory of a row's cache entries."""
         ...

@@ -1,9 +1,9 @@
-"""Keys and values of the sentences in flight, addressed by slot and absolute position.
+"""The KV cache, addressed by slot and absolute position.
 
-Knows nothing about what is cached. A query at position p attends to the positions up to p; so a refused token's entry is hidden
-at once and overwritten later, rows have different lengths, and nothing is cropped, shifted or padded.
+A query at position p attends to the positions up to p, so a refused token's entry is hidden at once and overwritten later, and
+rows of different lengths need no cropping, shifting or padding.
 
-L layers, R slots of capacity, B rows in use, T positions of capacity, Q positions written, W numbers an entry.
+L layers, R slots of capacity, B rows in use, T positions of capacity, Q positions written, W numbers per entry.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,7 @@ from specdec_plugins.decoding.values import send
 
 
 class KVCache:
-    """(L, R, T, W) numbers. Grows along R and T as slots and positions are asked for.
-
-    ``zeroed`` memory is for backends that mask: a hidden entry is still multiplied by its weight 0, and must be a number.
-    """
+    """(L, R, T, W), growing along R and T. ``zeroed`` is for backends that mask: they multiply hidden entries by 0."""
 
     def __init__(self, layers: int, width: int, like: Tensor, zeroed: bool = True):
         self.data = like.new_zeros(layers, 0, 0, width)
@@ -26,14 +23,14 @@ class KVCache:
         self._locate()
 
     def _locate(self) -> None:
-        """Note what changes only when the cache grows: asking PyTorch in every pass takes as long as a tenth of a pass."""
+        """Cache what changes only when the cache grows: asking PyTorch in every pass costs a tenth of a pass."""
         self.rows, self.capacity = self.data.shape[1:3]
         self.layout = (self.data.data_ptr(), *self.data.stride()[:2])  # address; numbers from layer to layer, slot to slot
 
     def reserve(self, rows: int, positions: int) -> None:
-        """Make room for positions 0 .. positions-1 of so many slots."""
+        """Make room for so many slots and positions."""
         if rows > self.rows or positions > self.capacity:
-            # At least doubling, so that growth costs little in all; the slots of a batch are mostly asked for at once.
+            # Positions at least double, so that growth is amortised; a batch mostly asks for all its slots at once.
             longer = max(positions, 2 * self.capacity, 32) if positions > self.capacity else self.capacity
             make = self.data.new_zeros if self.zeroed else self.data.new_empty
             grown = make(self.data.size(0), max(rows, self.rows), longer, self.data.size(3))
@@ -46,7 +43,7 @@ class KVCache:
         self.data[layer][slots, positions] = entries
 
     def put(self, rows: Sequence[int], entries: Tensor, layer: int = 0) -> None:
-        """Store ``entries`` (L', N, Q, W) of some layers, from ``layer`` on, at the first positions of slots."""
+        """Store ``entries`` (L', N, Q, W) of the layers from ``layer`` on at the first positions of N slots."""
         self.reserve(max(rows) + 1, entries.size(2))
         self.data[layer : layer + len(entries), span(rows, entries.device), : entries.size(2)] = entries
 
@@ -63,8 +60,7 @@ class KVCache:
         return self.data[layer][slots, positions]
 
     def keep(self, slots: Sequence[int], roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Let the entries at the places ``roots[b] + 1 + node``, for the nodes of ``paths[b]``, follow the one at ``roots[b]``,
-        in the slots ``slots[b]``."""
+        """In ``slots[b]`` move the entries at ``roots[b] + 1 + node``, for the nodes of ``paths[b]``, to follow ``roots[b]``."""
         moves = [
             (slot, root + 1 + node, root + 1 + depth)
             for slot, root, path in zip(slots, roots, paths)
@@ -77,27 +73,22 @@ class KVCache:
 
     @torch.inference_mode()
     def copy(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Copy the first positions of slots into other slots, all at once: ``moves`` are (old slot, new slot, positions)."""
+        """Copy the first positions of slots into others as if at once: ``moves`` are (old slot, new slot, positions)."""
         moves = [move for move in moves if move[2]]
-        if not moves:
-            return
-        self.reserve(max(new for _, new, _ in moves) + 1, 0)
         written = {new for _, new, _ in moves}
-        held = [self.data[:, old, :positions] for old, _, positions in moves]
-        held = [each.clone() if old in written else each for each, (old, _, _) in zip(held, moves)]
-        for each, (_, new, positions) in zip(held, moves):
+        self.reserve(max(written, default=-1) + 1, 0)
+        read = [self.data[:, old, :positions] for old, _, positions in moves]
+        read = [each.clone() if old in written else each for each, (old, _, _) in zip(read, moves)]
+        for each, (_, new, positions) in zip(read, moves):
             self.data[:, new, :positions] = each
 
 
 def span(numbers: Sequence[int], device: torch.device) -> Tensor | slice:
-    """The same as an index; a slice, which copies several times as fast, where they follow each other.
-
-    Not a list: PyTorch would wait for the device with it.
-    """
+    """The numbers as an index: a slice, which copies several times as fast, if consecutive. For a list PyTorch would sync."""
     first, last = numbers[0], numbers[-1]
     return slice(first, last + 1) if list(numbers) == list(range(first, last + 1)) else send(numbers, device)
 
 
 def hide(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to attention scores: minus infinity where ``hidden`` (bool), else 0."""
+    """An additive attention mask: minus infinity where ``hidden`` (bool), else 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))

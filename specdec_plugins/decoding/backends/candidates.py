@@ -1,7 +1,7 @@
-"""The likeliest tokens at each position of a draft, and how likely each is after each of those before it: what trees grow from.
+"""The likeliest tokens at each position of a draft, and their scores after each candidate before them: what trees grow from.
 
-R rows of a pass, K drafted positions, C candidates at each, V vocabulary, G width of the successor network; P = C where what is
-likely depends on the token before, which only a successor network sees, else 1.
+R rows of a pass, K drafted positions, C candidates at each, V vocabulary, G width of the successor network; P = C where scores
+depend on the token before, which takes a successor network, else 1.
 """
 
 import math
@@ -19,36 +19,33 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, warp
 from specdec_plugins.formats.spec import Symbols
 
-CANDIDATES = 16  # tokens a position among which a successor network chooses
+CANDIDATES = 16  # per position, for a successor network or sampling to choose from
 
 
 class Candidates(NamedTuple):
-    """``tokens`` (R, K, C), and ``scores`` (R, K, P, C) log-probabilities among the candidates, after each one before."""
+    """``tokens`` (R, K, C), and ``scores`` (R, K, P, C): log-probabilities among the candidates."""
 
     tokens: list[list[list[int]]]
     scores: list[list[list[list[float]]]]
 
 
 def numbered(symbols: Symbols, vocabulary: Sequence[int] | None) -> Symbols:
-    """The symbols with pad and eos as numbers of logits, -1 where they have no logit.
+    """The symbols with pad and eos as indices of logits, -1 without a logit.
 
-    ``vocabulary`` has the tokens that have logits, in ascending order; None: all.
+    ``vocabulary`` has the tokens with logits, in ascending order; None: all.
     """
     if vocabulary is None:
         return symbols
 
-    def number(token: int) -> int:
-        place = bisect_left(vocabulary, token)
-        return place if vocabulary[place : place + 1] == [token] else -1
+    def index(token: int) -> int:
+        at = bisect_left(vocabulary, token)
+        return at if vocabulary[at : at + 1] == [token] else -1
 
-    return replace(symbols, pad=number(symbols.pad), eos=number(symbols.eos))
+    return replace(symbols, pad=index(symbols.pad), eos=index(symbols.eos))
 
 
 def forbid(logits: Tensor, symbols: Symbols, empty: Tensor | list[int]) -> None:
-    """Ban pad in logits (R, K, V), and eos at the first position of ``empty`` rows: their numbers, or (R,) bool.
-
-    ``symbols`` are `numbered`.
-    """
+    """Ban pad in logits (R, K, V), and eos at the first position of ``empty`` rows: indices, or (R,) bool. See `numbered`."""
     if symbols.pad >= 0:
         logits[..., symbols.pad] = -math.inf
     if symbols.eos < 0:
@@ -63,17 +60,16 @@ def forbid(logits: Tensor, symbols: Symbols, empty: Tensor | list[int]) -> None:
 def candidates_of(
     logits: Tensor, gates: Tensor | None, successor: Successor | None, vocabulary: Sequence[int] | None, prefix: Prefix
 ) -> Candidates:  # fmt: skip
-    """By logits (R, K, V), and gates (R, K, G) with a successor network; ``vocabulary`` has the tokens that the logits
-    are of.
+    """By logits (R, K, V), and gates (R, K, G) with a successor network: never pad, and no eos in an empty output.
 
-    Never pad, and no eos in an empty output. In rows that draw their tokens what they warp is warped; under the coupled rule the
-    noise counts, too, by which the verifier draws, so that the scores say which token it will draw.
+    In rows that sample, scores are warped; under the coupled rule they include the noise that the verifier draws with, and so
+    predict its sample.
     """
     device, logits = logits.device, logits.clone()
     forbid(logits, numbered(prefix.symbols, vocabulary), [row for row, output in enumerate(prefix.outputs) if not output])
     few, numbers = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
     tokens = numbers if vocabulary is None else torch.tensor(vocabulary, device=device)[numbers]
-    totals = few[:, :, None].double()  # (R, K, 1, C); in float64, so that rounding, which may depend on R, changes no tree
+    totals = few[:, :, None].double()  # (R, K, 1, C) float64: rounding, which may depend on R, must change no tree
     if successor is not None and gates is not None:
         before = successor.tokens[numbers[:, :-1]]  # (R, K-1, C, G)
         relation = torch.relu(gates[:, 1:, None] + before)

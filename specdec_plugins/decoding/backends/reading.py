@@ -1,6 +1,6 @@
-"""What a pass reads, and what it returns.
+"""What a pass reads and returns.
 
-B rows, of which a recorded pass makes R >= B, Q tokens read, K guesses, N positions or vectors, D width.
+B rows, R >= B rows computed by a recorded pass, K guesses, N positions or embeddings, D width.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ NOT_WANTED = "this pass was not asked for that: name it in `Reading.want`"
 class Visible(NamedTuple):
     """The positions that a pass attends to, if not all.
 
-    Of the target: the first ``sinks`` and the last ``window`` up to and including a query's own. Of the source: ``sources`` (B,
-    N) int64, ascending in each row; numbers from a source's length on stand for none.
+    Of the target: the first ``sinks`` and the last ``window`` up to a query's own. Of the source: ``sources`` (B, N) int64,
+    ascending in each row; numbers past a source's end are padding.
     """
 
     sinks: int
@@ -28,13 +28,13 @@ class Visible(NamedTuple):
 class Reading(NamedTuple):
     """Row b reads ``tokens[b]`` from position ``positions[b]`` on; each token attends to those before it.
 
-    * ``firsts``: results start at row b's token number ``firsts[b]``; None: at the first.
-    * ``guesses`` (R, K): further tokens of each row that are still on the device, after the one in ``tokens``.
-    * ``embeddings`` (N, D): vectors to read in place of tokens, which then number them.
+    * ``firsts``: results start at row b's token ``firsts[b]``; None: at the first.
+    * ``guesses`` (R, K): tokens still on the device, to follow the one in ``tokens``.
+    * ``embeddings`` (N, D): vectors to read in place of tokens, which then index them.
     * ``parents``: the last ``len(parents[b])`` tokens of row b are a tree, as in a `TreeDraft`, whose root is the token before
-      them. Each attends to its ancestors, takes the position after its parent's, and has the result that it has in a chain along
-      its path. Entries lie in the order of the tokens until `RowState.keep` moves a path.
-    * ``visible``: queries attend to these positions alone, as if there were no others.
+      them. Each has the position, the context and the result of a chain along its path. Entries lie in the order of the tokens
+      until `RowState.keep` moves a path.
+    * ``visible``: the only positions that queries attend to.
     * ``want``: what the pass returns besides logits.
 
     ``guesses``, ``embeddings``, ``parents`` and ``visible`` exclude one another.

@@ -1,7 +1,4 @@
-"""The sources of a batch's rows: one slot per source, shared by the rows that were forked from one another.
-
-Knows nothing about what is cached. B rows, S source positions.
-"""
+"""The sources of a batch's rows: one slot per source, shared by forked rows. S source positions."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -11,25 +8,22 @@ import torch
 from specdec_plugins.decoding.backends.cache import KVCache
 from specdec_plugins.decoding.values import Source
 
-# Writes the cross-attention entries of some sentences of a source, given by number, into slots of a cache.
+# Writes the cross-attention entries of a source's sentences, given by index, into slots of a cache.
 Remember = Callable[[Source, Sequence[int], KVCache, Sequence[int]], None]
 
 
 class Slots:
-    """Reference-counted slot numbers; the lowest free one is handed out first."""
+    """Reference-counted slots; the lowest free one is taken first. Slots 0 .. ``taken``-1 are in use at the start."""
 
     def __init__(self, taken: int = 0) -> None:
-        """With slots 0 .. taken-1 in use."""
         self.users = dict.fromkeys(range(taken), 1)
         self._free: list[int] = []
         self.bound = taken  # one more than the highest slot ever taken
 
     def take(self) -> int:
         """A free slot, with one user."""
-        if self._free:
-            slot = heapq.heappop(self._free)
-        else:
-            slot, self.bound = self.bound, self.bound + 1
+        slot = heapq.heappop(self._free) if self._free else self.bound
+        self.bound = max(self.bound, slot + 1)
         self.users[slot] = 1
         return slot
 
@@ -39,7 +33,7 @@ class Slots:
         return slot
 
     def release(self, slot: int) -> bool:
-        """Drop one user. Returns whether it was the last one, so that the slot is free."""
+        """Drop one user. Returns whether the slot is now free."""
         self.users[slot] -= 1
         if self.users[slot]:
             return False
@@ -49,14 +43,14 @@ class Slots:
 
 
 class Sources:
-    """Keys and values of each row's source, encoded when they are first read."""
+    """Keys and values of each row's source, encoded when first read."""
 
     def __init__(self, cache: KVCache, remember: Remember):
         self.cache, self._remember = cache, remember
         self.slots: list[int] = []  # by row
         self.lengths: list[int] = []  # by row
         self._slots = Slots()
-        self._due: dict[int, tuple[Source, int]] = {}  # by slot, until it is encoded: its source and its number there
+        self._due: dict[int, tuple[Source, int]] = {}  # slots to encode: their source, and the index in it
 
     @property
     def longest(self) -> int:
@@ -72,8 +66,8 @@ class Sources:
             self.lengths.append(length)
 
     def encode(self) -> None:
-        """Encode what was not read yet."""
-        if self._due:
+        """Encode what was not encoded yet."""
+        if self._due:  # checked apart, as a pass should not enter inference mode for nothing
             self._encode()
 
     @torch.inference_mode()
@@ -92,7 +86,7 @@ class Sources:
         self.slots, self.lengths = kept, [self.lengths[row] for row in order]
 
     def compact(self) -> bool:
-        """Move row b's source to slot b, unless rows share sources. Returns whether all lie there."""
+        """Move row b's source to slot b, unless rows share sources. Returns whether all are there."""
         rows = len(self.slots)
         if self.slots == [*range(rows)]:
             return True

@@ -1,1 +1,1 @@
-"""Drafters' networks as torch modules, with their losses and what these need. Knows no fairseq."""
+"""Drafters' networks as torch modules, and their losses. Independent of fairseq."""

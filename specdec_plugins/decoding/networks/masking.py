@@ -44,7 +44,7 @@ def lengths(target: Tensor, pad: int) -> Tensor:
 
 
 def random_starts(target_lengths: Tensor) -> Tensor:
-    """(B,) prefix lengths, uniform over 0 .. length - 1, from torch's global generator."""
+    """(B,) prefix lengths, uniform over 0 .. length - 1."""
     uniform = torch.rand(target_lengths.shape, device=target_lengths.device, dtype=torch.float64)
     return (uniform * target_lengths).long()
 

@@ -1,8 +1,8 @@
-"""How a pass is run: eagerly, or, on a GPU, recorded once and replayed.
+"""Runs passes eagerly, or, on a GPU, records each once as a CUDA graph and replays it.
 
-A pass consists of hundreds of small kernels, and the host takes longer to launch them than the GPU to compute them. A CUDA graph
-launches them all at once, but it only repeats what was recorded: the same kernels, on the same memory. So a pass is a function of
-tensors of few different sizes, and of settings, each combination of which has its own recording.
+The host takes longer to launch a pass's hundreds of small kernels than the GPU to compute them. A CUDA graph launches them all at
+once, but repeats the same kernels on the same memory. So passes are functions of tensors of few different sizes and of settings,
+and each combination has its own recording.
 """
 
 import logging
@@ -18,19 +18,19 @@ from torch import Tensor
 from specdec_plugins.decoding.backends.cache import KVCache
 
 log = logging.getLogger(__name__)
-Inputs = Mapping[str, Tensor | tuple[Tensor, ...]]  # by the function's parameters; tuples are NamedTuples
+Inputs = Mapping[str, Tensor | tuple[Tensor, ...]]  # by parameter; tuples are NamedTuples
 Results = Mapping[str, Tensor]
 Function = Callable[..., Results]
-Record = Callable[[Callable[[], None]], Callable[[], Any]]  # records a function, and returns one that repeats it
-MOST_BYTES = 2 << 30  # of all recordings, where nothing else is said
-GRAPH_BYTES = 2 << 20  # that a recording takes besides its inputs and results: assumed for some hundred kernels, not measured
+Record = Callable[[Callable[[], None]], Callable[[], Any]]  # records a function, and returns one that replays it
+MOST_BYTES = 2 << 30  # default limit of all recordings
+GRAPH_BYTES = 2 << 20  # of a recording besides inputs and results: an assumption for some hundred kernels, not measured
 
 
 class Runner(Protocol):
     recordings: int  # made so far
 
     def round(self, size: int, unit: int = 1) -> int:
-        """The size to compute where ``size`` is needed: a multiple of ``unit``."""
+        """The size to compute for a needed ``size``: a multiple of ``unit``."""
         ...
 
     def run(
@@ -41,7 +41,7 @@ class Runner(Protocol):
 
 
 class Eager:
-    """Runs every function at once."""
+    """Runs every function as it is."""
 
     recordings = 0
 
@@ -58,19 +58,19 @@ EAGER = Eager()
 
 
 class Recorder:
-    """Records a function the first time that it is run with inputs of these sizes, these caches and these settings.
+    """Records a function when it first runs with inputs of these sizes, these caches and these settings.
 
-    If a recording fails, or does not give the function's results, that is logged, and from then on every function runs eagerly.
+    If a recording fails or gives wrong results, it logs a warning and runs everything eagerly from then on.
     """
 
     def __init__(self, record: Record, most: int = MOST_BYTES):
         self.record: Record | None = record
-        self.most = most  # bytes of the recordings that are kept: those used last
+        self.most = most  # bytes; recordings that were not used for longest go first
         self.held = self.recordings = 0
         self.known: OrderedDict[Hashable, Recording] = OrderedDict()
 
     def round(self, size: int, unit: int = 1) -> int:
-        """The next of ``unit``, 2 ``unit``, 4 ``unit``, ...: few sizes, and less than half of one wasted."""
+        """The next of ``unit``, 2 ``unit``, 4 ``unit``, ...: few sizes, and less than half of each wasted."""
         return unit << (max(1, -(-size // unit)) - 1).bit_length()
 
     def run(
@@ -88,7 +88,7 @@ class Recorder:
                 recording = Recording(self.record, call, inputs)
                 self.held += recording.bytes
         except RuntimeError as error:  # PyTorch's and CUDA's own
-            log.warning("passes run without CUDA graphs, several times as slowly: %s", str(error).partition("\n")[0])
+            log.warning("passes run without CUDA graphs, several times slower: %s", str(error).partition("\n")[0])
             self.record, self.held = None, 0
             self.known.clear()
             return call(**inputs)
@@ -99,21 +99,20 @@ class Recorder:
 
 
 class Recording:
-    """What a function does, on memory of its own for inputs and results."""
+    """A recorded function with its own memory for inputs and results."""
 
     def __init__(self, record: Record, call: Function, inputs: Inputs):
-        """Raises RuntimeError if that does not work."""
+        """Raises RuntimeError if recording fails."""
         self.inputs = cloned(inputs)
-        # Clones here and below: a function may overwrite its inputs.
-        first = call(**cloned(inputs))
-        self.results = {name: torch.zeros_like(each) for name, each in first.items()}  # not where intermediate results lie
+        first = call(**cloned(inputs))  # cloned here and below, as a function may overwrite its inputs
+        self.results = {name: torch.zeros_like(each) for name, each in first.items()}  # apart from intermediate results
         self.bytes = GRAPH_BYTES + sum(each.nbytes for each in (*flat(self.inputs), *self.results.values()))
 
         def compute() -> None:
             for name, result in call(**cloned(self.inputs)).items():
                 self.results[name].copy_(result)
 
-        # All that is recorded runs before: loading kernels and choosing libraries' algorithms cannot be recorded.
+        # Runs before it is recorded: loading kernels and choosing libraries' algorithms cannot be recorded.
         compute()
         expected = {name: each.clone() for name, each in self.results.items()}
         self.replay = record(compute)
@@ -123,11 +122,11 @@ class Recording:
         if not all(
             torch.allclose(one.float(), again[name].float(), 0.01, 0.01, equal_nan=True) for name, one in expected.items()
         ):
-            raise RuntimeError("a recorded pass does not give what the pass gives")
+            raise RuntimeError("a recorded pass gives other results than the pass")
 
     def __call__(self, inputs: Inputs) -> Results:
-        for place, each in zip(flat(self.inputs), flat(inputs)):
-            place.copy_(each)
+        for own, each in zip(flat(self.inputs), flat(inputs)):
+            own.copy_(each)
         self.replay()
         return self.results
 
@@ -145,10 +144,9 @@ def cloned(inputs: Inputs) -> Inputs:
 
 
 def cuda_graphs(device: torch.device) -> Record:
-    """Records what a GPU is given to do. All recordings share the memory for intermediate results.
+    """Records CUDA graphs, which share memory for intermediate results.
 
-    Without `torch.cuda.graph`, which leaves its stream current if a recording fails, and gives all unused memory back to the
-    driver before each of them.
+    Avoids `torch.cuda.graph`, which leaves its stream current if a recording fails, and empties the allocator's cache each time.
     """
     with torch.cuda.device(device):
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
@@ -161,7 +159,7 @@ def cuda_graphs(device: torch.device) -> Record:
             try:
                 compute()
             except BaseException:
-                with suppress(RuntimeError):  # it says only that something failed before
+                with suppress(RuntimeError):  # repeats that the recording failed
                     graph.capture_end()
                 raise
             graph.capture_end()

@@ -1,7 +1,4 @@
-"""The acceptance rules on a device, as one function of tensors that a GPU can record.
-
-R rows, K drafted tokens, V vocabulary.
-"""
+"""The acceptance rules as one function of tensors that a GPU can record. R rows, K drafted tokens, V vocabulary."""
 
 import math
 import struct
@@ -24,7 +21,7 @@ def judge(
     runner: Runner, logits: Tensor, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance],
     draws: Sequence[Draws | None] | None = None,
 ) -> Verdict:  # fmt: skip
-    """Judge a draft by logits (R, K+1, V), R >= B: position j chooses the token after the first j drafted ones."""
+    """Judge a draft by logits (R, K+1, V): position j chooses the token after the first j drafted ones."""
     logits = pad_rows(logits, runner.round(len(logits)))
     device_draft = draft if isinstance(draft, DeviceDraft) else None
     if device_draft is not None:
@@ -60,7 +57,7 @@ def judge(
 
 
 def bits(number: float) -> int:
-    """A float64 as the int64 with the same bits, so that it travels in a table of whole numbers."""
+    """A float64 as the int64 with the same bits, to travel in a table of integers."""
     return struct.unpack("q", struct.pack("d", number))[0]
 
 
@@ -69,11 +66,11 @@ def _judge(
     guesses: Tensor | None = None, repeats: Tensor | None = None, drawing: Table | None = None,
     distribution: Distribution | None = None,
 ) -> Results:  # fmt: skip
-    """One tensor (R, 3 + K + 1 + K), ``judged``, so that a single transfer brings it to the host: each waits for the GPU.
+    """One float64 tensor (R, 3 + K + 1 + K), ``judged``, as each transfer to the host waits for the GPU.
 
-    Its columns: tokens accepted, the own token, whether the limit forced it, K + 1 scores, and the drafted tokens, in float64,
-    which holds token ids exactly. ``table`` (R, `COLUMNS` + K) has the drafted tokens, unless they are the ``guesses`` (R, K) of
-    a `DeviceDraft`. ``repeats`` and ``most`` are as in `repeat_table`; ``distribution`` is what drafted tokens were drawn from.
+    Its columns: tokens accepted, the own token, whether the limit forced it, K + 1 scores, the drafted tokens. The drafted tokens
+    come in ``table`` (R, `COLUMNS` + K), or as ``guesses`` (R, K) of a `DeviceDraft`. ``repeats`` and ``most`` are as in
+    `repeat_table`; ``distribution`` is what drafted tokens were drawn from.
     """
     width = logits.size(1) - 1
     offered, minimum, room, beta, tau, rest = table.tensor_split((1, 2, 3, 4, 5), 1)  # (R, 1) five times, (R, ..)
@@ -91,7 +88,7 @@ def _judge(
         mine = drawing.temperature > 0
         passes, best, cut = (torch.where(mine, one, other) for one, other in zip(drawn, (passes, best, cut)))
     passes &= torch.arange(width, device=passes.device) < offered
-    if guesses is not None:  # nothing is offered after eos: the host has clipped its own drafts there
+    if guesses is not None:  # nothing is offered after eos; the host has clipped its own drafts there
         ends = (tokens == constraints.symbols.eos).long()
         passes &= ends.cumsum(1) == ends
     accepted = passes.long().cumprod(1).sum(1, keepdim=True)  # (R, 1) up to the first refusal
@@ -108,9 +105,8 @@ def _draw(
     logits: Tensor, table: Table, tokens: Tensor, offered: Tensor, rejects: bool, distribution: Distribution | None, eos: int,
     room: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """By the rules for sampling: (R, K) bool, whether the drafted ``tokens`` (R, K) are accepted; (R, K+1) the verifier's own
-    tokens; (R, K+1) bool, whether only the limit makes them eos.
-    """
+    """By the sampling rules: which drafted ``tokens`` (R, K) are accepted (R, K) bool, the verifier's own tokens (R, K+1), and
+    which of these only the limit makes eos (R, K+1) bool."""
     width = tokens.size(1)
     weights = warp(logits, table, tokens)
     own = coupled.choose(weights, table)
@@ -126,10 +122,8 @@ def _draw(
 
 
 def _tolerates(logits: Tensor, best: Tensor, tokens: Tensor, beta: Tensor, tau: Tensor) -> Tensor:
-    """(R, K) bool: whether a token ranks among the ``beta`` (R, 1) best and lies within ``tau`` (R, 1) nats of the best.
-
-    Xia et al. 2023, section 3.3.
-    """
+    """(R, K) bool: whether a token is among the ``beta`` (R, 1) best and within ``tau`` (R, 1) nats of the best (Xia et al. 2023,
+    section 3.3)."""
     top, own = (logits.gather(2, each[..., None]) for each in (best, tokens))  # (R, K, 1)
     near = (top.float() - own.float() <= tau[..., None]) & (own > -math.inf)
     earlier = torch.arange(logits.size(-1), device=logits.device) < tokens[..., None]  # (R, K, V)

@@ -1,7 +1,7 @@
-"""A Transformer's passes in PyTorch: on GPUs, in float64, and for models that the CPU kernels do not compute.
+"""A Transformer's passes in PyTorch: on GPUs, in float64, and for models that the CPU kernels cannot run.
 
-B rows, which become R >= B where a recorded pass computes more, Q tokens read in a pass, W of them with a prediction, K guesses,
-S source positions, T positions in the cache, D width, V vocabulary.
+B rows, R >= B rows computed by a recorded pass, Q tokens read, W of them with a prediction, K guesses, S source positions,
+T positions in the cache, D width, V vocabulary.
 """
 
 import weakref
@@ -77,7 +77,6 @@ class TorchPass:
         return self.results.get("gates")
 
     def with_logits(self, logits: Tensor) -> "TorchPass":
-        """The same pass with other logits."""
         return replace(self, results={**self.results, "logits": logits})
 
     @torch.inference_mode()
@@ -96,28 +95,28 @@ class TorchPass:
 
 
 class Extent(NamedTuple):
-    """How far a pass reads, and what it need not hide: what a recording of it is bound to."""
+    """How far a pass reads and what it masks: settings that a recording is bound to."""
 
     seen: int  # T target positions
     read: int  # S source positions
     results: int  # W predictions a row
     alone: bool  # whether each row's only query is at its last position
     even: bool  # whether no source is padded
-    chosen: bool  # whether some rows' first tokens need no prediction
-    near: tuple[int, int] | None  # (sinks, window): the target positions that are read of those seen
+    chosen: bool  # whether some tokens need no prediction
+    near: tuple[int, int] | None  # (sinks, window) of the target, if not all is read
     want: Want
-    shared: bool  # whether rows share sources, which then lie in other slots than the rows
+    shared: bool  # whether rows share sources, which are then gathered
 
 
 class TorchModel:
-    """A `Transformer` and its passes, each of which ``runner`` runs eagerly or records."""
+    """A `Transformer` whose passes ``runner`` runs eagerly or records."""
 
     def __init__(self, transformer: Transformer, runner: Runner = EAGER):
         self.transformer, self.spec, self.runner = transformer, transformer.spec, runner
         self.target_embeddings = transformer.decoder.embedding.tokens
         vocabulary = transformer.decoder.vocabulary
         self.vocabulary = None if vocabulary is None else vocabulary.tolist()  # the token of each logit, if not all have one
-        self.idle: list[tuple[KVCache, KVCache]] = []  # of states that are gone: recordings are bound to their memory
+        self.idle: list[tuple[KVCache, KVCache]] = []  # of former states: recordings are bound to their memory
 
     @property
     def recordings(self) -> int:
@@ -127,13 +126,10 @@ class TorchModel:
     def source_vocabulary(self) -> int:
         return len(self.transformer.encoder.embedding.tokens)
 
-    # ---- what a row keeps
-
     def start(self, rows: int) -> DenseState:
-        """A state without rows."""
         decoder = self.transformer.decoder
         width, like = decoder.entry, decoder.embedding.tokens
-        layers = len(decoder.layers) + (decoder.copy is not None)  # the source copy's entries are a last layer
+        layers = len(decoder.layers) + (decoder.copy is not None)
         cache, sources = self.idle.pop() if self.idle else (KVCache(layers, width, like), KVCache(layers, width, like))
         state = DenseState(cache, Sources(sources, self._remember))
         if self.runner is not EAGER:
@@ -145,7 +141,7 @@ class TorchModel:
         return (source + target) * len(decoder.layers) * decoder.entry * decoder.embedding.tokens.element_size()
 
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, rows: Sequence[int]) -> None:
-        """Write what belongs to some sentences of a source: cross-attention entries, and keys and values of the source copy."""
+        """See `Remember`. The source copy's keys and values are a last layer."""
         encoder, decoder = self.transformer.encoder, self.transformer.decoder
         if decoder.memory is None:
             return
@@ -155,19 +151,15 @@ class TorchModel:
         if decoder.copy is not None:
             cache.put(rows, encoder.embedding.copied(source.tokens[chosen], decoder.copy), len(decoder.layers))
 
-    # ---- passes
-
     @torch.inference_mode()
     def encode(self, source: Source) -> Tensor:
         return source.encoded_by(self.transformer.encoder)
 
     def linear(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
-        """See `LoadedModel.linear`."""
         like = self.target_embeddings
         return Linear(weight.to(like), bias.to(like))
 
     def heads(self, weight: Tensor, bias: Tensor, reads_token: bool) -> Callable[[Tensor, Sequence[int]], Tensor]:
-        """See `LoadedModel.heads`."""
         linear, embedding = self.linear(weight, bias), self.transformer.decoder.embedding
 
         def vectors(states: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -176,13 +168,11 @@ class TorchModel:
         return vectors
 
     def beginning(self, query: Tensor, weight: Tensor, bias: Tensor) -> Callable[[Tensor], Tensor]:
-        """See `LoadedModel.beginning`."""
         like = self.target_embeddings
         return partial(beginning, query=query.to(like), weight=weight.to(like), bias=bias.to(like))
 
     @torch.inference_mode()
     def read(self, state: DenseState, reading: Reading) -> TorchPass:
-        """See `LoadedModel.read`."""
         state.encode()
         tokens, positions, firsts, guesses, embeddings, parents, visible, want = reading
         runner, cache, sources = self.runner, state.cache, state.sources.cache
@@ -190,7 +180,7 @@ class TorchModel:
         results = max(len(row) - first for row, first in zip(tokens, firsts))
         width = runner.round(max(map(len, tokens)), results)
         padding = runner.round(len(tokens)) - len(tokens)
-        # One transfer to the device, not four. Rows of padding read at position 0 of a source with one token.
+        # One transfer to the device, not four. Padding rows read at position 0 of a source with one token.
         lines = [(position, first, length, slot, *row, *[0] * (width - len(row))) for position, first, length, slot, row
                  in zip(positions, firsts, state.sources.lengths, state.sources.slots, tokens)]  # fmt: skip
         table = send([*lines, *[(0, 0, 1, 0, *[0] * width)] * padding], cache.data.device)
@@ -228,8 +218,8 @@ class TorchModel:
     ) -> Results:  # fmt: skip
         """A pass's results. ``table`` (R, 4 + Q) has each row's position, first result, source length, source slot and tokens.
 
-        ``guesses`` (R, K) follow the tokens; tokens number ``vectors`` (N, D); in trees a token sees another one if ``family``
-        (R, Q, Q) bool says so; ``listed`` (R, N) are the source positions to read.
+        ``guesses`` (R, K) follow the tokens; tokens index ``vectors`` (N, D); ``family`` (R, Q, Q) bool says which tokens of a
+        tree see which; ``listed`` (R, N) are the source positions to read.
         """
         seen, read, near = extent.seen, extent.read, extent.near
         decoder, device, rows = self.transformer.decoder, table.device, len(table)
@@ -245,7 +235,7 @@ class TorchModel:
             mask = hide(hidden, cache.data.dtype)[:, None]
         elif family is not None:
             positions = start + family.sum(-1) - 1
-            after = torch.arange(seen, device=device) - start  # (R, T) how far from the pass's first place
+            after = torch.arange(seen, device=device) - start  # (R, T) distance from the pass's first entry
             within = family.gather(2, after.clamp(0, width - 1)[:, None].expand(-1, width, -1))  # (R, Q, T)
             hidden = ((after < 0)[:, None] | within & (after < width)[:, None]).logical_not()
             mask = hide(hidden, cache.data.dtype)[:, None]  # (R, 1, Q, T)
@@ -298,7 +288,7 @@ class TorchModel:
 
     @torch.inference_mode()
     def read_block(self, state: DenseState, prefix: Prefix, lengths: Sequence[int]) -> TorchPass:
-        """See `LoadedModel.read_block`. Positions are added before every layer, as in the published drafter."""
+        """Positions are added before every layer, as in the published drafter."""
         state.encode()
         decoder, committed = self.transformer.decoder, prefix.lengths
         masks = send(lengths, committed.device)  # (B,)
@@ -306,7 +296,7 @@ class TorchModel:
         longest = max(len(output) + length for output, length in zip(prefix.outputs, lengths))
         place = torch.arange(max(longest, prefix.longest), device=committed.device)
         positions = decoder.embedding.place(place)  # (T, D)
-        # (B, K) where each row's masks are; a row with fewer masks repeats its last position
+        # (B, K) positions of each row's masks; a row with fewer repeats its last one
         where = committed[:, None] + torch.minimum(place[:width], (masks[:, None] - 1).clamp(min=0))
         where = where.clamp(max=len(place) - 1)
         row = torch.arange(len(prefix), device=committed.device)[:, None]
@@ -318,7 +308,7 @@ class TorchModel:
         x = decoder.embedding.embed(tokens)  # (B, T, D)
         if decoder.copy is not None:
             x[row, where] = attention(positions[where], state.read_sources(len(decoder.layers)), 1, state.source_mask, scale=1.0)
-        # A row without masks still attends to something, so that no softmax is over nothing.
+        # A row without masks still attends to one position, as a softmax over nothing is NaN.
         mask = hide(place >= ends.clamp(min=1), x.dtype)[:, None, None]
 
         def attend(queries: Tensor, entries: Tensor) -> Tensor:
@@ -333,13 +323,10 @@ class TorchModel:
                 return attention(queries, state.read_sources(index), decoder.heads, state.source_mask)
 
             x = layer(x, attend, cross_attend, keep=(row, where) if layer is decoder.layers[-1] else None)
-        return TorchPass(self, self._results(x))  # the last layer went on with the masks alone
-
-    # ---- choosing
+        return TorchPass(self, self._results(x))  # of the masks: the last layer dropped the rest
 
     def choose(self, logits: Tensor, gates: Tensor | None, prefix: Prefix, plan: Plan) -> DeviceDraft:
-        """The likeliest tokens by logits (R, K, V), and gates (R, K, G) if the model has a successor network; those that are
-        drawn, in rows that draw."""
+        """See `Pass.choose`; by logits (R, K, V), and gates (R, K, G) of a successor network."""
         device, draws = logits.device, prefix.draws()
         sizes = send([*map(len, prefix.outputs), *[1] * (len(logits) - len(prefix))], device)
         inputs: dict[str, Tensor | tuple[Tensor, ...]] = {"logits": logits, "sizes": sizes}
@@ -357,9 +344,9 @@ class TorchModel:
         self, symbols: Symbols, confident: bool, logits: Tensor, sizes: Tensor, gates: Tensor | None = None,
         table: Table | None = None,
     ) -> Results:  # fmt: skip
-        """``tokens`` (R, K) by logits, which are overwritten; ``sizes`` (R,) is 0 where nothing is committed.
+        """``tokens`` (R, K) by logits, which it overwrites; ``sizes`` (R,) are those of the outputs.
 
-        A ``table``, for rows that draw, adds ``candidates`` and ``probabilities`` of a `Distribution`; ``confident`` adds
+        A ``table``, for rows that sample, adds ``candidates`` and ``probabilities`` of a `Distribution`; ``confident`` adds
         ``confidence`` (R, K).
         """
         forbid(logits, symbols, sizes == 0)
@@ -399,7 +386,7 @@ class TorchModel:
 
 
 def window_of(places: Tensor, sinks: int, window: int) -> tuple[Tensor, Tensor]:
-    """Positions (R, N) of which queries at ``places`` (R, Q), one after the other, see some, and (R, Q, N) which each does not.
+    """The positions (R, N) that consecutive queries at ``places`` (R, Q) see, and which of them each does not: (R, Q, N) bool.
 
     A query sees the first ``sinks`` and the last ``window`` up to its own.
     """
@@ -407,12 +394,12 @@ def window_of(places: Tensor, sinks: int, window: int) -> tuple[Tensor, Tensor]:
     recent = places[:, :1] + torch.arange(1 - window, places.size(1), device=places.device)
     positions, own = torch.cat([first, recent], 1)[:, None], places[..., None]
     hidden = (positions < 0) | (positions > own) | (positions <= own - window) & (positions >= sinks)
-    hidden[..., :sinks] |= (first >= recent[:, :1])[:, None]  # which are among the recent ones
+    hidden[..., :sinks] |= (first >= recent[:, :1])[:, None]  # those that are also recent
     return positions[:, 0].clamp(min=0), hidden
 
 
 def ancestry(parents: Sequence[Sequence[int]], rows: int, width: int) -> Tensor:
-    """(R, Q, Q) bool: whether token k of a row is another one or follows it, by its ``parents``; padding follows nothing."""
+    """(R, Q, Q) bool: whether token k of a row is another token or descends from it by its ``parents``."""
     sees = np.broadcast_to(np.eye(width, dtype=bool), (rows, width, width)).copy()
     for row, tree in zip(sees, parents):
         for token, parent in enumerate(tree):

@@ -1,12 +1,10 @@
-"""Tensor parallel: each rank computes a part of every layer (Shoeybi et al. 2019, arXiv 1909.08053).
+"""Tensor parallelism: each rank computes a part of every layer (Shoeybi et al. 2019, arXiv 1909.08053).
 
-Of attention a rank has some heads, with their rows of the query, key and value projections and their columns of the output
-projection, and its cache holds the keys and values of these heads alone; of the feed-forward part some hidden units; of the
-output projection the logits of some tokens. Parts need not be of one size. Sums of partial products are added up after
-attention and after the feed-forward part, and logits are put together, so that every rank goes on with the same numbers.
+A rank has some attention heads with their keys and values, some feed-forward units, and the logits of some tokens; parts may
+differ in size. All-reduces after attention and feed-forward, and gathering the logits, give every rank the same numbers.
 
-Embeddings are whole on every rank: a pass reads a row of them for each token, so that a split would cost it an exchange more and
-save no time. So are norms, and what a drafter has beside its Transformer.
+Embeddings are whole on every rank: a pass reads one row per token, so splitting them would add an exchange and save no time. So
+are norms, and a drafter's own weights.
 
 D width, H heads, F hidden units, V vocabulary, I and O inputs and outputs of a linear layer.
 """
@@ -41,10 +39,10 @@ Part = TypeVar("Part")
 def load_parts(
     verifier: Model, drafter: DrafterModel | None, ranks: Ranks, drafting: Ranks | None, device: torch.device, dtype: torch.dtype
 ) -> tuple[Transformer, Transformer | None]:
-    """This rank's parts of both models, on ``device``: of the verifier as one of ``ranks``, of the drafter as one of
-    ``drafting``, None where it is none of these, or the drafter no Transformer. Whole models are in the CPU's memory alone.
+    """This rank's parts of both models: of the verifier as one of ``ranks``, of the drafter as one of ``drafting``, None without
+    ``drafting`` or if the drafter is not a Transformer. Whole models are loaded on the CPU only.
 
-    Raises UnsupportedModel as `load_pair`, and with everything that cannot be split.
+    Raises UnsupportedModel as `load_pair` does, and for what cannot be split.
     """
     model, other = load_pair(verifier, drafter if drafting else None, "cpu", dtype)
     split = Split(device)
@@ -54,7 +52,7 @@ def load_parts(
 
 @dataclass(frozen=True)
 class SummedLinear(Linear):
-    """A rank's columns of a linear layer: ``weight`` (O, part of I), whose products are partial sums; the bias is added once."""
+    """A rank's columns of a linear layer: ``weight`` (O, part of I), whose products are partial sums."""
 
     ranks: Ranks
 
@@ -63,7 +61,7 @@ class SummedLinear(Linear):
 
 
 class PartOfDecoder(Decoder):
-    """A decoder of which this rank has a part."""
+    """This rank's part of a decoder."""
 
     def __init__(self, parts: dict[str, Any], ranks: Ranks, vocabulary: int):
         vars(self).update(parts)
@@ -77,14 +75,14 @@ class PartOfDecoder(Decoder):
 
 
 class Split:
-    """Makes parts of models. What models have in common, such as tied tables, their parts have in common, too."""
+    """Makes parts of models; what models share, such as tied tables, their parts share."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._made: dict[int, tuple[Any, Any]] = {}  # by the identity of a whole: that, to keep it alive, and its part
+        self._made: dict[int, tuple[Any, Any]] = {}  # by identity: a whole, kept alive, and its part
 
     def transformer(self, whole: Transformer, ranks: Ranks, name: str) -> Transformer:
-        """A part of a model, which errors call ``name``."""
+        """This rank's part of a model, which errors call ``name``."""
         if faults := obstacles(whole, ranks.size):
             raise UnsupportedModel("; ".join(f"{name} {fault}" for fault in faults))
         encoder = self._once(whole.encoder, lambda each: self._encoder(each, ranks))
@@ -94,15 +92,15 @@ class Split:
         part = copy(whole)
         part.embedding, part.norm = self._embedding(whole.embedding), self._norm(whole.norm)
         part.layers = [self._layer(layer, ranks, whole.heads) for layer in whole.layers]
-        part.heads = extent(ranks.share(whole.heads))
+        part.heads = len(range(*ranks.share(whole.heads)))
         return part
 
     def _decoder(self, whole: Decoder, ranks: Ranks) -> Decoder:
         embedding, heads = self._embedding(whole.embedding), ranks.share(whole.heads)
         memory, tokens = whole.memory, ranks.share(len(whole.projection))
-        tied = whole.projection is whole.embedding.tokens  # then a view of it takes no memory of its own
+        tied = whole.projection is whole.embedding.tokens  # a view of it takes no memory
         parts = {
-            "embedding": embedding, "heads": extent(heads), "norm": self._norm(whole.norm),
+            "embedding": embedding, "heads": len(range(*heads)), "norm": self._norm(whole.norm),
             "layers": [self._layer(layer, ranks, whole.heads) for layer in whole.layers],
             "memory": memory and self._rows(memory, heads, whole.heads, 2 * len(whole.layers)),
             "projection": embedding.tokens[slice(*tokens)] if tied else self._taken(whole.projection[slice(*tokens)]),
@@ -113,8 +111,8 @@ class Split:
         return PartOfDecoder(parts, ranks, len(whole.projection))
 
     def _layer(self, whole: Layer, ranks: Ranks, count: int) -> Layer:
-        part, heads, units = copy(whole), ranks.share(count), ranks.share(len(whole.fc1.bias))
-        hidden = len(whole.fc1.bias)
+        part, heads, hidden = copy(whole), ranks.share(count), len(whole.fc1.bias)
+        units = ranks.share(hidden)
         part.qkv, part.out = self._rows(whole.qkv, heads, count, 3), self._columns(whole.out, heads, count, ranks)
         part.fc1, part.fc2 = self._rows(whole.fc1, units, hidden), self._columns(whole.fc2, units, hidden, ranks)
         part.norm, part.final_norm = self._norm(whole.norm), self._norm(whole.final_norm)
@@ -125,7 +123,7 @@ class Split:
         return part
 
     def _rows(self, whole: Linear, share: tuple[int, int], count: int, projections: int = 1) -> Linear:
-        """The outputs that belong to a ``share`` of ``count`` heads or units, in each of so many projections side by side."""
+        """The outputs of a ``share`` of ``count`` heads or units, in each of so many concatenated projections."""
 
         def rows(tensor: Tensor) -> Tensor:
             return self._taken(tensor.unflatten(0, (projections, count, -1))[:, slice(*share)].flatten(0, 2))
@@ -133,7 +131,7 @@ class Split:
         return Linear(rows(whole.weight), rows(whole.bias))
 
     def _columns(self, whole: Linear, share: tuple[int, int], count: int, ranks: Ranks) -> Linear:
-        """The inputs that belong to a ``share`` of ``count`` heads or units."""
+        """The inputs of a ``share`` of ``count`` heads or units."""
         weight = whole.weight.unflatten(1, (count, -1))[:, slice(*share)].flatten(1, 2)
         return SummedLinear(self._taken(weight), self._taken(whole.bias), ranks)
 
@@ -155,7 +153,7 @@ class Split:
         return part
 
     def _taken(self, tensor: Tensor) -> Tensor:
-        """A part of a tensor, in memory of its own, so that the whole can go."""
+        """A part of a tensor, copied, so that the whole can be freed."""
         return tensor.to(self.device, copy=True).contiguous()
 
     def _moved(self, tensor: Any) -> Any:
@@ -167,21 +165,11 @@ class Split:
         return self._made[id(whole)][1]
 
 
-def extent(share: tuple[int, int]) -> int:
-    return share[1] - share[0]
-
-
 def obstacles(whole: Transformer, ranks: int) -> list[str]:
-    """Why a model cannot be split among so many ranks; none: it can."""
-    spec, decoder = whole.spec, whole.decoder
-    counts = [
-        (f"{side} attention heads", each.heads, each.layers)
-        for side, each in (("encoder", spec.encoder), ("decoder", spec.decoder))
-    ]
-    counts += [
-        (f"{side} feed-forward units", each.inner_width, each.layers)
-        for side, each in (("encoder", spec.encoder), ("decoder", spec.decoder))
-    ]
+    """Why a model cannot be split among so many ranks; empty if it can."""
+    decoder, sides = whole.decoder, (("encoder", whole.spec.encoder), ("decoder", whole.spec.decoder))
+    counts = [(f"{side} attention heads", each.heads, each.layers) for side, each in sides]
+    counts += [(f"{side} feed-forward units", each.inner_width, each.layers) for side, each in sides]
     counts.append(("tokens", len(decoder.projection), 1))
     faults = [f"has {count:,} {what}, too few for {ranks:,} ranks" for what, count, layers in counts if layers and count < ranks]
     if decoder.copy is not None and ranks > 1:

@@ -1,7 +1,4 @@
-"""What PyTorch's passes keep of each row: row b's entries lie in slot b, side by side, as batched attention reads them.
-
-B rows, S source positions.
-"""
+"""PyTorch's state: row b's entries lie in slot b, where batched attention reads them. B rows, S source positions."""
 
 from collections.abc import Sequence
 
@@ -16,13 +13,12 @@ from specdec_plugins.decoding.values import Source, send
 class DenseState:
     """Keys and values of the target tokens (``cache``) and of the sources.
 
-    Row b's source lies in slot b, too, which batched attention reads in place. While rows share sources (``shared``), their
-    entries are gathered in each pass and stay where they are.
+    Row b's source also lies in slot b. While rows share sources (``shared``), each pass gathers their entries instead.
     """
 
     def __init__(self, cache: KVCache, sources: Sources):
         self.cache, self.sources = cache, sources
-        self.held: list[int] = []  # see `RowState`
+        self.held: list[int] = []
         self.shared = False
         self._mask: tuple[Tensor | None] | None = None
 
@@ -50,7 +46,7 @@ class DenseState:
         self._changed([self.held[row] for row in order])
 
     def read_sources(self, layer: int) -> Tensor:
-        """(B, S, W) entries of all rows' sources; a view unless rows share sources."""
+        """(B, S, W) entries of the rows' sources; a view unless rows share sources."""
         sources = self.sources
         if self.shared:
             return sources.cache.pick(layer, send(sources.slots, sources.cache.data.device), sources.longest)
@@ -58,7 +54,7 @@ class DenseState:
 
     @property
     def source_mask(self) -> Tensor | None:
-        """(B, 1, 1, S) added to attention scores; None where nothing is padded."""
+        """(B, 1, 1, S), additive; None if no source is padded."""
         if self._mask is None:
             self._mask = (None,)
             sizes, longest, like = self.sources.lengths, self.sources.longest, self.sources.cache.data

@@ -1,7 +1,4 @@
-"""The forward of an encoder-decoder Transformer, on explicit weights and an explicit state.
-
-A model is a `ModelSpec` and tensors by canonical names (`formats/spec.py`). What is in the tensors and not understood here is
-refused by name.
+"""The forward of an encoder-decoder Transformer, on tensors by canonical names (`formats/spec.py`). Unknown tensors are refused.
 
 B rows, S source positions, Q positions computed, T positions seen, D width, V vocabulary, L layers.
 """
@@ -40,11 +37,11 @@ Attend = Callable[[Tensor, Tensor], Tensor]  # queries (B, Q, D), keys and value
 
 
 class UnsupportedModel(ValueError):
-    """A model that this forward does not compute; the message names every reason."""
+    """A model that this forward cannot run; the message names every reason."""
 
 
 class Weights:
-    """Hands out a model's tensors by name, in the groups that a pass uses them in."""
+    """A model's tensors by name, grouped as passes use them."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
         self.tensors = tensors
@@ -56,7 +53,7 @@ class Weights:
         return self.tensors[name]
 
     def linear(self, *names: str) -> "Linear":
-        """One product for several projections of the same input."""
+        """One product of several projections of the same input."""
         weights, biases = ([self(f"{name}.{part}") for name in names] for part in ("weight", "bias"))
         return Linear(*(parts[0] if len(names) == 1 else torch.cat(parts) for parts in (weights, biases)))
 
@@ -83,16 +80,13 @@ class Norm:
 
 
 def heads(linear: Callable[[Tensor], Tensor], states: Tensor, own: Tensor | None) -> Tensor:
-    """(..., K, D) x + silu(W [x, e]) for hidden states x (..., D) and, if heads read them, embeddings e (..., D) of tokens."""
+    """(..., K, D) x + silu(W [x, e]) for hidden states x (..., D) and, unless None, token embeddings e = ``own`` (..., D)."""
     inputs = states if own is None else torch.cat([states, own], -1)
     return states[..., None, :] + F.silu(linear(inputs)).unflatten(-1, (-1, states.size(-1)))
 
 
 def beginning(encoded: Tensor, query: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor | float = 0.0) -> Tensor:
-    """(..., D) W sum_s softmax(q h_s) h_s + b for an encoder's output h (..., S, D).
-
-    ``hidden`` (..., S), added to the scores, hides what is past a sentence's end.
-    """
+    """(..., D) W sum_s softmax(q h_s) h_s + b for an encoder's output h (..., S, D); ``hidden`` (..., S) is an additive mask."""
     weights = (encoded @ query + hidden).softmax(-1)
     return F.linear((weights[..., None, :] @ encoded)[..., 0, :], weight, bias)
 
@@ -104,7 +98,7 @@ def attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None,
 
 
 def weighed_attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same, and the weights (B, Q, T), summed over heads: the keys are read once for both."""
+    """`attention`, and its weights (B, Q, T) summed over heads, reading the keys once."""
     q, k, v = by_head(queries, entries, heads)
     scores = q @ k.transpose(2, 3) / math.sqrt(q.size(3))  # (B, H, Q, T)
     weights = (scores if mask is None else scores + mask).softmax(3)
@@ -132,10 +126,7 @@ class Embedding:
         return F.embedding(tokens, self.tokens if embeddings is None else embeddings) * self.scale
 
     def place(self, positions: Tensor) -> Tensor:
-        """(B, Q, D) embeddings of positions counted from 0.
-
-        A position past the table's end, which only an entry has that no query attends to, gets its last row.
-        """
+        """(B, Q, D) embeddings of positions, counted from 0; past the table's end, for hidden entries only, its last row."""
         return F.embedding((positions + self.offset).clamp_(max=self.positions.size(0) - 1), self.positions)
 
     def copied(self, tokens: Tensor, weight: Tensor) -> Tensor:
@@ -153,7 +144,7 @@ class Embedding:
 
 
 class Layer:
-    """A Transformer layer; what it attends to is up to the caller."""
+    """A Transformer layer; the caller supplies attention."""
 
     def __init__(self, weights: Weights, name: str, prenorm: bool, activation: str, cross: bool):
         self.prenorm, self.activation = prenorm, ACTIVATIONS[activation]
@@ -169,13 +160,10 @@ class Layer:
         self.final_norm = weights.norm(f"{name}.final_layer_norm")
 
     def __call__(
-        self,
-        x: Tensor,
-        attend: Attend,
-        cross_attend: Callable[[Tensor], Tensor] | None = None,
+        self, x: Tensor, attend: Attend, cross_attend: Callable[[Tensor], Tensor] | None = None,
         keep: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
-        """(B, T, D) -> (B, T, D); or -> (B, Q, D), only for the rows and positions ``keep``, which still attend to all."""
+    ) -> Tensor:  # fmt: skip
+        """(B, T, D) -> (B, T, D), or (B, Q, D) for only the rows and positions ``keep``, which still attend to all."""
         qkv = self.qkv(self.norm(x) if self.prenorm else x)  # (B, T, 3 D), or of some heads alone: `parallel.py`
         width = qkv.size(-1) // 3
         queries, entries = qkv[..., :width], qkv[..., width:]
@@ -188,7 +176,7 @@ class Layer:
         return self._around(self.final_norm, x, lambda y: self.fc2(self.activation(self.fc1(y))))
 
     def _around(self, norm: Norm, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """The residual connection around a part, with the norm before the part or after the sum."""
+        """The residual connection around a part, with the norm before it or after the sum."""
         return x + part(norm(x)) if self.prenorm else norm(x + part(x))
 
 
@@ -207,7 +195,7 @@ class Encoder:
         tokens, lengths = source.tokens, source.lengths
         place = torch.arange(tokens.size(1), device=tokens.device)
         x = self.embedding(tokens, place.expand_as(tokens))
-        padded = min(source.sizes) < source.longest  # asked on the host: a device would be waited for
+        padded = min(source.sizes) < source.longest  # by the host's numbers, without a sync
         mask = hide(place >= lengths[:, None], x.dtype)[:, None, None] if padded else None  # (B, 1, 1, S)
 
         def attend(queries: Tensor, entries: Tensor) -> Tensor:
@@ -219,9 +207,9 @@ class Encoder:
 
 
 class Successor:
-    """What a token says about the one after it: adds P[c] . relu(G x + T[t]) to the logit of token c behind token t.
+    """Relates neighbouring tokens: adds P[c] . relu(G x + T[t]) to the logit of token c after token t, x being the hidden state.
 
-    x is the feature that the logits are made of. From the drafter's weights, with the embeddings E: T = E W_token, P = E W_out.
+    With the embeddings E, T = E W_token and P = E W_out are computed once.
     """
 
     def __init__(self, weights: Weights, embeddings: Tensor, projection: Tensor):
@@ -232,10 +220,10 @@ class Successor:
 
 
 class Decoder:
-    """The parts of a decoder; `TorchModel.read` and `read_block` say what attends to what."""
+    """The parts of a decoder; `TorchModel.read` and `read_block` run them."""
 
     def __init__(self, weights: Weights, spec: ModelSpec, code: str | None = None):
-        """``code`` is a drafter's: with it the weights may have what belongs to that drafter alone."""
+        """``code`` names a drafter, whose own weights are then read, too."""
         side = spec.decoder
         self.embedding = Embedding(weights, "decoder", side, spec.zero_start)
         names = [f"decoder.layers.{index}" for index in range(side.layers)]
@@ -263,11 +251,11 @@ class Decoder:
 
     @property
     def entry(self) -> int:
-        """How many numbers a position's keys and values have in a layer: 2 D, or less in a part of a decoder."""
+        """Numbers per position and layer in the KV cache: 2 D, or less in a part of a decoder."""
         return 2 * (self.layers[0].out.weight.size(1) if self.layers else self.width)
 
     def features(self, x: Tensor) -> Tensor:
-        """(..., D) hidden states that the logits are computed from, for the last layer's output (..., D)."""
+        """(..., D) the last layer's output -> hidden states that the logits are computed from."""
         return x if self.norm is None else self.norm(x)
 
     def project(self, features: Tensor) -> Tensor:
@@ -275,19 +263,19 @@ class Decoder:
         return F.linear(features, self.projection, self.bias)
 
     def attended(self, masses: Sequence[Tensor]) -> Tensor:
-        """(..., S) attention to the source over all heads and layers, by that of each layer."""
+        """(..., S) attention to the source, summed over layers."""
         return torch.stack(list(masses)).sum(0)
 
 
-# A drafter's weights may name the tokens that it drafts, as few of a vocabulary make up most of what is said (FR-Spec, Zhao et
-# al. 2025). Of the others it computes no logits, which would be half of a shallow drafter's work.
+# A drafter may restrict its output to the tokens listed here (FR-Spec, Zhao et al. 2025): a few thousand make up most text, and
+# the other logits would be half of a shallow drafter's work.
 DRAFT_VOCABULARY = "decoder.draft_vocabulary"
 COPY = "decoder.copy_attn.weight"
 POSITIONS = "encoder.embed_positions.weight"
 
 
 def draft_vocabulary(tokens: Tensor, size: int) -> Tensor:
-    """Those tokens (V',) int64 out of ``size``, ascending. Logits are numbered by their places here: see `numbered`."""
+    """Validate and return these tokens (V',), whose indices are those of the drafter's logits. Raises UnsupportedModel."""
     proper = tokens.dtype == torch.int64 and tokens.dim() == 1 and len(tokens) > 0
     if not proper or not (tokens[1:] > tokens[:-1]).all() or not 0 <= int(tokens[0]) <= int(tokens[-1]) < size:
         raise UnsupportedModel(f"{DRAFT_VOCABULARY} must list tokens below {size:,} in ascending order, as int64")
@@ -298,17 +286,17 @@ OPTIONS: dict[str, dict[str, type]] = {"block": {"source_copy": bool}, "block_ca
 
 
 def option_faults(model: DrafterModel) -> list[str]:
-    """What is wrong with the options of a built-in drafter."""
+    """Faults of a built-in drafter's options."""
     known = OPTIONS.get(model.code, {})
     return [
-        f"options: {name} is {value!r:.40}" if name in known else f"options: {name} is none of '{model.code}'"
+        f"options: {name} is {value!r:.40}" if name in known else f"options: '{model.code}' has no {name}"
         for name, value in model.options.items()
         if model.code in OPTIONS and type(value) is not known.get(name)
     ]
 
 
 def drafter_shapes(model: DrafterModel) -> dict[str, tuple[int, ...]]:
-    """The tensors that a built-in drafter has beside its Transformer's."""
+    """The tensors that a built-in drafter has besides its Transformer's."""
     assert model.spec is not None, "a Transformer"
     width, options, given = model.spec.decoder.width, model.options, model.tensors
     more: dict[str, tuple[int, ...]] = {}
@@ -328,7 +316,7 @@ def drafter_shapes(model: DrafterModel) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Transformer:
-    """A loaded model; ``code`` names the drafter that decodes with it, None for an autoregressive model."""
+    """A loaded model; ``code`` names the drafter that it belongs to, None for a verifier."""
 
     spec: ModelSpec
     encoder: Encoder
@@ -337,10 +325,7 @@ class Transformer:
 
     @classmethod
     def load(cls, model: Model | DrafterModel, encoder: Encoder | None = None) -> "Transformer":
-        """Build a model on its tensors, with another's encoder if one is given.
-
-        Raises UnsupportedModel with everything that is missing, has another shape or has no place here.
-        """
+        """Build a model on its tensors, with another's encoder if given. Raises UnsupportedModel naming every fault."""
         code = model.code if isinstance(model, DrafterModel) else None
         if model.spec is None:
             raise UnsupportedModel(f"drafter '{code}' is no Transformer")
@@ -366,16 +351,16 @@ LINEAR = ("_proj.weight", "fc1.weight", "fc2.weight", "output_projection.weight"
 
 
 class Placement:
-    """Puts models' tensors on ``device`` in ``dtype``, each once: tied tensors stay tied, and one that equals its namesake of a
-    model placed before is that one.
+    """Puts models' tensors on ``device`` in ``dtype``, each once: tied tensors stay tied, and a tensor that equals its namesake
+    in a model placed before becomes that one.
 
-    With ``packing`` the weights of linear layers keep the data type in which they are stored: whoever packs them widens them one
-    at a time, so that a model in float16 is never held in float32 as well.
+    With ``packing`` linear layers keep their stored data type: packing widens them one at a time, so that a float16 model is
+    never held in float32 as well.
     """
 
     def __init__(self, device: torch.device | str, dtype: torch.dtype, packing: bool = False):
         self.device, self.dtype, self.packing = device, dtype, packing
-        self._placed: dict[tuple, Tensor] = {}  # by the memory that a tensor came from
+        self._placed: dict[tuple, Tensor] = {}  # by origin
         self._named: dict[str, Tensor] = {}
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -399,17 +384,13 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 
 def load_pair(
-    verifier: Model | DrafterModel,
-    drafter: DrafterModel | None,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    packing: bool = False,
-) -> tuple[Transformer, Transformer | None]:
-    """Load verifier and drafter; None for a drafter that is no Transformer, whose code loads it. With ``packing`` linear layers
-    keep the data type that they are stored in, for who packs them anew.
+    verifier: Model | DrafterModel, drafter: DrafterModel | None, device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32, packing: bool = False,
+) -> tuple[Transformer, Transformer | None]:  # fmt: skip
+    """Load verifier and drafter; None for a drafter that is not a Transformer, whose code loads it. ``packing``: see `Placement`.
 
-    A drafter whose encoder equals the verifier's gets that very encoder: held once, run once. Raises UnsupportedModel also for
-    weights that are not numbers to compute with, and for a drafter of another vocabulary.
+    A drafter whose encoder equals the verifier's shares it, held once and run once. Raises UnsupportedModel, also for weights
+    that are not finite floats and for a drafter with another vocabulary.
     """
     check_weights(verifier, drafter)
     tensors = [tensor for model in (verifier, drafter) if model for tensor in model.tensors.values()]
@@ -426,7 +407,7 @@ def load_pair(
 
 def check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) -> None:
     """Raise UnsupportedModel naming the first tensor that cannot be a weight, or vocabularies of different sizes."""
-    checked: set[int] = set()  # tensors that both have are looked at once
+    checked: set[int] = set()  # tensors that both models have are checked once
     for role, model in (("verifier", verifier), ("drafter", drafter)):
         for name, tensor in model.tensors.items() if model is not None and model.spec is not None else ():
             if id(tensor) in checked:
@@ -442,10 +423,8 @@ def check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) 
 
 
 def same_encoder(verifier: Model | DrafterModel, drafter: DrafterModel) -> bool:
-    """Whether the encoders of two models that one `Placement` put beside each other are one function.
-
-    Position tables may differ in length: both read sources only up to the shorter one.
-    """
+    """Whether two models from one `Placement` have the same encoder. Position tables may differ in length, as sources are limited
+    to the shorter one."""
     sides = [
         model.spec and (replace(model.spec.encoder, max_positions=1), model.spec.activation) for model in (verifier, drafter)
     ]
