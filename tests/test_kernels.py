@@ -319,29 +319,6 @@ def test_a_pass_and_its_judgement_are_the_same_in_one_call_and_in_two(variant):
     assert found[0] == found[1] == found[2]
 
 
-@torch.inference_mode()
-def test_duplicated_rows_share_a_source_and_go_on_apart(variant):
-    """Bit for bit what each would be alone."""
-    model, _ = on_kernels(wide_verifier(), dtype="int8")
-    role, sources = ModelVerifier(model), sentences(3, seed=2)
-    outputs = [[5, 6], [7], [8, 9, 10]]
-
-    def after(order, drafts):
-        state, prefix = standing(role, sources, [[] for _ in sources])
-        role.score(state, prefix, Draft([list(output) for output in outputs])).logits()
-        commit(prefix, outputs)
-        for each in (state, prefix):
-            each.select(order)
-        logits = role.score(state, prefix, Draft(drafts)).logits().clone()
-        return state, logits
-
-    order = [2, 0, 2, 1, 2]
-    state, together = after(order, [[11 + row] for row in range(5)])
-    assert len(set(state.slots)) == 5 and len(set(state.sources.slots)) == 3
-    for row, old in enumerate(order):
-        assert torch.equal(after([old], [[11 + row]])[1][0], together[row])
-
-
 @pytest.mark.parametrize("shape", KERNEL_SHAPES)
 def test_float32_output_is_the_verifiers_greedy_output(shape):
     """As for PyTorch in float64: batch, block, ends, limits, drafters from random to perfect, refills."""

@@ -27,7 +27,8 @@ from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
 
-OWNED = SimpleNamespace(claim=bool, states=set())  # an engine that nobody else uses
+OWNED = SimpleNamespace(claim=bool, states=set())  # an engine without other users
+NORMS = "post-norm", "pre-norm", "learned"
 MORE_SHAPES = {
     **SHAPES,
     "encoder prenorm only": {"encoder_normalize_before": True},
@@ -54,7 +55,7 @@ ARCHITECTURES = (
 
 @pytest.fixture(autouse=True)
 def full_precision(monkeypatch):
-    """fairseq has float32 inside softmax and gelu whatever a model is in; here every difference shall be an error."""
+    """fairseq computes softmax and gelu in float32 in every model; without that, every difference is an error."""
     import fairseq.modules
 
     monkeypatch.setattr("fairseq.utils.softmax", lambda x, dim, onnx_trace=False: x.softmax(dim))
@@ -103,26 +104,21 @@ def engine_logits(model, source, target):
     return verifier.score(state, prefix, Draft(target.tolist())).logits()
 
 
-def assert_same_logits(model, engine, rtol=1e-9, atol=1e-9):
+def assert_same_logits(model, engine, error=1e-9):
     for left, lengths in itertools.product((False, True), ([7], [5, 9, 1, 3], [4, 4])):
         source = make_batch(lengths, words=WORDS + 4, left=left, seed=len(lengths))
         for width in (0, 1, 11):
             target = targets_for(len(lengths), width)
             expected = fairseq_logits(model, source, target)
             found = engine_logits(engine, source, target)
-            torch.testing.assert_close(found, expected.to(found.dtype), rtol=rtol, atol=atol)
+            torch.testing.assert_close(found, expected.to(found.dtype), rtol=error, atol=error)
 
 
-@pytest.mark.parametrize("shape", MORE_SHAPES)
-def test_logits_are_fairseqs(shape):
-    model, args = make_shaken(**MORE_SHAPES[shape])
-    assert_same_logits(model, load((model, args))[0])
-
-
-@pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
-def test_logits_are_fairseqs_in_float32(shape):
-    model, args = make_shaken(dtype=torch.float32, **SHAPES[shape])
-    assert_same_logits(model, load((model, args), dtype=torch.float32)[0], rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("shape, single", [*((each, False) for each in MORE_SHAPES), *((each, True) for each in NORMS)])
+def test_logits_are_fairseqs(shape, single):
+    dtype, error = (torch.float32, 1e-4) if single else (torch.float64, 1e-9)
+    model, args = make_shaken(dtype=dtype, **MORE_SHAPES[shape])
+    assert_same_logits(model, load((model, args), dtype=dtype)[0], error)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -192,7 +188,7 @@ def placed(model, dtype):
     return Transformer.load(replace(model, tensors=transformer.Placement("cpu", dtype)(model.tensors)))
 
 
-@pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
+@pytest.mark.parametrize("shape", NORMS)
 @torch.inference_mode()
 def test_cached_logits_are_uncached_logits(shape):
     """Many turns in which drafts of any length are refused anywhere, rows leave, and others come in their places."""

@@ -72,20 +72,16 @@ class TorchPass:
             raise RuntimeError(NOT_WANTED)
         return self.results[name]
 
-    @property
-    def gates(self) -> Tensor | None:
-        return self.results.get("gates")
-
     def with_logits(self, logits: Tensor) -> "TorchPass":
         return replace(self, results={**self.results, "logits": logits})
 
     @torch.inference_mode()
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
-        return self.model.choose(self.logits(), self.gates, prefix, plan)
+        return self.model.choose(self.logits(), self.results.get("gates"), prefix, plan)
 
     def candidates(self, prefix: Prefix) -> Candidates:
-        decoder = self.model.transformer.decoder
-        return candidates_of(self.logits(), self.gates, decoder.successor, self.model.vocabulary, prefix)
+        successor = self.model.transformer.decoder.successor
+        return candidates_of(self.logits(), self.results.get("gates"), successor, self.model.vocabulary, prefix)
 
     @torch.inference_mode()
     def judge(

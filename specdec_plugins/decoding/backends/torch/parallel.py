@@ -90,23 +90,23 @@ class Split:
 
     def _encoder(self, whole: Encoder, ranks: Ranks) -> Encoder:
         part = copy(whole)
-        part.embedding, part.norm = self._embedding(whole.embedding), self._norm(whole.norm)
+        part.embedding, part.norm = self._moved(whole.embedding), self._moved(whole.norm)
         part.layers = [self._layer(layer, ranks, whole.heads) for layer in whole.layers]
         part.heads = len(range(*ranks.share(whole.heads)))
         return part
 
     def _decoder(self, whole: Decoder, ranks: Ranks) -> Decoder:
-        embedding, heads = self._embedding(whole.embedding), ranks.share(whole.heads)
+        embedding, heads = self._moved(whole.embedding), ranks.share(whole.heads)
         memory, tokens = whole.memory, ranks.share(len(whole.projection))
         tied = whole.projection is whole.embedding.tokens  # a view of it takes no memory
         parts = {
-            "embedding": embedding, "heads": len(range(*heads)), "norm": self._norm(whole.norm),
+            "embedding": embedding, "heads": len(range(*heads)), "norm": self._moved(whole.norm),
             "layers": [self._layer(layer, ranks, whole.heads) for layer in whole.layers],
             "memory": memory and self._rows(memory, heads, whole.heads, 2 * len(whole.layers)),
             "projection": embedding.tokens[slice(*tokens)] if tied else self._taken(whole.projection[slice(*tokens)]),
             "bias": None if whole.bias is None else self._taken(whole.bias[slice(*tokens)]),
             "vocabulary": self._moved(whole.vocabulary), "copy": self._moved(whole.copy),
-            "successor": self._successor(whole.successor),
+            "successor": self._moved(whole.successor),
         }  # fmt: skip
         return PartOfDecoder(parts, ranks, len(whole.projection))
 
@@ -115,11 +115,11 @@ class Split:
         units = ranks.share(hidden)
         part.qkv, part.out = self._rows(whole.qkv, heads, count, 3), self._columns(whole.out, heads, count, ranks)
         part.fc1, part.fc2 = self._rows(whole.fc1, units, hidden), self._columns(whole.fc2, units, hidden, ranks)
-        part.norm, part.final_norm = self._norm(whole.norm), self._norm(whole.final_norm)
+        part.norm, part.final_norm = self._moved(whole.norm), self._moved(whole.final_norm)
         if hasattr(whole, "cross_query"):
             part.cross_query = self._rows(whole.cross_query, heads, count)
             part.cross_out = self._columns(whole.cross_out, heads, count, ranks)
-            part.cross_norm = self._norm(whole.cross_norm)
+            part.cross_norm = self._moved(whole.cross_norm)
         return part
 
     def _rows(self, whole: Linear, share: tuple[int, int], count: int, projections: int = 1) -> Linear:
@@ -135,29 +135,19 @@ class Split:
         weight = whole.weight.unflatten(1, (count, -1))[:, slice(*share)].flatten(1, 2)
         return SummedLinear(self._taken(weight), self._taken(whole.bias), ranks)
 
-    def _embedding(self, whole: Embedding) -> Embedding:
-        part = copy(whole)
-        part.tokens, part.positions = self._moved(whole.tokens), self._moved(whole.positions)
-        part.norm = self._norm(whole.norm)
-        return part
-
-    def _norm(self, whole: Norm | None) -> Any:
-        return whole and Norm(self._moved(whole.weight), self._moved(whole.bias))
-
-    def _successor(self, whole: Successor | None) -> Successor | None:
-        if whole is None:
-            return None
-        part, gate = copy(whole), whole.gate
-        part.gate = Linear(self._moved(gate.weight), self._moved(gate.bias))
-        part.tokens, part.out = self._moved(whole.tokens), self._moved(whole.out)
-        return part
-
     def _taken(self, tensor: Tensor) -> Tensor:
         """A part of a tensor, copied, so that the whole can be freed."""
         return tensor.to(self.device, copy=True).contiguous()
 
-    def _moved(self, tensor: Any) -> Any:
-        return tensor if tensor is None else self._once(tensor, lambda each: each.to(self.device))
+    def _moved(self, whole: Any) -> Any:
+        """The whole on this rank's device: a tensor, or a part of a model with all its tensors; anything else is unchanged."""
+        if isinstance(whole, Tensor):
+            return self._once(whole, lambda each: each.to(self.device))
+        if not isinstance(whole, (Embedding, Linear, Norm, Successor)):
+            return whole
+        part = copy(whole)
+        vars(part).update({name: self._moved(each) for name, each in vars(whole).items()})
+        return part
 
     def _once(self, whole: Part, make: Callable[[Part], Part]) -> Part:
         if id(whole) not in self._made:
