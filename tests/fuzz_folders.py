@@ -68,23 +68,18 @@ def successor() -> dict[str, torch.Tensor]:
 def drafters_by_name() -> dict[str, DrafterModel]:
     """A drafter of each kind, for a verifier with the symbols of fairseq."""
     block = tensors_of(random_model(PLAIN, SIZE, SIZE, seed=1))
-    layer = tensors_of(random_model(eagle_shape(PLAIN, 1), SIZE, SIZE, seed=2))
+    layers = tensors_of(random_model(eagle_shape(PLAIN, 1), SIZE, SIZE, seed=2))
+    layers = {name: each for name, each in layers.items() if name.startswith("decoder.layers.")}
     begins = {"beginning.query": (WIDTH,), "beginning.out.weight": (WIDTH, WIDTH), "beginning.out.bias": (WIDTH,)}
     heads = {"heads.weight": (2 * WIDTH, 2 * WIDTH), "heads.bias": (2 * WIDTH,), **begins}
     eagle = random_tensors({"join.weight": (WIDTH, 2 * WIDTH), "join.bias": (WIDTH,), "unknown": (WIDTH,)})
-    names = torch.tensor([*range(8), 9, 13, 21, SIZE - 1])
+    names, width = torch.tensor([*range(8), 9, 13, 21, SIZE - 1]), {"successor_width": WIDTH}
     return {
-        "causal": DrafterModel(
-            "block_causal", {**block, **successor(), DRAFT_VOCABULARY: names}, PLAIN, {"successor_width": WIDTH}, 4
-        ),
+        "causal": DrafterModel("block_causal", {**block, **successor(), DRAFT_VOCABULARY: names}, PLAIN, width, 4),
         "block": DrafterModel("block", {**block, **random_tensors({COPY: (WIDTH, WIDTH)})}, PLAIN, {"source_copy": True}, 4),
-        "hydra": DrafterModel(
-            "hydra", {**random_tensors(heads), **successor()}, None, {"heads": 2, "successor_width": WIDTH}, 3
-        ),
-        "eagle": DrafterModel(
-            "eagle", {**eagle, **{name: each for name, each in layer.items() if name.startswith("decoder.layers.")}}, None, {}, 3
-        ),
-    }  # fmt: skip
+        "hydra": DrafterModel("hydra", {**random_tensors(heads), **successor()}, None, {"heads": 2, **width}, 3),
+        "eagle": DrafterModel("eagle", {**eagle, **layers}, None, {}, 3),
+    }
 
 
 def build(folder: Path) -> None:
@@ -113,9 +108,7 @@ def build(folder: Path) -> None:
     }  # fmt: skip
     (first / "model.json").write_text(json.dumps(described))
     torch.manual_seed(0)
-    sentences = [
-        (random.Random(n).choices(range(4, SIZE), k=4), random.Random(-n).choices(range(4, SIZE), k=4)) for n in range(9)
-    ]
+    sentences = [tuple(random.Random(n).choices(range(4, SIZE), k=4) for n in (number, -number)) for number in range(9)]
     store = Datastore.of_pairs(sentences, 2, SIZE)
     store.save(str(parts / "datastore"), pair.target.fingerprint(), pair.source.fingerprint())
 
@@ -124,27 +117,8 @@ def build(folder: Path) -> None:
 
 NUMBERS = (0, 1, -1, 2, 3, 4, SIZE - 1, SIZE, SIZE + 1, 31, 33, 1 << 20, 1 << 31, 1 << 32, 1 << 62, 1 << 63, -(1 << 63), 10**20,
            10**400, 0.5, 1e308, -1e308, 1e-310, math.nan, math.inf, -math.inf)  # fmt: skip
-VALUES = (
-    *NUMBERS,
-    "",
-    "x",
-    "../x",
-    "x" * 5000,
-    "\0",
-    "\ud800",
-    "w1",
-    "zz",
-    None,
-    True,
-    False,
-    [],
-    {},
-    [0],
-    [-1],
-    [SIZE],
-    ["x"],
-    {"x": 1},
-)
+VALUES = (*NUMBERS, "", "x", "../x", "x" * 5000, "\0", "\ud800", "w1", "zz", None, True, False, [], {}, [0], [-1], [SIZE], ["x"],
+          {"x": 1})  # fmt: skip
 DTYPES = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.bool,
           torch.complex64, torch.float8_e4m3fn, torch.uint16)  # fmt: skip
 
@@ -223,14 +197,12 @@ def header_edit(folder: Path, rng: random.Random) -> str:
     name = rng.choice([name for name in header if name != "__metadata__"])
     how = rng.choice(("shift", "dtype", "shape", "rename", "edit", "split"))
     if how == "dtype":
-        header[name]["dtype"] = rng.choice(
-            ("F32", "F16", "I32", "I64", "U8", "I8", "BOOL", "F8_E4M3", "F8_E8M0", "C64", "U16", "X")
-        )
+        dtypes = ("F32", "F16", "I32", "I64", "U8", "I8", "BOOL", "F8_E4M3", "F8_E8M0", "C64", "U16", "X")
+        header[name]["dtype"] = rng.choice(dtypes)
     elif how == "shape":
         shape = header[name]["shape"]
-        header[name]["shape"] = rng.choice(
-            (shape[::-1], [math.prod(shape)], [1, *shape], [*shape, 1], [], [0], [-1], [1 << 62, 4])
-        )
+        shapes = (shape[::-1], [math.prod(shape)], [1, *shape], [*shape, 1], [], [0], [-1], [1 << 62, 4])
+        header[name]["shape"] = rng.choice(shapes)
     elif how == "rename":
         header[rng.choice(("x", DRAFT_VOCABULARY, *header))] = header.pop(name)
     elif how == "edit":
@@ -313,10 +285,9 @@ def settings_for(rng: random.Random, datastore: Path | None, drafts: bool) -> Se
         options["block_size"] = rng.choice((1, 3, "auto"))
         options |= {"tree": 4, "block_size": 3} if rng.random() < 0.15 and not datastore else {}
     if rng.random() < 0.4:
-        rule = (
-            {"rule": rng.choice(("coupled", "rejection"))} if options["strategy"] == "specdec" and "tree" not in options else {}
-        )
-        options |= {"sampling": True, "top_k": rng.choice((0, 5)), "top_p": rng.choice((1.0, 0.9)), **rule}
+        if options["strategy"] == "specdec" and "tree" not in options:
+            options["rule"] = rng.choice(("coupled", "rejection"))
+        options |= {"sampling": True, "top_k": rng.choice((0, 5)), "top_p": rng.choice((1.0, 0.9))}
     return Settings(**options)
 
 
@@ -324,10 +295,8 @@ def attempt(folder: Path, rng: random.Random) -> str:
     """Load a folder and decode with it; returns ``decoded``, or the error's line."""
     try:
         if (folder / "verifier.pt").exists():
-            pair, datastore = (
-                load_parts(str(folder / "verifier.pt"), None, str(folder), None, None, str(folder / "codes")),
-                folder / "datastore",
-            )
+            datastore = folder / "datastore"
+            pair = load_parts(str(folder / "verifier.pt"), None, str(folder), None, None, str(folder / "codes"))
         else:
             pair, datastore = load_folder(folder), None
         translator = Translator(pair, settings_for(rng, datastore, pair.drafter is not None))

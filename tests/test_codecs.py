@@ -136,9 +136,8 @@ def in_steps(codec, ids, rng):
 @pytest.mark.parametrize("name", ["moses", "reversible"])
 def test_real_text_in_steps(codecs, name):
     codec, rng = codecs[name], random.Random(name)
-    paths = sorted(
-        (CORPORA / {"moses": "multi30k", "reversible": "docs-en-fr"}[name]).glob("*." + codec.config.target_lang + "*")
-    )
+    folder = CORPORA / {"moses": "multi30k", "reversible": "docs-en-fr"}[name]
+    paths = sorted(folder.glob(f"*.{codec.config.target_lang}*"))
     for path in [path for path in paths if "train" not in path.name][:2]:
         for line in list(read_lines(path))[:300]:
             ids = codec.encode_target(line)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 
 import pytest
 import torch
@@ -160,18 +161,9 @@ def test_windows_wait_for_their_context():
         order.append(task.document)
         before, own = sources[task.document][: task.window], sources[task.document][task.window]
         outputs = [said[task.document, number, task.sample] for number in range(task.window)]
-        kept = [2, 1, 0][
-            next(
-                drop
-                for drop in range(3)
-                if drop == 2
-                or (
-                    sum(map(len, before[-2 + drop :])) + len(own) < 12
-                    and sum(map(len, outputs[-2 + drop :])) + int(1.5 * len(own)) <= 14
-                )
-            )
-        ]
-        kept = min(kept, task.window)
+        kept = min(2, task.window)
+        while kept and (len(flat(before[-kept:])) + len(own) >= 12 or len(flat(outputs[-kept:])) + int(1.5 * len(own)) > 14):
+            kept -= 1
         assert task.tokens == [*flat(before[task.window - kept :]), *own, -1] and task.own == len(own)
         assert task.forced == flat(outputs[task.window - kept :])
         said[task.document, task.window, task.sample] = [rng.randrange(9) for _ in range(rng.randrange(1, 6))]
@@ -247,9 +239,8 @@ def test_a_line_that_is_one_window_is_a_line():
         lines = ["", *SENTENCES[:5]]
         expected = demo(block_size=4, **options).translate(lines)
         found = demo(block_size=4, windows=100, context=1, **options).translate(lines)
-        assert [(each.text, each.tokens, each.sample) for each in found] == [
-            (each.text, each.tokens, each.sample) for each in expected
-        ]
+        of = attrgetter("text", "tokens", "sample")
+        assert list(map(of, found)) == list(map(of, expected))
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -317,9 +308,7 @@ def test_learned_positions_do_not():
         extended(learned, 65)
     assert extended(learned, 64) == learned
     pair = replace(load_folder(DEMO), verifier=learned)
-    with pytest.raises(
-        OptionError, match=r"max_positions 2000 requires sinusoidal positions \(verifier: the encoder's 64 are learned; "
-    ):
+    with pytest.raises(OptionError, match=r"max_positions 2000 requires sinusoidal positions \(verifier: the encoder's 64 are "):
         beyond_training(pair, 2000)
     with pytest.raises(ValueError, match="encoder: 2,000,002 positions"):
         extended(engine_model(*make_verifier(words=WORDS)), 2_000_000)

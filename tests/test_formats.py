@@ -250,13 +250,16 @@ def test_a_drafter_says_what_it_is():
         load_pair(replace(published, code="block_causal", options={"successor_width": 4}), None)
 
 
-@pytest.mark.parametrize(
-    "change", [{"encoder_embed_dim": "wide"}, {"encoder_layers": [2]}, {"activation_fn": [1]}, {"encoder": [3]}]
-)
+WRONG_TYPES = {"encoder_embed_dim": "wide", "encoder_layers": [2], "activation_fn": [1], "encoder": [3]}
+
+
+@pytest.mark.parametrize("change", WRONG_TYPES)
 def test_settings_of_another_type_are_no_traceback(change):
     model, args = make_verifier(words=WORDS)
     with pytest.raises(CheckpointError, match=r"^mine\.pt: "):
-        fairseq.read(state_of(model, argparse.Namespace(**{**vars(args), **change, "arch": "transformer"})), "mine.pt")
+        fairseq.read(
+            state_of(model, argparse.Namespace(**{**vars(args), change: WRONG_TYPES[change], "arch": "transformer"})), "mine.pt"
+        )
 
 
 ROUND_TRIPS = {
@@ -358,9 +361,8 @@ def test_half_precision_leaves_sinusoidal_tables_alone(pair, tmp_path):
         name = "encoder.embed_positions.weight"
         assert torch.equal(model.tensors[name], given.tensors[name])
     learned = found.verifier.tensors["decoder.embed_positions.weight"]
-    assert learned.dtype == torch.float16 and not torch.equal(
-        learned.float(), pair.verifier.tensors["decoder.embed_positions.weight"]
-    )
+    given = pair.verifier.tensors["decoder.embed_positions.weight"]
+    assert learned.dtype == torch.float16 and not torch.equal(learned.float(), given)
     assert fingerprint(found.verifier) == fingerprint(pair.verifier) == found.drafter.verifier
 
 
@@ -383,9 +385,8 @@ def test_a_drafter_for_another_verifier_is_warned_of(pair, tmp_path, caplog):
         assert not caplog.records
         save_folder(replace(pair, drafter=replace(pair.drafter, verifier="0" * 64)), tmp_path / "other")
         assert load_folder(tmp_path / "other").drafter is not None
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'other'}: the drafter was trained for another verifier: fewer of its tokens will be accepted"
-    ]
+    message = f"{tmp_path / 'other'}: the drafter was trained for another verifier: fewer of its tokens will be accepted"
+    assert [record.getMessage() for record in caplog.records] == [message]
 
 
 def changed(folder, change):
