@@ -32,11 +32,10 @@ from turns import by_turns, plain  # noqa: E402
 
 from specdec_plugins import Translator  # noqa: E402
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
-from specdec_plugins.decoding.acceptance.unverified import accept_all  # noqa: E402
 from specdec_plugins.decoding.control.fixed import FixedLength  # noqa: E402
 from specdec_plugins.decoding.options import Gate  # noqa: E402
 from specdec_plugins.decoding.roles import Roles  # noqa: E402
-from specdec_plugins.decoding.verifier import Unverified  # noqa: E402
+from specdec_plugins.decoding.verifier import Unverified, accept_all  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.text.lines import read_lines  # noqa: E402
 

@@ -40,12 +40,15 @@ from specdec_plugins.decoding.backends.cpu.model import CpuModel  # noqa: E402
 from specdec_plugins.decoding.constraints import Constraints  # noqa: E402
 from specdec_plugins.decoding.control.fixed import FixedLength  # noqa: E402
 from specdec_plugins.decoding.control.throughput import Throughput  # noqa: E402
-from specdec_plugins.decoding.drafters.none import NoDrafter  # noqa: E402
 from specdec_plugins.decoding.drafters.window import WindowDrafter  # noqa: E402
 from specdec_plugins.decoding.loop import TOGETHER, Session  # noqa: E402
 from specdec_plugins.decoding.native import native_loop  # noqa: E402
 from specdec_plugins.decoding.options import BUDGETED, CHOICES, USUAL_BUDGET, Budget  # noqa: E402
-from specdec_plugins.decoding.roles import Controller, Drafter  # noqa: E402
+from specdec_plugins.decoding.roles import (  # noqa: E402
+    Controller,
+    Drafter,
+    NoDrafter,
+)
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
 from specdec_plugins.decoding.values import Request, Source  # noqa: E402
 from specdec_plugins.decoding.verifier import ModelVerifier  # noqa: E402

@@ -8,7 +8,6 @@ import torch
 
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.assembly import assemble, assemble_part
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.control.fixed import FixedLength
@@ -16,7 +15,7 @@ from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.options import BUDGETED, USUAL_BUDGET, Tree
 from specdec_plugins.decoding.ranks import LedController, Ranks
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
-from specdec_plugins.decoding.verifier import Unverified
+from specdec_plugins.decoding.verifier import Unverified, accept_all
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.spec import extended
 from specdec_plugins.settings import OptionError, Settings

@@ -9,7 +9,6 @@ from conftest import make_drafter, make_verifier, model_settings
 
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
@@ -21,7 +20,7 @@ from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import depths, within_rows
 from specdec_plugins.decoding.values import Draft, Iteration, Plan, Request, Source, uniform
-from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.decoding.verifier import ModelVerifier, accept_all
 from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.spec import Symbols
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.backends.cpu.binding import Engine, library
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
@@ -16,6 +15,7 @@ from specdec_plugins.decoding.backends.torch.judge import judge as judge_tensors
 from specdec_plugins.decoding.constraints import Bounds, Constraints
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.values import Draft
+from specdec_plugins.decoding.verifier import accept_all
 from specdec_plugins.formats.spec import Symbols
 
 INF = math.inf

@@ -18,9 +18,9 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.budget import Budgeted, BudgetedModel, build
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling, Tree
+from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft, Request, Source, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -158,7 +158,7 @@ def test_attention_of_a_tree_is_that_of_its_paths():
 def test_options(tmp_path):
     assert Settings().budget is None and Settings(draft_with="window").budget == Budget()
     assert Settings(kv_budget=128).budget == Budget() and Settings(kv_budget=9, sinks=2).budget == Budget(9, 2)
-    with pytest.raises(ValueError, match="drafter 'medusa' reads no budget of a cache, which block_causal and small can"):
+    with pytest.raises(ValueError, match="drafter 'medusa' does not support kv_budget; block_causal and small do"):
         build(DrafterModel("medusa", {}, None, {}), None, None, Budget())
     with pytest.raises(ValueError, match="kv_budget is supported only by drafters window, block_causal, small"):
         Translator.from_pretrained(DEMO, NoDrafter(), kv_budget=8)

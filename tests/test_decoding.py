@@ -27,16 +27,15 @@ from support import (
 from tapes import Transfers
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.acceptance.unverified import accept_all
 from specdec_plugins.decoding.constraints import restrict
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.prefix import Prefix, compacted
+from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import DeviceDraft, Draft, Iteration, Request
-from specdec_plugins.decoding.verifier import Unverified
+from specdec_plugins.decoding.verifier import Unverified, accept_all
 
 
 @pytest.mark.parametrize("shape", long_but(SHAPES, "post-norm", "pre-norm"))

@@ -19,10 +19,10 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.datastore import CONTEXT, Datastore, sorted_places
 from specdec_plugins.decoding.drafters import PairFacts, lookahead, ngram, previous, recycling, retrieval
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.options import Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.suffixes import RECENT, Suffixes
 from specdec_plugins.decoding.trees import path_to
@@ -327,7 +327,7 @@ def test_a_datastore_is_mapped_and_checked(tmp_path):
     assert drafter.continuation([7], 4) == [300_000, EOS] and drafter.continuation([9], 4) == []
     for damage in ({"size": 300_000}, {"places": store.arrays[1] + 1}, {"places": store.arrays[1] - 1}):
         Datastore(store.arrays[0], damage.get("places", store.arrays[1])).save(path, "ours")
-        with pytest.raises(ValueError, match="store: damaged, it has places or tokens that cannot be"):
+        with pytest.raises(ValueError, match="store: damaged, it has positions or tokens out of range"):
             Datastore.open(path, "ours", damage.get("size", 300_001))
     with pytest.raises(ValueError, match="store: made with another target dictionary than the model's"):
         Datastore.open(path, "theirs", 40)

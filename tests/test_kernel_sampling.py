@@ -25,11 +25,11 @@ from specdec_plugins.decoding.backends.cpu.passes import CpuPass, NativeSampling
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats, repeat_table, repeated, restrict
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import Purpose
 from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.sampling import Table, draw, warp
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Request, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier

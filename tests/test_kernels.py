@@ -41,9 +41,9 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.drafters.block import BlockDrafter
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.options import Gate
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.measure.machine import tensor_bytes
@@ -514,7 +514,7 @@ def test_where_the_kernels_cannot_pytorch_does(monkeypatch):
         assert assemble(narrow, None, dtype="auto")[1].model.transformer.decoder.embedding.tokens.dtype == torch.float32
         with pytest.raises(ValueError, match="int8 needs the CPU kernels: widths 16, 24 are not all multiples of 32"):
             assemble(narrow, None, dtype="int8")
-        with pytest.raises(ValueError, match="int8 is for CPUs"):
+        with pytest.raises(ValueError, match="int8 runs only on CPUs"):
             assemble(wide, None, device="meta", dtype="int8")
         monkeypatch.setattr(cpu, "library", lambda: None)
         assert all(type(assemble(wide, None, dtype=dtype)[1].model) is TorchModel for dtype in ("float32", "auto"))

@@ -94,7 +94,7 @@ def test_a_file_has_the_memory_of_its_source_dictionary(tmp_path):
         assert np.array_equal(getattr(again.memory, name), values)
     with pytest.raises(ValueError, match="store: made with another source dictionary than the model's"):
         Datastore.open(path, "target", 40, "other", 9)
-    with pytest.raises(ValueError, match="store: damaged, its translation memory does not belong to its text"):
+    with pytest.raises(ValueError, match="store: damaged, its translation memory does not fit its text"):
         Datastore.open(path, "target", 40, "source", 10)
     Datastore.of([[7], [8, 9]], EOS).save(path, "target")  # as before there were memories
     assert Datastore.open(path, "target", 40, "source", 9).memory is None

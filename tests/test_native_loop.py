@@ -16,11 +16,10 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.options import OPEN, Gate, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.roles import Traits
+from specdec_plugins.decoding.roles import NoDrafter, Traits
 from specdec_plugins.decoding.values import Outcome, Plan, Request, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder

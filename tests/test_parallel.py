@@ -31,6 +31,7 @@ from specdec_plugins.decoding.drafters import PairFacts
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.options import Budget, Sampling, Tree
 from specdec_plugins.decoding.ranks import LedAdmission, LedController, RankLost, Ranks, all_ranks, part
+from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -162,15 +163,15 @@ def decode(case, ranks=None):
     if ranks is None:
         models = load_pair(verifier, weights, dtype=getattr(torch, case.dtype))
         verifying = ModelVerifier(TorchModel(models[0]))
-        code = drafters.find(weights.code if weights else "none")
-        inner = drafting = code.build(weights, models[1] and TorchModel(models[1]), verifying.model)
+        build = drafters.find(weights.code).build if weights else lambda *_: NoDrafter()
+        inner = drafting = build(weights, models[1] and TorchModel(models[1]), verifying.model)
     else:
         drafting, verifying = assemble_part(ranks, case.drafter_ranks, verifier, weights, "cpu", case.dtype)
         inner = drafting.drafter if weights else drafting
     whole = verifying.model
     tilt = tilt_of(case.shape, case.seed, case.twins)
     verifying.model = Tilted(whole, tilt)
-    if weights and inner is not None:
+    if hasattr(inner, "model"):
         inner.model = Tilted(inner.model, tilt)
     if case.drafter in ("window", "ngram"):
         facts = PairFacts(verifier.spec.symbols, [], "", case.shape.vocabulary, verifier=verifying.model, budget=Budget(4, 1))
@@ -492,7 +493,7 @@ def test_a_model_that_cannot_be_split_is_refused_by_name():
     assert "has 7 tokens, too few for 8 ranks" in obstacles(whole, 8)
     assert not obstacles(Transformer.load(drafter), 1)
     assert "source copy, which is not split" in obstacles(Transformer.load(drafter), 2)[0]
-    with pytest.raises(ValueError, match="the drafter is to run on 2 ranks, and there are 1"):
+    with pytest.raises(ValueError, match="the drafter cannot run on 2 ranks; there are 1"):
         Ranks().first(2)
 
 

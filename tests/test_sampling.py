@@ -17,11 +17,10 @@ from specdec_plugins.decoding import sampling as sampling_module
 from specdec_plugins.decoding.acceptance import coupled, rejection
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.noise import Purpose, mixed, philox, token_bits, uniform
 from specdec_plugins.decoding.options import OPEN, Gate, Sampling
-from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.sampling import Table, draw, warp
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Request

@@ -36,12 +36,11 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.sources import Slots
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters import Rows
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import Sampling, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft, Request
 from specdec_plugins.decoding.verifier import ModelVerifier

@@ -38,11 +38,11 @@ from specdec_plugins.decoding.control.fixed import ALWAYS
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.lookahead import Lookahead
 from specdec_plugins.decoding.drafters.ngram import NGram
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.drafters.recycling import Branches, Recycling, Successors
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import TreeDraft, depths, grow, path_to
 from specdec_plugins.decoding.values import Plan, Request, Source

@@ -17,9 +17,9 @@ from specdec_plugins.decoding.backends.reading import Reading, Visible
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.budget import around, likeliest
 from specdec_plugins.decoding.drafters import PairFacts, without_weights
-from specdec_plugins.decoding.drafters.none import NoDrafter
 from specdec_plugins.decoding.drafters.window import WindowDrafter
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling
+from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.values import Draft, Request, Source, Verdict, Want
 from specdec_plugins.decoding.verifier import ModelVerifier
 

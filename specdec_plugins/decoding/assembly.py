@@ -1,4 +1,4 @@
-"""From models to roles: loads both models on the best backend there is, and builds the drafter and the verifier over them."""
+"""From models to roles: loads both models on the best backend, and builds the drafter and the verifier over them."""
 
 import torch
 
@@ -13,38 +13,39 @@ from specdec_plugins.decoding.backends.torch.parallel import load_parts
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.ranks import LedDrafter, Ranks
-from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel, Model
 
 RECORDINGS = 1 / 8  # of a GPU's memory that recorded passes may take
-THREADS = usual_threads()  # found out before anything here changes torch's choice
+THREADS = usual_threads()  # before anything here changes torch's choice
 
 
 def assemble(
     verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
     threads: int | None = None, budget: Budget | None = None,
 ) -> tuple[Drafter, ModelVerifier]:  # fmt: skip
-    """The drafter (``none`` without weights) and the verifier. With a ``budget`` the drafter's passes read no more of its cache.
+    """The drafter (``none`` without weights) and the verifier. A ``budget`` bounds what the drafter's passes read of its cache.
 
-    The kernels compute on CPUs in ``cpu.DTYPES``, everything else PyTorch. Data type ``auto`` is the fastest: int8 on the
-    kernels, float16 on a GPU, else float32. Raises ValueError if nothing computes in that data type, or if the
-    drafter reads no budget.
+    The kernels run on CPUs in ``cpu.DTYPES``, PyTorch everything else. Data type ``auto`` is the fastest: int8 with the kernels,
+    float16 on a GPU, else float32. Raises ValueError for a data type that no backend computes in, or a drafter that takes no
+    budget.
     """
     loaded, drafting = load(verifier, drafter, device, dtype, threads)
-    if budget is not None and drafter is not None:
+    if drafter is None:
+        return NoDrafter(), ModelVerifier(loaded)
+    if budget is not None:
         return budgets.build(drafter, drafting, loaded, budget), ModelVerifier(loaded)
-    code = drafters.with_weights(drafter.code if drafter else "none")
-    return code.build(drafter, drafting, loaded), ModelVerifier(loaded)
+    return drafters.with_weights(drafter.code).build(drafter, drafting, loaded), ModelVerifier(loaded)
 
 
 def assemble_part(
     ranks: Ranks, drafter_ranks: int, verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu",
     dtype: str = "float32", threads: int | None = None,
 ) -> tuple[Drafter, ModelVerifier]:  # fmt: skip
-    """The same on one of several ranks, by PyTorch: the verifier is split among all, the drafter among the first ones.
+    """`assemble` on one of several ranks, with PyTorch: the verifier is split among all, the drafter among the first ones.
 
-    A pass is not recorded: ranks would have to record at the same time, and each would have to know that the others do.
+    Passes are not recorded: all ranks would have to record at the same time.
     """
     where, drafter = torch.device(device), drafter and drafters.as_transformer(drafter, verifier)
     if dtype == "auto":
@@ -52,17 +53,17 @@ def assemble_part(
     torch.set_num_threads(threads or THREADS)
     drafting = ranks.first(drafter_ranks) if drafter else None
     first, second = load_parts(verifier, drafter, ranks, drafting, where, getattr(torch, dtype))
-    ranks.wait()  # one may read its files later
+    ranks.wait()  # another one may read its files later
     verifying = TorchModel(first)
-    code = drafters.with_weights(drafter.code if drafter else "none")
-    if drafter is None:
-        return code.build(None, None, verifying), ModelVerifier(verifying)
-    own = code.build(drafter, TorchModel(second) if second else None, verifying) if drafting else None
-    return LedDrafter(own, verifying.encode, ranks), ModelVerifier(verifying)
+    if drafter is None or not drafting:
+        own: Drafter = NoDrafter()
+    else:
+        own = drafters.with_weights(drafter.code).build(drafter, TorchModel(second) if second else None, verifying)
+    return (LedDrafter(own, verifying.encode, ranks) if drafter else own), ModelVerifier(verifying)
 
 
 def fastest(kind: str) -> str:
-    """The data type ``auto`` on a kind of device, such as ``cuda``; on a CPU that of the kernels."""
+    """The data type ``auto`` on a kind of device, such as ``cuda``; on a CPU, the kernels'."""
     return {"cpu": "int8", "cuda": "float16"}.get(kind, "float32")
 
 
@@ -70,20 +71,18 @@ def load(
     verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
     threads: int | None = None,
 ) -> tuple[LoadedModel, LoadedModel | None]:  # fmt: skip
-    """Both models on one backend; no second one for a drafter that is no Transformer of ours. Raises ValueError as `assemble`."""
+    """Both models on one backend; None for a drafter that is not one of our Transformers. Raises ValueError as `assemble`."""
     drafter = drafter and drafters.as_transformer(drafter, verifier)
     where, automatic = torch.device(device), dtype == "auto"
     if automatic:
         dtype = fastest(where.type)
     if dtype == "int8" and where.type != "cpu":
-        raise ValueError(f"int8 is for CPUs, not for device {device}")
-    obstacles = ["not wanted"]
+        raise ValueError(f"int8 runs only on CPUs, not on device {device}")
     if where.type == "cpu" and dtype in cpu.DTYPES:
         models = load_pair(verifier, drafter, device, torch.float32, packing=True)
         obstacles = [each for model in models if model for each in cpu.obstacles(model)]
         if not obstacles:
-            # PyTorch is left one thread, as its idle threads would compete with the kernels'.
-            torch.set_num_threads(1)
+            torch.set_num_threads(1)  # PyTorch's idle threads would compete with the kernels'
             return cpu.load(*models, dtype, threads or THREADS)
         if automatic:
             dtype = "float32"

@@ -1,15 +1,15 @@
-"""Which positions of a cache drafting passes read, on a budget; and drafters of any model of their own that reads no more.
+"""KV budgets: which cache positions drafting passes read, and drafters whose own models read no more.
 
-Of the target that is the first positions (sinks) and the last ones; of the source those chosen after each verification, by the
-verifier's attention after the last accepted token:
+Of the target, passes read the first positions (sinks) and the last ones. Source positions are chosen after each verification, by
+the verifier's attention after the last accepted token:
 
-* ``mass``: the pages of the largest attention, summed over heads and layers, each position counted as its largest neighbour;
-* ``recent``: the first ones, and a window around the position of the largest attention;
-* ``sinks``: the first and the last ones, whatever is attended to (StreamingLLM).
+* ``mass``: the pages with the most attention, summed over heads and layers, after max pooling over neighbours;
+* ``recent``: the first positions, and a window around the one with the most attention;
+* ``sinks``: the first and the last positions, regardless of attention (StreamingLLM).
 
-Knows no drafter: drafter `window` reads the verifier's cache so, and `Budgeted` lets a drafter with a cache of its own do so.
+Drafter `window` reads the verifier's cache this way; `Budgeted` applies a budget to a drafter with a cache of its own.
 
-B rows, S source positions, N of them that are chosen.
+B rows, S source positions, N chosen positions.
 """
 
 from dataclasses import dataclass, replace
@@ -28,13 +28,11 @@ from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want, send
 from specdec_plugins.formats.spec import DrafterModel
 
-# Positions on either side that share a position's attention, as the next tokens attend to what is beside it (SnapKV, Li et al.
-# 2024, arXiv 2404.14469, pools likewise). With 1 the pairs that ship accept 2 to 19 % more of drafts of 4 tokens than with 0, on
-# sources of 120 and 200 tokens from consecutive lines of their validation sets, budgets 32 and 64; 2 beats 1 in one of the four.
+# Neighbours pooled on either side: the next tokens attend to what is beside a position (as in SnapKV, Li et al. 2024, arXiv
+# 2404.14469). With 1 the shipped pairs accept 2 to 19 % more of drafts of 4 tokens than with 0, on sources of 120 and 200 tokens
+# from consecutive validation lines, budgets 32 and 64; 2 beats 1 in one case of four.
 NEIGHBOURS = 1
-# Most positions in a page, which are chosen together: the kernels compute as many side by side, and read them as one piece of
-# memory. A page is at most a quarter of the budget.
-PAGE = 16
+PAGE = 16  # most positions chosen together: the kernels' vector width. A page is at most a quarter of the budget.
 
 
 class Chosen:
@@ -46,7 +44,7 @@ class Chosen:
         self.positions = self.lengths.view(0, budget.positions)  # (B, N)
 
     def admit(self, lengths: Tensor) -> None:
-        """Append rows, which begin with the first positions: nothing is known of their attention yet."""
+        """Append rows. They start with the first positions, as their attention is unknown."""
         begins = torch.zeros_like(lengths) if self.budget.attends else lengths
         self.lengths = torch.cat([self.lengths, lengths])
         self.positions = torch.cat([self.positions, around(begins, lengths, self.budget)])
@@ -78,8 +76,8 @@ class Chosen:
 
 
 def likeliest(attention: Tensor, lengths: Tensor, budget: int) -> Tensor:
-    """(B, N) positions of the pages that get the most ``attention`` (B, S), ascending; numbers from ``lengths`` (B,) on stand for
-    none. Ties go to the first page: what a row reads does not depend on the length of its neighbours' sources."""
+    """(B, N) positions of the pages with the most ``attention`` (B, S), ascending; numbers from ``lengths`` (B,) on are padding.
+    Ties go to the first page, so a row's choice does not depend on the lengths of other rows."""
     size, device = attention.size(1), attention.device
     page = next(page for page in (PAGE, 8, 4, 2, 1) if 4 * page <= max(4, budget))
     pages = F.pad(attention, (0, -size % page)).unflatten(1, (-1, page)).sum(2)  # (B, pages)
@@ -92,19 +90,16 @@ def likeliest(attention: Tensor, lengths: Tensor, budget: int) -> Tensor:
 
 
 def around(centres: Tensor, lengths: Tensor, budget: Budget) -> Tensor:
-    """(B, N) the first positions, and a window around ``centres`` (B,) that begins after them and ends within the source."""
+    """(B, N) the first positions, and a window around ``centres`` (B,) between them and the source's end."""
     size = budget.positions - budget.sinks
     begins = torch.minimum(centres - size // 2, lengths - size).clamp(min=budget.sinks)
     window = begins[:, None] + torch.arange(size, device=lengths.device)
     return torch.cat([torch.arange(budget.sinks, device=lengths.device).expand(len(lengths), -1), window], 1)
 
 
-# ---- drafters with a cache of their own
-
-
 @dataclass
 class BudgetedRows:
-    """What a drafter's model keeps of the rows, and what its passes read of it: a `RowState`."""
+    """A `RowState` with the positions that passes read."""
 
     rows: RowState
     chosen: Chosen
@@ -127,8 +122,7 @@ class BudgetedRows:
 
 
 class BudgetedModel:
-    """A drafter's model, of which passes over tokens read a budget of the cache: what `block_causal` and `small` need of a
-    `LoadedModel`."""
+    """A drafter's model on a budget: the part of `LoadedModel` that the drafters of `BUDGETED` use."""
 
     def __init__(self, model: LoadedModel, budget: Budget):
         self.model, self.budget = model, budget
@@ -145,10 +139,10 @@ class BudgetedModel:
 
 
 class Budgeted(Drafter):
-    """A drafter over a `BudgetedModel`; its states have `BudgetedRows` as ``rows``, in which each verification chooses again."""
+    """A drafter over a `BudgetedModel`, with `BudgetedRows` as its states' ``rows``. Each verification chooses positions anew."""
 
     def __init__(self, drafter: Drafter, model: BudgetedModel):
-        self.drafter, self.model = drafter, model
+        self.drafter = drafter
         self.traits = replace(drafter.traits, wants=Want(attention=model.budget.attends))
 
     def start(self, rows: int, shared: object) -> Any:
@@ -164,13 +158,13 @@ class Budgeted(Drafter):
         state.rows.chosen.observe(scores, verdict)
 
     def bytes_for(self, request: Request) -> int:
-        return self.model.bytes_for(len(request.tokens), request.limit + 1)
+        return self.drafter.bytes_for(request)
 
 
 def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel, budget: Budget) -> Budgeted:
-    """The drafter of these weights, as its code builds it, on a budget. Raises ValueError if it is none of `BUDGETED`."""
+    """The drafter of these weights on a budget. Raises ValueError if it is not one of `BUDGETED`."""
     if weights.code not in BUDGETED:
-        raise ValueError(f"drafter '{weights.code}' reads no budget of a cache, which {' and '.join(BUDGETED)} can")
+        raise ValueError(f"drafter '{weights.code}' does not support kv_budget; {' and '.join(BUDGETED)} do")
     assert model is not None
     reading = BudgetedModel(model, budget)
     drafter = with_weights(weights.code).build(weights, cast(LoadedModel, reading), verifier)
@@ -178,5 +172,5 @@ def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedMode
 
 
 def bytes_of(budget: Budget) -> int:
-    """The memory that the positions chosen of a row take."""
+    """Memory of a row's chosen positions."""
     return budget.positions * 8  # int64

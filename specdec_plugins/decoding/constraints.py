@@ -1,7 +1,7 @@
-"""What may come next, whatever the logits are: the limit, suppressed tokens, the shortest output, no repeats.
+"""Constraints on the next token: length limits, suppressed tokens, no repeated n-grams, never pad.
 
-By fairseq's conventions: never pad, no empty output unless a request allows it, and only eos at the length limit. Every backend
-applies the same constraints at each verified position, with that position's prefix, before any acceptance rule.
+Only eos may follow at the length limit. Every backend applies the same constraints at each verified position, with that
+position's prefix, before any acceptance rule.
 
 B rows, which a recorded pass makes R >= B, K drafted tokens, T tokens of a prefix, V vocabulary.
 """
@@ -20,7 +20,7 @@ from specdec_plugins.formats.spec import ModelSpec, Symbols
 
 @dataclass(frozen=True)
 class Constraints:
-    """A model's own: its special symbols, the tokens that begin every output, and tokens that no output has (besides pad)."""
+    """A model's own: its special symbols, the tokens that begin every output, and tokens banned from outputs (besides pad)."""
 
     symbols: Symbols = field(default_factory=Symbols)
     forced: tuple[int, ...] = ()
@@ -36,17 +36,14 @@ class Constraints:
 
 
 class Repeats(NamedTuple):
-    """A row's n-gram rule, n = ``size``; 0: none. Bans tokens that would repeat an n-gram of the prefix, but never eos.
-
-    fairseq's --no-repeat-ngram-size.
-    """
+    """Bans tokens that would repeat an n-gram of the prefix, n = ``size``; 0 bans none. Never bans eos. As in fairseq."""
 
     size: int
     prefix: Sequence[int]
 
 
 class Bounds(NamedTuple):
-    """The constraints of one step, by row. Forced tokens are not among them: `Session` reads them by prefill.
+    """The constraints of one step, by row. Forced tokens are absent: prefill reads them.
 
     A row may commit ``room`` more tokens before eos, and must commit ``minimum`` more before eos is allowed. ``repeats`` is None
     if no row has the rule.
@@ -61,15 +58,14 @@ class Bounds(NamedTuple):
 def restrict(
     logits: Tensor, constraints: Constraints, minimum: Tensor, room: Tensor | None = None, repeats: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A copy of logits (R, K+1, V) with minus infinity where a token may not follow; and (R, K+1) bool: whether the limit rules
-    out the best token.
+    """A copy of logits (R, K+1, V) with minus infinity for banned tokens, and (R, K+1) bool: whether the limit bans the best one.
 
     Position k of a row comes after k drafted tokens. ``minimum`` (R, 1); ``room`` (R, 1), or None if every row has room for all
     K + 1 tokens; ``repeats`` (R, K+1, V) as `repeated` returns it, None if no row has the rule.
     """
     eos = constraints.symbols.eos
     allowed = logits.clone()
-    for token in (constraints.symbols.pad, *constraints.suppressed):  # not as one index, which would be a transfer to the device
+    for token in (constraints.symbols.pad, *constraints.suppressed):  # an index tensor would be a transfer to the device
         allowed[..., token] = -math.inf
     position = torch.arange(logits.size(1), device=logits.device)  # (K+1,)
     allowed[..., eos].masked_fill_(position < minimum, -math.inf)
@@ -94,9 +90,8 @@ def _ban(logits: Tensor, banned: Tensor, eos: int) -> None:
 def repeat_table(
     repeats: Sequence[Repeats], vocabulary: int, rows: int, round_up: Callable[[int, int], int] = lambda size, unit: size
 ) -> tuple[list[list[int]], int]:
-    """For `repeated`, ``rows`` rows: the size, then T tokens that end with the prefix, V where there is none; and the largest
-    size. With ``round_up(T, unit)`` prefixes have fewer different sizes.
-    """
+    """For `repeated`, ``rows`` rows: the size, then T tokens, the prefix padded on the left with V; and the largest size.
+    ``round_up(T, unit)`` leaves fewer different shapes."""
     most = max(size for size, _ in repeats)
     columns = round_up(max(most, *(len(prefix) for _, prefix in repeats)), 64)
     given = [[size, *[vocabulary] * (columns - len(prefix)), *prefix] for size, prefix in repeats]
@@ -104,9 +99,8 @@ def repeat_table(
 
 
 def repeated(table: Tensor, drafted: Tensor, vocabulary: int, most: int) -> Tensor:
-    """(R, K+1, V) bool: the tokens that would complete an n-gram once more, after the prefix and the first k ``drafted`` tokens
-    (R, K). ``table`` (R, 1 + T) and ``most`` as `repeat_table` gives them.
-    """
+    """(R, K+1, V) bool: the tokens that would repeat an n-gram after the prefix and the first k ``drafted`` tokens (R, K), with
+    ``table`` (R, 1 + T) and ``most`` of `repeat_table`."""
     sizes, tokens = table[:, :1, None], torch.cat([table[:, 1:], drafted], 1)  # (R, 1, 1), (R, L)
     (rows, length), width = tokens.shape, drafted.size(1) + 1
     prefix = length - width + 1  # T

@@ -1,17 +1,15 @@
-"""A datastore: target text as tokens, and where in it what comes before. Made by ``specdec-datastore``, read by mapping it.
+"""A datastore: target text as tokens with a suffix array. ``specdec-datastore`` makes it, `Datastore.open` maps it.
 
-The text is held backwards, so that the tokens before a place are read forwards from it, and sorting the places by these puts
-equal suffixes side by side. Before each sentence, and after the last one, stands eos. In safetensors, N tokens:
+The text is stored backwards: the tokens before a position are read forwards from it, and sorting puts equal suffixes side by
+side. Eos precedes each sentence and follows the last. In safetensors, N tokens:
 
-    tokens (N, 4) uint8, each token as a big-endian number, so that bytes compare as tokens do
-    places (N,) int32, the places in ``tokens``, sorted by the `CONTEXT` tokens from there on
+    tokens (N, 4) uint8, big-endian numbers, so that bytes compare as tokens do
+    places (N,) int32, the positions in ``tokens``, sorted by the `CONTEXT` tokens from there on
 
-With sources there are the arrays of a translation memory, too (``memory.py``).
-
-Knows nothing about drafters, nor which texts these are.
+A datastore with sources also has the arrays of a translation memory (``memory.py``). Knows nothing about drafters.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from struct import unpack
@@ -26,7 +24,7 @@ from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.spec import aligned
 
 FORMAT = "specdec-datastore 1"
-CONTEXT = 16  # tokens by which places are sorted: longer suffixes are no better (REST looks at 16)
+CONTEXT = 16  # tokens that positions are sorted by, as in REST; longer suffixes are no better
 TOKEN_BYTES = 4
 MOST_TOKENS = 2**31 - 1
 
@@ -44,7 +42,7 @@ class Datastore:
 
     @classmethod
     def of(cls, sentences: Iterable[Sequence[int]], eos: int) -> "Datastore":
-        """Of sentences without eos. Raises ValueError if there is no token, or more than the format has numbers for."""
+        """From sentences without eos. Raises ValueError for no token, or more than the format can number."""
         text = [eos]
         for sentence in sentences:
             text += sentence
@@ -56,23 +54,14 @@ class Datastore:
 
     @classmethod
     def of_pairs(cls, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], eos: int, symbols: int) -> "Datastore":
-        """Of sources and targets, with a memory; ``symbols`` are those of the source's dictionary. Raises ValueError as `of`."""
-        sources: list[Sequence[int]] = []
-        lengths: list[int] = []
-
-        def targets() -> Iterator[Sequence[int]]:
-            for source, target in pairs:
-                sources.append(source)
-                lengths.append(len(target))
-                yield target
-
-        store = cls.of(targets(), eos)
-        store.memory = Memory.of(sources, lengths, symbols)
+        """From sources and targets, with a memory; ``symbols`` is the source dictionary's size. Raises ValueError as `of`."""
+        pairs = list(pairs)
+        store = cls.of((target for _, target in pairs), eos)
+        store.memory = Memory.of([source for source, _ in pairs], [len(target) for _, target in pairs], symbols)
         return store
 
     def save(self, path: str, dictionary: str, source_dictionary: str = "") -> None:
-        """The fingerprints are those of the target's dictionary, and with a memory the source's. Raises ValueError or OSError if
-        the file cannot be written."""
+        """Write a file with the fingerprints of its dictionaries. Raises ValueError or OSError if that fails."""
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
@@ -89,8 +78,8 @@ class Datastore:
 
     @classmethod
     def open(cls, path: str, dictionary: str, symbols: int, source_dictionary: str = "", source_symbols: int = 0) -> "Datastore":
-        """Map a file; each dictionary is its fingerprint and how many symbols it has. Raises ValueError naming the file if it is
-        none, damaged, or of other dictionaries."""
+        """Map a file. Dictionaries are given by fingerprint and size. Raises ValueError naming the file if it is no datastore,
+        damaged, or made with other dictionaries."""
         from safetensors import SafetensorError, safe_open
 
         memory = None
@@ -111,24 +100,24 @@ class Datastore:
             raise ValueError(f"{path}: {'there is no such file' if missing else f'not a datastore ({brief(error)})'}") from None
         count = len(places) if places.dim() == 1 else 0
         if tokens.shape != (count, TOKEN_BYTES) or tokens.dtype != torch.uint8 or places.dtype != torch.int32 or not count:
-            raise ValueError(f"{path}: damaged, its tensors do not belong together")
+            raise ValueError(f"{path}: damaged, its tensors do not fit each other")
         if not 0 <= places.min() <= places.max() < count or tokens.numpy().view(">u4").max() >= symbols:
-            raise ValueError(f"{path}: damaged, it has places or tokens that cannot be")
+            raise ValueError(f"{path}: damaged, it has positions or tokens out of range")
         if memory is not None and not memory.fits(count, source_symbols):
-            raise ValueError(f"{path}: damaged, its translation memory does not belong to its text")
+            raise ValueError(f"{path}: damaged, its translation memory does not fit its text")
         return cls(tokens.numpy(), places.numpy(), memory)
 
     def after(self, place: int, length: int) -> tuple[int, ...]:
-        """The ``length`` tokens after a place, fewer where the text ends."""
+        """Up to ``length`` tokens after a position; fewer at the end of the text."""
         first = max(0, place - length)
         return unpack(f">{place - first}I", self.tokens[TOKEN_BYTES * first : TOKEN_BYTES * place])[::-1]
 
 
 def sorted_places(tokens: np.ndarray) -> np.ndarray:
-    """(N,) the places of tokens (N,), sorted by the `CONTEXT` tokens from there on; where these are equal, by place.
+    """(N,) the positions in tokens (N,), sorted by the `CONTEXT` tokens from there on, then by position.
 
-    Doubles the sorted length in each round (Manber and Myers 1990): a place's rank by 2n tokens follows from its own rank by n
-    tokens and that of the place n further on. The end is before every token.
+    Prefix doubling (Manber and Myers 1990): a position's rank by 2n tokens follows from its own rank by n tokens and that of the
+    position n further on. The end sorts first.
     """
     ranks = np.unique(tokens, return_inverse=True)[1].astype(np.int64) + 1
     length = 1
@@ -142,5 +131,5 @@ def sorted_places(tokens: np.ndarray) -> np.ndarray:
 
 
 def encoded(tokens: Iterable[int]) -> bytes:
-    """Tokens as `Datastore.tokens` has them."""
+    """Tokens as bytes of `Datastore.tokens`."""
     return np.fromiter(tokens, ">u4").tobytes()

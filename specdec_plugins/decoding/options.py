@@ -1,4 +1,4 @@
-"""What a request may choose about its tokens. Imports no torch, so that a command can check its options at once."""
+"""Options of a request. Imports no torch, so that commands can check them at once."""
 
 import math
 from collections.abc import Iterator
@@ -11,10 +11,9 @@ MAX_BLOCK_SIZE = 1024  # tokens of a draft, or of a tree
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a drafted token may be from the verifier's best: among its ``beta`` best and within ``tau`` nats of the best.
+    """A drafted token is acceptable if it is among the verifier's ``beta`` best and within ``tau`` nats of the best.
 
-    ``beta`` 1 is exact. Of equal logits the lower token number ranks first, as for argmax. Raises ValueError for values that
-    cannot be.
+    ``beta`` 1 is exact. Of equal logits the lower token id ranks first, as in argmax. Raises ValueError for invalid values.
     """
 
     beta: int = 1
@@ -28,17 +27,16 @@ class Tolerance:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is an int or a float, and of a size that fits into a float."""
+    """Whether a value is an int or a float that fits into a float."""
     return isinstance(value, (int, float)) and (value == math.inf or not value > 1e308)
 
 
 class Gate(NamedTuple):
-    """How sure the models have to be for drafting to go on: probabilities, 0 where that does not matter.
+    """The confidence required for drafting, as probabilities; 0 requires none.
 
-    A row drafts nothing after a token of which the verifier was less sure than ``verifier``. A draft ends before the position at
-    which the product of the drafter's confidences falls below ``drafter``. Its confidence at a position is the probability of
-    the likeliest token there, which depends on the tokens before it, not on the one that is drafted: a cut that depended on that
-    one would change what is sampled under the rejection rule (``acceptance/rejection.py``).
+    A row drafts nothing after a token that the verifier gave less than ``verifier``. A draft ends before the position at which
+    the product of the drafter's confidences falls below ``drafter``. The confidence at a position is the probability of its
+    likeliest token, whichever is drafted: truncation that depended on the dropped token would bias the rejection rule.
     """
 
     verifier: float = 0.0
@@ -49,10 +47,10 @@ OPEN = Gate()
 
 
 class Tree(NamedTuple):
-    """How a draft branches: at most ``nodes`` tokens for each row, those of the likeliest paths.
+    """How a draft branches: up to ``nodes`` tokens per row, those of the likeliest paths.
 
-    With a ``shape`` it is always the same tree: a path to each node, as the ranks of its tokens among the candidates there, from
-    0; (0, 2) is the third best token after the best one.
+    A ``shape`` fixes the tree. It has a path to each node, as ranks among the candidates: (0, 2) is the third best token after
+    the best one.
     """
 
     nodes: int
@@ -60,15 +58,13 @@ class Tree(NamedTuple):
 
 
 CHOICES = ("mass", "recent", "sinks")
-
-
-BUDGETED = ("block_causal", "small")  # drafters with weights that may read a budget of their cache
+BUDGETED = ("block_causal", "small")  # drafters with weights that support a budget
 
 
 class Budget(NamedTuple):
-    """What a drafter's pass reads of the cache: ``positions`` of the source, chosen by ``choice`` (``budget.py``), and as many of
-    the target. ``sinks`` of them are the first ones, unless attention alone chooses (mass): four, on which models put what
-    attention they do not need (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453)."""
+    """Cache positions that a drafting pass reads: ``positions`` of the source, chosen by ``choice`` (``budget.py``), and as many
+    of the target. The first ``sinks`` are always among them, except source positions under ``mass``; four collect the attention
+    that models do not need (StreamingLLM, Xiao et al. 2024, arXiv 2309.17453)."""
 
     positions: int = 128
     sinks: int = 4
@@ -76,7 +72,7 @@ class Budget(NamedTuple):
 
     @property
     def attends(self) -> bool:
-        """Whether positions are chosen by the verifier's attention."""
+        """Whether the verifier's attention chooses positions."""
         return self.choice != "sinks"
 
 
@@ -85,10 +81,10 @@ USUAL_BUDGET = Budget()
 
 @dataclass(frozen=True)
 class Sampling:
-    """That tokens are drawn at random, and from what: `sampling.py` says what the numbers do; ``top_k`` 0 keeps all tokens.
+    """Sampling with the warpers of `sampling.py`; ``top_k`` 0 keeps all tokens.
 
-    ``rule`` says which drafted tokens are accepted (``acceptance/coupled.py``, ``acceptance/rejection.py``). Raises ValueError
-    for values that cannot be.
+    ``rule`` names the acceptance rule (``acceptance/coupled.py``, ``acceptance/rejection.py``). Raises ValueError for invalid
+    values.
     """
 
     temperature: float = 1.0
@@ -103,7 +99,7 @@ class Sampling:
 
 
 def sampling_faults(values: Any) -> Iterator[tuple[str, str]]:
-    """(field, message) of each value that cannot be, of an object with the fields of `Sampling`."""
+    """(field, message) of each invalid value of an object with the fields of `Sampling`."""
     for name in ("temperature", "repetition_penalty"):
         value = getattr(values, name)
         if not is_number(value) or not 0 < value < math.inf:

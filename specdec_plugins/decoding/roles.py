@@ -77,6 +77,13 @@ class Drafter(Protocol):
         return 0
 
 
+class NoDrafter(Drafter):
+    """Proposes nothing: the loop becomes plain autoregressive decoding."""
+
+    def propose(self, state: Any, prefix: Prefix, plan: Plan) -> Draft:
+        return Draft([[] for _ in prefix.requests])
+
+
 class Scores(Protocol):
     """The verifier's pass over a draft. It runs when a result is needed, fused with the rule where the backend can."""
 

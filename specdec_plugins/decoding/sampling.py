@@ -1,11 +1,10 @@
-"""How a token is drawn from the verifier's logits: repetition penalty, temperature, top-k and top-p, in Hugging Face's order.
+"""Sampling from logits: repetition penalty, temperature, top-k and top-p, in Hugging Face's order.
 
-The penalty is the one of CTRL (Keskar et al. 2019, arXiv 1909.05858): the logit of a token that the prefix holds is divided by
-it where positive, else multiplied. Top-k keeps the k largest logits, and all that equal the k-th. Top-p (Holtzman et al. 2020,
-arXiv 1904.09751) keeps the fewest of the likeliest tokens that have at least this probability together; of equal ones the lower
-token number comes first.
+The penalty (CTRL, Keskar et al. 2019, arXiv 1909.05858) divides the positive logits of tokens in the prefix and multiplies their
+negative ones. Top-k keeps the k largest logits and all equal to the k-th. Top-p (Holtzman et al. 2020, arXiv 1904.09751) keeps
+the fewest likeliest tokens whose probabilities sum to at least p; of equals the lower token id comes first.
 
-``csrc/sample.h`` is the twin of this file. B rows, W positions, V vocabulary, T tokens of a prefix.
+``csrc/sample.h`` does the same. R rows, W positions, V vocabulary, T tokens of a prefix.
 """
 
 import math
@@ -21,7 +20,7 @@ from specdec_plugins.decoding.values import Draws, pad_rows, send
 
 
 class Table(NamedTuple):
-    """`Draws` of all rows as tensors, each (R, 1); rows that draw nothing have temperature 0."""
+    """`Draws` of all rows as tensors, each (R, 1); rows that are not sampled have temperature 0."""
 
     temperature: Tensor  # float64
     top_k: Tensor
@@ -30,14 +29,14 @@ class Table(NamedTuple):
     seeds: Tensor
     positions: Tensor  # of the first token to draw
     rejects: Tensor  # bool: under the rejection rule
-    prefixes: Tensor  # (R, T) padded with V, which is no token
+    prefixes: Tensor  # (R, T) padded with V; T = 0 if no row has a penalty
 
     @classmethod
     def of(
         cls, draws: Sequence[Draws | None], rows: int, vocabulary: int, device: torch.device,
         round_up: Callable[[int, int], int] = lambda size, unit: size,
     ) -> "Table":  # fmt: skip
-        """The draws of the first of ``rows`` rows. With ``round_up(T, unit)`` prefixes have fewer different sizes."""
+        """Draws of the first of ``rows`` rows. ``round_up(T, unit)`` leaves fewer different shapes."""
         nothing = Draws(Sampling(), 0, ())
         given = [each or nothing for each in draws]
         sampling = [each.sampling for each in given]
@@ -45,7 +44,7 @@ class Table(NamedTuple):
         def column(numbers: Sequence[float], dtype: torch.dtype) -> Tensor:
             return pad_rows(torch.tensor(numbers, dtype=dtype).to(device)[:, None], rows)
 
-        longest = 0  # unless there is a penalty, nobody looks at prefixes
+        longest = 0
         if any(each.repetition_penalty != 1 for each in sampling):
             longest = round_up(max(1, *(len(each.prefix) for each in given)), 64)
         return cls(
@@ -68,11 +67,10 @@ class Table(NamedTuple):
 
 
 def warp(logits: Tensor, table: Table, drafted: Tensor | None = None) -> Tensor:
-    """(R, W, V) float64 probabilities of drawing each token by logits (R, W, V), which are minus infinity where a token may not
-    follow. Position j of a row comes after its prefix and the first j of its ``drafted`` tokens (R, W - 1), if there are any.
-    """
+    """(R, W, V) float64 probabilities of sampling each token from constrained logits (R, W, V). Position j comes after the prefix
+    and the first j of the row's ``drafted`` tokens (R, W - 1), if any."""
     values = penalised(logits.double(), table, drafted)
-    temperature = table.temperature.clamp(1e-30, 1e30)  # of which nothing becomes NaN
+    temperature = table.temperature.clamp(1e-30, 1e30)  # no NaN at the extremes
     values = values / torch.where(table.temperature > 0, temperature, 1.0)[..., None]
     order = values.sort(dim=-1, descending=True, stable=True)
     last = (table.top_k - 1).where(table.top_k > 0, values.size(-1) - 1).clamp(max=values.size(-1) - 1)
@@ -86,11 +84,11 @@ def warp(logits: Tensor, table: Table, drafted: Tensor | None = None) -> Tensor:
 
 
 def penalised(values: Tensor, table: Table, drafted: Tensor | None) -> Tensor:
-    """The logits (R, W, V) after the repetition penalty."""
+    """Logits (R, W, V) after the repetition penalty."""
     if not table.prefixes.size(1):
         return values
     rows, width, vocabulary = values.shape
-    held = values.new_zeros(rows, width, vocabulary + 1, dtype=torch.bool)  # one more, for what pads prefixes
+    held = values.new_zeros(rows, width, vocabulary + 1, dtype=torch.bool)  # one more for padding
     held[:, 0].scatter_(1, table.prefixes, True)
     if drafted is not None and width > 1:
         held[:, 1:].scatter_(2, drafted[..., None], True)
@@ -102,10 +100,9 @@ def penalised(values: Tensor, table: Table, drafted: Tensor | None) -> Tensor:
 
 
 def draw(weights: Tensor, table: Table, purpose: int, tokens: Tensor | None = None) -> Tensor:
-    """(R, W) indices drawn by weights (R, W, N), which need not sum to one; ``tokens`` (R, W, N) are those that they stand for,
-    if not 0 .. N - 1.
+    """(R, W) indices sampled by weights (R, W, N), normalised or not, of ``tokens`` (R, W, N) or of 0 .. N - 1.
 
-    An exponential race: of exponentially distributed times divided by the weights the least one wins.
+    An exponential race: the least of exponentially distributed times divided by the weights wins.
     """
     if tokens is None:
         tokens = torch.arange(weights.size(-1), device=weights.device)
@@ -113,11 +110,10 @@ def draw(weights: Tensor, table: Table, purpose: int, tokens: Tensor | None = No
 
 
 def draw_candidate(scores: Tensor, tokens: Tensor, table: Table, place: int) -> tuple[Tensor, Tensor]:
-    """A drafter's token, ``place`` positions after the prefix, drawn among C candidates: (R, 1) its number among them, and (R, C)
-    their probabilities. ``scores`` (R, C) are logits of ``tokens`` (R, C).
+    """Sample a drafter's token, ``place`` positions after the prefix, among candidates ``tokens`` (R, C) with logits ``scores``
+    (R, C): (R, 1) its index, and (R, C) the probabilities.
 
-    Under the coupled rule by the numbers by which the verifier draws. Drafts are warped as the verifier's logits are, among the
-    candidates and without the penalty.
+    The coupled rule uses the verifier's random numbers. Logits are warped like the verifier's, but without the penalty.
     """
     here = table._replace(positions=table.positions + place, prefixes=table.prefixes[:, :0])
     weights, named = warp(scores[:, None], here), tokens[:, None]

@@ -92,7 +92,13 @@ class ModelVerifier(Verifier):
 
 
 class Unverified(Verifier):
-    """No verifier: every draft is accepted (strategy ``drafter``). ``limits`` are the drafter's."""
+    """No verifier, for strategy ``drafter``; goes with `accept_all`. ``limits`` are the drafter's."""
 
     def __init__(self, limits: ModelLimits | None = None):
         self.limits = limits
+
+
+def accept_all(scores: None, draft: Draft, prefix: Prefix | None = None) -> Verdict:
+    """The rule without a verifier: drafts are outputs, with scores of 0 and no own tokens."""
+    sizes = list(map(len, draft.tokens))
+    return Verdict(sizes, None, [[0.0] * size for size in sizes], [False] * len(sizes))

@@ -1,2 +1,1 @@
-"""Which drafted tokens are accepted, one rule a file. A rule reads the verifier's `Scores`; backends run the common one
-natively."""
+"""Acceptance rules, one a file. A rule reads the verifier's `Scores`; backends run the common ones natively."""

@@ -1,7 +1,6 @@
-"""The exact rule and the tolerant one (Xia et al. 2023, section 3.3).
+"""The exact and the tolerant rule (Xia et al. 2023, section 3.3); see `Tolerance`.
 
-A drafted token is accepted if it is among the verifier's ``beta`` best and within ``tau`` nats of the best; after the first
-refusal follows the verifier's best token. With ``beta`` 1 the output is the verifier's greedy output.
+After the first refusal comes the verifier's best token. With ``beta`` 1 the output is the verifier's greedy output.
 """
 
 import math
@@ -15,17 +14,16 @@ from specdec_plugins.decoding.values import Draft, Verdict
 
 
 class TopBetaTau:
-    """The rule, with a `Tolerance` for the requests that name none. Raises ValueError for values that cannot be.
+    """The rule for requests without a `Tolerance` of their own. Raises ValueError for invalid values.
 
-    Requests with `Sampling` are judged by the rule that they name, in the same pass; trees as ``tree.py`` says.
+    Requests with `Sampling` are judged by the rule that they name, in the same pass; trees by ``tree.py``.
     """
 
     def __init__(self, beta: int = 1, tau: float = math.inf):
         self.tolerance = Tolerance(beta, tau)
 
     def __call__(self, scores: Scores, draft: Draft, prefix: Prefix) -> Verdict:
-        usual = self.tolerance
-        tolerances = [request.tolerance or usual for request in prefix.requests]
+        tolerances = [request.tolerance or self.tolerance for request in prefix.requests]
         if isinstance(draft, TreeDraft):
             return tree.judge(scores, draft, prefix.bounds(), tolerances, prefix.draws())
         return scores.judge(draft, prefix.bounds(), tolerances, prefix.draws())

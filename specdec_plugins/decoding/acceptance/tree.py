@@ -1,14 +1,14 @@
-"""The rules where drafted tokens branch. Each row is judged by its own rule, at every node with that node's prefix.
+"""The rules for trees. Each row is judged by its own rule, at every node with that node's prefix.
 
-The exact, the coupled and the tolerant rule say of a token whether it passes after its prefix, whatever was drafted beside it.
-So each token is judged as a chain of one, and the longest path of tokens that pass is accepted; of equally long ones the one that
-the verifier scores higher. Under the exact and the coupled rule that is the path of the verifier's own tokens.
+The exact, coupled and tolerant rules judge a token by its prefix alone, whatever its siblings are. So each token is judged as a
+chain of one, and the longest path of passing tokens is accepted; among equally long ones, the one that the verifier scores
+highest. Under the exact and the coupled rule that is the path of the verifier's own tokens.
 
-Under the rejection rule the tokens after a node are tried one after the other, each a point mass: x is accepted with the
-verifier's probability of it, else x is taken out and what remains is normalised (multi-step speculative sampling, Miao et al.
-2024, arXiv 2305.09781). The own token is drawn from what remains after the last one.
+The rejection rule tries siblings in turn, each a point mass: it accepts x with the verifier's probability of x, otherwise removes
+x and renormalises the rest (multi-step speculative sampling, Miao et al. 2024, arXiv 2305.09781). The own token is drawn from
+what is left.
 
-B rows, N nodes of all rows with each root, V vocabulary.
+B rows, N nodes of all rows including each root, V vocabulary.
 """
 
 from collections import Counter
@@ -30,8 +30,8 @@ from specdec_plugins.decoding.values import Draft, Draws, Verdict, send
 ROOT = -1  # the last committed token, after which a tree begins
 
 
-class Taken(NamedTuple):
-    """What is accepted of a row's tree: nodes, the own token, the scores (nats) of all, whether the limit forced the own one."""
+class Accepted(NamedTuple):
+    """A row's accepted nodes, the own token, the scores (nats) of all, and whether the limit forced the own one."""
 
     path: list[int]
     own: int
@@ -41,35 +41,30 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Forest:
-    """Nodes of some rows, each with what holds after it: `Bounds` and `Draws` of its prefix, its path included."""
+    """Trees of all rows, with the `Bounds` and `Draws` at their roots."""
 
     draft: TreeDraft
     bounds: Bounds
     draws: Sequence[Draws | None] | None
 
-    def bounds_after(self, nodes: Sequence[tuple[int, int]]) -> Bounds:
-        """The constraints after each of some (row, node)."""
-        counts = [len(path_to(node, self.draft.parents[row])) for row, node in nodes]
+    def nodes(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """(row, node) of some rows, roots included."""
+        return [(row, node) for row in rows for node in range(ROOT, len(self.draft.tokens[row]))]
+
+    def after(self, nodes: Sequence[tuple[int, int]]) -> tuple[Bounds, list[Draws | None] | None]:
+        """`Bounds` and `Draws` after each (row, node), its path being part of the prefix."""
+        tokens, parents = self.draft.tokens, self.draft.parents
+        paths = [(row, [tokens[row][each] for each in path_to(node, parents[row])]) for row, node in nodes]
         constraints, room, minimum, repeats = self.bounds
-        places = [(row, count) for (row, _), count in zip(nodes, counts)]
-        return Bounds(
-            constraints, [room[row] - count for row, count in places], [max(0, minimum[row] - count) for row, count in places],
-            repeats and [repeats[row]._replace(prefix=[*repeats[row].prefix, *self.path(row, node)]) for row, node in nodes],
+        bounds = Bounds(
+            constraints, [room[row] - len(path) for row, path in paths],
+            [max(0, minimum[row] - len(path)) for row, path in paths],
+            repeats and [repeats[row]._replace(prefix=[*repeats[row].prefix, *path]) for row, path in paths],
         )  # fmt: skip
-
-    def path(self, row: int, node: int) -> list[int]:
-        """The tokens from the root to a node."""
-        return [self.draft.tokens[row][each] for each in path_to(node, self.draft.parents[row])]
-
-    def draws_after(self, nodes: Sequence[tuple[int, int]]) -> list[Draws | None] | None:
-        """What draws the token after each of some (row, node)."""
         if self.draws is None:
-            return None
-        found: list[Draws | None] = []
-        for row, node in nodes:
-            draw = self.draws[row]
-            found.append(draw and draw._replace(prefix=[*draw.prefix, *self.path(row, node)]))
-        return found
+            return bounds, None
+        rows = ((self.draws[row], path) for row, path in paths)
+        return bounds, [draw and draw._replace(prefix=[*draw.prefix, *path]) for draw, path in rows]
 
 
 @torch.inference_mode()
@@ -81,104 +76,101 @@ def judge(
     rejects = [draw is not None and draw.sampling.rule == "rejection" for draw in draws or [None] * len(draft.tokens)]
     by_path = [row for row, walks in enumerate(rejects) if not walks]
     by_walk = [row for row, walks in enumerate(rejects) if walks]
-    taken: dict[int, Taken] = {}
+    accepted: dict[int, Accepted] = {}
     if by_path:
-        taken |= zip(by_path, longest_paths(scores, forest, by_path, tolerances))
+        accepted |= zip(by_path, longest_paths(scores, forest, by_path, tolerances))
     if by_walk:
-        taken |= zip(by_walk, walk(scores.logits(), forest, by_walk))
-    paths, own, parts, cut = (list(each) for each in zip(*(taken[row] for row in range(len(rejects)))))
+        accepted |= zip(by_walk, walk(scores.logits(), forest, by_walk))
+    paths, own, parts, cut = (list(each) for each in zip(*(accepted[row] for row in range(len(rejects)))))
     return Verdict(list(map(len, paths)), own, parts, cut, paths)
 
 
-def longest_paths(scores: Scores, forest: Forest, rows: Sequence[int], tolerances: Sequence[Tolerance]) -> list[Taken]:
-    """By the rules that judge each token after its prefix alone.
+def longest_paths(scores: Scores, forest: Forest, rows: Sequence[int], tolerances: Sequence[Tolerance]) -> list[Accepted]:
+    """By the rules that judge a token by its prefix alone.
 
-    A node is judged as a draft of one token after its parent, by the backend's code for chains: by the logits after the parent,
-    and by those after the node, which the own token is chosen by if the node passes. The root is a draft of none.
+    The backend judges each node as a chain of one token, by the logits after its parent and, for the own token, those after the
+    node itself. The root is an empty chain.
     """
     tokens, parents = forest.draft.tokens, forest.draft.parents
-    logits = scores.logits()
-    nodes = [(row, node) for row in rows for node in range(ROOT, len(tokens[row]))]
+    logits, nodes = scores.logits(), forest.nodes(rows)
     before = [(row, ROOT if node == ROOT else parents[row][node]) for row, node in nodes]
     width = logits.size(1)
-    pairs = send([[row * width + parent + 1, row * width + node + 1] for (row, node), (_, parent) in zip(nodes, before)],
-                 logits.device)  # fmt: skip
-    judged = scores.with_logits(logits.flatten(0, 1)[pairs]).judge(
+    pairs = [[row * width + parent + 1, row * width + node + 1] for (row, node), (_, parent) in zip(nodes, before)]
+    bounds, draws = forest.after(before)
+    judged = scores.with_logits(logits.flatten(0, 1)[send(pairs, logits.device)]).judge(
         Draft([[] if node == ROOT else [tokens[row][node]] for row, node in nodes]),
-        forest.bounds_after(before), [tolerances[row] for row, _ in nodes], forest.draws_after(before),
+        bounds, [tolerances[row] for row, _ in nodes], draws,
     )  # fmt: skip
     assert judged.own is not None
     verdicts = iter(zip(judged.accepted, judged.own, judged.scores, judged.cut))
     return [best_path(parents[row], [next(verdicts) for _ in range(ROOT, len(tokens[row]))]) for row in rows]
 
 
-def best_path(parents: Sequence[int], judged: Sequence[tuple[int, int, list[float], bool]]) -> Taken:
-    """The longest path of a tree, by what was ``judged`` of the root and of each node: how many tokens passed, 0 or 1, the own
-    token after them, the scores of both, and whether the limit forced the own one."""
-    _, own, scores, cut = judged[0]
-    best = Taken([], own, scores, cut)
+def best_path(parents: Sequence[int], judged: Sequence[tuple[int, int, list[float], bool]]) -> Accepted:
+    """The longest path of a tree. ``judged``, of the root and each node: how many tokens passed, 0 or 1, the own token after
+    them, the scores of both, and whether the limit forced the own one."""
+    best = Accepted([], *judged[0][1:])
     reached: dict[int, list[float]] = {ROOT: []}  # nodes whose path passes, and the scores of its tokens
     for node, (parent, (passes, own, scores, cut)) in enumerate(zip(parents, judged[1:])):
         if not passes or parent not in reached:
             continue
         reached[node] = [*reached[parent], scores[0]]
-        path = path_to(node, parents)
-        rank, other = ((len(each), sum(said[: len(each)])) for each, said in ((path, reached[node]), (best.path, best.scores)))
-        if rank > other:
-            best = Taken(path, own, [*reached[node], scores[1]], cut)
+        path, longest = path_to(node, parents), len(best.path)
+        if (len(path), sum(reached[node])) > (longest, sum(best.scores[:longest])):
+            best = Accepted(path, own, [*reached[node], scores[1]], cut)
     return best
 
 
-def walk(logits: Tensor, forest: Forest, rows: Sequence[int]) -> list[Taken]:
-    """By the rejection rule, by logits (R, W, V): position 0 of a row is after its root, position i + 1 after node i."""
+def walk(logits: Tensor, forest: Forest, rows: Sequence[int]) -> list[Accepted]:
+    """By the rejection rule, with logits (R, W, V): position 0 of a row is after its root, position i + 1 after node i."""
     tokens, parents = forest.draft.tokens, forest.draft.parents
-    device, width = logits.device, logits.size(1)
-    nodes = [(row, node) for row in rows for node in range(ROOT, len(tokens[row]))]
+    device, width, nodes = logits.device, logits.size(1), forest.nodes(rows)
     numbers = {node: number for number, node in enumerate(nodes)}
     after = logits.flatten(0, 1)[send([row * width + node + 1 for row, node in nodes], device)]  # (N, V)
-    weights = allowed_weights(after, forest, nodes)  # (N, V)
+    bounds, draws = forest.after(nodes)
+    assert draws is not None
+    weights = allowed_weights(after, bounds, draws)  # (N, V)
     children = [(row, node) for row, node in nodes if node != ROOT]
     at = [[numbers[row, parents[row][node]] for row, node in children], [tokens[row][node] for row, node in children]]
     chances = dict(zip(children, weights[tuple(send(at, device))].tolist()))
 
-    ends: list[tuple[int, int]] = []
-    refused: list[tuple[int, int]] = []  # (number of the row, token) after its end
+    ends: list[int] = []  # the number of each row's last accepted node
+    refused: list[tuple[int, int]] = []  # (index of the row, token) after its end
     for row, uniforms in zip(rows, accept_uniforms(forest, rows)):
         node: int | None = ROOT
         while node is not None:
             end = row, node
             node, gone = first_accepted(*end, forest.draft, chances, uniforms[len(path_to(node, parents[row]))])
         refused += [(len(ends), token) for token in gone]
-        ends.append(end)
+        ends.append(numbers[end])
 
-    own = draw_rest(weights[send([numbers[end] for end in ends], device)], refused, forest, ends)
-    room, eos = forest.bounds_after(ends).room, forest.bounds.constraints.symbols.eos
-    taken = []
-    for (row, node), left, token in zip(ends, room, own):
-        path, limited = path_to(node, parents[row]), left <= 0
-        said = [*(tokens[row][each] for each in path), eos if limited else token]
+    eos, accepted = bounds.constraints.symbols.eos, []
+    own = draw_rest(weights[send(ends, device)], refused, [draws[number] for number in ends])
+    for number, token in zip(ends, own):
+        row, node = nodes[number]
+        path, limited = path_to(node, parents[row]), bounds.room[number] <= 0
+        committed = [*(tokens[row][each] for each in path), eos if limited else token]
         raw = after[send([numbers[row, each] for each in (ROOT, *path)], device)].float()
-        scores = raw.gather(1, send(said, device)[:, None])[:, 0] - raw.logsumexp(-1)  # of the model without constraints
-        taken.append(Taken(path, said[-1], scores.tolist(), limited and token != eos))
-    return taken
+        scores = raw.gather(1, send(committed, device)[:, None])[:, 0] - raw.logsumexp(-1)  # of the unconstrained model
+        accepted.append(Accepted(path, committed[-1], scores.tolist(), limited and token != eos))
+    return accepted
 
 
-def allowed_weights(logits: Tensor, forest: Forest, nodes: Sequence[tuple[int, int]]) -> Tensor:
-    """(N, V) float64 the probabilities that tokens are drawn by after each node, by logits (N, V); the limit apart, beyond which
-    a tree has no nodes."""
-    device, bounds, draws = logits.device, forest.bounds_after(nodes), forest.draws_after(nodes)
-    assert draws is not None
+def allowed_weights(logits: Tensor, bounds: Bounds, draws: Sequence[Draws | None]) -> Tensor:
+    """(N, V) float64 probabilities of the next token after each node, for logits (N, V). The length limit is left out: no node
+    lies beyond it."""
+    device, (rows, vocabulary) = logits.device, logits.shape
     repeats = None
     if bounds.repeats:
-        rows, most = repeat_table(bounds.repeats, logits.size(-1), len(nodes))
-        table = send(rows, device)
-        repeats = repeated(table, table[:, :0], logits.size(-1), most)
+        lines, most = repeat_table(bounds.repeats, vocabulary, rows)
+        table = send(lines, device)
+        repeats = repeated(table, table[:, :0], vocabulary, most)
     allowed, _ = restrict(logits[:, None], bounds.constraints, send(bounds.minimum, device)[:, None], None, repeats)
-    return warp(allowed, Table.of(draws, len(nodes), logits.size(-1), device))[:, 0]
+    return warp(allowed, Table.of(draws, rows, vocabulary, device))[:, 0]
 
 
 def accept_uniforms(forest: Forest, rows: Sequence[int]) -> list[list[list[float]]]:
-    """(B, depth + 1, tries) numbers by which each try at each of a row's next positions is decided; the first as in a chain."""
+    """(B, depth + 1, tries) uniform numbers for each try at each of a row's next positions; the first try's are a chain's."""
     assert forest.draws is not None
     parents = [forest.draft.parents[row] for row in rows]
     depth = max((max(depths(tree), default=0) for tree in parents), default=0)
@@ -190,9 +182,9 @@ def accept_uniforms(forest: Forest, rows: Sequence[int]) -> list[list[list[float
 def first_accepted(
     row: int, node: int, draft: TreeDraft, chances: dict[tuple[int, int], float], uniforms: Sequence[float]
 ) -> tuple[int | None, list[int]]:
-    """The first child of a node that is accepted, None if none is, and the tokens that were refused before it."""
+    """The first accepted child of a node, or None, and the tokens refused before it."""
     refused: list[int] = []
-    left = 1.0  # the probability of all tokens that are not refused yet
+    left = 1.0  # probability of all tokens not yet refused
     children = [child for child, parent in enumerate(draft.parents[row]) if parent == node]
     for child, number in zip(children, uniforms):
         token, chance = draft.tokens[row][child], chances[row, child]
@@ -205,14 +197,10 @@ def first_accepted(
     return None, refused
 
 
-def draw_rest(
-    weights: Tensor, refused: Sequence[tuple[int, int]], forest: Forest, ends: Sequence[tuple[int, int]]
-) -> list[int]:  # fmt: skip
-    """A token for each of B ends, by weights (B, V) without those (row, token) that are refused."""
+def draw_rest(weights: Tensor, refused: Sequence[tuple[int, int]], draws: Sequence[Draws | None]) -> list[int]:
+    """B tokens drawn by weights (B, V) without those of the ``refused`` (row, token)."""
     rest = weights.clone()
     if refused:
         rest[tuple(send(list(zip(*refused)), rest.device))] = 0.0
-    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, weights)  # if nothing remains, nothing was refused but for rounding
-    draws = forest.draws_after(ends)
-    assert draws is not None
-    return draw(rest[:, None], Table.of(draws, len(ends), weights.size(-1), rest.device), Purpose.RECOVER)[:, 0].tolist()
+    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, weights)  # only rounding leaves nothing
+    return draw(rest[:, None], Table.of(draws, len(draws), weights.size(-1), rest.device), Purpose.RECOVER)[:, 0].tolist()
