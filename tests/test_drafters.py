@@ -19,12 +19,12 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.datastore import CONTEXT, Datastore, sorted_places
 from specdec_plugins.decoding.drafters import PairFacts, lookahead, ngram, previous, recycling, retrieval
+from specdec_plugins.decoding.drafters.ngram import RECENT, Suffixes
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.options import Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.suffixes import RECENT, Suffixes
 from specdec_plugins.decoding.trees import path_to
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -386,10 +386,10 @@ def test_recycling_learns_of_refused_tokens_too():
 
 
 def test_what_is_learned_is_bounded_by_the_vocabulary():
-    successors, rng = recycling.Successors(), random.Random(3)
+    drafter, rng = recycling.Recycling(), random.Random(3)
     for _ in range(500):
-        successors.learn(rng.randrange(30), random_text(rng, 5, 26), random_text(rng, 6, 26))
-    assert set(successors.after) == set(range(30))
+        told(drafter, [[rng.randrange(30)]], [random_text(rng, 5, 26)], [random_text(rng, 6, 26)], [0])
+    assert set(drafter.successors) == set(range(30))
 
 
 # ---- n-grams that the verifier made

@@ -21,13 +21,13 @@ from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.drafters import draft_in_turn
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, blocks, options_of, without
 from specdec_plugins.decoding.options import Gate, Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source, Verdict, uniform
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.spec import DrafterModel

@@ -2,6 +2,7 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,10 +36,11 @@ from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.control.fixed import ALWAYS
+from specdec_plugins.decoding.drafters import Rows
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.lookahead import Lookahead
 from specdec_plugins.decoding.drafters.ngram import NGram
-from specdec_plugins.decoding.drafters.recycling import Branches, Recycling, Successors
+from specdec_plugins.decoding.drafters.recycling import Recycling
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tree
 from specdec_plugins.decoding.prefix import Prefix
@@ -363,17 +365,18 @@ def test_trees_of_drafters_without_weights(dtype, make):
 
 def test_recycled_trees():
     """They have the likeliest successors that the verifier had."""
-    branches = Branches()
+    drafter = Recycling()
     logits = torch.randn(2, 3, WORDS, generator=torch.Generator().manual_seed(1))
-    branches.learn([5, 6], TreeDraft([[7, 8], [5]], [[-1, 0], [-1]]), logits, Successors())  # the later 5 counts
+    draft = TreeDraft([[7, 8], [5]], [[-1, 0], [-1]])
+    drafter.observe(Rows([5, 6]), SimpleNamespace(logits=lambda: logits), draft, None)  # the later 5 counts
     for token, (row, place) in {5: (1, 1), 6: (1, 0), 7: (0, 1), 8: (0, 2)}.items():
         expected = sorted(range(WORDS), key=lambda number: -logits[row, place, number])[:8]
-        assert [follower for _, follower in branches.after[token]] == expected
+        assert [follower for _, follower in drafter.branches[token]] == expected
         scores = logits[row, place].log_softmax(-1)[expected].tolist()
-        assert [score for score, _ in branches.after[token]] == pytest.approx(scores, abs=1e-6)
+        assert [score for score, _ in drafter.branches[token]] == pytest.approx(scores, abs=1e-6)
 
     def paths(token, length, nodes, gate=OPEN):
-        return paths_of(*branches.tree(token, length, Plan([length], gate=gate, tree=Tree(nodes)), Successors()))
+        return paths_of(*drafter.tree(token, length, Plan([length], gate=gate, tree=Tree(nodes))))
 
     assert paths(4, 3, 5) == [] and len(paths(6, 1, 50)) == 8
     assert max(map(len, paths(6, 3, 500))) == 3

@@ -129,7 +129,7 @@ class Session:
         """One iteration. The prefix is not changed yet."""
         prefix, stats, device = self.prefix, self.stats, self.device
 
-        # 1. Draft, in one pass or in one a token (turns.py). A plain autoregressive iteration drafts nothing, at no cost.
+        # 1. Draft, in one pass or in one a token (`draft_in_turn`). A plain autoregressive iteration drafts nothing, at no cost.
         began = time.perf_counter()
         plan = prefix.gated(plan)
         draft = Draft([[] for _ in prefix.requests])

@@ -1,8 +1,7 @@
 """Many iterations of `Session` in one call of the CPU kernels, with the same results.
 
-Runs where the verifier is on the kernels under the exact or tolerant rule (and the sampling rules), with the causal block drafter
-or heads on the kernels. With any other drafter only iterations that draft nothing run natively, and only if the drafter need not
-observe them.
+Requires a verifier on the kernels, `TopBetaTau`, and the causal block drafter or heads on the kernels. With any other drafter,
+only iterations without a draft run natively, and only if it needs no feedback.
 
 B rows, K drafted tokens.
 """
@@ -12,7 +11,7 @@ import time
 from array import array
 from ctypes import Structure, addressof, byref
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -35,32 +34,17 @@ ENDLESS = 1 << 40  # positions of a drafter that embeds none
 
 @dataclass(frozen=True)
 class Iterations:
-    """Some iterations, and the seconds that drafting and verifying took."""
+    """Iterations, and the seconds that drafting and verifying took."""
 
     iterations: list[Iteration]
     drafting: float
     verifying: float
 
 
-class NativeDrafter(Protocol):
-    """A drafter as the native loop reads it."""
-
-    model: CpuModel
-    caches_prefix: bool  # its passes leave entries for the next ones
-
-    def begin(self, call: Structure, state: Any, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
-        """Fill in a call. Returns the model's state and each row's unread tokens, which end with the last one of the prefix."""
-        ...
-
-    def end(self, state: Any) -> None:
-        """Copy what the call changed back into the state."""
-        ...
-
-
 class NativeBlock:
     """The causal block drafter."""
 
-    caches_prefix = True
+    caches_prefix = True  # passes leave entries for the next ones
 
     def __init__(self, drafter: CausalBlockDrafter):
         self.model = cast(CpuModel, drafter.model)
@@ -68,6 +52,7 @@ class NativeBlock:
         self._read = array("q")  # while a call drafts
 
     def begin(self, call: Structure, state: CausalState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
+        """Fill in a call. Returns the model's state and each row's unread tokens, which end with the prefix's last one."""
         if not longest:
             return cast(SlottedState, state.rows), [[token] for token in prefix.last]
         self._read = integers(state.read)
@@ -76,6 +61,7 @@ class NativeBlock:
         return cast(SlottedState, state.rows), [output[n - 1 :] if n else beginning + output for output, n in rows]
 
     def end(self, state: CausalState) -> None:
+        """Copy what the call changed back into the state."""
         if self._read:
             state.read, self._read = self._read.tolist(), array("q")
 
@@ -104,10 +90,19 @@ class NativeHiddenHeads:
         state.replace(self._states)
 
 
-class NativeLoop:
-    """For one session. ``drafter`` is None where drafts do not come from the kernels."""
+NativeDrafter = NativeBlock | NativeHiddenHeads
 
-    def __init__(self, drafter: NativeDrafter | None, verifier: CpuModel, acceptance: TopBetaTau, constraints: Constraints):
+
+class NativeLoop:
+    """For one session. ``drafter`` is None if drafts do not come from the kernels."""
+
+    def __init__(
+        self,
+        drafter: NativeDrafter | None,
+        verifier: CpuModel,
+        acceptance: TopBetaTau,
+        constraints: Constraints,
+    ):
         self.drafter, self.verifier, self.tolerance = drafter, verifier, acceptance.tolerance
         symbols = constraints.symbols
         self._suppressed = integers(constraints.suppressed)
@@ -126,10 +121,9 @@ class NativeLoop:
             call.drafter_pad, call.drafter_eos = own.pad, own.eos
 
     def __call__(self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int) -> Iterations | None:
-        """Run up to ``times`` iterations of the plan, at least one; stop early when a row finishes. The prefix does not change.
+        """Run up to ``times`` iterations of the plan; stop early when a row finishes. The prefix does not change.
 
-        ``drafting`` is the drafter's state. Returns None where the session has to iterate itself: for a tree, or a draft that
-        does not come from the kernels.
+        ``drafting`` is the drafter's state. Returns None for trees and for drafts that do not come from the kernels.
         """
         drafter = self.drafter
         if any(plan.lengths) and (drafter is None or plan.tree is not None):
@@ -176,13 +170,13 @@ class NativeLoop:
         return Iterations(iterations, encoding + self._seconds[0], self._seconds[1])
 
     def _prepare_drafter(self, drafter: NativeDrafter, state: SlottedState, rows: int, longest: int, positions: int) -> float:
-        """Encode the drafter's new sources, and make room for its pass. Returns the seconds that encoding took."""
+        """Encode the drafter's new sources and reserve memory for its pass. Returns the seconds that encoding took."""
         call, model = self._call, drafter.model
         began = time.perf_counter()
         state.encode()
         encoding = time.perf_counter() - began
         call.drafting = self._caches(state, positions if drafter.caches_prefix else longest)
-        if not drafter.caches_prefix:  # each draft takes the place of the one before
+        if not drafter.caches_prefix:  # each draft replaces the previous one
             call.drafting.positions = ENDLESS
         call.drafter_logits = model.logits.view(rows, longest, model.stack.vocabulary)[1]
         if model.stack.gate:
@@ -191,7 +185,7 @@ class NativeLoop:
 
     @staticmethod
     def _caches(state: SlottedState, positions: int) -> Structure:
-        """Room for the next iteration at least; the call ends where there is no room for a further one."""
+        """Caches with space for at least one iteration; the call ends when they are full."""
         state.cache.reserve(state.targets.bound, positions)
         return kernels().structs["Caches"](*state.cache.layout, *state.sources.cache.layout, state.cache.capacity)
 
@@ -216,12 +210,14 @@ class NativeLoop:
 
 
 def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, constraints: Constraints) -> NativeLoop | None:
-    """The native loop for these roles; None if the kernels do not know the verifier or the rule, or the drafter observes."""
+    """The native loop for these roles; None if they cannot run natively."""
     if type(verifier) is not ModelVerifier or type(verifier.model) is not CpuModel or type(acceptance) is not TopBetaTau:
         return None
-    natives: dict[type, type] = {CausalBlockDrafter: NativeBlock, HeadsDrafter: NativeHiddenHeads}
-    make = natives.get(type(drafter))
-    native = make(drafter) if make and type(drafter.model) is CpuModel else None  # type: ignore[attr-defined]
+    native: NativeDrafter | None = None
+    if type(drafter) is CausalBlockDrafter and type(drafter.model) is CpuModel:
+        native = NativeBlock(drafter)
+    elif type(drafter) is HeadsDrafter and type(drafter.model) is CpuModel:
+        native = NativeHiddenHeads(drafter)
     if native is None and drafter.traits.follows:
         return None
     return NativeLoop(native, verifier.model, acceptance, constraints)

@@ -1,6 +1,6 @@
-"""The committed tokens of the sentences in flight.
+"""The committed tokens of the rows in flight.
 
-B rows, T target positions, K drafted tokens.
+B rows, T target positions.
 """
 
 import math
@@ -17,9 +17,8 @@ from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, It
 class Prefix:
     """The rows of the batch. A request's group joins by `admit`; `select` moves, forks and drops rows.
 
-    Row b is output ``numbers[b]`` of ``requests[b]``, and ``outputs[b]`` its y1 .. yn. For models that read the whole prefix each
-    time there are tensors: ``tokens`` (B, T) begins with the start token, as the verifier's input does, and is undefined past row
-    b's n = ``lengths[b]`` tokens.
+    Row b is output ``numbers[b]`` of ``requests[b]``, and ``outputs[b]`` its y1 .. yn. For models that read the whole prefix,
+    ``tokens`` (B, T) begins with the start token and is undefined past row b's n = ``lengths[b]`` tokens.
     """
 
     def __init__(self, constraints: Constraints | None = None, device: torch.device | str = "cpu"):
@@ -32,7 +31,7 @@ class Prefix:
         self.scores: list[list[float]] = []
         self.steps: list[list[Step]] = []
         self.cut: list[bool] = []
-        self.prefilled: list[int] = []  # how many of each row's tokens were forced
+        self.prefilled: list[int] = []  # each row's number of forced tokens
         self._tensors: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -54,17 +53,17 @@ class Prefix:
 
     @property
     def last(self) -> list[int]:
-        """Each row's last token; the start token where nothing is committed."""
+        """Each row's last token; the start token before any."""
         start = self.symbols.start
         return [output[-1] if output else start for output in self.outputs]
 
     @property
     def room(self) -> list[int]:
-        """How many tokens each row may still commit before eos."""
+        """Tokens that each row may still commit before eos."""
         return [request.limit - len(output) for request, output in zip(self.requests, self.outputs)]
 
     def bounds(self) -> Bounds:
-        """What constrains the next tokens of each row."""
+        """Constraints on each row's next tokens."""
         sizes = list(map(len, self.outputs))
         minimum = [max(0, request.min_length - size) for request, size in zip(self.requests, sizes)]
         repeats = None
@@ -74,7 +73,7 @@ class Prefix:
         return Bounds(self.constraints, self.room, minimum, repeats)
 
     def draws(self) -> list[Draws | None] | None:
-        """What draws the next tokens of each row, None for one that takes the best; None where all do."""
+        """What each row's next samples depend on, None for greedy rows; None if all are greedy."""
         if all(request.sampling is None for request in self.requests):
             return None
         return [
@@ -83,7 +82,7 @@ class Prefix:
         ]
 
     def _placed(self) -> tuple[Tensor, Tensor]:
-        """The tensors, made when they are read after a change."""
+        """The tensors, cached until the next change."""
         if self._tensors is None:
             start, pad, longest = self.symbols.start, self.symbols.pad, self.longest
             rows = [[start, *output, *[pad] * (longest - len(output))] for output in self.outputs]
@@ -103,7 +102,7 @@ class Prefix:
         self._tensors = None
 
     def select(self, order: list[int]) -> None:
-        """Let row i be what row ``order[i]`` was. Other rows leave; a row named twice is forked."""
+        """Make row ``order[i]`` the new row i. Rows not named leave; a row named twice is forked."""
         for name in ("requests", "numbers", "cut", "prefilled"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in order])
@@ -118,14 +117,14 @@ class Prefix:
         return [row for row, request in enumerate(self.requests) if request.index == index]
 
     def ahead(self, drafted: Sequence[Sequence[int]]) -> "Prefix":
-        """What the prefix would be with drafted tokens, for drafters that draft one token after the other. Only to be read."""
+        """A read-only copy with drafted tokens appended."""
         later = copy(self)
         later.outputs = [[*output, *tokens] for output, tokens in zip(self.outputs, drafted)]
         later._tensors = None
         return later
 
     def gated(self, plan: Plan) -> Plan:
-        """The plan, with nothing to draft for rows of whose last token the verifier was less sure than the gate asks."""
+        """The plan without drafts for rows in which the verifier gave the last token less than the gate requires."""
         if not plan.gate.verifier:
             return plan
         least = math.log(plan.gate.verifier)
@@ -133,16 +132,16 @@ class Prefix:
         return plan._replace(lengths=lengths)
 
     def clip(self, draft: Draft, lengths: Sequence[int]) -> Draft:
-        """Offer no drafted token after eos, none beyond the length limit, and of row b ``lengths[b]`` at most."""
+        """Truncate a draft after eos, at the length limit, and at ``lengths[b]`` tokens of row b."""
         return draft.clip(list(map(min, self.room, lengths)), self.symbols.eos)
 
     def unread(self) -> list[tuple[int, ...]]:
-        """The forced tokens that each row still has to read, as far as its limit."""
+        """The forced tokens that each row still has to read, up to its limit."""
         model, rows = self.constraints.forced, zip(self.requests, self.outputs)
         return [(*model, *request.forced)[len(output) : request.limit] for request, output in rows]
 
     def prefill(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> None:
-        """Append forced tokens, which no step accounts for."""
+        """Append forced tokens, which belong to no step."""
         for row, (forced, own) in enumerate(zip(tokens, scores)):
             self.outputs[row] += forced
             self.scores[row] += own
@@ -150,7 +149,7 @@ class Prefix:
         self._tensors = None
 
     def commit(self, iteration: Iteration) -> list[int]:
-        """Append each row's accepted tokens and the verifier's own. Returns the rows that are finished."""
+        """Append each row's accepted tokens and the verifier's own. Returns the finished rows."""
         eos, finished = self.symbols.eos, []
         for row, (step, scores, cut) in enumerate(zip(*iteration)):
             drafted, accepted, own = step[:3]
@@ -171,7 +170,7 @@ class Prefix:
         return finished
 
     def hypothesis(self, row: int) -> Hypothesis:
-        """What a row holds."""
+        """A row's output so far."""
         output = self.outputs[row]
         tokens = output[:-1] if output[-1:] == [self.symbols.eos] else output
         return Hypothesis(
@@ -180,8 +179,7 @@ class Prefix:
         )  # fmt: skip
 
     def commits(self, sizes: Sequence[int], finished: Sequence[int]) -> list[Commit]:
-        """What each row has committed since its output had ``sizes[b]`` tokens, none for a new row; with the whole output of
-        ``finished`` rows."""
+        """What each row committed since its output had ``sizes[b]`` tokens (0 for new rows), with ``finished`` rows' outputs."""
         commits = []
         for row, (request, number) in enumerate(zip(self.requests, self.numbers)):
             size = sizes[row] if row < len(sizes) else 0
@@ -192,7 +190,7 @@ class Prefix:
 
 
 def compacted(rows: int, leaving: Sequence[int]) -> list[int]:
-    """The staying rows in a new order that moves few: rows from the end of the batch fill the gaps."""
+    """The remaining rows, with the last rows of the batch in the gaps, so that few move."""
     gone = set(leaving)
     staying = rows - len(gone)
     movers = [row for row in range(staying, rows) if row not in gone]

@@ -1,52 +1,35 @@
-"""The roles in a step of speculative decoding. `loop.py` calls them.
+"""The roles that `loop.py` calls. Implementations subclass these protocols, which supply the optional methods.
 
-Drafter and verifier each keep a state with one row per sequence in flight, in the order of the batch. Roles subclass these
-protocols, which supply the optional methods.
+Drafter and verifier each keep a state with one row per sequence in flight, in the order of the batch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
-
-from specdec_plugins.decoding.constraints import Bounds
-from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.backends import Pass
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import (
-    LOGITS,
-    Draft,
-    Draws,
-    ModelLimits,
-    Outcome,
-    Plan,
-    Request,
-    Source,
-    Verdict,
-    Want,
-)
+from specdec_plugins.decoding.values import LOGITS, Draft, ModelLimits, Outcome, Plan, Request, Source, Verdict, Want
 
 
 class State(Protocol):
-    """What a role keeps of each row. A role's `admit` appends one row per source; every other change is a `select`.
+    """What a role keeps per row. A role's `admit` appends one row per source; every other change is a `select`.
 
-    A row named twice in an order is a fork: both copies go on apart. A fork copies the positions that the row holds and shares
-    its source, so forking a row that has read nothing is free. A group of rows starts like that: admit the source once, then
-    repeat its row in an order.
+    A row named twice in an order is forked: the fork copies the positions that the row holds and shares its source, so forking
+    a row that has read nothing is free. Groups start that way: admit the source once, then repeat its row.
     """
 
     def select(self, order: list[int]) -> None:
         """Make row ``order[i]`` the new row i. Rows not named leave."""
-        ...
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a drafter can do and what it needs. A wrapper passes on the traits of what it wraps."""
+    """What a drafter can do and what it needs. Wrappers pass on the traits of what they wrap."""
 
-    trees: bool = False  # `propose` branches if the plan has a tree
-    copies_text: bool = False  # drafts copy earlier text and are often shorter than planned: a draft costs what it offers
-    follows: bool = False  # `observe` must see every iteration, also those without a draft
+    trees: bool = False  # `propose` returns trees for plans with one
+    copies_text: bool = False  # drafts are often shorter than planned, and cost what they offer
+    follows: bool = False  # `observe` must see iterations without a draft as well
     needs_verifier: bool = False  # drafts cannot stand alone (strategy ``drafter``)
     wants: Want = LOGITS  # what `observe` reads of the verifier's pass
 
@@ -57,7 +40,7 @@ class Drafter(Protocol):
     traits: Traits = Traits()
 
     def start(self, rows: int, shared: Any) -> Any:
-        """A `State` without rows, for at most ``rows``; None for a drafter that keeps nothing. ``shared`` is the verifier's."""
+        """A `State` for up to ``rows`` rows; None for a drafter that keeps nothing. ``shared`` is the verifier's state."""
         return None
 
     def admit(self, state: Any, source: Source) -> None:
@@ -66,10 +49,9 @@ class Drafter(Protocol):
 
     def propose(self, state: Any, prefix: Prefix, plan: Plan) -> Draft:
         """At most ``plan.lengths[b]`` tokens to follow row b's prefix."""
-        ...
 
     def observe(self, state: Any, scores: Any, draft: Draft, verdict: Verdict) -> None:
-        """Learn the verdict on a draft from `propose`, before tokens are committed; see `Traits.follows`."""
+        """Learn the verdict on a draft before its tokens are committed; see `Traits.follows`."""
         return None
 
     def bytes_for(self, request: Request) -> int:
@@ -84,32 +66,6 @@ class NoDrafter(Drafter):
         return Draft([[] for _ in prefix.requests])
 
 
-class Scores(Protocol):
-    """The verifier's pass over a draft. It runs when a result is needed, fused with the rule where the backend can."""
-
-    def logits(self) -> Tensor:
-        """(R, K+1, V) after the prefix and after each drafted token, R >= B; undefined past a row's draft."""
-        ...
-
-    def features(self) -> Tensor:
-        """(R, K+1, D) hidden states that the logits are computed from, if wanted."""
-        ...
-
-    def attention(self) -> Tensor:
-        """(R, K+1, S) attention to the source after the prefix and after each drafted token, if wanted: see `Pass.attention`."""
-        ...
-
-    def with_logits(self, logits: Tensor) -> "Scores":
-        """The same pass with other logits, of any rows and width, to judge other drafts."""
-        ...
-
-    def judge(
-        self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
-    ) -> Verdict:
-        """Apply the exact or the tolerant rule with each row's tolerance, or the sampling rule that a row draws by."""
-        ...
-
-
 class Verifier(Protocol):
     """Scores drafts."""
 
@@ -121,7 +77,7 @@ class Verifier(Protocol):
         return 0
 
     def start(self, rows: int) -> Any:
-        """A `State` without rows, for at most ``rows``; None for a verifier that keeps nothing."""
+        """A `State` for up to ``rows`` rows; None for a verifier that keeps nothing."""
         return None
 
     def admit(self, state: Any, source: Source) -> None:
@@ -132,8 +88,8 @@ class Verifier(Protocol):
         """Read the forced tokens after each row's prefix, if any, and return their log-probabilities (nats)."""
         return [[0.0] * len(row) for row in tokens]
 
-    def score(self, state: Any, prefix: Prefix, draft: Draft, want: Want = LOGITS) -> Scores | None:
-        """The pass over a draft, which returns what is wanted; None if nothing is scored."""
+    def score(self, state: Any, prefix: Prefix, draft: Draft, want: Want = LOGITS) -> Pass | None:
+        """The pass over a draft; None if nothing is scored."""
         return None
 
     def commit(self, state: Any, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
@@ -148,7 +104,6 @@ class Verifier(Protocol):
 class Acceptance(Protocol):
     def __call__(self, scores: Any, draft: Draft, prefix: Prefix) -> Verdict:
         """Which drafted tokens are accepted, and what follows them."""
-        ...
 
 
 class Controller(Protocol):
@@ -164,7 +119,6 @@ class Admission(Protocol):
 
     def admits(self, prefix: Prefix, waiting: Sequence[Request]) -> int:
         """How many of the first waiting requests join now."""
-        ...
 
 
 class Roles(NamedTuple):

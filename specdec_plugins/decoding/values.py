@@ -1,12 +1,12 @@
-"""What the roles hand to each other. Knows nothing about models.
+"""Values that the roles exchange. Knows nothing about models.
 
-B rows of the batch (sentences in flight), S source positions, K drafted tokens.
+B rows of the batch, S source positions, K drafted tokens.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, repeat, takewhile
+from itertools import accumulate, repeat
 from operator import mul
 from typing import NamedTuple
 
@@ -16,11 +16,11 @@ from torch import Tensor
 from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance, Tree
 from specdec_plugins.formats.spec import Symbols
 
-HUGE = 1 << 31  # numbers of a request stay below: sums of them fit into the kernels' 64 bits
+HUGE = 1 << 31  # bounds a request's numbers: their sums fit into the kernels' 64 bits
 
 
 class ModelLimits(NamedTuple):
-    """What the models can read: token ids below ``source`` and ``target``, and sequences of at most so many positions."""
+    """What the models can read: token ids below ``source`` and ``target``, and sequences of up to these many positions."""
 
     source: int
     target: int
@@ -30,12 +30,11 @@ class ModelLimits(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """A sentence to translate. It owns a group of rows, one for each output: one for each of its ``seeds``.
+    """A sentence to translate. It owns a group of rows, one per output and seed.
 
-    ``tokens`` end with eos. ``limit`` is the most tokens that an output may have before eos, ``min_length`` the fewest. Outputs
-    begin with the ``forced`` tokens, after those that the model itself prescribes. ``tolerance`` replaces the session's. With
-    ``sampling``, output n is drawn with ``seeds[n]`` (an int64). ``hint`` is an earlier translation, without eos, for drafters
-    that use one. With ``no_repeat`` n > 0 no output repeats an n-gram.
+    ``tokens`` end with eos. Outputs have ``min_length`` to ``limit`` tokens before eos and begin with the ``forced`` ones, after
+    those that the model prescribes. ``tolerance`` replaces the session's. With ``sampling``, output n uses ``seeds[n]`` (int64).
+    ``hint`` is an earlier translation, without eos. With ``no_repeat`` n > 0 no output repeats an n-gram.
     """
 
     index: int
@@ -51,11 +50,11 @@ class Request:
 
     @property
     def rows(self) -> int:
-        """The size of its group."""
+        """The group's size."""
         return len(self.seeds)
 
     def check(self, limits: ModelLimits | None = None) -> None:
-        """Raises ValueError for a field that cannot be decoded at all, or not within the models' limits."""
+        """Raises ValueError for an invalid field, or one beyond the models' limits."""
         for fault in self._faults(limits or ModelLimits(HUGE, HUGE, HUGE, HUGE)):
             raise ValueError(f"request {self.index}: {fault}")
 
@@ -69,7 +68,7 @@ class Request:
         if not all(isinstance(each, Sequence) for each in (self.tokens, self.forced, self.hint, self.seeds)):
             yield "tokens, forced, hint and seeds are sequences of numbers"
         if not self.tokens:
-            yield "the source is empty; it has at least one token, the closing eos"
+            yield "the source is empty; it needs at least eos"
         if len(self.tokens) > limits.source_positions:
             yield f"the source has {len(self.tokens):,} tokens; the models read at most {limits.source_positions:,}"
         for name, tokens, size in (
@@ -86,7 +85,7 @@ class Request:
 
 
 class Draws(NamedTuple):
-    """What the next tokens of a row are drawn by: how, the request's seed, and the prefix, which has the position, too."""
+    """What a row's next samples depend on. The prefix includes the position."""
 
     sampling: Sampling
     seed: int
@@ -94,12 +93,12 @@ class Draws(NamedTuple):
 
 
 def rejecting(draws: Sequence[Draws | None]) -> bool:
-    """Whether a row is under the rejection rule."""
+    """Whether any row is under the rejection rule."""
     return any(draw is not None and draw.sampling.rule == "rejection" for draw in draws)
 
 
 class Source:
-    """Sentences to encode, as lists of tokens; as tensors where a model asks for them."""
+    """Sentences to encode, as lists of tokens and, when asked for, as tensors."""
 
     def __init__(self, sentences: Sequence[Sequence[int]], symbols: Symbols, device: torch.device | str = "cpu"):
         self.sentences, self.symbols, self.device = sentences, symbols, torch.device(device)
@@ -119,7 +118,7 @@ class Source:
         return send(self.sizes, self.device)
 
     def encoded_by(self, encoder) -> Tensor:
-        """(B, S, D) output of an encoder, computed once for all models that share it; undefined past a sentence's end."""
+        """(B, S, D) output of an encoder, computed once for all models that share it; undefined past a row's length."""
         if id(encoder) not in self._encoded:
             self._encoded[id(encoder)] = encoder(self)
         return self._encoded[id(encoder)]
@@ -129,18 +128,18 @@ class Source:
 class Want:
     """What a pass returns besides logits."""
 
-    features: bool = False  # the hidden states that logits are computed from
-    attention: bool = False  # attention to the source, unless the pass sees only a part of it
+    features: bool = False  # hidden states that logits are computed from
+    attention: bool = False  # attention to the source, unless the pass reads only part of it
 
 
 LOGITS = Want()
 
 
 class Plan(NamedTuple):
-    """What an iteration does: the most tokens to draft for each row. 0 for all rows is a plain one, at a plain one's cost.
+    """The most tokens to draft for each row of an iteration. All 0 is a plain iteration, at a plain one's cost.
 
-    It may be repeated up to ``times`` times, while the rows stay the same, before the controller is asked again. With a ``tree``
-    a drafter that can branches, and paths have these lengths at most; any other drafts a chain.
+    It holds for up to ``times`` iterations while the rows stay the same. With a ``tree``, drafters with that trait branch, and
+    the lengths bound paths; others draft a chain.
     """
 
     lengths: Sequence[int]
@@ -151,26 +150,26 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def uniform(rows: int, length: int, times: int = 1, gate: Gate = OPEN, tree: Tree | None = None) -> Plan:
-    """The plan that gives each row as many tokens. Kept from step to step: a plain one can take less than 100 microseconds."""
+    """The plan with one length for all rows. Cached, as a plain iteration can take less than 100 microseconds."""
     return Plan((length,) * rows, times, gate, tree)
 
 
 class Distribution(NamedTuple):
-    """What each drafted token was drawn from: ``probabilities`` (R, K, C) of ``tokens`` (R, K, C) int64; all others have none."""
+    """What each drafted token was sampled from: ``probabilities`` (R, K, C) of ``tokens`` (R, K, C) int64; 0 for all others."""
 
     tokens: Tensor
     probabilities: Tensor
 
 
 class Draft:
-    """The tokens that each row is offered: ``tokens[b]`` are row b's.
+    """Each row's drafted tokens.
 
-    ``distribution`` is what they were drawn from; None: each is certain (a point mass). ``confidence[b]`` are the drafter's at
-    row b's positions, as `Gate` says; None where it tells none.
+    ``distribution`` is what they were sampled from; None: point masses. ``confidence[b]`` are the drafter's confidences at row
+    b's positions, see `Gate`; None if unknown.
     """
 
-    guesses: Tensor | None = None  # where they are not on the host: see `DeviceDraft`
-    parents: Sequence[Sequence[int]] = ()  # of a tree's nodes: see `TreeDraft`
+    guesses: Tensor | None = None  # see `DeviceDraft`
+    parents: Sequence[Sequence[int]] = ()  # see `TreeDraft`
 
     def __init__(
         self, tokens: list[list[int]], distribution: Distribution | None = None, confidence: list[list[float]] | None = None
@@ -185,22 +184,20 @@ class Draft:
         return Draft(clipped, self.distribution, self.confidence)
 
     def cut(self, gate: Gate) -> "Draft":
-        """The tokens before the position at which the product of confidences falls below the drafter's ``gate``."""
-        sure = self.confidence if gate.drafter else None  # which comes from the device at each reading
-        if sure is None:
+        """The tokens before the product of confidences falls below the drafter's ``gate``."""
+        confidence = self.confidence if gate.drafter else None  # each read is a transfer from the device
+        if confidence is None:
             return self
-        kept = []
-        for tokens, confidence in zip(self.tokens, sure):
-            products = accumulate(confidence, mul)
-            kept.append([token for token, _ in zip(tokens, takewhile(lambda product: product >= gate.drafter, products))])
-        return Draft(kept, self.distribution, sure)
+        products = (enumerate(accumulate(row, mul)) for row in confidence)
+        sizes = [next((n for n, product in row if product < gate.drafter), None) for row in products]
+        return Draft([tokens[:size] for tokens, size in zip(self.tokens, sizes)], self.distribution, confidence)
 
 
 class DeviceDraft(Draft):
-    """A draft that is still on the device, so that the host does not wait for it: ``guesses`` (R, K) int64, of R >= B rows.
+    """A draft still on the device, so that the host need not wait: ``guesses`` (R, K) int64, R >= B.
 
-    Row b is offered the first ``room[b]`` of its guesses, and nothing after ``eos``. Reading ``tokens`` waits for the device,
-    unless the guesses have come to the host with another transfer: `arrive`.
+    Row b drafts its first ``room[b]`` guesses, and nothing after ``eos``. Reading ``tokens`` waits for the device, unless another
+    transfer has brought the guesses: `arrive`.
     """
 
     guesses: Tensor
@@ -223,7 +220,7 @@ class DeviceDraft(Draft):
         return self._tokens
 
     def arrive(self, guesses: list[list[int]]) -> list[list[int]]:
-        """Take each row's guesses; returns the tokens that it is offered."""
+        """Take each row's guesses from the host; returns the drafted tokens."""
         eos = -1 if self.eos is None else self.eos
         self._tokens = Draft(guesses).clip(self.room, eos).tokens
         return self._tokens
@@ -233,11 +230,11 @@ class DeviceDraft(Draft):
 
 
 class Verdict(NamedTuple):
-    """How many of each row's drafted tokens are accepted, and the verifier's own token after them.
+    """The number of accepted tokens in each row, and the verifier's own token after them.
 
-    ``own`` tokens are *recovered* after a refusal, a *bonus* after none; None where there is no verifier. ``scores`` are the
-    log-probabilities (nats) of the accepted tokens and the own one; ``cut`` tells where the length limit forced the own one.
-    ``paths`` are the accepted nodes of a `TreeDraft`; None: the first tokens of a chain.
+    ``own`` tokens are *recovered* after a refusal, otherwise a *bonus*; None without a verifier. ``scores`` are log-probabilities
+    (nats) of the accepted tokens and the own one; ``cut`` marks own tokens that the length limit forced. ``paths`` are the
+    accepted nodes of a `TreeDraft`; None for a chain.
     """
 
     accepted: list[int]
@@ -252,10 +249,10 @@ class Verdict(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One iteration of one sentence: the draft, how many of its tokens were accepted, the verifier's own token after them.
+    """One iteration of one row: the draft, the number of accepted tokens, the verifier's own token after them.
 
-    The accepted ones come first: of a drafted tree the accepted path, then all other nodes, in their order.
-    ``own`` is None where nothing follows: an accepted token ended the sentence, or there was no verifier.
+    Accepted tokens come first, in a tree the accepted path. ``own`` is None if an accepted token ended the sentence, or without a
+    verifier.
     """
 
     drafted: list[int]
@@ -264,7 +261,7 @@ class Step(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """What an iteration did to each row: its step, the scores of the tokens committed, whether the limit forced the own one."""
+    """An iteration by row: the step, the scores of its committed tokens, whether the limit forced the own one."""
 
     steps: list[Step]
     scores: list[list[float]]
@@ -272,26 +269,21 @@ class Iteration(NamedTuple):
 
     @classmethod
     def of(cls, draft: Draft, verdict: Verdict, eos: int) -> "Iteration":
-        """By the rule's verdict. After an accepted eos there is no own token."""
+        """From a verdict. No own token follows an accepted eos."""
         steps, offered = [], draft.tokens
         if verdict.paths is not None:
-            offered = [path_first(tokens, path) for tokens, path in zip(offered, verdict.paths)]
+            orders = [[*path, *sorted({*range(len(row))}.difference(path))] for row, path in zip(offered, verdict.paths)]
+            offered = [[row[node] for node in order] for row, order in zip(offered, orders)]
         for drafted, accepted, own in zip(offered, verdict.accepted, verdict.own or repeat(None)):
             ended = accepted and drafted[accepted - 1] == eos
             steps.append(Step(drafted, accepted, None if ended else own))
         return cls(steps, verdict.scores, verdict.cut)
 
 
-def path_first(tokens: Sequence[int], path: Sequence[int]) -> list[int]:
-    """A tree's tokens: those on a path, then the others."""
-    others = set(range(len(tokens))).difference(path)
-    return [tokens[node] for node in (*path, *sorted(others))]
-
-
 class Outcome(NamedTuple):
-    """What became of a plan: each row's `Step` in each of the ``times`` iterations, and the seconds that these took.
+    """The result of a plan: each row's `Step` in each of the ``times`` iterations, and their seconds.
 
-    With ``recorded`` the seconds include the recording of a pass, and say nothing about what such an iteration costs.
+    If ``recorded``, the seconds include recording a pass and say nothing about an iteration's cost.
     """
 
     plan: Plan
@@ -303,10 +295,10 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """An output: ``output`` is its number within the request ``index``.
+    """Output number ``output`` of request ``index``.
 
     ``tokens`` end before eos; ``token_scores`` (nats, the verifier's) include it, as in fairseq. The first ``prefilled`` tokens
-    were forced, and belong to no step. ``error`` is what ended the request early.
+    were forced and belong to no step. ``error`` ended the request early.
     """
 
     index: int
@@ -320,9 +312,9 @@ class Hypothesis:
 
 
 class Commit(NamedTuple):
-    """What a step added to an output of a request, and the whole output once it has finished.
+    """What a step added to an output, and the whole output once it has finished.
 
-    The commits of an output concatenate to its hypothesis: nothing is taken back. ``tokens`` end before eos.
+    An output's commits concatenate to its hypothesis: nothing is taken back. ``tokens`` end before eos.
     """
 
     request: int
@@ -333,10 +325,10 @@ class Commit(NamedTuple):
 
 
 def send(rows: Sequence[Sequence[int]] | Sequence[int], device: torch.device) -> Tensor:
-    """Numbers as an int64 tensor on a device, without waiting for the work that the device was given before."""
+    """Numbers as an int64 tensor on a device, without waiting for the device's earlier work."""
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def pad_rows(tensor: Tensor, rows: int) -> Tensor:
-    """A tensor (B, ...) with zeros for further rows."""
+    """A tensor (B, ...) padded with zeros to (rows, ...)."""
     return tensor if len(tensor) == rows else torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])

@@ -6,9 +6,9 @@ After the first refusal comes the verifier's best token. With ``beta`` 1 the out
 import math
 
 from specdec_plugins.decoding.acceptance import tree
+from specdec_plugins.decoding.backends import Pass
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.roles import Scores
 from specdec_plugins.decoding.trees import TreeDraft
 from specdec_plugins.decoding.values import Draft, Verdict
 
@@ -22,7 +22,7 @@ class TopBetaTau:
     def __init__(self, beta: int = 1, tau: float = math.inf):
         self.tolerance = Tolerance(beta, tau)
 
-    def __call__(self, scores: Scores, draft: Draft, prefix: Prefix) -> Verdict:
+    def __call__(self, scores: Pass, draft: Draft, prefix: Prefix) -> Verdict:
         tolerances = [request.tolerance or self.tolerance for request in prefix.requests]
         if isinstance(draft, TreeDraft):
             return tree.judge(scores, draft, prefix.bounds(), tolerances, prefix.draws())

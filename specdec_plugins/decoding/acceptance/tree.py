@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.backends import Pass
 from specdec_plugins.decoding.constraints import Bounds, repeat_table, repeated, restrict
 from specdec_plugins.decoding.noise import Purpose, uniform
 from specdec_plugins.decoding.options import Tolerance
-from specdec_plugins.decoding.roles import Scores
 from specdec_plugins.decoding.sampling import Table, draw, warp
 from specdec_plugins.decoding.trees import TreeDraft, depths, path_to
 from specdec_plugins.decoding.values import Draft, Draws, Verdict, send
@@ -69,7 +69,7 @@ class Forest:
 
 @torch.inference_mode()
 def judge(
-    scores: Scores, draft: TreeDraft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None
+    scores: Pass, draft: TreeDraft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None
 ) -> Verdict:
     """Judge trees by a pass that has read each row's last token and its nodes."""
     forest = Forest(draft, bounds, draws)
@@ -85,7 +85,7 @@ def judge(
     return Verdict(list(map(len, paths)), own, parts, cut, paths)
 
 
-def longest_paths(scores: Scores, forest: Forest, rows: Sequence[int], tolerances: Sequence[Tolerance]) -> list[Accepted]:
+def longest_paths(scores: Pass, forest: Forest, rows: Sequence[int], tolerances: Sequence[Tolerance]) -> list[Accepted]:
     """By the rules that judge a token by its prefix alone.
 
     The backend judges each node as a chain of one token, by the logits after its parent and, for the own token, those after the

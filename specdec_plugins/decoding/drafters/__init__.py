@@ -9,21 +9,27 @@ drafter's (a file in this folder), an installed entry point's of the group ``spe
 """
 
 import pkgutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.options import USUAL_BUDGET, Budget
+from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.decoding.values import Distribution, Draft, Plan
 from specdec_plugins.formats.code import find as find_code
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, Symbols, weight_fault
 
 GROUP = "specdec.drafters"
 Row = TypeVar("Row")
+# One token for each wanted row, to follow the prefix and the tokens drafted so far.
+Choose = Callable[[Prefix, Sequence[bool]], Draft]
 
 
 class DrafterCode(Protocol):
@@ -64,6 +70,35 @@ class Rows(Generic[Row]):
             rows.append(deepcopy(self.rows[row]) if row in named else self.rows[row])
             named.add(row)
         self.rows = rows
+
+
+def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
+    """Draft until each row has its planned tokens, or eos, or a product of confidences below the gate's.
+
+    A row that stops early costs nothing more, so here the gate saves drafting as well as verification.
+    """
+    rows = range(len(prefix))
+    tokens: list[list[int]] = [[] for _ in rows]
+    confidence: list[list[float]] = [[] for _ in rows]
+    parts: list[Distribution] = []
+    eos, least = prefix.symbols.eos, plan.gate.drafter
+    wanted = [length > 0 for length in plan.lengths]
+    while any(wanted):
+        one = choose(prefix.ahead(tokens), wanted)
+        confident = one.confidence
+        for row in rows:
+            if wanted[row]:
+                tokens[row] += one.tokens[row]
+                if confident is not None:
+                    confidence[row] += confident[row][:1]
+        if one.distribution is not None:  # the next recorded pass overwrites it
+            parts.append(Distribution(*(part.clone() for part in one.distribution)))
+        wanted = [
+            more and len(tokens[row]) < length and tokens[row][-1] != eos and prod(confidence[row]) >= least
+            for row, more, length in zip(rows, wanted, plan.lengths)
+        ]
+    distribution = Distribution(*(torch.cat(each, 1) for each in zip(*parts))) if parts else None  # of (R, 1, C) each
+    return Draft(tokens, distribution, confidence if least else None)
 
 
 def agreeing(tokens: Sequence[int], others: Sequence[int]) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.drafters import matching, over_the_verifier
+from specdec_plugins.decoding.drafters import draft_in_turn, matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.drafters.medusa import states_before
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
@@ -28,7 +28,6 @@ from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_o
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 

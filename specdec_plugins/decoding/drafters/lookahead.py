@@ -1,9 +1,9 @@
 """Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): drafts n-grams that the verifier produced in earlier passes.
 
 A pool keeps n-grams by their first token. A tree verifies two branches in one pass: the pool's n-grams that begin with the last
-token, and a window of guesses at the next W positions. Each window position has a trajectory: the N - 2 tokens that the
-verifier predicted there in the last passes. Its next prediction completes an n-gram for the pool, and the oldest token of the
-trajectory is dropped, so a pass yields W new n-grams. Guesses are drafts like any others: a right one is accepted.
+token, and a window of guesses at the next W positions. Each window position has a trajectory, the N - 2 tokens that the verifier
+last predicted there. Its next prediction completes an n-gram for the pool and drops the oldest token, so a pass yields W new
+n-grams. Guesses are drafts like any others: a right one is accepted.
 
 A chain has no room for a window. It concatenates the pool's newest n-grams, and learns pairs of tokens.
 """
@@ -49,50 +49,35 @@ class Pool:
         return tokens[:length]
 
 
-class Growing:
-    """A tree that merges equal paths."""
+# A tree that merges equal paths: the node of each (parent, token), in the order of the nodes.
+Nodes = dict[tuple[int, int], int]
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self._children: dict[tuple[int, int], int] = {}
 
-    @classmethod
-    def of(cls, tokens: Sequence[int], parents: Sequence[int]) -> "Growing":
-        tree = cls()
-        tree.tokens, tree.parents = list(tokens), list(parents)
-        tree._children = {child: node for node, child in enumerate(zip(parents, tokens))}
-        return tree
+def add(tree: Nodes, path: Sequence[int], most: int) -> None:
+    """Add a path from the root, up to ``most`` nodes in all."""
+    parent = -1
+    for token in path:
+        if (parent, token) not in tree and len(tree) >= most:
+            return
+        parent = tree.setdefault((parent, token), len(tree))
 
-    def add(self, path: Sequence[int], nodes: int) -> None:
-        """Add a path from the root, up to ``nodes`` nodes in all."""
-        parent = -1
-        for token in path:
-            node = self._children.get((parent, token))
-            if node is None:
-                if len(self.tokens) >= nodes:
-                    return
-                node = self._children[parent, token] = len(self.tokens)
-                self.tokens.append(token)
-                self.parents.append(parent)
-            parent = node
 
-    def end(self, path: Sequence[int]) -> int | None:
-        """The node at which a path ends, -1 for the root; None if the tree lacks the path."""
-        node: int | None = -1
-        for token in path:
-            if node is None:
-                break
-            node = self._children.get((node, token))
-        return node
+def end(tree: Nodes, path: Sequence[int]) -> int | None:
+    """The node at which a path ends, -1 for the root; None if the tree lacks the path."""
+    node = -1
+    for token in path:
+        if (node, token) not in tree:
+            return None
+        node = tree[node, token]
+    return node
 
 
 @dataclass
 class Window:
     """A row's window. ``columns[j]`` holds the guess at position j and its trajectory; the first one starts from the last token.
 
-    ``wide`` is the number of columns in the present draft. First guesses come from ``source``: the source's tokens that the
-    target has, too.
+    ``wide`` is the number of columns in the present draft. First guesses come from ``source``, the source tokens that the target
+    vocabulary has.
     """
 
     source: list[int]
@@ -101,7 +86,7 @@ class Window:
     columns: list[list[int]] = field(default_factory=list)
 
     def open(self, last: int, position: int, wide: int) -> None:
-        """Prepare a draft of ``wide`` columns after the token ``last``; ``position`` is that of the next token."""
+        """Prepare a draft of ``wide`` columns after token ``last``; the next token has ``position``."""
         self.last, self.wide = last, wide
         self.columns += [[] for _ in range(len(self.columns), wide)]
         for number, column in enumerate(self.columns):
@@ -109,13 +94,13 @@ class Window:
                 column.append(self.source[(position + number - 1) % len(self.source)] if self.source else last)
 
     def paths(self) -> list[list[int]]:
-        """The path of each column: the guesses before its position, then its trajectory."""
+        """Each column's path: the guesses before its position, then its trajectory."""
         columns = self.columns[: self.wide]
         guesses = [column[0] for column in columns[1:]]
         return [[*guesses[: number - 1 if number else 0], *column] for number, column in enumerate(columns)]
 
     def move(self, chosen: Sequence[int | None], pool: Pool) -> None:
-        """Take in the verifier's prediction after each path; None if the draft lacked the path, and its column starts over."""
+        """Take the verifier's prediction after each path; None if the draft lacked the path, so its column starts over."""
         for number, choice in enumerate(chosen):
             column = self.columns[number]
             if choice is None:
@@ -151,21 +136,16 @@ class Lookahead(Drafter):
             for row, token in zip(state.rows, last):
                 row.last = token
             return Draft([self.pool.chain(token, length) for token, length in zip(last, plan.lengths)])
-        trees = []
+        tokens, parents, nodes = [], [], plan.tree.nodes
         for row, token, output, length in zip(state.rows, last, prefix.outputs, plan.lengths):
-            row.open(token, len(output), columns_of(plan.tree.nodes, length))
-            trees.append(self._tree(row, token, length, plan.tree.nodes))
-        return TreeDraft([tree.tokens for tree in trees], [tree.parents for tree in trees])
-
-    def _tree(self, row: Window, token: int, length: int, nodes: int) -> Growing:
-        """The window, and as many of the pool's n-grams as fit."""
-        tree = Growing()
-        if length:
-            for path in row.paths():
-                tree.add(path, nodes)
-            for following in self.pool.after(token):
-                tree.add(following[:length], nodes)
-        return tree
+            row.open(token, len(output), columns_of(nodes, length))
+            tree: Nodes = {}  # the window, and as many of the pool's n-grams as fit
+            if length:
+                for path in (*row.paths(), *(following[:length] for following in self.pool.after(token))):
+                    add(tree, path, nodes)
+            tokens.append([child for _, child in tree])
+            parents.append([parent for parent, _ in tree])
+        return TreeDraft(tokens, parents)
 
     def observe(self, state: Rows[Window], scores: Any, draft: Draft, verdict: Verdict) -> None:
         if not isinstance(draft, TreeDraft):
@@ -175,8 +155,8 @@ class Lookahead(Drafter):
             return
         ends = []
         for row, tokens, parents in zip(state.rows, draft.tokens, draft.parents):
-            tree = Growing.of(tokens, parents)
-            ends.append([tree.end(path) for path in row.paths()])
+            tree: Nodes = {edge: node for node, edge in enumerate(zip(parents, tokens))}
+            ends.append([end(tree, path) for path in row.paths()])
         places = [(number, node + 1) for number, nodes in enumerate(ends) for node in nodes if node is not None]
         if not places:
             return

@@ -4,16 +4,45 @@ Saxena 2023 (prompt lookup decoding); Yang et al. 2023 (LLMA, arXiv 2304.04487).
 longest repeated suffix of the output; the source counts as text before the output.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
 START = -2  # precedes source and output, so that an output may begin as its source does; -1 is a token that is not copied
+RECENT = 64  # latest occurrences of a token that are considered: bounds the time per token
+
+
+class Suffixes:
+    """A text, and the positions in it that follow a suffix of the output so far.
+
+    A position is the number of tokens before it. ``lengths`` maps each position that follows the output's last token to the
+    length of its longest suffix. With ``growing``, the output becomes part of the text.
+    """
+
+    def __init__(self, text: Iterable[int], growing: bool = False):
+        self.text: list[int] = []
+        self.growing = growing
+        self.said = 0  # tokens of the output
+        self.lengths: dict[int, int] = {}
+        self._after: dict[int, list[int]] = {}  # positions after each occurrence of a token, ascending
+        for token in text:
+            self._append(token)
+
+    def say(self, token: int) -> None:
+        """Take the output's next token. A suffix that ends in it extends the suffix that ended before it."""
+        before = self.lengths
+        self.lengths = {place: before.get(place - 1, 0) + 1 for place in self._after.get(token, ())[-RECENT:]}
+        self.said += 1
+        if self.growing:
+            self._append(token)
+
+    def _append(self, token: int) -> None:
+        self.text.append(token)
+        self._after.setdefault(token, []).append(len(self.text))
 
 
 class NGram(Drafter):

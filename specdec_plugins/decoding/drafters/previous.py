@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
 from specdec_plugins.decoding.drafters import PairFacts, Rows
+from specdec_plugins.decoding.drafters.ngram import Suffixes
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
 # Chosen for tokens per pass where the hint is a text to be corrected (data/correction.sh, valid) or another translation.

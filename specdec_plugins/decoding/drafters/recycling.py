@@ -7,7 +7,6 @@ branches.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,30 +21,10 @@ KEPT = 8  # successors of each token in trees, as in the paper
 TAUGHT = math.log(0.5)  # log-probability (nats) that trees assume for a successor learned from a chain
 
 
-class Successors:
-    """The latest successor of each token: at most one entry per token of the vocabulary."""
-
-    def __init__(self) -> None:
-        self.after: dict[int, int] = {}
-
-    def chain(self, token: int, length: int) -> list[int]:
-        """Up to ``length`` tokens after a token, each the successor of the one before."""
-        tokens: list[int] = []
-        after = self.after
-        while len(tokens) < length and (known := after.get(token)) is not None:
-            token = known
-            tokens.append(token)
-        return tokens
-
-    def learn(self, token: int, tokens: Sequence[int], choices: Sequence[int]) -> None:
-        """Learn the verifier's ``choices`` after a token and after each token drafted behind it."""
-        self.after.update(zip((token, *tokens), choices))
-
-
 def choices(scores: Any, draft: Draft, verdict: Verdict) -> list[list[int]]:
     """The verifier's likeliest tokens after the prefix and after each drafted token, row by row.
 
-    The verdict has them up to the own token, so logits are read only behind a refusal.
+    The verdict has them up to the own token, so logits are read only after a refusal.
     """
     assert verdict.own is not None
     logits, chosen = None, []
@@ -61,47 +40,14 @@ def choices(scores: Any, draft: Draft, verdict: Verdict) -> list[list[int]]:
     return chosen
 
 
-class Branches:
-    """The latest `KEPT` likeliest successors of each token, with their log-probabilities."""
-
-    def __init__(self) -> None:
-        self.after: dict[int, list[tuple[float, int]]] = {}
-
-    def tree(self, token: int, length: int, plan: Plan, successors: Successors) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the likeliest paths of up to ``length`` tokens after a token; from ``successors`` where a token
-        has no branches."""
-        assert plan.tree is not None
-
-        def children(key: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
-            depth, before = key
-            if depth == length:
-                return []
-            known = self.after.get(before)
-            if known is None:
-                known = [(TAUGHT, successors.after[before])] if before in successors.after else []
-            return [(score, follower, (depth + 1, follower)) for score, follower in known]
-
-        return grow(children, (0, token), plan.tree, least(plan.gate))
-
-    def learn(self, rows: Sequence[int], draft: Draft, logits: torch.Tensor, successors: Successors) -> None:
-        """Learn from logits (R, W, V) after the token of each of ``rows`` and after each node of its tree; the best token
-        becomes the successor, too."""
-        read = [(token, row, place) for row, first in enumerate(rows) for place, token in enumerate([first, *draft.tokens[row]])]
-        tokens, numbers, places = zip(*read)
-        following = logits[send(numbers, logits.device), send(places, logits.device)].float().log_softmax(-1)  # (N, V)
-        best = following.topk(min(KEPT, logits.size(-1)))
-        for token, scores, followers in zip(tokens, best.values.tolist(), best.indices.tolist()):
-            self.after[token] = list(zip(scores, followers))
-            successors.after[token] = followers[0]
-
-
 class Recycling(Drafter):
-    """A row's state is the token before its draft."""
+    """A row's state is the token before its draft. What is learned has at most one entry per token of the vocabulary."""
 
     traits = Traits(copies_text=True, trees=True)
 
     def __init__(self) -> None:
-        self.successors, self.branches = Successors(), Branches()
+        self.successors: dict[int, int] = {}
+        self.branches: dict[int, list[tuple[float, int]]] = {}  # the latest `KEPT` likeliest successors, log-probabilities first
 
     def start(self, rows: int, shared: object) -> Rows[int]:
         return Rows()
@@ -112,15 +58,49 @@ class Recycling(Drafter):
     def propose(self, state: Rows[int], prefix: Prefix, plan: Plan) -> Draft:
         state.rows = prefix.last
         if plan.tree is not None:
-            trees = [self.branches.tree(token, length, plan, self.successors) for token, length in zip(state.rows, plan.lengths)]
+            trees = [self.tree(token, length, plan) for token, length in zip(state.rows, plan.lengths)]
             return TreeDraft([tokens for tokens, _ in trees], [parents for _, parents in trees])
-        return Draft([self.successors.chain(token, length) for token, length in zip(state.rows, plan.lengths)])
+        return Draft([self.chain(token, length) for token, length in zip(state.rows, plan.lengths)])
+
+    def chain(self, token: int, length: int) -> list[int]:
+        """Up to ``length`` tokens after a token, each the successor of the one before."""
+        tokens: list[int] = []
+        successors = self.successors
+        while len(tokens) < length and (known := successors.get(token)) is not None:
+            token = known
+            tokens.append(token)
+        return tokens
+
+    def tree(self, token: int, length: int, plan: Plan) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the likeliest paths of up to ``length`` tokens after a token."""
+        assert plan.tree is not None
+
+        def children(key: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
+            depth, before = key
+            if depth == length:
+                return []
+            known = self.branches.get(before)
+            if known is None:
+                known = [(TAUGHT, self.successors[before])] if before in self.successors else []
+            return [(score, follower, (depth + 1, follower)) for score, follower in known]
+
+        return grow(children, (0, token), plan.tree, least(plan.gate))
 
     def observe(self, state: Rows[int], scores: Any, draft: Draft, verdict: Verdict) -> None:
         if isinstance(draft, TreeDraft):
-            return self.branches.learn(state.rows, draft, scores.logits(), self.successors)
+            return self._learn_branches(state.rows, draft, scores.logits())
         for token, tokens, following in zip(state.rows, draft.tokens, choices(scores, draft, verdict)):
-            self.successors.learn(token, tokens, following)
+            self.successors.update(zip((token, *tokens), following))
+
+    def _learn_branches(self, rows: list[int], draft: TreeDraft, logits: torch.Tensor) -> None:
+        """Learn from logits (R, W, V) after the token of each of ``rows`` and after each node of its tree."""
+        read = [(token, row, place) for row, first in enumerate(rows) for place, token in enumerate([first, *draft.tokens[row]])]
+        tokens, numbers, places = zip(*read)
+        following = logits[send(numbers, logits.device), send(places, logits.device)].float().log_softmax(-1)  # (N, V)
+        best = following.topk(min(KEPT, logits.size(-1)))
+        for token, scores, followers in zip(tokens, best.values.tolist(), best.indices.tolist()):
+            self.branches[token] = list(zip(scores, followers))
+            self.successors[token] = followers[0]
 
 
 def for_pair(facts: PairFacts) -> Recycling:

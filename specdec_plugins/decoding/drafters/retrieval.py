@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 
 from specdec_plugins.decoding.datastore import CONTEXT, TOKEN_BYTES, Datastore, encoded
 from specdec_plugins.decoding.drafters import PairFacts
+from specdec_plugins.decoding.drafters.ngram import Suffixes
 from specdec_plugins.decoding.drafters.previous import Followed, Hints, Words
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.suffixes import Suffixes
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
 VOTES = 8  # occurrences that vote, at most: lookup time grows with them

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.budget import Chosen, bytes_of
-from specdec_plugins.decoding.drafters import PairFacts
+from specdec_plugins.decoding.drafters import PairFacts, draft_in_turn
 from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.turns import draft_in_turn
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
 
 
