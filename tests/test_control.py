@@ -5,10 +5,9 @@ import statistics
 
 import pytest
 
-from specdec_plugins.decoding.control.batches import LAST_SPACING, PLAIN_SPACING
 from specdec_plugins.decoding.control.exploration import SMALL_TRIAL
 from specdec_plugins.decoding.control.fixed import FixedLength
-from specdec_plugins.decoding.control.throughput import Throughput, best_choice
+from specdec_plugins.decoding.control.throughput import LAST_SPACING, PLAIN_SPACING, Throughput, best_choice
 from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Outcome, Step
 

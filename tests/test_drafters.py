@@ -600,7 +600,7 @@ def test_drafters_are_found_by_what_they_need():
     facts = PairFacts(SYMBOLS, COPIES, "", WORDS + 4)
     with pytest.raises(
         ValueError,
-        match=r"'block_causal' is no drafter without weights; these are: "
+        match=r"drafter 'block_causal' needs weights; available without weights: "
         r"lookahead, ngram, previous, recycling, retrieval, window$",
     ):
         drafters.without_weights("block_causal", facts)
@@ -657,7 +657,7 @@ def test_commands(capfd, tmp_path):
             1,
             "no drafter named 'magic'. Available: block, block_causal, block_state, eagle, hydra, lookahead, ",
         ),
-        (["--draft-with", "block"], 1, "'block' is no drafter without weights"),
+        (["--draft-with", "block"], 1, "drafter 'block' needs weights"),
         (["--draft-with", "ngram", "--strategy", "ar"], 2, "--draft-with is not supported by strategy ar"),
         (["--draft-with", "retrieval"], 2, "--datastore is required by drafter retrieval"),
         (["--draft-with", "retrieval", "--datastore", "/nowhere"], 1, "/nowhere: there is no such file"),

@@ -124,7 +124,7 @@ def test_names_that_name_nothing():
         ),
         ("one_file_drafter:Nothing", "drafter 'one_file_drafter:Nothing': module 'one_file_drafter' has no attribute"),
         ("no_such_module:X", "drafter 'no_such_module:X': No module named 'no_such_module'"),
-        ("one_file_drafter:Options", "drafter 'one_file_drafter:Options' has no function build, and no for_pair"),
+        ("one_file_drafter:Options", "drafter 'one_file_drafter:Options' has neither build nor for_pair"),
     ):
         with pytest.raises(ValueError, match=message.replace("(", r"\(")):
             drafters.find(name)

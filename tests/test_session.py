@@ -242,7 +242,7 @@ def test_a_session_belongs_to_its_thread(world):
 
 def test_a_session_has_rows():
     for rows in (0, -1):
-        with pytest.raises(ValueError, match=f"^a batch of {rows} rows: it has at least one"):
+        with pytest.raises(ValueError, match=f"^a batch of {rows} rows; it needs at least one"):
             BoundedAdmission(rows)
 
 

@@ -289,7 +289,7 @@ def test_weights_that_do_not_fit_are_named(name):
     for given, message in (
         ({**tensors, wrong: tensors[wrong][1:]}, f"have {wrong} "),
         (less, f"have no {wrong}$"),
-        ({**tensors, "more": tensors[wrong]}, "have more, which has no place here"),
+        ({**tensors, "more": tensors[wrong]}, "have more, which is unexpected"),
     ):
         with pytest.raises(ValueError, match=message):
             assembly.assemble(model, DrafterModel(name, given, None, OPTIONS[name], 4), dtype="float64")

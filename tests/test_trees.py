@@ -410,13 +410,13 @@ def test_recycling_branches_from_what_chains_taught():
     state = drafter.start(1, None)
     drafter.admit(state, Source([[5, EOS]], SYMBOLS))
     prefix.admit([Request(0, [5, EOS], 20)])
-    drafter.successors.after |= {SYMBOLS.start: 7, 7: 9, 9: 4}
-    drafter.branches.after[9] = [(-0.1, 6), (-3.0, 8)]
+    drafter.successors |= {SYMBOLS.start: 7, 7: 9, 9: 4}
+    drafter.branches[9] = [(-0.1, 6), (-3.0, 8)]
     draft = drafter.propose(state, prefix, Plan([3], tree=Tree(9)))
     assert sorted(paths_of(draft.tokens[0], draft.parents[0])) == [(7,), (7, 9), (7, 9, 6), (7, 9, 8)]
     logits = torch.randn(1, 5, WORDS, generator=torch.Generator().manual_seed(0))
     drafter.branches.learn([3], TreeDraft([[7, 9, 6, 8]], [[-1, 0, 1, 1]]), logits, drafter.successors)
-    assert [drafter.successors.after[token] for token in (3, 7, 9, 6, 8)] == logits[0].argmax(-1).tolist()
+    assert [drafter.successors[token] for token in (3, 7, 9, 6, 8)] == logits[0].argmax(-1).tolist()
 
 
 def test_a_drafter_that_does_not_branch_is_refused():

@@ -217,7 +217,7 @@ def test_what_is_chosen_does_not_depend_on_longer_sources_beside_it():
 
 
 def test_it_is_told_its_verifier_and_budget():
-    with pytest.raises(ValueError, match="drafter 'window' drafts with the verifier, which has to be loaded"):
+    with pytest.raises(ValueError, match="drafter 'window' drafts with the verifier and needs it loaded"):
         without_weights("window", PairFacts(SYMBOLS, [], "", WORDS))
     how = {"draft_with": "window", "kv_budget": 5, "sinks": 1, "kv_choice": "recent", "block_size": 3}
     lines = ["A man is playing a guitar in the street while two dogs run through the snow.", "A dog runs."]

@@ -1,7 +1,6 @@
-"""When waiting requests join the batch: bounded by rows, by tokens in flight and by bytes of cache.
+"""Admission of waiting requests, bounded by rows, tokens in flight and bytes of cache.
 
-Knows nothing about models. Requests join in the order in which they were submitted; which order is best (longest sources first,
-where a whole file is known) is for the caller to decide.
+Knows nothing about models. Requests join in the order of submission; the caller chooses it, for instance longest sources first.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,16 +9,15 @@ from dataclasses import dataclass
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Request
 
-PATIENCE = 32  # steps that a free row stays free at most, in wait for others: some outputs' worth
+PATIENCE = 32  # most steps that a free row waits for others: about the length of an output
 
 
 @dataclass
 class BoundedAdmission:
-    """At most ``rows`` rows, ``tokens`` source tokens (rows x the longest source, as padding counts) and ``bytes`` of cache.
+    """At most ``rows`` rows, ``tokens`` source tokens (including padding) and ``bytes`` of cache.
 
-    Requests join together, a quarter of the batch at a time, because encoding them one by one costs more. A request that exceeds
-    a bound by itself is decoded alone. A request joins with its whole group of rows, or waits. ``bytes_for`` is the memory that
-    a request takes.
+    Requests join a quarter of the batch at a time, because encoding them one by one costs more, and each with its whole group. A
+    request that exceeds a bound by itself is decoded alone. ``bytes_for`` is the memory that a request takes.
     """
 
     rows: int
@@ -30,7 +28,7 @@ class BoundedAdmission:
 
     def __post_init__(self):
         if self.rows < 1:
-            raise ValueError(f"a batch of {self.rows} rows: it has at least one")
+            raise ValueError(f"a batch of {self.rows} rows; it needs at least one")
 
     def admits(self, prefix: Prefix, waiting: Sequence[Request]) -> int:
         """How many of the first waiting requests join now."""
@@ -45,7 +43,7 @@ class BoundedAdmission:
         return fitting
 
     def _fitting(self, prefix: Prefix, waiting: Sequence[Request]) -> tuple[int, int]:
-        """How many requests fit beside those in flight, and how many rows a full batch of such requests has."""
+        """The number of waiting requests that fit, and the rows of a full batch of such requests."""
         rows, longest = len(prefix), max((len(request.tokens) for request in prefix.requests), default=0)
         used = 0
         if self.bytes is not None and self.bytes_for:

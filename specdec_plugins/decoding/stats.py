@@ -1,4 +1,4 @@
-"""What the loop reports. Loads torch only where there is a GPU to wait for: a process that only adds sums up needs none."""
+"""Statistics of the loop. Imports torch only to time a GPU, so that processes which only add up need none."""
 
 import time
 from collections import Counter, deque
@@ -14,36 +14,36 @@ if TYPE_CHECKING:
 
 @dataclass
 class DecodeStats:
-    """Running sums over sentences and iterations. committed = accepted + own tokens, always."""
+    """Running sums. Always: committed = accepted + own tokens."""
 
     sentences: int = 0
     passes: int = 0  # of the verifier, over a whole batch
-    iterations: int = 0  # passes counted once per row in the batch
+    iterations: int = 0  # passes, counted once per row
     drafted: int = 0  # tokens offered for verification
     accepted: int = 0
     own_tokens: int = 0  # the verifier's own, recovered or bonus
     cut: int = 0  # outputs that the length limit ended
-    prefilled: int = 0  # forced tokens of outputs, which no iteration commits
-    lengths: Counter[int] = field(default_factory=Counter)  # passes by the longest planned draft
+    prefilled: int = 0  # forced tokens of outputs, not committed by iterations
+    lengths: Counter[int] = field(default_factory=Counter)  # passes by longest planned draft
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("text", "encoding", "drafting", "verifying", "elsewhere"), 0.0)
     )
     _since: float = 0.0
-    _marks: deque[tuple[str | None, Any]] = field(default_factory=deque)  # laps of a GPU, the last booked one first
+    _marks: deque[tuple[str | None, Any]] = field(default_factory=deque)  # GPU laps, starting with the last booked one
 
     @property
     def committed(self) -> int:
-        """Tokens of all outputs, the closing eos included and forced ones excluded."""
+        """Tokens of all outputs, including eos, without forced ones."""
         return self.accepted + self.own_tokens
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens committed per verifier pass and row, the verifier's own included: 1.0 is plain autoregressive decoding."""
+        """Tokens committed per verifier pass and row, including the verifier's own; 1.0 is plain decoding."""
         return self.committed / max(1, self.iterations)
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted tokens per drafted token that was offered."""
+        """Accepted tokens per drafted token."""
         return self.accepted / max(1, self.drafted)
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
@@ -55,7 +55,7 @@ class DecodeStats:
         )  # fmt: skip
 
     def record(self, steps: Sequence["Step"], passes: int, length: int) -> None:
-        """Count passes over the batch, with a step of each row for each; the longest planned draft had ``length`` tokens."""
+        """Count passes over the batch and their steps, one per row and pass; the longest planned draft had ``length`` tokens."""
         rows, drafted, accepted, own_tokens = len(steps) // passes, 0, 0, 0
         for number in range(passes):
             before = drafted
@@ -71,7 +71,7 @@ class DecodeStats:
         self.own_tokens += own_tokens
 
     def book(self, **seconds: float) -> None:
-        """Book parts of the time since the last lap, by the name of what took them; the rest belongs to the next lap."""
+        """Book parts of the time since the last lap by name; the rest belongs to the next lap."""
         for what, part in seconds.items():
             self.seconds[what] += part
             self._since += part
@@ -81,10 +81,7 @@ class DecodeStats:
         self.cut += hypothesis.cut
 
     def lap(self, what: str | None, device: "torch.device") -> None:
-        """Book the time since the last lap under ``what``; None books it nowhere.
-
-        On a GPU the time is that of an event in its stream, so that the host does not wait.
-        """
+        """Book the time since the last lap under ``what``, or not at all. On a GPU, events keep the host from waiting."""
         if device.type == "cuda":
             import torch
 
@@ -98,7 +95,7 @@ class DecodeStats:
         self._since = now
 
     def settle(self) -> None:
-        """Book what a GPU has not come to yet: wait for it."""
+        """Wait for the GPU and book its remaining laps."""
         if self._marks:
             self._marks[-1][1].synchronize()
             self._book()

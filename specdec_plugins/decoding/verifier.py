@@ -1,7 +1,4 @@
-"""The autoregressive model that decides: scores a whole draft in one cached pass.
-
-B rows, K drafted tokens.
-"""
+"""The autoregressive model that decides: scores a whole draft in one cached pass."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -17,7 +14,7 @@ from specdec_plugins.decoding.values import LOGITS, Distribution, Draft, ModelLi
 
 
 class ModelVerifier(Verifier):
-    """An encoder-decoder model as verifier, on whichever backend it was loaded."""
+    """An encoder-decoder model as verifier, on any backend."""
 
     limits: ModelLimits
 
@@ -36,15 +33,13 @@ class ModelVerifier(Verifier):
         return self.model.start(rows)
 
     def admit(self, state: RowState, source: Source) -> None:
-        """Append the sentences of ``source`` as rows, and encode them: the verifier reads every source."""
+        """Append the sentences of ``source`` as rows and encode them."""
         state.admit(source)
         state.encode()
 
     def score(self, state: RowState, prefix: Prefix, draft: Draft, want: Want = LOGITS) -> Pass:
-        """The pass that reads the last committed token and the draft; what came before is in the cache.
-
-        Raises ValueError for a draft that does not fit the batch or the vocabulary: a drafter may be anybody's.
-        """
+        """The pass over the last committed token and the draft. Raises ValueError for a draft that does not fit the batch or the
+        vocabulary: a drafter may be anybody's code."""
         last, positions = prefix.last, list(map(len, prefix.outputs))
         if draft.guesses is not None:
             return self.model.read(state, Reading([[token] for token in last], positions, guesses=draft.guesses, want=want))
@@ -60,7 +55,7 @@ class ModelVerifier(Verifier):
         return self.model.read(state, Reading(tokens, positions, parents=parents, want=want))
 
     def prefill(self, state: RowState, prefix: Prefix, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Read forced tokens behind each row's prefix; a row without any reads nothing."""
+        """Read forced tokens after each row's prefix; a row without any reads nothing."""
         fresh = [[last, *row[:-1]] if row else [] for last, row in zip(prefix.last, tokens)]
         done = self.model.read(state, Reading(fresh, list(map(len, prefix.outputs))))
         logits = done.logits()[: len(tokens)].float()
@@ -70,7 +65,7 @@ class ModelVerifier(Verifier):
         return [each[: len(row)] for each, row in zip(scores.tolist(), tokens)]
 
     def _check(self, distribution: Distribution, rows: int, length: int) -> None:
-        """The rejection rule subtracts what the drafter says from weights in memory."""
+        """Refuse a distribution that would make the rejection rule write out of bounds."""
         tokens, probabilities = distribution
         whole = tokens.dim() == 3 and tokens.shape == probabilities.shape and tokens.dtype == torch.int64
         if not whole or len(tokens) < rows or tokens.size(1) < length:
@@ -81,7 +76,7 @@ class ModelVerifier(Verifier):
             raise ValueError(f"the drafter's distribution has token ids outside the vocabulary ({self.limits.target:,})")
 
     def commit(self, state: RowState, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
-        """Move the entries of the accepted paths behind the prefix, where those of a chain are already."""
+        """Move the cache entries of accepted tree paths to follow the prefix, where a chain's already are."""
         roots = list(map(len, prefix.outputs))
         if verdict.paths is not None:
             state.keep(roots, verdict.paths)

@@ -1,8 +1,9 @@
 """The throughput controller: drafts as many tokens as pay, and none where drafts do not pay.
 
 Expected tokens per second of a length = tokens by the acceptance estimate / seconds by the cost model, both measured while
-decoding. Costs depend on the number of rows, so each class of batches has its own cost model (`batches`). Estimates are noisy,
-so the choice changes only for a clear gain (hysteresis); other lengths are tried from time to time (`exploration`).
+decoding. Estimates are noisy, so the choice changes only for a clear gain (hysteresis); other lengths are tried from time to time
+(`exploration`). Batches with similar numbers of rows form a class with its own cost model, because costs are no simple function
+of the rows: kernels change their blocking, and threads the way they split the work.
 
 A plan holds for several iterations. Its first call is measured, as the mean of its iterations; the rest repeats the class's
 choice unmeasured. A plain iteration can take less than 100 microseconds and a decision some 50, so plans grow longer over time.
@@ -10,11 +11,11 @@ Acceptance is learned from all iterations.
 """
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, CopyEstimate
-from specdec_plugins.decoding.control.batches import HOLD, LONG_HOLD, BatchClass, class_of, is_small, nearest
-from specdec_plugins.decoding.control.costs import Pace
+from specdec_plugins.decoding.control.costs import CostModel, Pace
 from specdec_plugins.decoding.control.exploration import CREDIT, TrialBudget, Trials
 from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
@@ -25,6 +26,57 @@ GAIN, GAIN_FROM_PLAIN = 1.03, 1.05  # what another choice must promise (hysteres
 LOST = 0.7  # drafts that promise less after one trial are not tried once more
 RESUMED = 1.3  # what drafts must promise for the last rows of a plain batch to resume drafting soon
 DECISION = 2  # measurements between decisions; a trial or a surprising cost brings the next one forward
+CLASSES = 4  # per doubling of the rows: those of a class differ by up to a fifth
+SMALL = 4  # rows of a small batch, at most: reading weights dominates a pass, so drafts are likely to pay
+# Time one pass in N; timing every pass would be measurable itself. While lengths are tried, because outputs may end soon; at
+# first where nothing is drafted; at last.
+TRYING_SPACING, PLAIN_SPACING, LAST_SPACING = 4, 32, 128
+SPACING_STEP = 24  # passes after which N grows by one
+# Plain passes that follow when rows leave a plain batch: it may be ending, and a drafter with a model would first have to read
+# all outputs. The first where drafts promise a large gain.
+HOLD, LONG_HOLD = 8, 64
+VARIATION = 4  # measured drafts differ from the choice by up to a fourth, which gives the cost model its slope
+
+
+def class_of(rows: int) -> int:
+    return round(CLASSES * math.log2(max(1, rows)))
+
+
+def is_small(key: int) -> bool:
+    return key <= class_of(SMALL)
+
+
+def nearest(keys: Iterable[int], key: int) -> int | None:
+    """The most similar of some classes, among those that are small or large like ``key``."""
+    alike = [other for other in keys if is_small(other) == is_small(key)]
+    return min(alike, key=lambda other: abs(other - key), default=None)
+
+
+@dataclass(eq=False)
+class BatchClass:
+    """What is known about batches of similar size."""
+
+    key: int  # `class_of` the rows
+    trials: Trials
+    costs: CostModel = field(default_factory=CostModel)
+    choice: int = 0  # the draft length; before the first decision, that of a similar class
+    promise: float = math.inf  # expected tokens per second of the choice, relative to plain passes, when it was made
+    passes: int = 0
+    decide_at: int = 0  # the pass from which the choice is reconsidered
+    repeat_until: int = 0  # the pass up to which the choice is repeated without measuring
+
+    @property
+    def spacing(self) -> int:
+        """One pass in this many is measured."""
+        if self.trials.series:
+            return TRYING_SPACING
+        first = 1 if self.choice else PLAIN_SPACING
+        return min(LAST_SPACING, first + self.passes // SPACING_STEP)
+
+    def varied(self, longest: int) -> int:
+        """The choice; in one measurement of four, up to a fourth less or more."""
+        change = (0, 0, 0, -1, 0, 0, 0, 1)[self.passes // self.spacing % 8] * (self.choice // VARIATION)
+        return min(self.choice + change, longest)
 
 
 def best_choice(rates: Sequence[float], present: int | None) -> int:

@@ -1,11 +1,12 @@
-"""Drafters, one file each, and how they are named.
+"""Drafters, one file each, and how they are named and built.
 
-A drafter's file is a module or an object. If it has weights, it has ``build(weights, model, verifier)``, which returns a
-`Drafter`: ``weights`` is what its folder or checkpoint holds (a `DrafterModel`), ``model`` the same loaded on the verifier's
-backend if it is a Transformer, and ``verifier`` the loaded verifier. Weights become a Transformer's by ``transformer(weights,
-verifier)``, if the file has it: it completes them from the verifier's `Model`. If it needs no weights, it has
-``for_pair(facts)``, where ``facts`` are what it may know of the models that it drafts for (`PairFacts`). A name is a built-in
-drafter's (a file in this folder), an installed entry point's of the group ``specdec.drafters``, or ``module:object``.
+A name is a file in this folder, an installed entry point of the group ``specdec.drafters``, or ``module:object``. It leads to a
+module or an object. With weights, that offers ``build(weights, model, verifier)``, which returns a `Drafter`: ``weights`` is the
+`DrafterModel` of a folder or checkpoint, ``model`` the same loaded on the verifier's backend if it is a Transformer, and
+``verifier`` the loaded verifier. An optional ``transformer(weights, verifier)`` completes the weights to a Transformer's from the
+verifier's `Model`. Without weights, it offers ``for_pair(facts)``, with `PairFacts`.
+
+B rows, which a recorded pass makes R >= B, C candidates.
 """
 
 import pkgutil
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,33 +33,25 @@ Row = TypeVar("Row")
 Choose = Callable[[Prefix, Sequence[bool]], Draft]
 
 
-class DrafterCode(Protocol):
-    """What the file of a drafter with weights offers the engine."""
-
-    def build(self, weights: DrafterModel | None, model: LoadedModel | None, verifier: LoadedModel) -> Drafter: ...
-
-    # Optional: def transformer(self, weights: DrafterModel, verifier: Model) -> DrafterModel
-
-
 @dataclass(frozen=True)
 class PairFacts:
-    """What a drafter without weights may know of the models that it drafts for."""
+    """What a drafter without weights may know of its models."""
 
     symbols: Symbols
-    copies: Sequence[int]  # the target's number of each source token; -1 where the target's dictionary lacks it
-    dictionary: str  # the fingerprint of the target's dictionary, ..
-    size: int  # .. and how many symbols it has
-    datastore: str | None = None  # a file of `specdec-datastore`, for the drafter that reads one
-    subwords: Sequence[str] = ()  # the target's tokens as text; empty if unknown
-    continued: Collection[int] = ()  # those that are not their word's last
-    source_dictionary: str = ""  # the fingerprint of the source's dictionary
-    verifier: LoadedModel | None = None  # for the drafter that drafts with it, ..
-    budget: Budget = USUAL_BUDGET  # .. and how much of its cache that reads
+    copies: Sequence[int]  # the target id of each source token; -1 if the target dictionary lacks it
+    dictionary: str  # fingerprint of the target dictionary
+    size: int  # symbols in the target dictionary
+    datastore: str | None = None  # a file of `specdec-datastore`
+    subwords: Sequence[str] = ()  # the target tokens as text; empty if unknown
+    continued: Collection[int] = ()  # target tokens that do not end their word
+    source_dictionary: str = ""  # fingerprint of the source dictionary
+    verifier: LoadedModel | None = None  # for a drafter that drafts with it
+    budget: Budget = USUAL_BUDGET  # cache positions that such a drafter reads
 
 
 @dataclass
 class Rows(Generic[Row]):
-    """A drafter's state: something for each row, of any type that `deepcopy` copies."""
+    """A drafter's state: a value per row, of any type that `deepcopy` copies."""
 
     rows: list[Row] = field(default_factory=list)
 
@@ -102,12 +95,12 @@ def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
 
 
 def agreeing(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     return next((n for n, (one, other) in enumerate(zip(tokens, others)) if one != other), min(len(tokens), len(others)))
 
 
 def built_in() -> list[str]:
-    """The names of the drafters in this folder, in alphabetical order."""
+    """The names of the drafters in this folder, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
@@ -115,12 +108,12 @@ def find(name: str) -> Any:
     """The code of the drafter ``name``. Raises ValueError if there is none."""
     code = find_code(name, "drafter", {each: f"{__name__}.{each}" for each in built_in()}, GROUP)
     if not hasattr(code, "build") and not hasattr(code, "for_pair"):
-        raise ValueError(f"drafter '{name}' has no function build, and no for_pair")
+        raise ValueError(f"drafter '{name}' has neither build nor for_pair")
     return code
 
 
-def with_weights(name: str) -> DrafterCode:
-    """The code of the drafter of a folder or checkpoint. Raises ValueError if it is none that has weights."""
+def with_weights(name: str) -> Any:
+    """The code of a drafter with weights. Raises ValueError if there is none."""
     code = find(name)
     if not hasattr(code, "build"):
         raise ValueError(f"drafter '{name}' has no weights")
@@ -128,22 +121,22 @@ def with_weights(name: str) -> DrafterCode:
 
 
 def without_weights(name: str, facts: PairFacts) -> Drafter:
-    """The drafter ``name`` for a pair. Raises ValueError if it needs weights, or for what it says is wrong."""
+    """The drafter ``name`` for a pair. Raises ValueError if it needs weights or refuses the facts."""
     code = find(name)
     if not hasattr(code, "for_pair"):
         names = ", ".join(each for each in built_in() if hasattr(find(each), "for_pair"))
-        raise ValueError(f"'{name}' is no drafter without weights; these are: {names}")
+        raise ValueError(f"drafter '{name}' needs weights; available without weights: {names}")
     return code.for_pair(facts)
 
 
 def as_transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
-    """The weights as a Transformer's, where the drafter's code makes one of them; raises ValueError as `with_weights`."""
+    """The weights, completed to a Transformer's if the drafter's code does that. Raises ValueError as `with_weights`."""
     code = with_weights(weights.code)
     return code.transformer(weights, verifier) if hasattr(code, "transformer") else weights
 
 
 def over_the_verifier(weights: DrafterModel, verifier: Model, spec: ModelSpec) -> DrafterModel:
-    """A decoder of its own over the verifier's encoder, embeddings and output projection."""
+    """The drafter's own decoder over the verifier's encoder, embeddings and output projection."""
     layers = ("decoder.layers.", "decoder.layer_norm.")
     inherited = {name: tensor for name, tensor in verifier.tensors.items() if not name.startswith(layers)}
     own = {name: tensor for name, tensor in weights.tensors.items() if name.startswith("decoder.")}
@@ -151,10 +144,10 @@ def over_the_verifier(weights: DrafterModel, verifier: Model, spec: ModelSpec) -
 
 
 def matching(weights: DrafterModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The tensors of these names, which a drafter has beside its Transformer's. Raises ValueError with all that do not fit."""
+    """The drafter's tensors outside its Transformer. Raises ValueError with all that do not have these names and shapes."""
     own = {name: tensor for name, tensor in weights.tensors.items() if not name.startswith("decoder.")}
     faults = [f"no {name}" for name in shapes if name not in own]
-    faults += [f"{name}, which has no place here" for name in own if name not in shapes]
+    faults += [f"{name}, which is unexpected" for name in own if name not in shapes]
     faults += [f"{name}, which {fault}" for name, tensor in own.items() if (fault := weight_fault(tensor))]
     faults += [
         f"{name} {tuple(own[name].shape)}, not {shape}"

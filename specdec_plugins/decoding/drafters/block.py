@@ -1,7 +1,6 @@
 """The published block drafter: fills K mask symbols after the prefix in one pass (Xia et al. 2023, section 3.2).
 
-Its decoder attends to everything before and after, so nothing of the target side can be cached, and the whole prefix is read
-again for every draft. What belongs to the source is computed once a sentence.
+Its decoder attends in both directions, so the target side cannot be cached: every draft reads the whole prefix again.
 """
 
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from specdec_plugins.decoding.trees import TreeDraft, grow, least
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel
 
-Place = tuple[int, int]  # of a node: its depth, and its number among the candidates there
+Place = tuple[int, int]  # a node's depth and index among the candidates there
 
 
 class BlockDrafter(Drafter):
@@ -26,7 +25,6 @@ class BlockDrafter(Drafter):
         return self.model.start(rows)
 
     def admit(self, state: RowState, source: Source) -> None:
-        """Append the sentences of ``source`` as rows, which are encoded at their first draft."""
         state.admit(source)
 
     def propose(self, state: RowState, prefix: Prefix, plan: Plan) -> Draft:
@@ -38,7 +36,7 @@ class BlockDrafter(Drafter):
 
 
 def drafted(done: Pass, prefix: Prefix, plan: Plan) -> Draft:
-    """The chain or the tree that a plan asks for, by a pass over the positions to draft."""
+    """The chain or tree of a plan, from a pass over the positions to draft."""
     if plan.tree is None:
         return done.choose(prefix, plan)
     tokens: list[list[int]] = []
@@ -60,14 +58,14 @@ def drafted(done: Pass, prefix: Prefix, plan: Plan) -> Draft:
 
 
 def within_positions(draft: Draft, prefix: Prefix, model: LoadedModel) -> Draft:
-    """The part of a draft for which the drafter has positions. It is cut after drafting, not before: in a model in which every
-    position attends to all others, a narrower block would be another block."""
+    """The part of a draft for which the drafter has positions. It is truncated afterwards, as a narrower block would change the
+    tokens of a model that attends in both directions."""
     positions = model.spec.decoder.max_positions
     return draft.clip([max(0, positions - len(output)) for output in prefix.outputs], prefix.symbols.eos)
 
 
 def loaded(weights: DrafterModel, model: LoadedModel | None) -> LoadedModel:
-    """The drafter's Transformer. Raises ValueError if a folder says that it is none."""
+    """The drafter's Transformer. Raises ValueError if its folder has none."""
     if model is None:
         raise ValueError(f"drafter '{weights.code}' needs a spec, and model.json has none")
     return model

@@ -1,7 +1,7 @@
-"""The causal block drafter: reads the tokens committed since its last draft, then K - 1 mask symbols, and drafts K tokens.
+"""The causal block drafter: reads the tokens committed since its last draft and K - 1 mask symbols, and drafts K tokens.
 
-The last committed token predicts the first token of the block, each mask symbol the next one. No position attends to later
-ones, so keys and values of committed tokens are kept, and those of the masks are overwritten by the next pass.
+The last committed token predicts the first token of the block, each mask symbol the next one. Attention is causal, so committed
+tokens stay in the KV cache; the next pass overwrites the masks.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from specdec_plugins.formats.spec import DrafterModel
 
 @dataclass
 class CausalState:
-    """The model's state, and how many tokens of each row's prefix were read; the start token, with which all begin, included."""
+    """The model's state, and how many tokens of each row's prefix it has read, including the start token."""
 
     rows: RowState
     read: list[int] = field(default_factory=list)
@@ -38,7 +38,6 @@ class CausalBlockDrafter(Drafter):
         return CausalState(self.model.start(rows))
 
     def admit(self, state: CausalState, source: Source) -> None:
-        """Append the sentences of ``source`` as rows, which are encoded at their first draft."""
         state.rows.admit(source)
         state.read += [0] * len(source.sentences)
 
@@ -48,7 +47,7 @@ class CausalBlockDrafter(Drafter):
         tokens: list[list[int]] = []
         firsts: list[int] = []
         for row, (output, length) in enumerate(zip(prefix.outputs, plan.lengths)):
-            if not length:  # the row reads nothing now, and all of it before its next draft
+            if not length:  # the row catches up at its next draft
                 tokens.append([])
                 firsts.append(0)
                 continue

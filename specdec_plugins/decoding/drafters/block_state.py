@@ -1,11 +1,10 @@
 """A block drafted from the verifier's last hidden state.
 
-A head makes one vector of that state and the verifier's own token, as `hydra`'s heads do. Beside an embedding for each position
-of the block it passes through decoder layers, which attend to the source and to the positions before, and a successor network
-relates each drafted token to the one before it. Unlike `block_causal`, the layers read nothing of the prefix, which the hidden
-state stands for: a draft of K tokens costs K positions, and no cache is kept.
+A head maps that state and the verifier's own token to one vector, as `hydra`'s do. With an embedding added for each position of
+the block, it passes through decoder layers with causal attention, and a successor network conditions each drafted token on the
+previous one. Unlike `block_causal`, the layers do not read the prefix: a draft of K tokens costs K positions and no cache.
 
-B sentences, A blocks a sentence, K drafted tokens, D width.
+B sentences, A blocks per sentence, K drafted tokens, D width.
 """
 
 from dataclasses import dataclass, replace
@@ -32,14 +31,14 @@ class Options:
 
 
 def shape(verifier: ModelSpec, options: Options) -> ModelSpec:
-    """A decoder with embeddings for a block's positions only."""
+    """A decoder with positions for one block."""
     bare, norm = layerless(verifier), verifier.decoder.final_norm
     side = replace(bare.decoder, layers=options.layers, final_norm=norm, max_positions=options.length, position_offset=0)
     return replace(bare, decoder=side)
 
 
 class Network(RelatedHeads):
-    """The head, and layers that start as the verifier's last ones."""
+    """Layers start as the verifier's last ones."""
 
     def __init__(self, options: Options, verifier: FrozenVerifier):
         super().__init__(verifier, options.length, 1, options.successor_width)

@@ -1,11 +1,9 @@
-"""A causal layer over the verifier's hidden states and tokens (EAGLE, Li et al. 2024, arXiv 2401.15077), a pass for each token.
+"""A causal layer over the verifier's hidden states and tokens (EAGLE, Li et al. 2024, arXiv 2401.15077), one pass per token.
 
-Its input at a token is the token's embedding and the hidden state that the verifier chose the token by; its output stands for the
-verifier's next hidden state, and the verifier's output projection makes logits of it. While it drafts, its own outputs take the
-places of hidden states that the verifier has not computed yet; training lets it go on from them for some steps (as EAGLE-3, Li et
-al. 2025, arXiv 2503.01840). Unlike the published ones, which draft for decoders without an encoder, it attends to the source.
-
-Where it was told no hidden state, at a sentence's beginning and after plain iterations, it reads a learned one.
+Its input is a token's embedding joined with the hidden state that predicted the token. Its output predicts the verifier's next
+hidden state, which the verifier's output projection maps to logits. While drafting, its own outputs replace hidden states that
+the verifier has not computed yet; training unrolls this for some steps (as EAGLE-3, Li et al. 2025, arXiv 2503.01840). Unlike
+EAGLE, it attends to a source. At a sentence's start and after plain iterations it reads a learned hidden state.
 
 B sentences, T target positions, D width.
 """
@@ -32,27 +30,27 @@ from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdic
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
 FEATURES = Want(features=True)
-DECAY = 0.85  # weight of a step's loss relative to the one before: the later, the less often it counts
+DECAY = 0.85  # weight of a step's loss relative to the previous step's: later ones are used less often
 
 
 @dataclass
 class Options:
     layers: int = 1
-    steps: int = 4  # that training goes on from its own outputs, the first from the verifier's
-    untold: float = 0.1  # share of hidden states that training replaces by the learned one
+    steps: int = 4  # unrolled in training; the first reads the verifier's hidden states
+    untold: float = 0.1  # fraction of hidden states that training replaces by the learned one
 
     def __post_init__(self) -> None:
         at_least_one(self, "layers", "steps")
 
 
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:
-    """The verifier's, with fewer decoder layers; its inputs are scaled before they are joined."""
+    """The verifier's, with fewer decoder layers and inputs that are already scaled."""
     side = replace(verifier.decoder, layers=layers, embedding_scale=1.0)
     return replace(verifier, decoder=side, zero_start=False)
 
 
 class Network(nn.Module):
-    """The layers start as the verifier's last ones, what joins embedding and hidden state as the embedding alone."""
+    """Layers start as the verifier's last ones, and ``join`` as the embedding alone."""
 
     def __init__(self, options: Options, verifier: FrozenVerifier):
         super().__init__()
@@ -66,8 +64,7 @@ class Network(nn.Module):
             self.join.bias.zero_()
 
     def loss(self, batch: Batch) -> Loss:
-        """Weighted cross-entropy of every token of the target, from the verifier's hidden states and, step after step, from its
-        own; by step, every token but the first ones."""
+        """Weighted cross-entropy of every target token, from the verifier's hidden states, then step by step from its own."""
         verifier, present = batch.verifier, batch.target != batch.symbols.pad
         decoder = decoder_of(self, self.spec, verifier)
         tokens, (encoded, hidden) = verifier.embed(batch.prefix), verifier.encode(batch.source)
@@ -87,14 +84,14 @@ class Network(nn.Module):
             there = present & (place >= step)
             loss, _, hits = cross_entropy(outputs[there], decoder.projection, batch.target[there])
             total, weight = total + DECAY**step * loss, weight + DECAY**step * len(hits)
-            # Step k at a position is the k-th token of a draft that begins k positions before.
+            # Step k at a position is the k-th token of a draft that begins k positions earlier.
             right.append(F.pad(torch.zeros_like(there).masked_scatter(there, hits), (0, step))[:, step:])
         return Loss(total, weight, torch.stack(right, -1)[present])
 
 
 @dataclass
 class EagleRow:
-    """``read`` inputs are in the cache with the verifier's hidden states; ``states`` (N, D) are those of the next ones."""
+    """The cache holds ``read`` inputs with the verifier's hidden states; ``states`` (N, D) belong to the next ones."""
 
     states: Tensor
     read: int = 0
@@ -103,11 +100,7 @@ class EagleRow:
 @dataclass
 class EagleState:
     rows: RowState
-    unknown: Tensor  # (D,) where no hidden state was told
     inputs: list[EagleRow] = field(default_factory=list)
-
-    def fresh(self) -> EagleRow:
-        return EagleRow(self.unknown[None])
 
     def select(self, order: list[int]) -> None:
         self.rows.held = [row.read for row in self.inputs]  # without its own outputs
@@ -123,12 +116,11 @@ class EagleDrafter(Drafter):
         self.unknown = unknown.to(verifier.target_embeddings)
 
     def start(self, rows: int, shared: object) -> EagleState:
-        return EagleState(self.model.start(rows), self.unknown)
+        return EagleState(self.model.start(rows))
 
     def admit(self, state: EagleState, source: Source) -> None:
-        """Append the sentences of ``source`` as rows, which are encoded at their first draft."""
         state.rows.admit(source)
-        state.inputs += [state.fresh() for _ in source.sentences]
+        state.inputs += [EagleRow(self.unknown[None]) for _ in source.sentences]
 
     @torch.inference_mode()
     def propose(self, state: EagleState, prefix: Prefix, plan: Plan) -> Draft:
@@ -157,7 +149,7 @@ class EagleDrafter(Drafter):
         return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
 
     def _due(self, row: EagleRow, text: Sequence[int]) -> tuple[list[int], Tensor]:
-        """The tokens that a row has not read, and the hidden states that they were chosen by; ``row`` then has all of these."""
+        """A row's unread tokens and the hidden states that predicted them; ``row`` keeps the latter."""
         missing = len(text) - row.read - len(row.states)
         if missing:
             row.states = torch.cat([row.states, self.unknown.expand(missing, -1)])

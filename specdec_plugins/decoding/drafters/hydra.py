@@ -1,9 +1,7 @@
-"""Heads that see the tokens before theirs (Hydra, Ankner et al. 2024, arXiv 2402.05109).
+"""Heads conditioned on the tokens before theirs (Hydra, Ankner et al. 2024, arXiv 2402.05109).
 
-As `medusa`, but every head also reads the verifier's own token, which Medusa's do not know, and a successor network relates each
-drafted token to the one before it, among the likeliest candidates: all logits still come from one product.
-
-B sentences, T target positions, A blocks a sentence, K heads, D width.
+Like `medusa`, but heads also read the verifier's own token, and a successor network conditions each drafted token on the previous
+one, among the likeliest candidates. All logits still come from one product.
 """
 
 from dataclasses import dataclass

@@ -1,16 +1,15 @@
 """Heads on the verifier's last hidden state, one for each drafted token (Medusa, Cai et al. 2024, arXiv 2401.10774).
 
-The verifier chose its own token by a hidden state x of its last pass. Head k makes of it x + silu(W_k x), and the verifier's
-output projection makes of that the logits of the k-th token after the own one: a draft costs about as much as its logits. Before
-a sentence's first pass there is no hidden state, and a learned mean of the encoder's output takes its place.
+The verifier's own token comes from a hidden state x. Head k maps it to x + silu(W_k x), and the verifier's output projection maps
+that to the logits of the k-th token after the own one, so a draft costs about as much as its logits. Before a sentence's first
+pass, a learned mean of the encoder's output replaces x.
 
-B sentences, S source positions, T target positions, A blocks a sentence, K heads, N predicted positions (over the
-batch), D width.
+B sentences, S source positions, T target positions, A blocks per sentence, K heads, N predicted positions of the batch, D width.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -29,9 +28,9 @@ from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
-BLOCKS = 4  # of a sentence that train in an update: all would be K predictions for each of its tokens
+BLOCKS = 4  # of a sentence that train per update; training all would mean K predictions per token
 POSITIONS = "decoder.embed_positions.weight"
-DECAY = 0.85  # weight of a head's loss relative to the one before: the later, the less often it counts
+DECAY = 0.85  # weight of a head's loss relative to the previous head's: later ones are used less often
 
 
 @dataclass
@@ -43,7 +42,7 @@ class Options:
 
 
 class Beginning(nn.Module):
-    """A hidden state for a sentence of which the verifier has read nothing: W sum_s softmax(q . h_s) h_s, for the encoder's h."""
+    """A hidden state before the verifier's first pass: W sum_s softmax(q . h_s) h_s, where h is the encoder's output."""
 
     def __init__(self, verifier: ModelSpec):
         super().__init__()
@@ -51,19 +50,19 @@ class Beginning(nn.Module):
         self.out = nn.Linear(verifier.encoder.width, verifier.decoder.width)
 
     def forward(self, encoded: Tensor, hidden: Tensor) -> Tensor:
-        """(B, D) for an encoder's output (B, S, D), of which ``hidden`` (B, S), added to scores, hides what is past the end."""
+        """(B, D) for an encoder's output (B, S, D); ``hidden`` (B, S), added to scores, masks padding."""
         return beginning(encoded, self.query, self.out.weight, self.out.bias, hidden)
 
 
 def states_before(beginning: Tensor, states: Tensor) -> Tensor:
-    """(B, T, D) the hidden state that each token of a prefix was chosen by, for those after each token, (B, T, D)."""
+    """(B, T, D) the hidden state that each token was predicted from, given ``states`` (B, T, D) after each token."""
     return torch.cat([beginning[:, None], states[:, :-1]], 1)
 
 
 class HeadsNetwork(nn.Module):
-    """Heads, which draft ``length`` tokens by so many ``vectors`` of a hidden state, and the `Beginning`."""
+    """Heads that draft ``length`` tokens with ``vectors`` vectors, and the `Beginning`."""
 
-    reads_token = False  # whether heads see the verifier's own token, too
+    reads_token = False  # whether heads also read the verifier's own token
 
     def __init__(self, verifier: FrozenVerifier, length: int, vectors: int):
         super().__init__()
@@ -75,7 +74,7 @@ class HeadsNetwork(nn.Module):
         self.beginning = Beginning(verifier.spec)
 
     def loss(self, batch: Batch) -> Loss:
-        """Weighted cross-entropy of blocks of the target, each after a hidden state: some blocks in training, else all."""
+        """Weighted cross-entropy of blocks of the target, each after a hidden state: a sample in training, else all."""
         verifier, block = batch.verifier, self.blocks(batch)
         encoded, hidden = verifier.encode(batch.source)
         states = states_before(self.beginning(encoded, hidden[:, 0, 0]), verifier.states(batch.prefix, encoded, hidden))
@@ -99,11 +98,11 @@ class HeadsNetwork(nn.Module):
         return many_blocks(batch.target, starts, self.length, batch.symbols.pad, batch.symbols.eos)
 
     def read(self, vectors: Tensor, verifier: FrozenVerifier, encoded: Tensor, hidden: Tensor) -> Tensor:
-        """(B, A, K, D) features of the blocks' positions; here the heads' vectors themselves."""
+        """(B, A, K, D) features of the blocks' positions: the heads' vectors, unless overridden."""
         return vectors
 
     def relate(self, predicted: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Tensor:
-        """Features (N, D) of the blocks' predictions, related to the tokens before them; here they do not see these."""
+        """Features (N, D) conditioned on the tokens before them, if overridden."""
         return predicted
 
 
@@ -112,31 +111,14 @@ class Network(HeadsNetwork):
         super().__init__(verifier, options.heads, options.heads)
 
 
-class Start:
-    """The hidden state that a sentence begins with, worked out when it is first asked for: plain iterations do not need it."""
-
-    def __init__(self, drafter: "HeadsDrafter", source: Source, number: int):
-        self.drafter, self.source, self.number = drafter, source, number
-
-    @cached_property
-    def state(self) -> Tensor:
-        """(D,) of a sentence by itself, so that it does not depend on the batch."""
-        encoded = self.drafter.verifier.encode(self.source)
-        return self.drafter.beginning(encoded[self.number, : self.source.sizes[self.number]])
-
-
 @dataclass
 class HeadsState:
-    """The model's state, and of each row the hidden state that its last token was chosen by."""
+    """The model's state, and the hidden state that each row's last token was predicted from."""
 
     rows: RowState
     states: Tensor  # (N, D) after the last iteration
-    starts: list[Start] = field(default_factory=list)
-    places: list[int | None] = field(default_factory=list)  # each row's in `states`; None where there was no iteration yet
-
-    def admit(self, starts: list[Start]) -> None:
-        self.starts += starts
-        self.places += [None] * len(starts)
+    starts: list[Callable[[], Tensor]] = field(default_factory=list)  # compute (D,) before each row's first iteration
+    places: list[int | None] = field(default_factory=list)  # each row's index in `states`; None before its first iteration
 
     def select(self, order: list[int]) -> None:
         self.rows.held = [0] * len(self.starts)  # each draft begins anew
@@ -145,19 +127,19 @@ class HeadsState:
         self.places = [self.places[row] for row in order]
 
     def replace(self, states: Tensor) -> None:
-        """``states`` (B, D) chose each row's last token."""
+        """Take ``states`` (B, D), which predicted each row's last token."""
         self.states, self.places = states, [*range(len(states))]
 
     def current(self) -> Tensor:
         """(B, D) each row's hidden state."""
         if self.places != [*range(len(self.states))]:
-            states = [start.state if place is None else self.states[place] for start, place in zip(self.starts, self.places)]
+            states = [start() if place is None else self.states[place] for start, place in zip(self.starts, self.places)]
             self.replace(torch.stack(states))
         return self.states
 
 
 class HeadsDrafter(Drafter):
-    """The decoding half of all drafters with heads."""
+    """Decoding with heads of any kind."""
 
     traits = Traits(needs_verifier=True, follows=True, trees=True, wants=Want(features=True))
 
@@ -173,14 +155,19 @@ class HeadsDrafter(Drafter):
 
     def admit(self, state: HeadsState, source: Source) -> None:
         state.rows.admit(source)
-        state.admit([Start(self, source, number) for number in range(len(source.sizes))])
+        state.starts += [cache(partial(self._first_state, source, number)) for number in range(len(source.sizes))]
+        state.places += [None] * len(source.sizes)
+
+    def _first_state(self, source: Source, number: int) -> Tensor:
+        """(D,) from the sentence alone, so that it does not depend on the batch."""
+        return self.beginning(self.verifier.encode(source)[number, : source.sizes[number]])
 
     @torch.inference_mode()
     def propose(self, state: HeadsState, prefix: Prefix, plan: Plan) -> Draft:
         vectors = self.heads(state.current(), prefix.last)  # (B, vectors, D)
         count = vectors.size(1)
         lengths = [min(length, self.length) for length in plan.lengths]
-        # Drafted token k is made of vector k, or of the last one.
+        # Token k is drafted from vector k, or the last one.
         numbers = [[row * count + min(k, count - 1) for k in range(length)] for row, length in enumerate(lengths)]
         done = self.model.read(state.rows, Reading(numbers, [0] * len(lengths), embeddings=vectors.flatten(0, 1)))
         return drafted(done, prefix, plan._replace(lengths=lengths))
@@ -195,14 +182,13 @@ class HeadsDrafter(Drafter):
 
 
 def layerless(verifier: ModelSpec) -> ModelSpec:
-    """A decoder that only projects: no layers, no norm, and the vectors that it reads are not scaled."""
+    """A decoder that only projects: no layers, no norms, unscaled inputs."""
     side = replace(verifier.decoder, layers=0, final_norm=False, embedding_norm=False, embedding_scale=1.0)
     return replace(verifier, decoder=side, zero_start=False)
 
 
 def projecting(weights: DrafterModel, verifier: Model, options: Any, spec: ModelSpec) -> DrafterModel:
-    """A Transformer that reads vectors: the verifier's output projection, and what a drafter has before it. ``options`` is the
-    drafter's dataclass."""
+    """A Transformer that reads vectors: the drafter's layers and the verifier's output projection."""
     made = over_the_verifier(replace(weights, options=asdict(options)), verifier, spec)
     kept = {name: tensor for name, tensor in made.tensors.items() if not name.startswith("decoder.layernorm_embedding.")}
     if POSITIONS not in weights.tensors:
@@ -217,7 +203,7 @@ def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
 def heads_drafter(
     weights: DrafterModel, model: LoadedModel, verifier: LoadedModel, length: int, count: int, reads_token: bool
 ) -> HeadsDrafter:
-    """``length`` tokens are drafted by ``count`` vectors. Raises ValueError with every tensor that does not fit."""
+    """A drafter of ``length`` tokens from ``count`` vectors. Raises ValueError with every tensor that does not fit."""
     width, source = verifier.spec.decoder.width, verifier.spec.encoder.width
     shapes = {
         "heads.weight": (count * width, width * (1 + reads_token)), "heads.bias": (count * width,),

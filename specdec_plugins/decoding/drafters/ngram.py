@@ -1,4 +1,4 @@
-"""Drafts what followed the same tokens earlier, in the output or in the source (where target tokens copy source tokens).
+"""Drafts what followed the same tokens earlier, in the output or in the source (whose tokens are mapped to target tokens).
 
 Saxena 2023 (prompt lookup decoding); Yang et al. 2023 (LLMA, arXiv 2304.04487). The draft follows the last occurrence of the
 longest repeated suffix of the output; the source counts as text before the output.

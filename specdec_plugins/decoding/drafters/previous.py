@@ -1,13 +1,13 @@
-"""Drafts from a hint: an earlier translation of the same text, which the request carries. The text was edited since, or another
-model wrote the hint. For text correction the hint is the source itself, most of which stays.
+"""Drafts from a request's hint, an earlier translation of a text that was edited since, or another model's translation. For text
+correction the hint is the source itself.
 
 After a refusal the draft resumes where the output meets the hint again: at one of the next few tokens, or anywhere after two
-matching tokens. Until then a word of the output that the hint lacks is taken to replace the hint's next word, however many
-subwords either has. It is taken as inserted before that word if the two begin with different letters and the hint has the
-output's word elsewhere. Without the subwords' text each token counts as a word, and none as inserted.
+matching tokens. Until then, an output word that the hint lacks is assumed to replace the hint's next word, however many subwords
+either has; or to be inserted before it, if the two begin with different letters and the hint has the output's word elsewhere.
+Without the subwords' text each token counts as a word, and none as inserted.
 
 Whether to draft before they meet again depends on the text: a corrected text resumes right after an error, an edited translation
-often ends in other words. So nothing is drafted there unless hints have often been right at that distance from the last match.
+often ends differently. So nothing is drafted there unless hints have often been right at that distance from the last match.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,28 +21,28 @@ from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
 # Chosen for tokens per pass where the hint is a text to be corrected (data/correction.sh, valid) or another translation.
-AHEAD = 3  # tokens of the hint that one token of the output may replace: how far ahead they can meet again
-JUMP = 2  # matching tokens after which they meet anywhere, if the token before had no counterpart
+AHEAD = 3  # hint tokens that one output token may replace: how far ahead they can meet again
+JUMP = 2  # matching tokens after which they meet anywhere, if the previous token had no counterpart
 SURE = 0.25  # hit rate from which unmatched tokens are drafted
-PRIOR = 0.2  # hit rate before any token was seen: one hit is enough to draft
-DISTANCES = 4  # unmatched tokens told apart; later ones count together
+PRIOR = 0.2  # initial hit rate: one hit is enough to draft
+DISTANCES = 4  # unmatched tokens with a hit rate of their own; later ones share the last
 
 
 class Words:
-    """Word boundaries and initials of subwords, by token. ``continued`` tokens are not their word's last."""
+    """Word boundaries and initials of subwords, by token. ``continued`` tokens do not end their word."""
 
     def __init__(self, subwords: Sequence[str], continued: Collection[int]):
         self.continued = continued
         self.initials = {token: subword[:1].lower() for token, subword in enumerate(subwords)}
 
     def alike(self, one: int, other: int) -> bool:
-        """Whether two tokens begin with the same letter; true where that is unknown."""
+        """Whether two tokens begin with the same letter; True if unknown."""
         return self.initials.get(one) == self.initials.get(other)
 
 
 @dataclass
 class Followed:
-    """A hint, and the position in it at which the output is expected to go on. A position is the number of tokens before it."""
+    """A hint, and the position in it where the output is expected to continue. A position is the number of tokens before it."""
 
     hint: Suffixes
     position: int = 0
@@ -51,9 +51,9 @@ class Followed:
     inside: bool = False  # whether the last of them continues its word
 
     def ahead(self, output: Sequence[int], length: int, words: Words, hits: AcceptanceEstimate) -> list[int]:
-        """Up to ``length`` tokens of the hint that are expected to follow an output, which has grown since the last call.
+        """Up to ``length`` tokens of the hint that are expected to follow the output.
 
-        ``hits`` are the rates at which hints were right, by unmatched tokens; shared by all rows of a session.
+        ``hits`` are the session's hit rates, by unmatched tokens.
         """
         for token in output[self.hint.said :]:
             self.say(token, words, hits)
@@ -66,7 +66,7 @@ class Followed:
         return min(self.unmatched, DISTANCES) - 1
 
     def say(self, token: int, words: Words, hits: AcceptanceEstimate) -> None:
-        """Take in the output's next token."""
+        """Take the output's next token."""
         self.hint.say(token)
         if self.unmatched and self.position < len(self.hint.text):
             hits.count(self.distance, self.hint.text[self.position] == token)
@@ -81,7 +81,7 @@ class Followed:
             self.position = self.after_word(token, continues, words)
 
     def meeting(self, token: int) -> int | None:
-        """The position after the hint's token that this output token matches, if any."""
+        """The position after the hint token that this output token matches, if any."""
         text, lengths = self.hint.text, self.hint.lengths
         if text[self.position : self.position + 1] == [token]:
             return self.position + 1
@@ -94,7 +94,7 @@ class Followed:
         return max(found, key=lambda position: (lengths[position], -abs(position - self.met)), default=None)
 
     def after_word(self, token: int, continues: bool, words: Words) -> int:
-        """Where the hint goes on after a word of the output that it lacks there and that ends in ``token``."""
+        """The position after an unmatched output word that ends in ``token``."""
         text, position = self.hint.text, self.position
         last = len(text) - 1
         if position >= last or (not continues and not words.alike(token, text[position]) and token in text):
@@ -106,13 +106,13 @@ class Followed:
 
 @dataclass
 class Hints(Rows[Followed | None]):
-    """The hint that each row follows; None where there is none, or before the first draft."""
+    """Each row's hint; None if it has none, or before its first draft."""
 
     hits: AcceptanceEstimate = field(default_factory=lambda: AcceptanceEstimate(DISTANCES))
 
 
 class Previous(Drafter):
-    """``subwords`` are the target's, by token, and ``continued`` those that are not their word's last; empty if unknown."""
+    """``subwords`` and ``continued`` are those of `PairFacts`."""
 
     traits = Traits(copies_text=True)
 

@@ -1,8 +1,8 @@
 """Drafts from a datastore of target text: a translation memory first, then REST (He et al. 2023, arXiv 2311.08252).
 
-If the datastore has sources and one of them is near the request's, its target is followed like an earlier translation
-(``previous.py``) while the output agrees with it. Otherwise the draft is what follows the longest suffix of the output: some
-occurrences vote, each drafted token is the most frequent successor, and the occurrences that have it go on voting.
+If the datastore has a source similar to the request's, its target is followed like an earlier translation (``previous.py``) while
+the output agrees with it. Otherwise the draft continues the output's longest suffix: several occurrences vote, each drafted token
+is their most frequent successor, and the occurrences that agree keep voting.
 """
 
 from bisect import bisect_left
@@ -16,41 +16,36 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Source
 
-VOTES = 8  # occurrences that vote, at most: lookup time grows with them
+VOTES = 8  # most occurrences that vote: lookup time grows with them
 CONTEXT_BYTES = CONTEXT * TOKEN_BYTES
-# Similarity of sources from which the target is followed, chosen for tokens per pass (docs/drafters.md). While the output agrees
-# with it, even a distant sentence is no worse than the longest suffix; below this there is nothing to gain.
-NEAR = 0.3
+NEAR = 0.3  # least similarity of sources at which the target is followed, chosen for tokens per pass (docs/drafters.md)
 
 
 class Retrieval(Drafter):
-    """A row is the near sentence's target, or None. Without a memory there is no state. ``subwords`` and ``continued`` as for
-    `Previous`."""
+    """A row is the similar sentence's target, or None. ``subwords`` and ``continued`` are those of `PairFacts`."""
 
     traits = Traits(copies_text=True)
 
     def __init__(self, datastore: Datastore, eos: int, subwords: Sequence[str] = (), continued: Collection[int] = ()):
         self.datastore, self.eos, self.words = datastore, eos, Words(subwords, continued)
 
-    def start(self, rows: int, shared: object) -> Hints | None:
-        return None if self.datastore.memory is None else Hints()
+    def start(self, rows: int, shared: object) -> Hints:
+        return Hints()
 
-    def admit(self, state: Hints | None, source: Source) -> None:
-        if state is not None:
-            state.rows += [self.remembered(tokens[:-1]) for tokens in source.sentences]
+    def admit(self, state: Hints, source: Source) -> None:
+        state.rows += [self.remembered(tokens[:-1]) for tokens in source.sentences]
 
-    def propose(self, state: Hints | None, prefix: Prefix, plan: Plan) -> Draft:
+    def propose(self, state: Hints, prefix: Prefix, plan: Plan) -> Draft:
         drafts = []
-        rows = [None] * len(prefix) if state is None else state.rows
-        for row, output, length in zip(rows, prefix.outputs, plan.lengths):
-            draft = row.ahead(output, length, self.words, state.hits) if row and state else []
+        for row, output, length in zip(state.rows, prefix.outputs, plan.lengths):
+            draft = row.ahead(output, length, self.words, state.hits) if row else []
             if row is None or row.unmatched or not draft:
                 draft = self.continuation(output, length) or draft
             drafts.append(draft)
         return Draft(drafts)
 
     def remembered(self, source: Sequence[int]) -> Followed | None:
-        """The target of the sentence whose source is nearest to ``source`` (without eos); None if none is near."""
+        """The target of the sentence whose source is most similar to ``source`` (without eos); None if none is similar."""
         memory = self.datastore.memory
         nearest = memory.nearest(source) if memory else None
         if memory is None or nearest is None or nearest[1] < NEAR:
@@ -58,7 +53,7 @@ class Retrieval(Drafter):
         return Followed(Suffixes(self.datastore.after(*memory.target(nearest[0]))))
 
     def continuation(self, output: list[int], length: int) -> list[int]:
-        """Up to ``length`` tokens that follow the output's longest suffix; none if its last token does not occur."""
+        """Up to ``length`` tokens after the output's longest suffix; none if its last token does not occur."""
         following = [self._following(place, length) for place in self._votes(output)]
         draft: list[int] = []
         while len(draft) < length and len(following) > 1:

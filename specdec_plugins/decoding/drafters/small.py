@@ -1,9 +1,6 @@
-"""A small autoregressive drafter: a decoder of few layers over the verifier's own encoder and embeddings, a pass for each token.
+"""A small autoregressive drafter: a decoder of few layers over the verifier's encoder and embeddings, one pass per token.
 
-Speculative decoding as it was first published (Leviathan et al. 2023, arXiv 2211.17192), with what costs most shared: the source
-is encoded once, and the dictionary is the same by construction.
-
-B sentences, T target positions, D width.
+Speculative decoding as first published (Leviathan et al. 2023, arXiv 2211.17192), with a shared encoder pass and vocabulary.
 """
 
 from collections.abc import Sequence
@@ -51,7 +48,7 @@ class Network(nn.Module):
         adopt(self, initial(self.spec, verifier))
 
     def loss(self, batch: Batch) -> Loss:
-        """Cross-entropy of every token of the target, each after the target's own tokens."""
+        """Cross-entropy of every target token, with teacher forcing."""
         verifier, present = batch.verifier, batch.target != batch.symbols.pad
         decoder = decoder_of(self, self.spec, verifier)
         x = F.dropout(embedded(decoder, batch.prefix), self.options.dropout, self.training)
@@ -63,7 +60,7 @@ class Network(nn.Module):
 
 @dataclass
 class SmallState:
-    """The model's state, and the tokens of each row that its cache has: of the prefix, and drafted ones, kept or refused."""
+    """The model's state, and the tokens in each row's cache: the prefix and drafted ones, accepted or refused."""
 
     rows: RowState
     read: list[list[int]] = field(default_factory=list)
@@ -82,7 +79,6 @@ class SmallDrafter(Drafter):
         return SmallState(self.model.start(rows))
 
     def admit(self, state: SmallState, source: Source) -> None:
-        """Append the sentences of ``source`` as rows, which are encoded at their first draft."""
         state.rows.admit(source)
         state.read += [[] for _ in source.sentences]
 
@@ -94,7 +90,7 @@ class SmallDrafter(Drafter):
             places: list[int] = []
             for row, output in enumerate(ahead.outputs):
                 text = [ahead.symbols.start, *output][:most]
-                # Where a row reads nothing, a backend may still write beyond what it has read.
+                # A backend may write past the tokens of a row that reads nothing.
                 known = agreeing(state.read[row], text[:-1]) if wanted[row] else len(state.read[row])
                 places.append(known)
                 tokens.append(text[known:] if wanted[row] else [])

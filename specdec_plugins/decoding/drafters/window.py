@@ -1,10 +1,7 @@
-"""Drafts with the verifier itself, which reads a budget of its cache: self-speculation for long sources and large batches.
+"""Self-speculation: the verifier drafts with a budget of its KV cache (`budget.py`), for long sources and large batches.
 
-There a pass reads more bytes of keys and values than of weights (MagicDec, Chen et al. 2024, arXiv 2408.11049). A drafting pass
-takes the whole batch, and reads the weights, but of the cache only as many positions as the budget says (`budget.py`).
-
-Drafted tokens' entries are written where the verifier's own will be, beyond the committed tokens, and the verification writes
-over them: there is no second cache.
+There a pass reads more bytes of keys and values than of weights (MagicDec, Chen et al. 2024, arXiv 2408.11049). Drafted
+tokens are cached after the committed ones and overwritten by the verification, so there is no second cache.
 """
 
 from collections.abc import Sequence
@@ -22,7 +19,7 @@ from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdic
 
 @dataclass
 class WindowState:
-    """``rows`` are the verifier's own, which moves them."""
+    """``rows`` belong to the verifier, which moves them."""
 
     rows: RowState
     chosen: Chosen
@@ -40,7 +37,6 @@ class WindowDrafter(Drafter):
         return WindowState(shared, Chosen(self.budget, self.model.target_embeddings.device))
 
     def admit(self, state: WindowState, source: Source) -> None:
-        """Append rows, whose sources the verifier encodes."""
         state.chosen.admit(source.lengths)
 
     def propose(self, state: WindowState, prefix: Prefix, plan: Plan) -> Draft:
@@ -62,7 +58,7 @@ class WindowDrafter(Drafter):
 
 
 def for_pair(facts: PairFacts) -> WindowDrafter:
-    """Raises ValueError where no verifier is loaded."""
+    """Raises ValueError if no verifier is loaded."""
     if facts.verifier is None:
-        raise ValueError("drafter 'window' drafts with the verifier, which has to be loaded")
+        raise ValueError("drafter 'window' drafts with the verifier and needs it loaded")
     return WindowDrafter(facts.verifier, facts.budget)
