@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import ROOT
 from reference import greedy
-from support import DRAFTERS, SHAPES, SYMBOLS, WORDS, Lengths, check_sums, load, make_pair, sentences, standing
+from support import DRAFTERS, SHAPES, SYMBOLS, WORDS, Lengths, load, make_pair, run, sentences, standing
 from tapes import Tapes
 from test_kernels import DTYPES, on_kernels, wide_verifier
 from test_trained_drafters import BACKENDS
@@ -18,10 +18,9 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.budget import Budgeted, BudgetedModel, build
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.loop import Session, speculative_decode
+from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling, Tree
 from specdec_plugins.decoding.roles import NoDrafter
-from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Draft, Request, Source, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel
@@ -39,11 +38,8 @@ def requests_of(sources, **options):
 
 
 def decode(verifier, drafter, requests, lengths, rows, tree=None):
-    """Outputs and the steps that they took, in the order of the requests; statistics balance."""
-    stats, controller = DecodeStats(), Lengths(lengths, ragged=True, tree=tree)
-    found = speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats)
-    found = sorted(found, key=lambda each: each.index)
-    check_sums(stats, found)
+    """Outputs and their steps, in the order of the requests."""
+    found, _ = run(verifier, drafter, requests, lengths, rows, ragged=True, tree=tree)
     return [each.tokens for each in found], [each.steps for each in found]
 
 

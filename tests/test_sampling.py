@@ -11,18 +11,15 @@ import pytest
 import torch
 from conftest import make_drafter, make_verifier, model_settings
 from reference import chances, sampled, warped
-from support import DRAFTERS, EOS, WORDS, Knowing, Lengths, check_balance, load, make_pair, make_tilt, sentences, tilted_verifier
+from support import DRAFTERS, EOS, WORDS, Knowing, load, make_pair, make_tilt, run, sentences, tilted_verifier
 
 from specdec_plugins.decoding import sampling as sampling_module
 from specdec_plugins.decoding.acceptance import coupled, rejection
-from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.noise import Purpose, mixed, philox, token_bits, uniform
 from specdec_plugins.decoding.options import OPEN, Gate, Sampling
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.sampling import Table, draw, warp
-from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Request
 
 CPU = torch.device("cpu")
@@ -229,14 +226,6 @@ def test_cutting_by_the_dropped_tokens_own_probability_is_noticed():
 
 
 # ---- the engine
-
-
-def run(verifier, drafter, requests, lengths, rows, ragged=False, gate=OPEN):
-    stats, controller = DecodeStats(), Lengths(lengths, ragged, most=20 * len(requests), gate=gate)
-    found = speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats)
-    hypotheses = sorted(found, key=lambda hypothesis: (hypothesis.index, hypothesis.output))
-    check_balance(stats, hypotheses)
-    return hypotheses, stats
 
 
 @pytest.mark.parametrize("warping", WARPS)

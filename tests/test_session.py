@@ -524,9 +524,7 @@ def test_max_tokens_bounds_what_is_in_flight(world):
     requests.sort(key=lambda request: -len(request.tokens))
     for bound in (1, 8, 20, 50, 1000):
         seen.clear()
-        found = speculative_decode(
-            Watching(expected, 0.5), verifier, TopBetaTau(), Lengths([2]), requests, 30, DecodeStats(), max_tokens=bound
-        )
+        found = make_session(verifier, Watching(expected, 0.5), 30, (2,), tokens=bound)[0].run(requests)
         assert [hypothesis.tokens for hypothesis in sorted(found, key=lambda each: each.index)] == expected
         assert all(rows * longest <= bound or rows == 1 for rows, longest in seen)
         assert max(rows * longest for rows, longest in seen) > 0.5 * min(bound, 30 * max(map(len, sources)))

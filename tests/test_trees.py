@@ -15,7 +15,6 @@ from support import (
     SYMBOLS,
     WORDS,
     Knowing,
-    Lengths,
     Mixed,
     Noted,
     Tilted,
@@ -23,6 +22,7 @@ from support import (
     load,
     make_pair,
     make_tilt,
+    run,
     sentences,
     standing,
     tilted_verifier,
@@ -155,17 +155,6 @@ class Branching(Knowing):
         return TreeDraft(tokens, trees)
 
 
-def decode(verifier, drafter, requests, block, rows, acceptance=None, ragged=False, tree=None):
-    """Hypotheses in the order of the requests, and statistics, which balance."""
-    stats, controller = DecodeStats(), Lengths([block] if isinstance(block, int) else block, ragged, tree=tree)
-    found = speculative_decode(drafter, verifier, acceptance or TopBetaTau(), controller, requests, rows, stats)
-    hypotheses = sorted(found, key=lambda hypothesis: hypothesis.index)
-    assert [hypothesis.index for hypothesis in hypotheses] == [request.index for request in requests]
-    check_sums(stats, hypotheses)
-    assert (controller.passes, controller.drafted, controller.accepted) == (stats.passes, stats.drafted, stats.accepted)
-    return hypotheses, stats
-
-
 def said(hypotheses, dtype):
     """What must not depend on drafts: tokens; on the kernels scores, too, bit for bit."""
     return [(each.tokens, each.cut, each.token_scores if dtype != "float64" else None) for each in hypotheses]
@@ -188,11 +177,11 @@ def test_the_output_is_that_without_drafts(dtype, how):
                     no_repeat=rng.choice((0, 0, 1, 2)))
             for index, source in enumerate(sentences(10, seed=4))
         ]  # fmt: skip
-        alone, _ = decode(verifier, NoDrafter(), requests, 0, 1)
+        alone, _ = run(verifier, NoDrafter(), requests, 0, 1)
         outputs = [hypothesis.tokens for hypothesis in alone]
         assert len({tuple(tokens) for tokens in outputs}) > 5
         for error, rows, block in ((0.0, 1, 3), (0.3, 4, [1, 0, 5, 2]), (0.5, 10, 6), (1.0, 3, 4)):
-            found, stats = decode(verifier, Branching(outputs, error), requests, block, rows, ragged=rows == 4)
+            found, stats = run(verifier, Branching(outputs, error), requests, block, rows, ragged=rows == 4)
             assert said(found, dtype) == said(alone, dtype)
             accepted = max(accepted, stats.mean_accepted_length)
     assert accepted > 2
@@ -213,7 +202,9 @@ def test_an_output_does_not_depend_on_the_batch(dtype):
     found = []
     for rows in (1, 5, 12):
         role = CausalBlockDrafter(Tilted(drafting, tilt))
-        hypotheses, stats = decode(tilted_verifier(model, tilt), role, requests, 4, rows, TopBetaTau(3, 2.0), tree=Tree(10))
+        hypotheses, stats = run(
+            tilted_verifier(model, tilt), role, requests, 4, rows, acceptance=TopBetaTau(3, 2.0), tree=Tree(10)
+        )
         found.append([(each.tokens, each.steps) for each in hypotheses])
         assert stats.mean_accepted_length > 1.5
     assert found[0] == found[1] == found[2]
@@ -338,9 +329,9 @@ def test_trees_of_a_models_own_drafter(dtype, arch):
     assert trees.tokens == chains.tokens and trees.parents == [[*range(-1, len(row) - 1)] for row in trees.tokens]
 
     checked = tilted_verifier(model, tilt)
-    alone, _ = decode(checked, NoDrafter(), requests, 0, 4)
+    alone, _ = run(checked, NoDrafter(), requests, 0, 4)
     for tree, rows in ((Tree(12), 4), (Tree(5), 9), (Tree(9, ((0,), (1,), (0, 0), (1, 0))), 1)):
-        found, stats = decode(checked, role, requests, [4, 1, 6], rows, ragged=rows == 9, tree=tree)
+        found, stats = run(checked, role, requests, [4, 1, 6], rows, ragged=rows == 9, tree=tree)
         assert said(found, dtype) == said(alone, dtype)
         assert stats.drafted > 3 * stats.iterations * (rows != 9)
 
@@ -354,10 +345,10 @@ def test_trees_of_drafters_without_weights(dtype, make):
     verifier = tilted_verifier(model, tilt)
     requests = [Request(index, source, 30, sampling=[Sampling(0.9), None][index % 2], seeds=[index])
                 for index, source in enumerate(sentences(10, seed=8))]  # fmt: skip
-    alone, _ = decode(verifier, NoDrafter(), requests, 0, 4)
+    alone, _ = run(verifier, NoDrafter(), requests, 0, 4)
     rates = []
     for tree in (None, Tree(12)):
-        found, stats = decode(verifier, make(), requests, 4, 3, tree=tree)
+        found, stats = run(verifier, make(), requests, 4, 3, tree=tree)
         assert said(found, dtype) == said(alone, dtype)
         rates.append(stats.mean_accepted_length)
     assert rates[1] > rates[0] > 1
@@ -393,7 +384,7 @@ def test_outputs_where_chains_and_trees_take_turns(dtype, kind):
     model, drafting = load(verifier, drafter) if dtype == "float64" else on_kernels(verifier, drafter, dtype)
     requests = [Request(index, source, 24, seeds=[index], sampling=DRAWN["drawn"] if index % 2 else None)
                 for index, source in enumerate(sentences(20, seed=9))]  # fmt: skip
-    alone, _ = decode(ModelVerifier(model), NoDrafter(), requests, 0, 4)
+    alone, _ = run(ModelVerifier(model), NoDrafter(), requests, 0, 4)
     for rows in (1, 5):
         role = ROLES[kind](drafting) if trained else Recycling() if kind == "recycling" else Lookahead(range(WORDS + 4))
         stats, noted = DecodeStats(), Noted(Mixed(5, 12, kind))
@@ -415,7 +406,8 @@ def test_recycling_branches_from_what_chains_taught():
     draft = drafter.propose(state, prefix, Plan([3], tree=Tree(9)))
     assert sorted(paths_of(draft.tokens[0], draft.parents[0])) == [(7,), (7, 9), (7, 9, 6), (7, 9, 8)]
     logits = torch.randn(1, 5, WORDS, generator=torch.Generator().manual_seed(0))
-    drafter.branches.learn([3], TreeDraft([[7, 9, 6, 8]], [[-1, 0, 1, 1]]), logits, drafter.successors)
+    state.rows, scores = [3], SimpleNamespace(logits=lambda: logits)
+    drafter.observe(state, scores, TreeDraft([[7, 9, 6, 8]], [[-1, 0, 1, 1]]), None)
     assert [drafter.successors[token] for token in (3, 7, 9, 6, 8)] == logits[0].argmax(-1).tolist()
 
 
@@ -441,7 +433,7 @@ def test_recorded_passes_of_trees():
             requests = [Request(index, source, 5 + index, sampling=DRAWN["drawn"] if index % 3 else None, seeds=[index])
                         for index, source in enumerate(sentences(12, seed=5))]  # fmt: skip
             for _ in range(2):
-                hypotheses, _ = decode(verifier, drafter, requests, 4, 5, TopBetaTau(3, 2.0), tree=Tree(9))
+                hypotheses, _ = run(verifier, drafter, requests, 4, 5, acceptance=TopBetaTau(3, 2.0), tree=Tree(9))
             found.append([(each.tokens, each.steps, each.cut) for each in hypotheses])
         assert found[0] == found[1]
         assert sum(tape.replays for tape in runner.tapes) > 2 * len(runner.tapes) > 0 and runner.record is not None

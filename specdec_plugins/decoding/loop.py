@@ -1,7 +1,6 @@
 """Speculative decoding: a drafter proposes, a verifier scores, what passes is kept, and the verifier adds a token of its own.
 
-This file is the algorithm (Xia et al. 2023, section 3) and knows nothing about models: the roles of `roles.py` do the work.
-A batch has B rows, each a sentence in flight; up to K tokens are drafted at a time.
+This file is the algorithm (Xia et al. 2023, section 3). It knows nothing about models: the roles of `roles.py` do the work.
 """
 
 import time
@@ -21,11 +20,11 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import LOGITS, Commit, Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step
 
 TOGETHER = 16  # iterations per step of a run: Python overhead is negligible from four on
-PREFILL = 24  # forced tokens read per pass: more would take more logits than a long draft
+PREFILL = 24  # forced tokens per pass: more would need more memory for logits than a long draft
 
 
 class Session:
-    """Requests in flight. They join by `submit` and leave when they finish or by `cancel`; `step` advances all of them.
+    """Continuous batching: requests join by `submit`, advance together by `step`, and leave when they finish or by `cancel`.
 
     A session has at most ``rows`` rows and belongs to the thread that made it.
     """
@@ -38,21 +37,20 @@ class Session:
         self.admission, self.rows, self.device = admission, rows, torch.device(device)
         self.waiting: deque[Request] = deque()
         self.prefix = Prefix(constraints, device)
-        # The states of the two models, by row.
-        self.verifying = verifier.start(rows)
+        self.verifying = verifier.start(rows)  # the roles' states
         self.drafting = drafter.start(rows, self.verifying)
         self.stats = DecodeStats() if stats is None else stats
         self.native = native_loop(drafter, verifier, acceptance, self.prefix.constraints)
-        self._failed: list[Hypothesis] = []  # what requests had said when they failed, until it is returned
+        self._failed: list[Hypothesis] = []  # outputs of failed requests, until they are returned
         self._thread = get_ident()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight, waiting or to be returned."""
+        """Whether nothing is in flight, waiting or yet to be returned."""
         return not self.waiting and not len(self.prefix) and not self._failed
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn. Raises ValueError for one that cannot be decoded."""
+        """Queue a request. Raises ValueError for one that cannot be decoded."""
         self._check_thread()
         request.check(self.verifier.limits)
         if self.prefix.symbols.eos in request.forced:
@@ -64,14 +62,14 @@ class Session:
         self.waiting.append(request)
 
     def cancel(self, index: int) -> list[Hypothesis]:
-        """Drop the request ``index``. Returns what its outputs in flight have said so far; [] if it was waiting or is unknown."""
+        """Drop request ``index``. Returns its outputs so far; [] if it was waiting or is unknown."""
         self._check_thread()
         self.waiting = deque(request for request in self.waiting if request.index != index)
         rows = self.prefix.group(index)
         return self._retire(rows) if rows else []
 
     def run(self, requests: Iterable[Request]) -> Iterator[Hypothesis]:
-        """Submit requests, and yield outputs as they finish, until nothing is in flight. Raises the error of one that failed."""
+        """Submit requests and yield outputs as they finish. Raises the error of a request that fails."""
         for request in requests:
             self.submit(request)
         while not self.idle:
@@ -84,7 +82,7 @@ class Session:
     def step(self, times: int = 1) -> list[Commit]:
         """Admit waiting requests, and run up to ``times`` iterations of one plan; stop early when a row finishes.
 
-        Returns what was committed. An output that finished or failed has its hypothesis in its last commit.
+        Returns the commits. The last one of an output, finished or failed, has its hypothesis.
         """
         sizes = list(map(len, self.prefix.outputs))
         finished = self._advance(times)
@@ -93,7 +91,7 @@ class Session:
         return commits + [Commit(failed.index, failed.output, [], [], failed) for failed in self._take_failed()]
 
     def _advance(self, times: int) -> list[int]:
-        """The work of a step. Returns the rows that are finished, which still have their places."""
+        """The work of a step. Returns the finished rows, which are still in the batch."""
         self._check_thread()
         prefix, stats, device = self.prefix, self.stats, self.device
         stats.lap(None, device)
@@ -104,7 +102,7 @@ class Session:
         plan = self.controller.plan(prefix)
         times = min(times, plan.times)
 
-        # Iterate until a row is finished, in native calls of many iterations where the kernels know the roles.
+        # Iterate until a row finishes, in native calls of many iterations if the roles run natively.
         steps: list[Step] = []
         finished: list[int] = []
         made, seconds, recordings = 0, 0.0, self.verifier.recordings
@@ -114,7 +112,6 @@ class Session:
                 batch = self._iterate(plan)
             else:
                 stats.book(drafting=batch.drafting, verifying=batch.verifying)
-            # Commit what was accepted, and the verifier's own next token.
             for iteration in batch.iterations:
                 finished = prefix.commit(iteration)
                 steps += iteration.steps
@@ -126,10 +123,10 @@ class Session:
         return finished
 
     def _iterate(self, plan: Plan) -> Iterations:
-        """One iteration. The prefix is not changed yet."""
+        """One iteration. The prefix does not change."""
         prefix, stats, device = self.prefix, self.stats, self.device
 
-        # 1. Draft, in one pass or in one a token (`draft_in_turn`). A plain autoregressive iteration drafts nothing, at no cost.
+        # 1. Draft, in one pass or one per token (`draft_in_turn`). A plain iteration drafts nothing, at no cost.
         began = time.perf_counter()
         plan = prefix.gated(plan)
         draft = Draft([[] for _ in prefix.requests])
@@ -139,22 +136,22 @@ class Session:
         stats.lap("drafting", device)
         drafted = time.perf_counter()
 
-        # 2. Verify: one pass over the draft gives the verifier's choice after every drafted token.
-        told = asked or self.drafter.traits.follows
-        scores = self.verifier.score(self.verifying, prefix, draft, self.drafter.traits.wants if told else LOGITS)
+        # 2. Verify: one pass scores every position of the draft.
+        observes = asked or self.drafter.traits.follows
+        scores = self.verifier.score(self.verifying, prefix, draft, self.drafter.traits.wants if observes else LOGITS)
 
-        # 3. Accept the longest part of the draft that passes; the verifier's own token follows it.
+        # 3. Accept the longest prefix of the draft that passes; the verifier's own token follows it.
         verdict = self.acceptance(scores, draft, prefix)
 
-        # 4. Tell those who keep or learn something of it.
+        # 4. Let both models keep or learn from the verdict.
         self.verifier.commit(self.verifying, prefix, draft, verdict)
-        if told:
+        if observes:
             self.drafter.observe(self.drafting, scores, draft, verdict)
         stats.lap("verifying", device)
         return Iterations([Iteration.of(draft, verdict, prefix.symbols.eos)], drafted - began, time.perf_counter() - drafted)
 
     def _refill(self) -> None:
-        """Admit as many waiting requests as admission allows, and read their forced tokens."""
+        """Admit waiting requests and prefill their forced tokens."""
         count = self.admission.admits(self.prefix, self.waiting)
         if not count:
             return
@@ -166,9 +163,9 @@ class Session:
             self.stats.lap("verifying", self.device)
 
     def _admit(self, requests: list[Request]) -> None:
-        """Append the groups of some requests. Each source is encoded once; the further rows of a group are forks of its first.
+        """Append groups. Each source is encoded once; further rows of a group are forks of its first.
 
-        One that a role cannot admit ends with the error; the others are admitted without it.
+        A request that a role cannot admit ends with the error; the others are admitted without it.
         """
         present = range(len(self.prefix))
         try:
@@ -189,7 +186,7 @@ class Session:
         self.prefix.admit(requests)
 
     def _retire(self, rows: list[int]) -> list[Hypothesis]:
-        """Remove rows; rows from the end of the batch take their places. Returns what the removed ones hold."""
+        """Remove rows; the last rows of the batch fill the gaps. Returns the removed outputs."""
         if not rows:
             return []
         done = [self.prefix.hypothesis(row) for row in rows]
@@ -213,18 +210,14 @@ class Session:
 
     def _check_thread(self) -> None:
         if get_ident() != self._thread:
-            raise RuntimeError("a session belongs to the thread that made it; other threads must send their requests there")
+            raise RuntimeError("a session belongs to the thread that made it; send requests there")
 
 
 def speculative_decode(
     drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, requests: Sequence[Request],
     rows: int, stats: DecodeStats, constraints: Constraints | None = None, device: torch.device | str = "cpu",
-    max_tokens: int | None = None,
 ) -> Iterator[Hypothesis]:  # fmt: skip
-    """Yield the outputs of ``requests`` as they finish, with up to ``rows`` rows in flight; adds to ``stats``.
-
-    ``max_tokens`` bounds the source tokens in flight, padding included.
-    """
+    """Yield outputs as they finish, with up to ``rows`` rows in flight."""
     rows = min(rows, max(1, sum(request.rows for request in requests)))
-    admission = BoundedAdmission(rows, max_tokens)
+    admission = BoundedAdmission(rows)
     yield from Session(drafter, verifier, acceptance, controller, admission, rows, constraints, stats, device).run(requests)

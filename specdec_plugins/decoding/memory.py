@@ -77,7 +77,7 @@ class Memory:
     def nearest(self, source: Sequence[int]) -> tuple[int, float] | None:
         """The sentence whose source is most similar to ``source`` (without eos), the first of equals, and its similarity.
 
-        Searches only sentences that have one of the source's rarest tokens; None if there are none.
+        Searches only sentences that have one of the source's rarest tokens; otherwise None.
         """
         counts, weights = self.counts, self.weights
         tokens = sorted(set(source), key=lambda token: (counts[token], token))

@@ -48,7 +48,7 @@ class AcceptanceEstimate:
             left = passing
 
     def count(self, position: int, rate: float, tokens: int = 1) -> None:
-        """Count ``tokens`` at a position, of which a fraction ``rate`` passed."""
+        """Count ``tokens`` at a position, a fraction ``rate`` as passed."""
         decay = DECAY**tokens
         weight = (1 - decay) / (1 - DECAY)
         self.reached[position] = decay * self.reached[position] + weight
@@ -81,7 +81,7 @@ class AcceptanceEstimate:
 
 
 class CopyEstimate(AcceptanceEstimate):
-    """For drafters that copy text, whose tokens pass by their place in the text rather than in the draft.
+    """For drafters that copy text, whose tokens pass by their position in the text rather than in the draft.
 
     An output may agree with an earlier text for ten tokens and then not at all. Pass rates by position then mislead: seen through
     long drafts, shorter ones gain little; seen through short drafts, longer ones gain much. So every draft is also replayed with
@@ -163,7 +163,7 @@ def replayed(offered: int, accepted: int, planned: int) -> tuple[np.ndarray, np.
     """Replay a draft of ``planned`` tokens with drafts of 1, 2, .. ``planned`` tokens: the passes that each needs to commit the
     same text (planned,), and how many of these offer 0, 1, .. tokens (planned, planned + 1).
 
-    Of ``offered`` tokens ``accepted`` passed. If all planned ones did, the text goes on, and the last pass counts in part.
+    ``accepted`` of ``offered`` tokens passed. If all planned ones did, the text continues, and the last pass counts in part.
     """
     passes, offers = np.zeros(planned), np.zeros((planned, planned + 1))
     committed = accepted + 1

@@ -105,7 +105,7 @@ def built_in() -> list[str]:
 
 
 def find(name: str) -> Any:
-    """The code of the drafter ``name``. Raises ValueError if there is none."""
+    """The code of the drafter ``name``. Raises ValueError for an unknown name."""
     code = find_code(name, "drafter", {each: f"{__name__}.{each}" for each in built_in()}, GROUP)
     if not hasattr(code, "build") and not hasattr(code, "for_pair"):
         raise ValueError(f"drafter '{name}' has neither build nor for_pair")
@@ -113,7 +113,7 @@ def find(name: str) -> Any:
 
 
 def with_weights(name: str) -> Any:
-    """The code of a drafter with weights. Raises ValueError if there is none."""
+    """The code of a drafter with weights. Raises ValueError for any other name."""
     code = find(name)
     if not hasattr(code, "build"):
         raise ValueError(f"drafter '{name}' has no weights")

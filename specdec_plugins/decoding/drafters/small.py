@@ -22,7 +22,7 @@ from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
-BLOCK = 8  # tokens of which accept_len is logged
+BLOCK = 8  # block length for the logged accept_len
 
 
 @dataclass
