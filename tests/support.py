@@ -244,24 +244,23 @@ def sentences(count, seed, longest=9):
     return [[rng.randrange(4, WORDS + 4) for _ in range(rng.randrange(longest))] + [EOS] for _ in range(count)]
 
 
-def decode(verifier, drafter, sources, limits, block, rows, acceptance=None, ragged=False, device=None):
+def decode(verifier, drafter, sources, limits, block, rows, acceptance=None, ragged=False, device="cpu"):
     """Decode sources: see `run`."""
     requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
     return run(verifier, drafter, requests, block, rows, ragged, acceptance=acceptance, device=device)
 
 
 def run(
-    verifier, drafter, requests, lengths, rows, ragged=False, gate=OPEN, acceptance=None, tree=None, constraints=None, device=None
+    verifier, drafter, requests, lengths, rows, ragged=False, gate=OPEN, acceptance=None, tree=None, check=None, device="cpu"
 ):
-    """Hypotheses in the order of requests and outputs, and statistics that balance; ``lengths``: one draft length, or several in
-    turn."""
+    """Hypotheses in the order of requests and outputs, and statistics that pass a check; ``lengths`` are taken in turn."""
     lengths, most = [lengths] if isinstance(lengths, int) else lengths, max(1000, 20 * len(requests))
     stats, controller = DecodeStats(), Lengths(lengths, ragged, most, gate, tree)
     roles = drafter, verifier, acceptance or TopBetaTau(), controller
-    found = speculative_decode(*roles, requests, rows, stats, constraints, device or "cpu")
+    found = speculative_decode(*roles, requests, rows, stats, device=device)
     hypotheses = sorted(found, key=lambda each: (each.index, each.output))
     assert [each.index for each in hypotheses] == sorted(each.index for each in requests for _ in each.seeds)
-    (check_sums if tree else check_balance)(stats, hypotheses)
+    (check or check_balance)(stats, hypotheses)
     assert (controller.passes, controller.drafted, controller.accepted) == (stats.passes, stats.drafted, stats.accepted)
     assert stats.passes <= stats.iterations <= stats.passes * rows
     return hypotheses, stats

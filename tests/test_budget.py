@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import ROOT
 from reference import greedy
-from support import DRAFTERS, SHAPES, SYMBOLS, WORDS, Lengths, load, make_pair, run, sentences, standing
+from support import DRAFTERS, SHAPES, SYMBOLS, WORDS, Lengths, check_sums, load, make_pair, run, sentences, standing
 from tapes import Tapes
 from test_kernels import DTYPES, on_kernels, wide_verifier
 from test_trained_drafters import BACKENDS
@@ -39,7 +39,7 @@ def requests_of(sources, **options):
 
 def decode(verifier, drafter, requests, lengths, rows, tree=None):
     """Outputs and their steps, in the order of the requests."""
-    found, _ = run(verifier, drafter, requests, lengths, rows, ragged=True, tree=tree)
+    found, _ = run(verifier, drafter, requests, lengths, rows, ragged=True, tree=tree, check=check_sums)
     return [each.tokens for each in found], [each.steps for each in found]
 
 

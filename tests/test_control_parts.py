@@ -31,13 +31,19 @@ def observed(*measurements, times=50):
 # Costs
 
 
-def test_nothing_is_expected_of_what_was_never_measured():
+def test_costs_are_unknown_until_measured():
     costs = CostModel()
     assert costs.expected(3) == [math.inf] * 4
     assert (costs.plain, costs.longest) == (math.inf, 0)
     costs.observe(0, 2.0)
     assert costs.expected(2) == [2.0, math.inf, math.inf]
     assert (costs.plain, costs.longest) == (2.0, 0)
+    # A cost that was not expected is reported.
+    costs = CostModel()
+    assert costs.observe(4, 1.0)
+    assert not costs.observe(4, 1.01)
+    assert not costs.observe(8, 1.1)  # near the line
+    assert costs.observe(8, 0.3)  # the one before was interrupted, it seems
 
 
 def test_costs_of_other_lengths_lie_on_a_line():
@@ -47,28 +53,17 @@ def test_costs_of_other_lengths_lie_on_a_line():
     assert costs.expected(8) == pytest.approx([1.9, 1.9, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0], abs=0.2)
     assert costs.expected(12)[12] == pytest.approx(7.0, abs=0.2)
     assert costs.longest == 16
-
-
-def test_one_length_tells_half_of_the_slope():
-    """Of what a draft of 4 adds to a plain pass, 2 s, half is taken to grow with the length."""
+    # Of what a draft of 4 adds to a plain pass, 2 s, half is taken to grow with the length.
     assert observed((0, 1.0), (4, 3.0)).expected(8)[2::2] == pytest.approx([2.5, 3.0, 3.5, 4.0], abs=0.01)
-
-
-def test_a_length_off_the_line_is_found_when_measured_often():
-    """Drafts of more than 8 take another second."""
+    # Drafts of more than 8 take another second.
     cost = {length: 1.0 + 0.1 * length + (length > 8) for length in range(4, 13)}
     found = observed(*cost.items()).expected(12)
     assert found[9] - found[8] > 0.5
     rare = observed(*cost.items(), times=2).expected(12)
     assert rare[9] - rare[8] < 0.3
-
-
-def test_drafts_make_no_iteration_faster():
+    # Drafts make no iteration faster.
     assert min(observed((0, 2.0), (8, 1.5), (16, 3.0)).expected(5)[1:]) == pytest.approx(2.0)
-
-
-def test_costs_stay_above_zero_where_no_plain_pass_was_measured():
-    """The line through 8 and 25 crosses zero at 6, and tokens are divided by costs."""
+    # The line through 8 and 25 crosses zero at 6, and tokens are divided by costs.
     costs = observed((25, 10.0), (8, 1.0), times=10)
     assert min(costs.expected(25)[1:]) > 0.1
     costs.observe(4, 2.0)
@@ -82,28 +77,15 @@ def test_interrupted_iterations_change_little():
     costs.observe(8, 100.0)
     costs.observe(12, 100.0)  # measured for the first time
     assert costs.expected(8)[::2] == pytest.approx([1.9, 2.0, 3.0, 4.0, 5.0], abs=0.3)
-
-
-def test_a_first_measurement_that_was_interrupted_is_replaced():
+    # A first measurement that was interrupted is replaced.
     costs = observed((8, 50.0), times=1)
     costs.observe(8, 2.0)
     assert costs.expected(8)[6:] == [2.0, 2.0, 2.0]
-
-
-def test_costs_follow_a_change():
-    """After 32 measurements a new one weighs 1/32, so the mean of many old ones is left behind."""
+    # After 32 measurements a new one weighs 1/32, so the mean of many old ones is left behind.
     costs = observed((0, 1.0), times=1000)
     for _ in range(200):
         costs.observe(0, 2.0)
     assert costs.plain == pytest.approx(2.0, rel=0.05)
-
-
-def test_a_cost_that_was_not_expected_is_reported():
-    costs = CostModel()
-    assert costs.observe(4, 1.0)
-    assert not costs.observe(4, 1.01)
-    assert not costs.observe(8, 1.1)  # near the line
-    assert costs.observe(8, 0.3)  # the one before was interrupted, it seems
 
 
 def test_a_slow_machine_is_no_change_of_costs():
@@ -116,9 +98,7 @@ def test_a_slow_machine_is_no_change_of_costs():
     assert pace.factor == pytest.approx(2.0, rel=0.2)
     assert costs.measured[8].seconds / costs.plain == pytest.approx(3.0, rel=0.01)
     assert costs.plain == pytest.approx(1.0, rel=0.2)
-
-
-def test_the_pace_is_read_from_costs_that_are_reliable():
+    # The pace is read from costs that are reliable.
     costs, pace = CostModel(), Pace()
     for _ in range(3):
         costs.observe(0, 1.0)
@@ -154,6 +134,26 @@ def test_acceptance_is_known_by_position():
         accepted = next((position for position, rate in enumerate(rates) if dice.random() >= rate), 4)
         estimate.observe([Step([1, 2, 3, 4], accepted, 5)], 4)
     assert estimate.expected_tokens() == pytest.approx([1.0, 1.9, 2.35, 2.71, 2.71], abs=0.25)
+    # An unknown position passes as the one before.
+    estimate = AcceptanceEstimate(3)
+    assert estimate.expected_tokens() == pytest.approx([1.0, 1 + PRIOR, 1 + PRIOR + PRIOR**2, 1 + PRIOR + PRIOR**2 + PRIOR**3])
+    for _ in range(2000):
+        estimate.observe([Step([1], 0, 9)], 1)
+    assert estimate.expected_tokens() == pytest.approx([1.0, 1.03, 1.03, 1.03], abs=0.02)
+    # Old drafts count less.
+    estimate = AcceptanceEstimate(1)
+    for accepted in [1] * 1000 + [0] * 100:
+        estimate.observe([Step([1], accepted, 9)], 1)
+    assert estimate.expected_tokens()[1] == pytest.approx(1 + math.exp(-1), abs=0.03)
+    # Up to their order.
+    together, apart, dice = AcceptanceEstimate(4), AcceptanceEstimate(4), random.Random(4)
+    for _ in range(40):
+        steps = [Step([1] * 4, dice.randrange(5), 9) for _ in range(50)]
+        together.observe(steps, 4)
+        for step in steps:
+            apart.observe([step], 4)
+    assert together.reached == pytest.approx(apart.reached, rel=0.01)
+    assert together.expected_tokens() == pytest.approx(apart.expected_tokens(), rel=0.1)
 
 
 def test_positions_past_a_refusal_or_the_draft_say_nothing():
@@ -162,10 +162,7 @@ def test_positions_past_a_refusal_or_the_draft_say_nothing():
     estimate.observe([Step([1, 2], 2, 9)], 2)
     assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, 0.0, 0.0, 0.0])
     assert estimate.passed == pytest.approx([DECAY + 1, 1.0, 0.0, 0.0, 0.0])
-
-
-def test_a_draft_shorter_than_planned_counts_as_a_refusal():
-    """Also one that is empty, because a gate closed or there was nothing to offer."""
+    # Also one that is empty, because a gate closed or there was nothing to offer.
     estimate = AcceptanceEstimate(5)
     estimate.observe([Step([1, 2], 2, 9), Step([1, 2, 3], 2, 9)], 5)
     assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, DECAY + 1, 0.0, 0.0])
@@ -254,14 +251,6 @@ def test_a_longer_draft_is_remembered_by_what_it_committed():
     assert estimate.expected_tokens()[8] == pytest.approx(7 / 3, rel=0.1)
 
 
-def test_an_unknown_position_passes_as_the_one_before():
-    estimate = AcceptanceEstimate(3)
-    assert estimate.expected_tokens() == pytest.approx([1.0, 1 + PRIOR, 1 + PRIOR + PRIOR**2, 1 + PRIOR + PRIOR**2 + PRIOR**3])
-    for _ in range(2000):
-        estimate.observe([Step([1], 0, 9)], 1)
-    assert estimate.expected_tokens() == pytest.approx([1.0, 1.03, 1.03, 1.03], abs=0.02)
-
-
 @pytest.mark.parametrize("make", [AcceptanceEstimate, CopyEstimate])
 def test_what_is_doubted_keeps_its_rate_and_loses_weight(make):
     estimate = make(4)
@@ -292,38 +281,17 @@ def test_the_token_that_ends_an_output_is_the_iterations_own(make):
     assert ended.expected_tokens() == went_on.expected_tokens()
 
 
-def test_many_drafts_at_once_count_as_one_by_one():
-    """Up to their order."""
-    together, apart, dice = AcceptanceEstimate(4), AcceptanceEstimate(4), random.Random(4)
-    for _ in range(40):
-        steps = [Step([1] * 4, dice.randrange(5), 9) for _ in range(50)]
-        together.observe(steps, 4)
-        for step in steps:
-            apart.observe([step], 4)
-    assert together.reached == pytest.approx(apart.reached, rel=0.01)
-    assert together.expected_tokens() == pytest.approx(apart.expected_tokens(), rel=0.1)
-
-
-def test_old_drafts_count_less():
-    estimate = AcceptanceEstimate(1)
-    for accepted in [1] * 1000 + [0] * 100:
-        estimate.observe([Step([1], accepted, 9)], 1)
-    assert estimate.expected_tokens()[1] == pytest.approx(1 + math.exp(-1), abs=0.03)
-
-
 # Exploration
 
 
-def test_the_budget_is_a_share_of_all_time():
+def test_trials_are_paid_from_a_budget():
     budget = TrialBudget()
     assert not budget.allows(0.0)
     budget.earn(300.0)
     assert budget.allows(0.99 * 300 * BUDGET) and not budget.allows(1.01 * 300 * BUDGET)
     budget.spend(2.0)
     assert budget.allows(0.99) and not budget.allows(1.01)
-
-
-def test_a_trial_is_affordable_at_the_price_of_the_last():
+    # A trial is affordable at the price of the last.
     trials, budget = Trials(8, small=False), TrialBudget(seconds=10.0)
     assert not trials.affordable(budget, math.inf)  # nothing is known
     assert trials.affordable(budget, 9.9 / SMALL_TRIAL) and not trials.affordable(budget, 10.1 / SMALL_TRIAL)
@@ -331,22 +299,18 @@ def test_a_trial_is_affordable_at_the_price_of_the_last():
     assert not trials.affordable(budget, 0.1)
 
 
-def test_small_batches_begin_with_a_series():
+def test_batches_begin_with_trials():
     trials = Trials(9, small=True)
     assert [trials.initial(now, affordable=False) for now in range(6)] == [9, 3, 0, 9, 3, 0]
     assert not trials.series
-
-
-def test_large_batches_begin_with_a_short_draft_when_they_can_afford_it():
+    # Large batches begin with a short draft when they can afford it.
     trials = Trials(9, small=False)
     trials.follow(0, fewer=True)
     assert trials.initial(FIRST_INTERVAL - 1, affordable=True) is None
     assert trials.initial(FIRST_INTERVAL, affordable=False) is None
     assert trials.initial(FIRST_INTERVAL, affordable=True) == 3
     assert not trials.series
-
-
-def test_drafts_that_paid_with_fewer_rows_are_compared_with_none_at_once():
+    # Drafts that paid with fewer rows are compared with none at once.
     trials = Trials(9, small=False)
     trials.follow(4, fewer=True)
     assert not trials.rationed and [trials.initial(now, affordable=False) for now in range(2)] == [4, 0]
@@ -373,24 +337,12 @@ def test_trials_become_rare_up_to_a_limit():
     assert passes[0] == FIRST_INTERVAL
     assert intervals == [64, 128, 256, *[LAST_INTERVAL] * (len(intervals) - 3)]
     assert lengths[:4] == (8, 0, 2, 8)  # a full block, none and a short draft, by turns
-
-
-def test_trials_are_rationed_where_nothing_is_drafted():
-    small = periodic(Trials(8, small=True), 0, affordable=False)
-    assert [length for _, length in small] == [2, 8, 2, 8]
-    assert small[-1][0] < LAST_INTERVAL
-    assert periodic(Trials(8, small=False), 0, affordable=False) == []
-    assert [length for _, length in periodic(Trials(8, small=False), 0, affordable=True)][:4] == [1, 2, 1, 2]
-
-
-def test_a_new_decision_is_tried_soon():
+    # A new decision is tried soon.
     trials = Trials(8, small=True)
     periodic(trials, 5, affordable=False)
     trials.restart(drafting=True)
     assert trials.intervals[True] == FIRST_INTERVAL
-
-
-def test_drafts_that_were_soon_given_up_are_tried_as_seldom_as_before():
+    # Drafts that were soon given up are tried as seldom as before.
     trials = Trials(8, small=True)
     periodic(trials, 0, affordable=True)
     trials.restart(drafting=True)
@@ -400,3 +352,11 @@ def test_drafts_that_were_soon_given_up_are_tried_as_seldom_as_before():
         trials.periodic(now, 8, affordable=True)
     trials.restart(drafting=False)
     assert trials.intervals[False] == FIRST_INTERVAL
+
+
+def test_trials_are_rationed_where_nothing_is_drafted():
+    small = periodic(Trials(8, small=True), 0, affordable=False)
+    assert [length for _, length in small] == [2, 8, 2, 8]
+    assert small[-1][0] < LAST_INTERVAL
+    assert periodic(Trials(8, small=False), 0, affordable=False) == []
+    assert [length for _, length in periodic(Trials(8, small=False), 0, affordable=True)][:4] == [1, 2, 1, 2]

@@ -85,7 +85,7 @@ def test_ngram_is_the_naive_search():
     assert lengths == set(range(7))
 
 
-def test_source_tokens_are_found_by_what_the_target_calls_them():
+def test_ngram_on_hand_made_texts():
     """Token 8 of the source is 9 in the target; the source's last token is none of the target's, and ends a draft."""
     drafter = ngram.NGram(COPIES)
     state = drafter.start(1, None)
@@ -93,9 +93,7 @@ def test_source_tokens_are_found_by_what_the_target_calls_them():
     assert drafter.propose(state, prefix_of([[]]), uniform(1, 9)).tokens == [[9, 10]]
     assert drafter.propose(state, prefix_of([[9]]), uniform(1, 9)).tokens == [[10]]
     assert drafter.propose(state, prefix_of([[9, 11]]), uniform(1, 9)).tokens == [[EOS]]
-
-
-def test_a_frequent_token_costs_no_more_than_some_occurrences():
+    # A frequent token costs no more than some occurrences.
     text = Suffixes([5] * 1000, growing=True)
     for _ in range(3 * RECENT):
         text.say(5)
@@ -389,9 +387,7 @@ def test_recycling_learns_of_refused_tokens_too():
     assert drafter.propose(state, prefix_of([[5], [6]]), uniform(2, 3)).tokens == [[22], [23]]
     told(drafter, [[22], [23]], [[], []], [[5], [6]], [0, 0], state)
     assert drafter.propose(state, prefix_of([[5], [6]]), Plan([5, 2])).tokens == [[22, 5, 22, 5, 22], [23, 6]]
-
-
-def test_what_is_learned_is_bounded_by_the_vocabulary():
+    # What is learned is bounded by the vocabulary.
     drafter, rng = recycling.Recycling(), random.Random(3)
     for _ in range(500):
         told(drafter, [[rng.randrange(30)]], [random_text(rng, 5, 26)], [random_text(rng, 6, 26)], [0])

@@ -232,15 +232,13 @@ def test_prefill_is_plain_decoding_with_forced_tokens(world, rule, kernels):
         assert outputs[0] == outputs[1]
 
 
-def test_a_session_belongs_to_its_thread(world):
+def test_a_session_has_rows_and_a_thread(world):
     session, _ = make_session(world[1], NoDrafter(), 2)
     with ThreadPoolExecutor(1) as pool:
         for use in (session.step, lambda: session.submit(FINE), lambda: session.cancel(0)):
             with pytest.raises(RuntimeError, match="belongs to the thread that made it"):
                 pool.submit(use).result()
-
-
-def test_a_session_has_rows():
+    # A session has rows.
     for rows in (0, -1):
         with pytest.raises(ValueError, match=f"^a batch of {rows} rows; it needs at least one"):
             BoundedAdmission(rows)
@@ -467,9 +465,7 @@ def test_admission_by_rows():
     assert bounds.admits(flying([3] * 6), queued([3])) == 1
     assert bounds.admits(flying([3] * 8), queued([3])) == 0
     assert BoundedAdmission(3).admits(flying([3] * 2), queued([3] * 9)) == 1
-
-
-def test_a_request_waits_for_others_only_so_long():
+    # A request waits for others only so long.
     bounds = BoundedAdmission(8)
     waits = list(
         itertools.takewhile(lambda admitted: not admitted, (bounds.admits(flying([3] * 7), queued([3])) for _ in range(99)))
@@ -477,7 +473,7 @@ def test_a_request_waits_for_others_only_so_long():
     assert len(waits) == PATIENCE
 
 
-def test_admission_by_tokens():
+def test_admission_by_tokens_and_bytes(world):
     """Rows x the longest source; what exceeds the bound alone is decoded alone."""
     bounds = BoundedAdmission(8, tokens=20)
     assert bounds.admits(flying([]), queued([5] * 9)) == 4
@@ -487,14 +483,18 @@ def test_admission_by_tokens():
     assert bounds.admits(flying([]), queued([50, 5])) == 1
     assert bounds.admits(flying([50]), queued([5])) == 0
     assert bounds.admits(flying([]), queued([1] * 30)) == 8
-
-
-def test_admission_by_bytes():
+    # Admission by bytes.
     bounds = BoundedAdmission(8, bytes=100, bytes_for=lambda request: 10 * len(request.tokens))
     assert bounds.admits(flying([]), queued([3] * 9)) == 3
     assert bounds.admits(flying([3]), queued([3] * 9)) == 2
     assert bounds.admits(flying([9]), queued([3])) == 0
     assert bounds.admits(flying([]), queued([40, 3])) == 1
+    # Bytes of a row are what its entries take.
+    _, verifier, _, sources, _, _ = world
+    request = Request(0, sources[0], 9)
+    spec = verifier.model.spec.decoder
+    entries = spec.layers * 2 * spec.width * 8  # float64
+    assert verifier.bytes_for(request) == (len(sources[0]) + 10) * entries
 
 
 def test_admission_by_groups():
@@ -528,11 +528,3 @@ def test_max_tokens_bounds_what_is_in_flight(world):
         assert [hypothesis.tokens for hypothesis in sorted(found, key=lambda each: each.index)] == expected
         assert all(rows * longest <= bound or rows == 1 for rows, longest in seen)
         assert max(rows * longest for rows, longest in seen) > 0.5 * min(bound, 30 * max(map(len, sources)))
-
-
-def test_bytes_of_a_row_are_what_its_entries_take(world):
-    _, verifier, _, sources, _, _ = world
-    request = Request(0, sources[0], 9)
-    spec = verifier.model.spec.decoder
-    entries = spec.layers * 2 * spec.width * 8  # float64
-    assert verifier.bytes_for(request) == (len(sources[0]) + 10) * entries

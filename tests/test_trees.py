@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -155,6 +156,9 @@ class Branching(Knowing):
         return TreeDraft(tokens, trees)
 
 
+decode = partial(run, check=check_sums)
+
+
 def said(hypotheses, dtype):
     """What must not depend on drafts: tokens; on the kernels scores, too, bit for bit."""
     return [(each.tokens, each.cut, each.token_scores if dtype != "float64" else None) for each in hypotheses]
@@ -177,11 +181,11 @@ def test_the_output_is_that_without_drafts(dtype, how):
                     no_repeat=rng.choice((0, 0, 1, 2)))
             for index, source in enumerate(sentences(10, seed=4))
         ]  # fmt: skip
-        alone, _ = run(verifier, NoDrafter(), requests, 0, 1)
+        alone, _ = decode(verifier, NoDrafter(), requests, 0, 1)
         outputs = [hypothesis.tokens for hypothesis in alone]
         assert len({tuple(tokens) for tokens in outputs}) > 5
         for error, rows, block in ((0.0, 1, 3), (0.3, 4, [1, 0, 5, 2]), (0.5, 10, 6), (1.0, 3, 4)):
-            found, stats = run(verifier, Branching(outputs, error), requests, block, rows, ragged=rows == 4)
+            found, stats = decode(verifier, Branching(outputs, error), requests, block, rows, ragged=rows == 4)
             assert said(found, dtype) == said(alone, dtype)
             accepted = max(accepted, stats.mean_accepted_length)
     assert accepted > 2
@@ -202,7 +206,7 @@ def test_an_output_does_not_depend_on_the_batch(dtype):
     found = []
     for rows in (1, 5, 12):
         role = CausalBlockDrafter(Tilted(drafting, tilt))
-        hypotheses, stats = run(
+        hypotheses, stats = decode(
             tilted_verifier(model, tilt), role, requests, 4, rows, acceptance=TopBetaTau(3, 2.0), tree=Tree(10)
         )
         found.append([(each.tokens, each.steps) for each in hypotheses])
@@ -329,9 +333,9 @@ def test_trees_of_a_models_own_drafter(dtype, arch):
     assert trees.tokens == chains.tokens and trees.parents == [[*range(-1, len(row) - 1)] for row in trees.tokens]
 
     checked = tilted_verifier(model, tilt)
-    alone, _ = run(checked, NoDrafter(), requests, 0, 4)
+    alone, _ = decode(checked, NoDrafter(), requests, 0, 4)
     for tree, rows in ((Tree(12), 4), (Tree(5), 9), (Tree(9, ((0,), (1,), (0, 0), (1, 0))), 1)):
-        found, stats = run(checked, role, requests, [4, 1, 6], rows, ragged=rows == 9, tree=tree)
+        found, stats = decode(checked, role, requests, [4, 1, 6], rows, ragged=rows == 9, tree=tree)
         assert said(found, dtype) == said(alone, dtype)
         assert stats.drafted > 3 * stats.iterations * (rows != 9)
 
@@ -345,10 +349,10 @@ def test_trees_of_drafters_without_weights(dtype, make):
     verifier = tilted_verifier(model, tilt)
     requests = [Request(index, source, 30, sampling=[Sampling(0.9), None][index % 2], seeds=[index])
                 for index, source in enumerate(sentences(10, seed=8))]  # fmt: skip
-    alone, _ = run(verifier, NoDrafter(), requests, 0, 4)
+    alone, _ = decode(verifier, NoDrafter(), requests, 0, 4)
     rates = []
     for tree in (None, Tree(12)):
-        found, stats = run(verifier, make(), requests, 4, 3, tree=tree)
+        found, stats = decode(verifier, make(), requests, 4, 3, tree=tree)
         assert said(found, dtype) == said(alone, dtype)
         rates.append(stats.mean_accepted_length)
     assert rates[1] > rates[0] > 1
@@ -384,7 +388,7 @@ def test_outputs_where_chains_and_trees_take_turns(dtype, kind):
     model, drafting = load(verifier, drafter) if dtype == "float64" else on_kernels(verifier, drafter, dtype)
     requests = [Request(index, source, 24, seeds=[index], sampling=DRAWN["drawn"] if index % 2 else None)
                 for index, source in enumerate(sentences(20, seed=9))]  # fmt: skip
-    alone, _ = run(ModelVerifier(model), NoDrafter(), requests, 0, 4)
+    alone, _ = decode(ModelVerifier(model), NoDrafter(), requests, 0, 4)
     for rows in (1, 5):
         role = ROLES[kind](drafting) if trained else Recycling() if kind == "recycling" else Lookahead(range(WORDS + 4))
         stats, noted = DecodeStats(), Noted(Mixed(5, 12, kind))
@@ -433,7 +437,7 @@ def test_recorded_passes_of_trees():
             requests = [Request(index, source, 5 + index, sampling=DRAWN["drawn"] if index % 3 else None, seeds=[index])
                         for index, source in enumerate(sentences(12, seed=5))]  # fmt: skip
             for _ in range(2):
-                hypotheses, _ = run(verifier, drafter, requests, 4, 5, acceptance=TopBetaTau(3, 2.0), tree=Tree(9))
+                hypotheses, _ = decode(verifier, drafter, requests, 4, 5, acceptance=TopBetaTau(3, 2.0), tree=Tree(9))
             found.append([(each.tokens, each.steps, each.cut) for each in hypotheses])
         assert found[0] == found[1]
         assert sum(tape.replays for tape in runner.tapes) > 2 * len(runner.tapes) > 0 and runner.record is not None
