@@ -27,12 +27,13 @@ from specdec_plugins.formats.spec import Symbols
 WORDS, EOS = 20, 2
 QUANTISING = ("amx", "avx512")  # the sets of instructions for which int8 products quantise their inputs, too
 SYMBOLS = Symbols()
+UNTIED = {"share_all_embeddings": False, "share_decoder_input_output_embed": False}
 SHAPES = {
     "post-norm": {},
     "pre-norm": {"encoder_normalize_before": True, "decoder_normalize_before": True},
     "learned": {"encoder_learned_pos": True, "decoder_learned_pos": True, "activation_fn": "gelu"},
     "separate": {"share_all_embeddings": False, "decoder_layers": 1},
-    "untied": {"share_all_embeddings": False, "share_decoder_input_output_embed": False, "decoder_ffn_embed_dim": 40},
+    "untied": {**UNTIED, "decoder_ffn_embed_dim": 40},
     "unscaled": {"no_scale_embedding": True, "layernorm_embedding": True, "decoder_normalize_before": True},
 }
 DRAFTERS = {
@@ -40,12 +41,7 @@ DRAFTERS = {
     "source copy": {"src_embedding_copy": True},
     "causal": {"arch": "block_causal"},
     "successor": {"arch": "block_causal", "successor_width": 7},
-    "untied successor": {
-        "arch": "block_causal",
-        "successor_width": 7,
-        "share_all_embeddings": False,
-        "share_decoder_input_output_embed": False,
-    },
+    "untied successor": {"arch": "block_causal", "successor_width": 7, **UNTIED},
     "some tokens": {"draft_vocabulary": [*range(8), 9, 13, 21], "src_embedding_copy": False},
     "some tokens, successor": {"draft_vocabulary": [*range(4), *range(9, 24)], "arch": "block_causal", "successor_width": 7},
 }
@@ -226,10 +222,8 @@ class Mixed:
         self.longest, self.nodes, self.random = longest, nodes, random.Random(seed)
 
     def plan(self, prefix):
-        length, tree = (
-            self.random.randrange(self.longest + 1),
-            self.random.choice([None, Tree(self.random.randint(1, self.nodes))]),
-        )
+        length = self.random.randrange(self.longest + 1)
+        tree = self.random.choice([None, Tree(self.random.randint(1, self.nodes))])
         return uniform(len(prefix), length, self.random.choice([1, 1, 4]), OPEN, tree if length else None)
 
     def update(self, outcome):

@@ -143,9 +143,8 @@ def test_most_steps_are_neither_measured_nor_reconsidered(monkeypatch, passing, 
     machine, controller = Machine(1.0, 1.0, 0.05, passing, stops=0.0), Throughput(8)
     considered, earned = [], []
     monkeypatch.setattr(controller, "_plan", lambda rows, plan=controller._plan: considered.append(rows) or plan(rows))
-    monkeypatch.setattr(
-        controller.budget, "earn", lambda seconds, earn=controller.budget.earn: earned.append(seconds) or earn(seconds)
-    )
+    earn = controller.budget.earn
+    monkeypatch.setattr(controller.budget, "earn", lambda seconds: earned.append(seconds) or earn(seconds))
     chosen = machine.run(controller, 1, 3500)
     assert (sum(chosen) > 3500) == (passing > 0.5)
     assert len(considered) < most * 3500
@@ -210,14 +209,6 @@ def test_it_follows_a_change():
     assert sum(machine.run(controller, 1, 6000)[2000:]) / 4000 < 0.5
     machine.passing = 0.9
     assert sum(machine.run(controller, 1, 60000)[50000:]) / 10000 > 3
-
-
-def test_batches_of_other_sizes_have_costs_of_their_own():
-    machine = Machine(1.0, 0.3, 0.3, 0.8)
-    controller = Throughput(6)
-    for _ in range(80):
-        many, alone = machine.run(controller, 32, 20), machine.run(controller, 1, 100)[-20:]  # first it might be a batch's end
-    assert sum(alone) / 20 > 1 and sum(many) / 20 < 1
 
 
 @pytest.mark.parametrize(("token", "copies", "drafts"), [(0.3, False, 0), (0.05, False, 32), (0.3, True, 40), (0.05, True, 40)])
@@ -325,6 +316,18 @@ def test_a_new_class_of_batches_starts_from_a_similar_one():
     assert learned > 4
     assert machine.run(controller, 8, 10) == [learned] * 10
     assert machine.run(controller, 1, 10)[-1] == 0
+    # 64 rows begin with what pays for eight, and see at once that it does not pay for them.
+    controller = Throughput(8)
+    learned = Machine(1.0, 0.3, 0.01, 0.9)
+    learned.run(controller, 8, 4000)
+    assert controller.classes[12].choice > 4
+    assert sum(map(bool, Machine(1.0, 5.0, 1.0, 0.9).run(controller, 64, 400))) <= 16
+    # Batches of other sizes have costs of their own.
+    machine = Machine(1.0, 0.3, 0.3, 0.8)
+    controller = Throughput(6)
+    for _ in range(80):
+        many, alone = machine.run(controller, 32, 20), machine.run(controller, 1, 100)[-20:]  # first it might be a batch's end
+    assert sum(alone) / 20 > 1 and sum(many) / 20 < 1
 
 
 def test_short_outputs_are_enough_to_find_what_pays():
@@ -334,15 +337,6 @@ def test_short_outputs_are_enough_to_find_what_pays():
     assert sum(map(bool, lost)) == 2 * SMALL_TRIAL
     close = Machine(1.0, 0.5, 0.01, 0.2, stops=0).run(Throughput(8), 1, 30)
     assert sum(map(bool, close)) == 4 * SMALL_TRIAL
-
-
-def test_more_rows_soon_stop_drafts_that_cost_them_much():
-    """64 rows begin with what pays for eight, and see at once that it does not pay for them."""
-    controller = Throughput(8)
-    learned = Machine(1.0, 0.3, 0.01, 0.9)
-    learned.run(controller, 8, 4000)
-    assert controller.classes[12].choice > 4
-    assert sum(map(bool, Machine(1.0, 5.0, 1.0, 0.9).run(controller, 64, 400))) <= 16
 
 
 @pytest.mark.parametrize(("present", "gain", "length"), [(1, 1.02, 1), (1, 1.04, 2), (0, 1.04, 0), (0, 1.06, 2), (None, 1.01, 2)])

@@ -6,17 +6,10 @@ import random
 
 import pytest
 
-from specdec_plugins.decoding.control import acceptance
+from specdec_plugins.decoding.control import acceptance, exploration
 from specdec_plugins.decoding.control.acceptance import DECAY, FADED, PRIOR, AcceptanceEstimate, CopyEstimate, replayed
 from specdec_plugins.decoding.control.costs import Cost, CostModel, Pace
-from specdec_plugins.decoding.control.exploration import (
-    BUDGET,
-    FIRST_INTERVAL,
-    LAST_INTERVAL,
-    SMALL_TRIAL,
-    TrialBudget,
-    Trials,
-)
+from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, LAST_INTERVAL, SMALL_TRIAL, TrialBudget, Trials
 from specdec_plugins.decoding.values import Step
 
 
@@ -288,7 +281,7 @@ def test_trials_are_paid_from_a_budget():
     budget = TrialBudget()
     assert not budget.allows(0.0)
     budget.earn(300.0)
-    assert budget.allows(0.99 * 300 * BUDGET) and not budget.allows(1.01 * 300 * BUDGET)
+    assert budget.allows(0.99 * 300 * exploration.BUDGET) and not budget.allows(1.01 * 300 * exploration.BUDGET)
     budget.spend(2.0)
     assert budget.allows(0.99) and not budget.allows(1.01)
     # A trial is affordable at the price of the last.

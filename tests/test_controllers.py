@@ -47,10 +47,7 @@ class Costs(NamedTuple):
         return (self.verifier + self.position * rows * (1 + length) + drafting) * 1e-6
 
 
-PAIRS = {
-    "captions": Pair((0.94, 0.88), (0.55, 0.5), 0.3),
-    "documentation": Pair((0.85, 0.75), (0.35, 0.4), 0.4),
-}
+PAIRS = {"captions": Pair((0.94, 0.88), (0.55, 0.5), 0.3), "documentation": Pair((0.85, 0.75), (0.35, 0.4), 0.4)}
 HOSTILE = Pair((0.06, 0.2), (0.03, 0.2), 0.5)  # after its acceptance collapsed
 DTYPES = {"int8": Costs(150, 9, 110, 6), "float32": Costs(600, 12, 200, 4)}
 

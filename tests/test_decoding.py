@@ -77,12 +77,10 @@ ARCHITECTURES = pytest.mark.parametrize("arch", ["block", "block_causal"])
 @pytest.mark.parametrize("shape", ["post-norm", "pre-norm", "learned"])
 def test_block_drafter_leaves_the_verifiers_output(shape, same_encoder, arch):
     for seed, bias in enumerate((-9.0, 1.0)):
-        (fairseq_model, _), (verifier, drafter), tilt = make_pair(
-            seed, same_encoder, bias, drafter={"arch": arch}, **SHAPES[shape]
-        )
+        (plain, _), (verifier, drafter), tilt = make_pair(seed, same_encoder, bias, drafter={"arch": arch}, **SHAPES[shape])
         sources = sentences(8, seed=seed)
         limits = [4 + 2 * index for index in range(8)]
-        expected = [greedy(fairseq_model, source, limit, tilt) for source, limit in zip(sources, limits)]
+        expected = [greedy(plain, source, limit, tilt) for source, limit in zip(sources, limits)]
         for block, rows in ((1, 3), (5, 8), (25, 2)):
             hypotheses, stats = decode(verifier, drafter, sources, limits, block, rows)
             assert [hypothesis.tokens for hypothesis in hypotheses] == expected
@@ -98,9 +96,8 @@ def test_adaptive_lengths_leave_the_verifiers_output(arch):
     for rows in (1, 3, 4):
         requests = [Request(index, tokens, limit) for index, (tokens, limit) in enumerate(zip(sources, limits))]
         stats, controller = DecodeStats(), Throughput(4)
-        found = sorted(
-            speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats), key=lambda h: h.index
-        )
+        outputs = speculative_decode(drafter, verifier, TopBetaTau(), controller, requests, rows, stats)
+        found = sorted(outputs, key=lambda each: each.index)
         assert [hypothesis.tokens for hypothesis in found] == expected
         check_balance(stats, found)
         assert sum(stats.lengths.values()) == stats.passes and stats.lengths[0] and len(stats.lengths) > 1

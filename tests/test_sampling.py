@@ -338,9 +338,8 @@ def test_samples_of_a_sentence_share_what_is_computed_of_it(monkeypatch):
         lambda self, source, numbers, *more: encoded.extend(numbers) or remember(self, source, numbers, *more),
     )  # fmt: skip
     sources = sentences(3, seed=4)
-    requests = [
-        Request(i, source, 15, sampling=Sampling(), seeds=[mixed(i, j) for j in range(7)]) for i, source in enumerate(sources)
-    ]
+    seeds = [[mixed(i, j) for j in range(7)] for i in range(len(sources))]
+    requests = [Request(i, source, 15, sampling=Sampling(), seeds=seeds[i]) for i, source in enumerate(sources)]
     shared, _ = run(verifier, drafter, requests, [4], 30)
     assert len(shared) == 21 and len(encoded) == 2 * len(sources)  # by the verifier and the drafter
     few, _ = run(verifier, drafter, requests, [4], 10)

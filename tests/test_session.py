@@ -62,9 +62,8 @@ def world():
 
 def make_session(verifier, drafter, rows, lengths=(3,), **bounds):
     stats = DecodeStats()
-    session = Session(
-        drafter, verifier, TopBetaTau(), Lengths(list(lengths), ragged=True), BoundedAdmission(rows, **bounds), rows, stats=stats
-    )
+    roles = drafter, verifier, TopBetaTau(), Lengths(list(lengths), ragged=True), BoundedAdmission(rows, **bounds)
+    session = Session(*roles, rows, stats=stats)
     return session, stats
 
 
@@ -143,7 +142,7 @@ FINE = Request(7, [5, EOS], 9)
         ({"seeds": 5}, "tokens, forced, hint and seeds are sequences"),
         ({"tokens": None}, "tokens, forced, hint and seeds are sequences"),
         ({"seeds": [0.5]}, "seeds are"),
-        ({"seeds": [1, 2, 3]}, "3 outputs need as many rows; the session has 2"),
+        ({"seeds": [1, 2, 3]}, "3 outputs need as many rows; there are 2"),
         ({"tolerance": 0.5}, "tolerance is 0.5, not a Tolerance"),
         ({"sampling": "yes"}, "sampling is 'yes', not a Sampling"),
     ],
@@ -292,9 +291,8 @@ def test_each_request_has_its_own_options(world, error):
     assert [tokens for _, tokens in sorted(found)] == expected
     # A row with tolerance accepts any draft; its neighbours accept none but the verifier's own.
     outputs = [[rng.randrange(4, WORDS) for _ in range(9)] for _ in range(6)]
-    mixed = [
-        Request(index, sources[index], 9, tolerance=Tolerance(99, float("inf")) if index % 2 else None) for index in range(6)
-    ]
+    loose = Tolerance(99, float("inf"))
+    mixed = [Request(index, sources[index], 9, tolerance=loose if index % 2 else None) for index in range(6)]
     for hypothesis in speculative_decode(Knowing(outputs, 0.0), verifier, TopBetaTau(), Lengths([9]), mixed, 6, DecodeStats()):
         if hypothesis.index % 2:
             assert hypothesis.tokens[: hypothesis.steps[0].accepted] == outputs[hypothesis.index][: hypothesis.steps[0].accepted]
@@ -467,10 +465,8 @@ def test_admission_by_rows():
     assert BoundedAdmission(3).admits(flying([3] * 2), queued([3] * 9)) == 1
     # A request waits for others only so long.
     bounds = BoundedAdmission(8)
-    waits = list(
-        itertools.takewhile(lambda admitted: not admitted, (bounds.admits(flying([3] * 7), queued([3])) for _ in range(99)))
-    )
-    assert len(waits) == PATIENCE
+    admitted = (bounds.admits(flying([3] * 7), queued([3])) for _ in range(99))
+    assert len(list(itertools.takewhile(lambda count: not count, admitted))) == PATIENCE
 
 
 def test_admission_by_tokens_and_bytes(world):

@@ -206,9 +206,8 @@ def test_an_output_does_not_depend_on_the_batch(dtype):
     found = []
     for rows in (1, 5, 12):
         role = CausalBlockDrafter(Tilted(drafting, tilt))
-        hypotheses, stats = decode(
-            tilted_verifier(model, tilt), role, requests, 4, rows, acceptance=TopBetaTau(3, 2.0), tree=Tree(10)
-        )
+        verifier = tilted_verifier(model, tilt)
+        hypotheses, stats = decode(verifier, role, requests, 4, rows, acceptance=TopBetaTau(3, 2.0), tree=Tree(10))
         found.append([(each.tokens, each.steps) for each in hypotheses])
         assert stats.mean_accepted_length > 1.5
     assert found[0] == found[1] == found[2]

@@ -145,11 +145,18 @@ def test_attention_to_the_source():
 # ---- which positions are chosen
 
 
-def test_a_window_lies_around_its_centre_behind_the_sinks_and_within_the_source():
+def test_chosen_positions():
     lengths, centres = torch.tensor([30, 30, 30, 7, 3]), torch.tensor([0, 15, 29, 5, 1])
     assert around(centres, lengths, Budget(6, 2)).tolist() == [
         [0, 1, 2, 3, 4, 5], [0, 1, 13, 14, 15, 16], [0, 1, 26, 27, 28, 29], [0, 1, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5],
     ]  # fmt: skip
+    # Also where many positions have one mass, and where a source ends within a page.
+    for budget, length, size in itertools.product((1, 6, 9, 16, 70), (1, 5, 9, 17, 90), (90, 203)):
+        masses = torch.zeros(1, size)
+        masses[:, :length] = torch.randint(1, 4, (1, length), generator=torch.Generator().manual_seed(length))
+        lengths = torch.tensor([length])
+        alone, beside = (likeliest(each, lengths, budget)[0].tolist() for each in (masses[:, :length], masses))
+        assert [place for place in alone if place < length] == [place for place in beside if place < length]
 
 
 class Seen:
@@ -206,24 +213,13 @@ def test_pages_of_the_largest_attention_are_chosen_whole(budget, page):
     assert likeliest(masses[:, :budget], lengths.clamp(max=budget), budget).tolist() == [list(range(budget))] * 3
 
 
-def test_what_is_chosen_does_not_depend_on_longer_sources_beside_it():
-    """Also where many positions have one mass, and where a source ends within a page."""
-    for budget, length, size in itertools.product((1, 6, 9, 16, 70), (1, 5, 9, 17, 90), (90, 203)):
-        masses = torch.zeros(1, size)
-        masses[:, :length] = torch.randint(1, 4, (1, length), generator=torch.Generator().manual_seed(length))
-        lengths = torch.tensor([length])
-        alone, beside = (likeliest(each, lengths, budget)[0].tolist() for each in (masses[:, :length], masses))
-        assert [place for place in alone if place < length] == [place for place in beside if place < length]
-
-
 def test_it_is_told_its_verifier_and_budget():
     with pytest.raises(ValueError, match="drafter 'window' drafts with the verifier and needs it loaded"):
         without_weights("window", PairFacts(SYMBOLS, [], "", WORDS))
     how = {"draft_with": "window", "kv_budget": 5, "sinks": 1, "kv_choice": "recent", "block_size": 3}
     lines = ["A man is playing a guitar in the street while two dogs run through the snow.", "A dog runs."]
-    fast, plain = (
-        Translator.from_pretrained(ROOT / "data" / "demo.en-de", dtype="int8", **each) for each in (how, {"strategy": "ar"})
-    )
+    demo = ROOT / "data" / "demo.en-de"
+    fast, plain = (Translator.from_pretrained(demo, dtype="int8", **each) for each in (how, {"strategy": "ar"}))
     assert fast.engine.roles.drafter.budget == Budget(5, 1, "recent")
     assert [each.text for each in fast.translate(lines)] == [each.text for each in plain.translate(lines)]
     assert 0 < fast.stats.accepted < fast.stats.drafted

@@ -56,9 +56,7 @@ class Session:
         if self.prefix.symbols.eos in request.forced:
             raise ValueError(f"request {request.index}: the forced tokens include eos, which ends an output")
         if request.rows > self.rows:
-            raise ValueError(
-                f"request {request.index}: {request.rows:,} outputs need as many rows; the session has {self.rows:,}"
-            )
+            raise ValueError(f"request {request.index}: {request.rows:,} outputs need as many rows; there are {self.rows:,}")
         self.waiting.append(request)
 
     def cancel(self, index: int) -> list[Hypothesis]:

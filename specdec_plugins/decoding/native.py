@@ -96,13 +96,7 @@ NativeDrafter = NativeBlock | NativeHiddenHeads
 class NativeLoop:
     """For one session. ``drafter`` is None if drafts do not come from the kernels."""
 
-    def __init__(
-        self,
-        drafter: NativeDrafter | None,
-        verifier: CpuModel,
-        acceptance: TopBetaTau,
-        constraints: Constraints,
-    ):
+    def __init__(self, drafter: NativeDrafter | None, verifier: CpuModel, acceptance: TopBetaTau, constraints: Constraints):
         self.drafter, self.verifier, self.tolerance = drafter, verifier, acceptance.tolerance
         symbols = constraints.symbols
         self._suppressed = integers(constraints.suppressed)

@@ -47,6 +47,7 @@ class Table(NamedTuple):
         longest = 0
         if any(each.repetition_penalty != 1 for each in sampling):
             longest = round_up(max(1, *(len(each.prefix) for each in given)), 64)
+        prefixes = [[*each.prefix[:longest], *[vocabulary] * (longest - len(each.prefix))] for each in given]
         return cls(
             column([each.sampling.temperature if each else 0.0 for each in draws], torch.float64),
             column([each.top_k for each in sampling], torch.int64),
@@ -55,9 +56,7 @@ class Table(NamedTuple):
             column([each.seed for each in given], torch.int64),
             column([len(each.prefix) for each in given], torch.int64),
             column([each.rule == "rejection" for each in sampling], torch.bool),
-            pad_rows(
-                send([[*each.prefix[:longest], *[vocabulary] * (longest - len(each.prefix))] for each in given], device), rows
-            ),
+            pad_rows(send(prefixes, device), rows),
         )
 
     def bits(self, purpose: int, width: int, tokens: Tensor) -> Tensor:

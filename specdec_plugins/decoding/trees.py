@@ -59,10 +59,8 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 def within_rows(tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[list[int]]:
     """The index in its row of the token that each token follows, -1 for the first; a row's last tokens are its tree's nodes."""
-    return [
-        [*range(-1, len(row) - len(tree) - 1), *(len(row) - len(tree) + parent for parent in tree)]
-        for row, tree in zip(tokens, parents)
-    ]
+    rows = ((len(row) - len(tree), tree) for row, tree in zip(tokens, parents))
+    return [[*range(-1, first - 1), *(first + parent for parent in tree)] for first, tree in rows]
 
 
 def least(gate: Gate) -> float:

@@ -178,9 +178,7 @@ class Draft:
 
     def clip(self, room: Sequence[int], eos: int) -> "Draft":
         """At most ``room[b]`` tokens of each row, and none after eos."""
-        clipped = [
-            tokens[: min(most, tokens.index(eos) + 1 if eos in tokens else most)] for tokens, most in zip(self.tokens, room)
-        ]
+        clipped = [row[: min(most, row.index(eos) + 1 if eos in row else most)] for row, most in zip(self.tokens, room)]
         return Draft(clipped, self.distribution, self.confidence)
 
     def cut(self, gate: Gate) -> "Draft":

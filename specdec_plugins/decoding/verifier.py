@@ -69,9 +69,8 @@ class ModelVerifier(Verifier):
         tokens, probabilities = distribution
         whole = tokens.dim() == 3 and tokens.shape == probabilities.shape and tokens.dtype == torch.int64
         if not whole or len(tokens) < rows or tokens.size(1) < length:
-            raise ValueError(
-                f"the drafter's distribution {tuple(tokens.shape)} does not fit {rows:,} drafts of {length:,} tokens"
-            )
+            shape = tuple(tokens.shape)
+            raise ValueError(f"the drafter's distribution {shape} does not fit {rows:,} drafts of {length:,} tokens")
         if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.limits.target:
             raise ValueError(f"the drafter's distribution has token ids outside the vocabulary ({self.limits.target:,})")
 
