@@ -36,21 +36,11 @@ def make_dictionary(words: int = 20):
 def model_settings(**changes) -> argparse.Namespace:
     """Settings of a tiny Transformer, as they come from the command line."""
     settings = {
-        "encoder_embed_dim": 16,
-        "decoder_embed_dim": 16,
-        "encoder_ffn_embed_dim": 24,
-        "decoder_ffn_embed_dim": 24,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "share_all_embeddings": True,
-        "dropout": 0.0,
-        "max_source_positions": 64,
-        "max_target_positions": 64,
-        "src_embedding_copy": True,
-        "arch": "block",
-    }
+        "encoder_embed_dim": 16, "decoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "decoder_ffn_embed_dim": 24,
+        "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+        "share_all_embeddings": True, "dropout": 0.0, "max_source_positions": 64, "max_target_positions": 64,
+        "src_embedding_copy": True, "arch": "block",
+    }  # fmt: skip
     return argparse.Namespace(**{**settings, **changes})
 
 
