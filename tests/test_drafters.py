@@ -149,32 +149,9 @@ def passes_with_hint(drafter, hint, output, length):
 
 
 SUBWORDS = [
-    "<s>",
-    "<pad>",
-    "$",
-    "<unk>",
-    "w@@",
-    "l@@",
-    "al@@",
-    "ks",
-    "c@@",
-    "ou@@",
-    "ch",
-    "a",
-    "an",
-    "the",
-    "in",
-    "on",
-    "is",
-    "man",
-    "men",
-    "walk",
-    "walks",
-    "green",
-    "room",
-    "couch",
-    ".",
-]
+    "<s>", "<pad>", "$", "<unk>", "w@@", "l@@", "al@@", "ks", "c@@", "ou@@", "ch", "a", "an", "the", "in", "on",
+    "is", "man", "men", "walk", "walks", "green", "room", "couch", ".",
+]  # fmt: skip
 CONTINUED = [number for number, subword in enumerate(SUBWORDS) if subword.endswith("@@")]
 FACTS = PairFacts(SYMBOLS, COPIES, "", 0, subwords=SUBWORDS, continued=CONTINUED)
 

@@ -16,10 +16,11 @@ from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.translator import Translator
 
 NAME = "one_file_drafter:Bigram"
-SHAPE = (
-    "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 64 "
-    "--decoder-ffn-embed-dim 64 --encoder-attention-heads 2 --decoder-attention-heads 2 --share-all-embeddings"
-).split()
+SHAPE = [
+    "--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "32", "--decoder-embed-dim", "32",
+    "--encoder-ffn-embed-dim", "64", "--decoder-ffn-embed-dim", "64", "--encoder-attention-heads", "2",
+    "--decoder-attention-heads", "2", "--share-all-embeddings",
+]  # fmt: skip
 
 
 def train(data, folder, updates, *options, **environment):
