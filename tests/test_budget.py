@@ -7,7 +7,7 @@ from reference import greedy
 from support import DRAFTERS, SHAPES, SYMBOLS, WORDS, Lengths, check_sums, load, make_pair, run, sentences, standing
 from tapes import Tapes
 from test_kernels import DTYPES, on_kernels, wide_verifier
-from test_trained_drafters import BACKENDS
+from test_trained_drafters import backends
 from test_trained_drafters import make_pair as trained_pair
 
 from specdec_plugins import Translator
@@ -74,7 +74,7 @@ def pair_of(name, dtype, budget=None):
     return assemble(*random_pair(TINY), dtype=dtype, threads=1, budget=budget)
 
 
-@pytest.mark.parametrize("dtype", BACKENDS)
+@backends
 @pytest.mark.parametrize("name", ["block_causal", "small"])
 def test_exact_and_alike_in_every_batch(name, dtype):
     """Outputs are the verifier's, greedy and sampled; drafts are those of a sentence alone, and with a budget of everything those

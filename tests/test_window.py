@@ -6,9 +6,8 @@ import pytest
 import torch
 from conftest import ROOT, make_verifier
 from reference import greedy
-from support import SHAPES, SYMBOLS, WORDS, load, make_tilt, sentences, standing, tilted_verifier
+from support import SHAPES, SYMBOLS, WORDS, load, make_tilt, outputs_of, sentences, standing, tilted_verifier
 from tapes import Tapes
-from test_drafters import run
 from test_kernels import DTYPES, on_kernels, wide_verifier
 
 from specdec_plugins import Translator
@@ -39,7 +38,7 @@ def exact_on_pytorch(budget, runner):
     expected = [greedy(model.double(), source, 24, tilt) for source in sources]
     verifier = tilted_verifier(load((model, args), runner=runner)[0], tilt)
     for rows, lengths in ((1, [4]), (4, [5, 0, 2, 7])):
-        outputs, stats = run(verifier, WindowDrafter(verifier.model, budget), requests_of(sources), lengths, rows)
+        outputs, stats = outputs_of(verifier, WindowDrafter(verifier.model, budget), requests_of(sources), lengths, rows)
         assert outputs == expected
         assert stats.drafted and (stats.accepted == stats.drafted or budget.positions < WHOLE)
 
@@ -62,10 +61,10 @@ def test_exact_on_the_kernels(dtype):
     verifier, sources = ModelVerifier(model), sentences(9, seed=6, longest=40)
     for sampling in (None, Sampling(0.4)):
         requests = requests_of(2 * sources if sampling else sources, sampling=sampling)  # rows that share a source
-        expected, _ = run(verifier, NoDrafter(), requests, [0], 5)
+        expected, _ = outputs_of(verifier, NoDrafter(), requests, [0], 5)
         for budget in BUDGETS:
             for rows, lengths in ((1, [4]), (6, [6, 0, 3])):
-                outputs, stats = run(verifier, WindowDrafter(model, budget), requests, lengths, rows)
+                outputs, stats = outputs_of(verifier, WindowDrafter(model, budget), requests, lengths, rows)
                 assert outputs == expected, (budget, rows)
                 assert stats.drafted and (stats.accepted == stats.drafted or budget.positions < WHOLE or sampling)
 
