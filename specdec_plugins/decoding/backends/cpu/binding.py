@@ -130,7 +130,7 @@ class Engine(Handle):
     @property
     def pointer(self) -> int:
         """To be used at once. Claims the engine."""
-        if self._owner != get_ident():  # `claim` checks this, too, but a call costs more, and every pass comes here
+        if self._owner != get_ident():  # `claim` repeats this check, but a call costs more and every pass comes here
             self.claim()
         return self._pointer
 

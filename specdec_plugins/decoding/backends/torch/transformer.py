@@ -223,7 +223,7 @@ class Decoder:
     """The parts of a decoder; `TorchModel.read` and `read_block` run them."""
 
     def __init__(self, weights: Weights, spec: ModelSpec, code: str | None = None):
-        """``code`` names a drafter, whose own weights are then read, too."""
+        """``code`` names a drafter, whose own weights are then also read."""
         side = spec.decoder
         self.embedding = Embedding(weights, "decoder", side, spec.zero_start)
         names = [f"decoder.layers.{index}" for index in range(side.layers)]
