@@ -301,8 +301,13 @@ class Preparation:
             self.read(split, "tok"), self.options.workers,
         )  # fmt: skip
         dropped: Counts = dict.fromkeys(("empty", "too long", "ratio"), 0)
-        if split in CLEANED:
-            pairs = keep_fit(pairs, self.options.max_length, self.options.max_ratio, dropped)
+
+        def fit(pair: Pair) -> bool:
+            if reason := reason_to_drop(pair, self.options.max_length, self.options.max_ratio):
+                dropped[reason] += 1
+            return reason is None
+
+        pairs = filter(fit, pairs) if split in CLEANED else pairs
         kept = write_pairs([folder / file for file in self.files("bpe", split)], pairs)
         if kept == 0:
             raise ValueError(f"{split}: cleaning removed every pair; see --max-length and --max-ratio")
@@ -350,15 +355,6 @@ class Preparation:
             "options": {name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
             "sha256": self.hashes, "versions": {name: version(name) for name in libraries},
         }  # fmt: skip
-
-
-def keep_fit(pairs: Iterable[Pair], max_length: int, max_ratio: float, dropped: Counts) -> Iterator[Pair]:
-    """Yield the pairs fit for training; count the others in `dropped` by reason."""
-    for pair in pairs:
-        if reason := reason_to_drop(pair, max_length, max_ratio):
-            dropped[reason] += 1
-        else:
-            yield pair
 
 
 def learn_codes(words: Counter[str], operations: int, codes: Path) -> None:

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 LOG_INTERVAL = 10.0  # seconds between two lines of `Steps` in a log
@@ -20,12 +19,13 @@ class Steps:
     """Reports the current step of a long run and the time left. A context manager."""
 
     def __init__(self, total: float):
-        self.total = total
+        self.total, self.name, self.before, self.size = total, "", 0.0, 1.0
         self.began, self.shown = time.monotonic(), -LOG_INTERVAL
         self.bar = bar(total=total, leave=False, bar_format="{desc} {percentage:3.0f}% [{elapsed}, {remaining} left]")
 
     def step(self, what: str, done: float) -> None:
-        """Step ``what`` begins after ``done`` of the total."""
+        """Step ``what`` begins after ``done`` of the total, or of the current part."""
+        what, done = self.name + what, self.before + done * self.size
         if not self.bar.disable:
             self.bar.n = done
             self.bar.set_description_str(what)
@@ -36,9 +36,10 @@ class Steps:
             left = (now - self.began) * (self.total / done - 1) if done else 0.0
             print(what + (f"; {self.bar.format_interval(left)} left" if left else ""), file=sys.stderr, flush=True)
 
-    def part(self, name: str, before: float, size: float) -> "Part":
-        """A run within this one that starts after ``before``; its steps are fractions of ``size``."""
-        return Part(self, name, before, size)
+    def part(self, name: str, before: float, size: float) -> "Steps":
+        """Begin a part that starts after ``before``; its steps are fractions of ``size``."""
+        self.name, self.before, self.size = f"{name}: ", before, size
+        return self
 
     def warn(self, message: str) -> None:
         """Print a line that stays."""
@@ -49,17 +50,3 @@ class Steps:
 
     def __exit__(self, *error) -> None:
         self.bar.close()
-
-
-@dataclass(frozen=True)
-class Part:
-    steps: Steps
-    name: str
-    before: float
-    size: float
-
-    def step(self, what: str, done: float) -> None:
-        self.steps.step(f"{self.name}: {what}", self.before + done * self.size)
-
-    def warn(self, message: str) -> None:
-        self.steps.warn(message)

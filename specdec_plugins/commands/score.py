@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec_plugins.commands.runner import Parser, run_command
 from specdec_plugins.measure.hypotheses import read, same_length, wrong_tokenisation
-from specdec_plugins.measure.scores import TESTS, add_comet, add_rouge, compare, make_metrics, mark_unknown, scores
+from specdec_plugins.measure.scores import TESTS, UNKNOWN, add_comet, add_rouge, compare, make_metrics, scores
 from specdec_plugins.settings import Fault
 
 
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
         if warning := wrong_tokenisation(text, options.tokenized):
             print(f"specdec-score: warning: {warning}", file=sys.stderr)
     if options.tokenized:
-        reference.lines[:] = mark_unknown(reference.lines)
+        reference.lines[:] = [UNKNOWN.sub("<<unk>>", line) for line in reference.lines]
 
     metrics = make_metrics(options.target_lang, options.tokenized)
     result = {

@@ -140,17 +140,13 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
         for (system, index), found in runs.items():
             workload, seconds = plan.workloads[index], {mix: [run.seconds for run in each] for mix, each in found.items()}
             mix = min(seconds, key=lambda mix: median(seconds[mix]))
-            differing = differences([each[0].outputs for each in found.values()])
+            by_sentence = zip(*(each[0].outputs for each in found.values()))
+            differing = sum(any(output != first for output in others) for first, *others in by_sentence)
             if differing:
                 progress.warn(f"{system.name}: {differing} outputs depend on the mix of workers and threads")
             memory = systems[system][mix.threads].memory(workload.kind, workload.batch_size)
             measured.append(Measured(system, workload, mix, found[mix], seconds, differing, memory))
     return measured, left_out
-
-
-def differences(outputs: Sequence[list[list[str]]]) -> int:
-    """The number of sentences whose outputs are not all equal."""
-    return sum(any(output != first for output in others) for first, *others in zip(*outputs))
 
 
 def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:

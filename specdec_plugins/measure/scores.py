@@ -17,12 +17,7 @@ TESTS = {"bs": "paired bootstrap", "ar": "approximate randomisation"}
 MAX_PAIRED = 20_000  # sentences; sacreBLEU's bootstrap keeps all samples in memory: 1.4 GB for chrF
 ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeLsum": "ROUGE-Lsum"}
 SENTENCE_END = re.compile(r"(?<=[.!?]) +")
-UNKNOWN = re.compile(r"(?<!\S)<unk>(?!\S)")
-
-
-def mark_unknown(lines: list[str]) -> list[str]:
-    """References with ``<unk>`` as ``<<unk>>``, as in fairseq-score, so that a hypothesis's ``<unk>`` never matches."""
-    return [UNKNOWN.sub("<<unk>>", line) for line in lines]
+UNKNOWN = re.compile(r"(?<!\S)<unk>(?!\S)")  # in references; fairseq-score has <<unk>>, which no hypothesis matches
 
 
 def make_metrics(target_lang: str | None, tokenized: bool) -> dict[str, Any]:
