@@ -12,12 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from specdec_plugins import Translator
-from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.loop import Session
-from specdec_plugins.decoding.roles import Roles
+from specdec_plugins.decoding.roles import NoDrafter, Roles
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.verifier import ModelVerifier
 
 
 class Timed(NamedTuple):
@@ -30,9 +28,7 @@ class Timed(NamedTuple):
 
 def plain(roles: Roles) -> Roles:
     """`ar` on the verifier of ``roles``."""
-    assert isinstance(roles.verifier, ModelVerifier)
-    nothing = drafters.with_weights("none").build(None, None, roles.verifier.model)
-    return roles._replace(drafter=nothing, controller=FixedLength(0))
+    return roles._replace(drafter=NoDrafter(), controller=FixedLength(0))
 
 
 def session_on(translator: Translator, roles: Roles, rows: int) -> Session:

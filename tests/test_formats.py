@@ -403,7 +403,7 @@ DAMAGES = {
     "unknown key 'verifier.spec.alien'": lambda c: c["verifier"]["spec"].update(alien=1),
     "unknown key 'drafter.spec.decoder.alien'": lambda c: c["drafter"]["spec"]["decoder"].update(alien=1),
     "unknown key 'verifier.spec.symbols.alien'": lambda c: c["verifier"]["spec"]["symbols"].update(alien=1),
-    "options: alien": lambda c: c["drafter"]["options"].update(alien=1),
+    "options: .* has no alien": lambda c: c["drafter"]["options"].update(alien=1),
     "no 'verifier.spec.encoder.heads'": lambda c: c["verifier"]["spec"]["encoder"].pop("heads"),
     "'verifier.spec.encoder.heads' is '2', not of type int": lambda c: c["verifier"]["spec"]["encoder"].update(heads="2"),
     "'verifier.spec.output_bias' is 1, not of type bool": lambda c: c["verifier"]["spec"].update(output_bias=1),

@@ -232,7 +232,10 @@ def check(cases, size):
     assert drafts_passed > 0
 
 
-@pytest.mark.parametrize("size, cases", [(1, CASES[2:3]), (2, CASES), (4, [CASES[1], CASES[2], CASES[7]])])
+FOUR_RANKS = pytest.param(4, [CASES[1], CASES[2], CASES[7]], marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("size, cases", [(1, CASES[2:3]), (2, CASES), FOUR_RANKS])
 def test_ranks_give_the_tokens_of_one(size, cases):
     check(cases, size)
 
@@ -283,6 +286,7 @@ def margin(case, source, prefix, tokens):
     return abs(float(logits[tokens[0]] - logits[tokens[1]]))
 
 
+@pytest.mark.long
 def test_in_float32_every_difference_is_a_near_tie():
     cases = [Case(EVEN, seed, drafter, dtype="float32", twins=True, count=20) for seed, drafter in ((0, None), (1, "model"))]
     margins = []
