@@ -8,6 +8,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Literal
@@ -38,7 +39,8 @@ class Translator:
         self.pair, self.settings, self.max_source = self.engine.pair, self.engine.settings, self.engine.max_source
         if isinstance(windows, int) and windows >= self.max_source:
             raise OptionError([("windows", f"of {windows} tokens: the models read at most {self.max_source - 1:,}")])
-        self.codec.encode("")  # loads the codec's files, so that faults show up front
+        with suppress(ImportError):  # who brings subwords needs no library for them
+            self.codec.encode("")  # loads the codec's files, so that faults show up front
 
     @classmethod
     def from_pretrained(cls, folder: str, drafter: Drafter | None = None, **settings) -> "Translator":
