@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+from random_pair import Shape, random_pair  # noqa: E402
 from shapes import Replayed  # noqa: E402
 
 from specdec_plugins.assignment import USUAL_BLOCK_SIZE  # noqa: E402
@@ -55,7 +56,6 @@ from specdec_plugins.decoding.verifier import ModelVerifier  # noqa: E402
 from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
 from specdec_plugins.formats.spec import DrafterModel, Model  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
-from specdec_plugins.measure.random_pair import Shape, random_pair  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text.lines import read_lines  # noqa: E402
 from specdec_plugins.translator import Translator  # noqa: E402

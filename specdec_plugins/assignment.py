@@ -8,12 +8,11 @@ import torch
 
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.assembly import assemble, assemble_part
+from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.options import BUDGETED, USUAL_BUDGET, Tree
-from specdec_plugins.decoding.ranks import LedController, Ranks
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.verifier import Unverified, accept_all
 from specdec_plugins.formats.folder import Pair
@@ -24,20 +23,14 @@ DRAFTING = ("specdec", "drafter")  # strategies that draft
 USUAL_BLOCK_SIZE = 8  # of a drafter that is not in a model folder
 
 
-def assign(
-    pair: Pair, settings: Settings, device: torch.device, trained: int, own: Drafter | None, ranks: Ranks | None = None
-) -> Roles:
+def assign(pair: Pair, settings: Settings, device: torch.device, trained: int, own: Drafter | None) -> Roles:
     """The loop's roles. The drafter is ``own`` if given, else the settings' choice; ``trained`` is its block size in training.
 
-    With ``ranks``, processes share the work. Raises ValueError for what the drafter does not support.
+    Raises ValueError for what the drafter does not support.
     """
     weights = pair.drafter if settings.strategy in DRAFTING else None
     budget = settings.budget
-    how = device, settings.dtype, settings.threads
-    if ranks is not None:
-        drafting, verifying = assemble_part(ranks, settings.drafter_ranks, pair.verifier, weights, *how)
-    else:
-        drafting, verifying = assemble(pair.verifier, weights, *how, budget)
+    drafting, verifying = assemble(pair.verifier, weights, device, settings.dtype, settings.threads, budget)
     if own is not None:
         drafting = own
     elif settings.draft_with:
@@ -48,7 +41,7 @@ def assign(
         raise ValueError(f"drafter '{drafter_name(pair, settings, own)}' does not support trees")
     if settings.strategy == "drafter" and drafting.traits.needs_verifier:
         raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states, which strategy drafter lacks")
-    controller = controller_of(settings, trained, drafting, ranks)
+    controller = controller_of(settings, trained, drafting)
     if settings.strategy == "drafter":
         return Roles(drafting, Unverified(verifying.limits), accept_all, controller)
     return Roles(drafting, verifying, TopBetaTau(settings.beta, math.inf if settings.tau is None else settings.tau), controller)
@@ -68,15 +61,13 @@ def block_size(settings: Settings, trained: int) -> int | str:
     return settings.block_size if isinstance(settings.block_size, int) else trained
 
 
-def controller_of(settings: Settings, trained: int, drafter: Drafter, ranks: Ranks | None = None) -> Controller:
-    """The controller for ``drafter``; with ``ranks``, the first one decides for all."""
+def controller_of(settings: Settings, trained: int, drafter: Drafter) -> Controller:
     if settings.strategy == "ar":
         return FixedLength(0)
     size = block_size(settings, trained)
     if size != "auto":
         return FixedLength(int(size), tree=Tree(settings.tree) if settings.tree else None)
-    controller = Throughput(trained, copies=drafter.traits.copies_text)
-    return controller if ranks is None else LedController(controller, ranks)
+    return Throughput(trained, copies=drafter.traits.copies_text)
 
 
 def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.PairFacts:

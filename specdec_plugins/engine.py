@@ -19,12 +19,11 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
 from specdec_plugins.decoding.options import MAX_BLOCK_SIZE
-from specdec_plugins.decoding.ranks import LedAdmission, all_ranks, local
-from specdec_plugins.decoding.roles import Admission, Drafter
+from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Hypothesis, ModelLimits, Request
 from specdec_plugins.formats.folder import Pair
-from specdec_plugins.settings import OptionError, Settings, rank_faults
+from specdec_plugins.settings import Settings
 from specdec_plugins.translations import SourceTooLong
 
 BatchSize = int | Literal["auto"] | None  # rows in flight; auto: `Settings.usual_batch_size`, None: no bound
@@ -49,11 +48,6 @@ class Engine:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} requires{choice}")
         if settings.max_positions:
             pair = assignment.beyond_training(pair, settings.max_positions, settings.strategy != "ar")
-        if settings.tensor_parallel and (faults := rank_faults(settings.device)):
-            raise OptionError(faults)
-        self.ranks = all_ranks() if settings.tensor_parallel else None
-        if self.ranks is not None:
-            settings = settings.for_worker(local("RANK"), local("WORLD_SIZE"))
         self.pair, self.settings, self.stats = pair, settings, DecodeStats()
         self.drafter_name = assignment.drafter_name(pair, settings, drafter)
         self.block_size = assignment.block_size(settings, self.trained_block_size)
@@ -66,7 +60,7 @@ class Engine:
             torch.set_num_threads(settings.threads or THREADS)
             self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
         else:
-            self.roles = assignment.assign(pair, settings, device, self.trained_block_size, drafter, self.ranks)
+            self.roles = assignment.assign(pair, settings, device, self.trained_block_size, drafter)
         self._kept: tuple[tuple, Session] | None = None  # the last session, with its caches, and its parameters
 
     def generate(
@@ -138,9 +132,7 @@ class Engine:
         def bytes_for(request: Request) -> int:
             return roles.drafter.bytes_for(request) + roles.verifier.bytes_for(request)
 
-        admission: Admission = BoundedAdmission(rows, max_tokens, max_bytes, bytes_for)
-        if self.ranks is not None:
-            admission = LedAdmission(admission, self.ranks)
+        admission = BoundedAdmission(rows, max_tokens, max_bytes, bytes_for)
         constraints = Constraints.of(self.pair.verifier.spec)
         return Session(*roles, admission, rows, constraints, self.stats, self.settings.device)
 

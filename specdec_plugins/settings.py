@@ -4,7 +4,6 @@ Imports neither torch nor fairseq, so that commands check their options at once.
 """
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
@@ -168,9 +167,6 @@ class Settings:
                         words=DTYPES, hidden=("float64",), common=True, group="machine")  # fmt: skip
     threads: int | None = count(None, "CPU threads (default: one per usable CPU)", most=MOST_THREADS, common=True,
                                 group="machine")  # fmt: skip
-    tensor_parallel: bool = option(False, "split the model across the processes of torchrun --nproc-per-node N -m "
-                                   "specdec_plugins.commands.translate", group="machine")  # fmt: skip
-    drafter_ranks: int = count(1, "number of processes that split the drafter (default: 1)", group="machine")
 
     def __post_init__(self):
         if faults := [*self._values()] or [*self._combinations()]:
@@ -194,10 +190,6 @@ class Settings:
         yield from self._drafting()
         if self.strategy == "fairseq" and self.dtype in ("int8", "auto"):
             yield "dtype", f"{self.dtype} is not supported by strategy fairseq"
-        if self.tensor_parallel:
-            yield from self._parallel()
-        elif self._given("drafter_ranks"):
-            yield "drafter_ranks", "requires `tensor_parallel`"
 
     def _lengths(self) -> Iterable[Fault]:
         """Lengths of windows and outputs."""
@@ -248,18 +240,6 @@ class Settings:
             yield "tree", "cannot be combined with `block_size` auto; give the longest path as `block_size`"
         if self.block_size == "auto" and self.strategy == "drafter":
             yield "block_size", "auto is not supported by strategy drafter"
-
-    def _parallel(self) -> Iterable[Fault]:
-        """Values that cannot be combined with tensor parallelism."""
-        if self.strategy in ("fairseq", "drafter"):
-            yield "tensor_parallel", f"splits the verifier, which strategy {self.strategy} does not run here"
-        if self.dtype == "int8":
-            yield "dtype", "int8 needs the CPU kernels, which `tensor_parallel` does not use"
-        if self.budget is not None and self.draft_with != "window":
-            yield "kv_budget", "is supported only by drafter window with `tensor_parallel`"
-        untrained = self.strategy == "ar" or self.draft_with in UNTRAINED
-        if self._given("drafter_ranks") and untrained:
-            yield "drafter_ranks", "requires a drafter with weights: others run on every rank"
 
     def _given(self, name: str) -> bool:
         """Whether a field differs from its default."""
@@ -326,10 +306,3 @@ class Settings:
 def option_of(one: Field) -> Option:
     """The `Option` of a field of `Settings`."""
     return one.metadata["option"]
-
-
-def rank_faults(device: str) -> list[Fault]:
-    """A device that tensor-parallel ranks cannot share."""
-    if not re.fullmatch(r"cuda:\d+", device):
-        return []
-    return [("device", f"{device} is one GPU; use cuda with `tensor_parallel`, which gives each rank its own")]

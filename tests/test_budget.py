@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import ROOT
+from random_pair import Shape, random_pair
 from reference import greedy
 from support import DRAFTERS, SHAPES, SYMBOLS, WORDS, Lengths, check_sums, load, make_pair, run, sentences, standing
 from tapes import Tapes
@@ -24,7 +25,6 @@ from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.values import Draft, Request, Source, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel
-from specdec_plugins.measure.random_pair import Shape, random_pair
 from specdec_plugins.settings import Settings
 
 DEMO = ROOT / "data" / "demo.en-de"

@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 import torch
 from conftest import ROOT
+from random_pair import Shape, random_pair
 from support import EOS, decode
 from tapes import Tapes, Transfers
 
@@ -27,7 +28,6 @@ from specdec_plugins.decoding.values import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import DrafterModel
-from specdec_plugins.measure.random_pair import Shape, random_pair
 
 DTYPES = ["float32", "float16", "bfloat16"]
 # Nats that rounding may move the difference of two logits by: some units in the last place of a logit of 16.

@@ -26,6 +26,8 @@ REMOVED: dict[str, dict[str, str]] = {
         "--controller": "--block-size auto has one controller",
         "--verifier-gate": "it never paid; use a smaller --block-size",
         "--drafter-gate": "it never paid; use a smaller --block-size",
+        "--tensor-parallel": "use --workers",
+        "--drafter-ranks": "use --workers",
         "--sinks": PYTHON,
         "--dtype float64": PYTHON,
         "--path": "use --drafter",

@@ -27,7 +27,6 @@ from specdec_plugins.commands.trace import open_trace
 from specdec_plugins.commands.translation.answers import FORMATS, Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buffers
 from specdec_plugins.commands.translation.output import Output
-from specdec_plugins.commands.translation.ranks import follow, joined, lead, parallel_faults
 from specdec_plugins.commands.translation.summary import summary
 from specdec_plugins.settings import UNTRAINED, Fault, Option, OptionError, Settings, option_of
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
@@ -147,11 +146,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("trace", f"requires drafts; strategy {options.strategy} makes none"))
     if options.workers > 1 and re.fullmatch(r"cuda:\d+", options.device):
         faults.append(("device", f"{options.device} is one GPU; use --device cuda with --workers, which gives each its own"))
-    faults += out_of_range(options, "batch_size", "max_tokens", "buffer_size", "workers")
-    faults += parallel_faults(options) if options.tensor_parallel else []
-    if faults and options.tensor_parallel and os.environ.get("RANK", "0") != "0":
-        sys.exit(2)  # rank 0 reports the faults
-    return faults
+    return faults + out_of_range(options, "batch_size", "max_tokens", "buffer_size", "workers")
 
 
 def model_faults(options: argparse.Namespace) -> Iterator[Fault]:
@@ -193,17 +188,12 @@ def file_faults(options: argparse.Namespace) -> Iterator[Fault]:
 def run(options: argparse.Namespace, progress: Progress) -> None:
     """Translate, a buffer of lines at a time. Raises ValueError or OSError."""
     with ExitStack() as stack:
-        ranks = stack.enter_context(joined()) if options.tensor_parallel else None
-        if ranks is not None and ranks.rank:
-            return follow(ranks, Answerer(options))
         source = stack.enter_context(Inputs(options.files, None if options.windows is None else MAX_DOCUMENT_BYTES))
         terminal = not options.files and sys.stdin.isatty()
         beside = [stack.enter_context(LineReader(path)) if path else None for path in (options.reference, options.hint)]
         work: Callable[[Iterable[Buffer]], Iterator[Answers]]  # loads the model before an existing output is touched
         if options.workers > 1 and not terminal:
             work = stack.enter_context(Workers(options.workers, partial(Answerer, options))).map
-        elif ranks is not None:
-            work = partial(lead, ranks, Answerer(options))
         else:
             work = partial(map, Answerer(options))
         output = stack.enter_context(Output(options.output, options.resume, partial(identity, options)))

@@ -9,10 +9,8 @@ from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, Runner, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
-from specdec_plugins.decoding.backends.torch.parallel import load_parts
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.options import Budget
-from specdec_plugins.decoding.ranks import LedDrafter, Ranks
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -37,29 +35,6 @@ def assemble(
     if budget is not None:
         return budgets.build(drafter, drafting, loaded, budget), ModelVerifier(loaded)
     return drafters.with_weights(drafter.code).build(drafter, drafting, loaded), ModelVerifier(loaded)
-
-
-def assemble_part(
-    ranks: Ranks, drafter_ranks: int, verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu",
-    dtype: str = "float32", threads: int | None = None,
-) -> tuple[Drafter, ModelVerifier]:  # fmt: skip
-    """`assemble` on one of several ranks, with PyTorch: the verifier is split among all, the drafter among the first ones.
-
-    Passes are not recorded: all ranks would have to record at the same time.
-    """
-    where, drafter = torch.device(device), drafter and drafters.as_transformer(drafter, verifier)
-    if dtype == "auto":
-        dtype = fastest(where.type) if where.type != "cpu" else "float32"
-    torch.set_num_threads(threads or THREADS)
-    drafting = ranks.first(drafter_ranks) if drafter else None
-    first, second = load_parts(verifier, drafter, ranks, drafting, where, getattr(torch, dtype))
-    ranks.wait()  # another one may read its files later
-    verifying = TorchModel(first)
-    if drafter is None or not drafting:
-        own: Drafter = NoDrafter()
-    else:
-        own = drafters.with_weights(drafter.code).build(drafter, TorchModel(second) if second else None, verifying)
-    return (LedDrafter(own, verifying.encode, ranks) if drafter else own), ModelVerifier(verifying)
 
 
 def fastest(kind: str) -> str:

@@ -15,7 +15,7 @@ from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.native import Iterations, native_loop
 from specdec_plugins.decoding.prefix import Prefix, compacted
-from specdec_plugins.decoding.roles import Acceptance, Admission, Controller, Drafter, Verifier
+from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import LOGITS, Commit, Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step
 
@@ -30,7 +30,7 @@ class Session:
     """
 
     def __init__(
-        self, drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, admission: Admission,
+        self, drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, admission: BoundedAdmission,
         rows: int, constraints: Constraints | None = None, stats: DecodeStats | None = None, device: torch.device | str = "cpu",
     ):  # fmt: skip
         self.drafter, self.verifier, self.acceptance, self.controller = drafter, verifier, acceptance, controller

@@ -114,13 +114,6 @@ class Controller(Protocol):
     def update(self, outcome: Outcome) -> None: ...
 
 
-class Admission(Protocol):
-    """Decides when waiting requests join the batch."""
-
-    def admits(self, prefix: Prefix, waiting: Sequence[Request]) -> int:
-        """How many of the first waiting requests join now."""
-
-
 class Roles(NamedTuple):
     """The cast of a session."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # with --workers, only the workers load torch
     from specdec_plugins.formats.folder import Pair
     from specdec_plugins.translator import Translation
 
-RESOURCES = ("device", "threads", "tensor_parallel", "drafter_ranks")  # settings that do not change the text
+RESOURCES = ("device", "threads")  # settings that do not change the text
 FORMATS = ("text", "fairseq", "json")
 Format = Callable[[int, Sequence["Translation"], str | None], str]  # line number from 0, its outputs, reference
 

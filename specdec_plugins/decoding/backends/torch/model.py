@@ -124,7 +124,7 @@ class TorchModel:
 
     def start(self, rows: int) -> DenseState:
         decoder = self.transformer.decoder
-        width, like = decoder.entry, decoder.embedding.tokens
+        width, like = 2 * decoder.width, decoder.embedding.tokens
         layers = len(decoder.layers) + (decoder.copy is not None)
         cache, sources = self.idle.pop() if self.idle else (KVCache(layers, width, like), KVCache(layers, width, like))
         state = DenseState(cache, Sources(sources, self._remember))
@@ -134,7 +134,7 @@ class TorchModel:
 
     def bytes_for(self, source: int, target: int) -> int:
         decoder = self.transformer.decoder
-        return (source + target) * len(decoder.layers) * decoder.entry * decoder.embedding.tokens.element_size()
+        return (source + target) * len(decoder.layers) * 2 * decoder.width * decoder.embedding.tokens.element_size()
 
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, rows: Sequence[int]) -> None:
         """See `Remember`. The source copy's keys and values are a last layer."""
@@ -271,7 +271,7 @@ class TorchModel:
         if keep is not None:
             weights[:-1] = [weight[keep] for weight in weights[:-1]]
         results = self._results(x, extent.want)
-        return {**results, "attention": decoder.attended(weights)} if weights else results
+        return {**results, "attention": torch.stack(weights).sum(0)} if weights else results
 
     def _results(self, x: Tensor, want: Want = LOGITS) -> Results:
         """For the last layer's output (..., D)."""

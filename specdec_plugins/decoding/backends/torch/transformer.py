@@ -4,7 +4,7 @@ B rows, S source positions, Q positions computed, T positions seen, D width, V v
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -164,9 +164,8 @@ class Layer:
         keep: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         """(B, T, D) -> (B, T, D), or (B, Q, D) for only the rows and positions ``keep``, which still attend to all."""
-        qkv = self.qkv(self.norm(x) if self.prenorm else x)  # (B, T, 3 D), or of some heads alone: `parallel.py`
-        width = qkv.size(-1) // 3
-        queries, entries = qkv[..., :width], qkv[..., width:]
+        qkv = self.qkv(self.norm(x) if self.prenorm else x)  # (B, T, 3 D)
+        queries, entries = qkv[..., : x.size(-1)], qkv[..., x.size(-1) :]
         if keep is not None:
             x, queries = x[keep], queries[keep]
         x = x + self.out(attend(queries, entries))
@@ -249,11 +248,6 @@ class Decoder:
     def width(self) -> int:
         return self.embedding.tokens.size(1)
 
-    @property
-    def entry(self) -> int:
-        """Numbers per position and layer in the KV cache: 2 D, or less in a part of a decoder."""
-        return 2 * (self.layers[0].out.weight.size(1) if self.layers else self.width)
-
     def features(self, x: Tensor) -> Tensor:
         """(..., D) the last layer's output -> hidden states that the logits are computed from."""
         return x if self.norm is None else self.norm(x)
@@ -261,10 +255,6 @@ class Decoder:
     def project(self, features: Tensor) -> Tensor:
         """(..., V) logits."""
         return F.linear(features, self.projection, self.bias)
-
-    def attended(self, masses: Sequence[Tensor]) -> Tensor:
-        """(..., S) attention to the source, summed over layers."""
-        return torch.stack(list(masses)).sum(0)
 
 
 # A drafter may restrict its output to the tokens listed here (FR-Spec, Zhao et al. 2025): a few thousand make up most text, and
