@@ -157,7 +157,9 @@ def test_requests_that_cannot_be_decoded_are_refused(world, changes, fault):
 
 
 class Choosy(Knowing):
-    """A drafter with a row's state that does not take every source."""
+    """A drafter with a row's state that fails for some sources: at once, or after the second token."""
+
+    late = False
 
     def start(self, rows, shared):
         return Rows()
@@ -165,17 +167,21 @@ class Choosy(Knowing):
     def admit(self, state, source):
         for tokens in source.sentences:
             state.rows.append(len(tokens))
-            if len(tokens) % 4 == 3:
+            if not self.late and len(tokens) % 4 == 3:
                 raise RuntimeError("not of this length")
 
     def propose(self, state, prefix, plan):
         assert state.rows == [len(request.tokens) for request in prefix.requests]
+        for request, output, length in zip(prefix.requests, prefix.outputs, plan.lengths):
+            if self.late and length and len(output) > 1 and len(request.tokens) % 4 == 3:
+                raise RuntimeError("not of this length")
         return super().propose(state, prefix, plan)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=KERNELS)])
-def test_a_request_that_fails_ends_alone(kernels):
-    """In the middle of a batch, with all outputs of its group; those admitted with it are decoded."""
+def test_a_request_that_fails_ends_alone(kernels, late):
+    """In the middle of a batch, with all outputs of its group; the others are decoded."""
     model = wide_verifier()
     verifier = ModelVerifier((on_kernels(model) if kernels else load(model))[0])
     sources = sentences(24, seed=2)
@@ -184,7 +190,9 @@ def test_a_request_that_fails_ends_alone(kernels):
     expected = {each.index: each.tokens for each in session.run(requests)}
     failing = {index for index, source in enumerate(sources) if len(source) % 4 == 3}
     assert 2 < len(failing) < 12
-    session, stats = make_session(verifier, Choosy([expected[index] for index in range(24)], 0.3), 6)
+    drafter = Choosy([expected[index] for index in range(24)], 0.3)
+    drafter.late = late
+    session, stats = make_session(verifier, drafter, 6)
     for request in requests:
         session.submit(request)
     found = []
@@ -192,9 +200,10 @@ def test_a_request_that_fails_ends_alone(kernels):
         found += finished(session.step())
     assert {(each.index, each.output) for each in found} == {(each.index, n) for each in requests for n in range(each.rows)}
     for each in found:
-        assert each.tokens == ([] if each.index in failing else expected[each.index])
-        assert (str(each.error) == "not of this length") == (each.index in failing)
-    check_balance(stats, [each for each in found if not each.error])
+        failed = each.index in failing and (not late or len(expected[each.index]) > 1)
+        assert (str(each.error) == "not of this length") == failed
+        assert each.tokens == expected[each.index][: (len(each.tokens) if late else 0) if failed else None]
+    check_balance(stats, [each for each in found if each.steps or not each.error])
     with pytest.raises(RuntimeError, match="not of this length"):
         list(session.run(requests))
 

@@ -71,10 +71,10 @@ class Session:
         for request in requests:
             self.submit(request)
         while not self.idle:
-            yield from self._retire(self._advance(TOGETHER))
-            if failed := self._take_failed():
-                assert failed[0].error is not None
-                raise failed[0].error
+            for hypothesis in self._retire(self._advance(TOGETHER)) + self._take_failed():
+                if hypothesis.error is not None:
+                    raise hypothesis.error
+                yield hypothesis
         self.stats.settle()
 
     def step(self, times: int = 1) -> list[Commit]:
@@ -106,31 +106,34 @@ class Session:
         made, seconds, recordings = 0, 0.0, self.verifier.recordings
         while made < times and not finished:
             batch = self.native(self.verifying, self.drafting, prefix, plan, times - made) if self.native else None
-            if batch is None:
-                batch = self._iterate(plan)
-            else:
+            if batch is not None:
                 stats.book(drafting=batch.drafting, verifying=batch.verifying)
+            elif (batch := self._iterate(plan)) is None:
+                finished = prefix.failed
+                break
             for iteration in batch.iterations:
                 finished = prefix.commit(iteration)
                 steps += iteration.steps
             stats.lap("elsewhere", device)
             made += len(batch.iterations)
             seconds += batch.drafting + batch.verifying
+        if not made:
+            return finished
         stats.record(steps, made, max(plan.lengths))
         self.controller.update(Outcome(plan, steps, seconds, made, self.verifier.recordings > recordings))
         return finished
 
-    def _iterate(self, plan: Plan) -> Iterations:
-        """One iteration. The prefix does not change."""
+    def _iterate(self, plan: Plan) -> Iterations | None:
+        """One iteration; the prefix does not change. None if requests failed instead: see `_draft`."""
         prefix, stats, device = self.prefix, self.stats, self.device
 
         # 1. Draft, in one pass or one per token (`draft_in_turn`). A plain iteration drafts nothing, at no cost.
         began = time.perf_counter()
         plan = prefix.gated(plan)
-        draft = Draft([[] for _ in prefix.requests])
         asked = any(plan.lengths) and max(prefix.room) > 0
-        if asked:
-            draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan), plan.lengths).cut(plan.gate)
+        draft = self._draft(plan) if asked else Draft([[] for _ in prefix.requests])
+        if draft is None:
+            return None
         stats.lap("drafting", device)
         drafted = time.perf_counter()
 
@@ -147,6 +150,25 @@ class Session:
             self.drafter.observe(self.drafting, scores, draft, verdict)
         stats.lap("verifying", device)
         return Iterations([Iteration.of(draft, verdict, prefix.symbols.eos)], drafted - began, time.perf_counter() - drafted)
+
+    def _draft(self, plan: Plan) -> Draft | None:
+        """The draft. If the drafter raises, the requests for which it raises alone fail with the error, and there is no draft."""
+        prefix = self.prefix
+        try:
+            draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan), plan.lengths).cut(plan.gate)
+            if self.verifier.limits is not None:
+                draft.check(len(prefix), self.verifier.limits.target)
+            return draft
+        except Exception as error:  # a drafter may be anybody's code
+            rows = [row for row, length in enumerate(plan.lengths) if length]
+            if len(rows) == 1:
+                prefix.fail(rows[0], error)
+            else:
+                for row in rows:
+                    self._draft(plan.alone(row))
+            if not prefix.failed:
+                raise
+            return None
 
     def _refill(self) -> None:
         """Admit waiting requests and prefill their forced tokens."""

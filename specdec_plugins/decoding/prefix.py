@@ -32,6 +32,7 @@ class Prefix:
         self.steps: list[list[Step]] = []
         self.cut: list[bool] = []
         self.prefilled: list[int] = []  # each row's number of forced tokens
+        self.errors: list[Exception | None] = []  # that end each row's request
         self._tensors: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -99,11 +100,12 @@ class Prefix:
             histories.extend([] for _ in range(fresh))
         self.cut += [False] * fresh
         self.prefilled += [0] * fresh
+        self.errors += [None] * fresh
         self._tensors = None
 
     def select(self, order: list[int]) -> None:
         """Make row ``order[i]`` the new row i. Rows not named leave; a row named twice is forked."""
-        for name in ("requests", "numbers", "cut", "prefilled"):
+        for name in ("requests", "numbers", "cut", "prefilled", "errors"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in order])
         forked = len(set(order)) < len(order)
@@ -111,6 +113,15 @@ class Prefix:
             values = getattr(self, name)
             setattr(self, name, [values[row].copy() if forked else values[row] for row in order])
         self._tensors = None
+
+    @property
+    def failed(self) -> list[int]:
+        return [row for row, error in enumerate(self.errors) if error is not None]
+
+    def fail(self, row: int, error: Exception) -> None:
+        """Mark the request of a row, with all its rows, as ended by an error."""
+        for each in self.group(self.requests[row].index):
+            self.errors[each] = error
 
     def group(self, index: int) -> list[int]:
         """The rows of the request ``index``."""
@@ -175,7 +186,7 @@ class Prefix:
         tokens = output[:-1] if output[-1:] == [self.symbols.eos] else output
         return Hypothesis(
             self.requests[row].index, tokens, self.scores[row], self.steps[row], self.cut[row], self.numbers[row],
-            self.prefilled[row],
+            self.prefilled[row], self.errors[row],
         )  # fmt: skip
 
     def commits(self, sizes: Sequence[int], finished: Sequence[int]) -> list[Commit]:

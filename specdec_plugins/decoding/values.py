@@ -6,7 +6,7 @@ B rows of the batch, S source positions, K drafted tokens.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from operator import mul
 from typing import NamedTuple
 
@@ -147,6 +147,10 @@ class Plan(NamedTuple):
     gate: Gate = OPEN
     tree: Tree | None = None
 
+    def alone(self, row: int) -> "Plan":
+        """The plan that drafts for one row."""
+        return self._replace(lengths=[length if each == row else 0 for each, length in enumerate(self.lengths)])
+
 
 @lru_cache(maxsize=1024)
 def uniform(rows: int, length: int, times: int = 1, gate: Gate = OPEN, tree: Tree | None = None) -> Plan:
@@ -159,6 +163,16 @@ class Distribution(NamedTuple):
 
     tokens: Tensor
     probabilities: Tensor
+
+    def check(self, rows: int, length: int, vocabulary: int) -> None:
+        """Raises ValueError if the rejection rule would write out of bounds with it."""
+        tokens, probabilities = self
+        whole = tokens.dim() == 3 and tokens.shape == probabilities.shape and tokens.dtype == torch.int64
+        if not whole or len(tokens) < rows or tokens.size(1) < length:
+            shape = tuple(tokens.shape)
+            raise ValueError(f"the drafter's distribution {shape} does not fit {rows:,} drafts of {length:,} tokens")
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+            raise ValueError(f"the drafter's distribution has token ids outside the vocabulary ({vocabulary:,})")
 
 
 class Draft:
@@ -175,6 +189,16 @@ class Draft:
         self, tokens: list[list[int]], distribution: Distribution | None = None, confidence: list[list[float]] | None = None
     ):
         self.tokens, self.distribution, self.confidence = tokens, distribution, confidence
+
+    def check(self, rows: int, vocabulary: int) -> None:
+        """Raises ValueError for a draft that does not fit the batch or the vocabulary: a drafter may be anybody's code."""
+        if len(self.tokens) != rows:
+            raise ValueError(f"the drafter returned {len(self.tokens):,} drafts for {rows:,} rows")
+        drafted = [*chain.from_iterable(self.tokens)]
+        if drafted and not 0 <= min(drafted) <= max(drafted) < vocabulary:
+            raise ValueError(f"the drafter returned a token id outside the verifier's vocabulary ({vocabulary:,})")
+        if self.distribution is not None:
+            self.distribution.check(rows, max(map(len, self.tokens)), vocabulary)
 
     def clip(self, room: Sequence[int], eos: int) -> "Draft":
         """At most ``room[b]`` tokens of each row, and none after eos."""
@@ -222,6 +246,9 @@ class DeviceDraft(Draft):
         eos = -1 if self.eos is None else self.eos
         self._tokens = Draft(guesses).clip(self.room, eos).tokens
         return self._tokens
+
+    def check(self, rows: int, vocabulary: int) -> None:
+        """Reading the tokens would wait for the device; they come from our own networks."""
 
     def clip(self, room: Sequence[int], eos: int) -> Draft:
         return DeviceDraft(self.guesses, list(map(min, self.room, room)), eos, self.distribution, self._sure)

@@ -1,16 +1,13 @@
 """The autoregressive model that decides: scores a whole draft in one cached pass."""
 
 from collections.abc import Sequence
-from itertools import chain
-
-import torch
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Verifier
 from specdec_plugins.decoding.trees import TreeDraft
-from specdec_plugins.decoding.values import LOGITS, Distribution, Draft, ModelLimits, Request, Source, Verdict, Want, send
+from specdec_plugins.decoding.values import LOGITS, Draft, ModelLimits, Request, Source, Verdict, Want, send
 
 
 class ModelVerifier(Verifier):
@@ -38,18 +35,10 @@ class ModelVerifier(Verifier):
         state.encode()
 
     def score(self, state: RowState, prefix: Prefix, draft: Draft, want: Want = LOGITS) -> Pass:
-        """The pass over the last committed token and the draft. Raises ValueError for a draft that does not fit the batch or the
-        vocabulary: a drafter may be anybody's code."""
+        """The pass over the last committed token and the draft."""
         last, positions = prefix.last, list(map(len, prefix.outputs))
         if draft.guesses is not None:
             return self.model.read(state, Reading([[token] for token in last], positions, guesses=draft.guesses, want=want))
-        if len(draft.tokens) != len(last):
-            raise ValueError(f"the drafter returned {len(draft.tokens):,} drafts for {len(last):,} rows")
-        drafted = [*chain.from_iterable(draft.tokens)]
-        if drafted and not 0 <= min(drafted) <= max(drafted) < self.limits.target:
-            raise ValueError(f"the drafter returned a token id outside the verifier's vocabulary ({self.limits.target:,})")
-        if draft.distribution is not None:
-            self._check(draft.distribution, len(last), max(map(len, draft.tokens)))
         tokens = [[token, *row] for token, row in zip(last, draft.tokens)]
         parents = draft.parents if isinstance(draft, TreeDraft) else None
         return self.model.read(state, Reading(tokens, positions, parents=parents, want=want))
@@ -63,16 +52,6 @@ class ModelVerifier(Verifier):
         forced = send([[*row, *[0] * (width - len(row))] for row in tokens], logits.device)
         scores = logits[:, :width].gather(2, forced[..., None])[..., 0] - logits[:, :width].logsumexp(-1)
         return [each[: len(row)] for each, row in zip(scores.tolist(), tokens)]
-
-    def _check(self, distribution: Distribution, rows: int, length: int) -> None:
-        """Refuse a distribution that would make the rejection rule write out of bounds."""
-        tokens, probabilities = distribution
-        whole = tokens.dim() == 3 and tokens.shape == probabilities.shape and tokens.dtype == torch.int64
-        if not whole or len(tokens) < rows or tokens.size(1) < length:
-            shape = tuple(tokens.shape)
-            raise ValueError(f"the drafter's distribution {shape} does not fit {rows:,} drafts of {length:,} tokens")
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.limits.target:
-            raise ValueError(f"the drafter's distribution has token ids outside the vocabulary ({self.limits.target:,})")
 
     def commit(self, state: RowState, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
         """Move the cache entries of accepted tree paths to follow the prefix, where a chain's already are."""
