@@ -1,4 +1,4 @@
-"""What stands in for a GPU on a CPU: tapes for CUDA graphs, and counts of what makes the host wait."""
+"""Stand-ins for a GPU on a CPU: tapes for CUDA graphs, and a counter of host waits."""
 
 import weakref
 
@@ -13,9 +13,9 @@ WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equa
 
 
 class Tape(TorchDispatchMode):
-    """Notes PyTorch's operations and the memory they worked on, and does the same again, whatever Python would do now.
+    """Records PyTorch operations with their memory and replays them without Python's logic.
 
-    Like a CUDA graph it keeps nothing of that memory alive but what it made itself.
+    Like a CUDA graph, it keeps only its own results alive.
     """
 
     def __init__(self):
@@ -25,14 +25,14 @@ class Tape(TorchDispatchMode):
         self.replays = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        assert function._schema.name not in WAITS, "the host waits for the device in the middle of a pass"
+        assert function._schema.name not in WAITS, "the host waits for the device during a pass"
         result = function(*arguments, **(keywords or {}))
         self.operations.append((function, *tree_map(self.borrowed, (arguments, keywords or {})), result))
         self.made |= {id(each): each for each in ([result] if isinstance(result, torch.Tensor) else result)}
         return result
 
     def borrowed(self, value):
-        """A reference that keeps nothing alive to what was there before; single numbers are kernels' arguments."""
+        """A weak reference to memory from outside; single numbers are kernel arguments."""
         outside = isinstance(value, torch.Tensor) and value.dim() and id(value) not in self.made
         return weakref.ref(value) if outside else value
 
@@ -46,14 +46,14 @@ class Tape(TorchDispatchMode):
 
 
 def present(value):
-    """What a reference refers to."""
+    """The value behind a weak reference."""
     found = value() if isinstance(value, weakref.ref) else value
     assert found is not None or value is None, "a recording works on memory that has been freed"
     return found
 
 
 class Tapes(Recorder):
-    """Records on tapes."""
+    """A recorder on tapes."""
 
     def __init__(self, **options):
         super().__init__(self.tape, **options)
@@ -67,7 +67,7 @@ class Tapes(Recorder):
 
 
 class Transfers(TorchFunctionMode):
-    """Counts what would make the host wait for a GPU: results that are read, and numbers that are sent at once."""
+    """Counts operations that make the host wait for a GPU: reading results, sending values."""
 
     def __init__(self):
         super().__init__()

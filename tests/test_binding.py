@@ -15,11 +15,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import run_python
+from conftest import ROOT, run_python
 from naive import repeating
 from support import QUANTISING
 from test_kernels import DTYPES, rounded, variant  # noqa: F401
 
+from specdec_plugins.commands import translate
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu.binding import Engine, NativeLinear, Stack, integers, start, starts
 
@@ -487,8 +488,11 @@ print(seconds[1] / seconds[0])
     assert float(run_python("-c", program).stdout) < 3  # 20 and more with two members all the time
 
 
-def test_a_library_of_other_sources_is_refused(variant, monkeypatch):  # noqa: F811
+def test_a_library_of_other_sources_is_refused(variant, monkeypatch, capsys):  # noqa: F811
     binding.library.cache_clear()
     monkeypatch.setattr(binding, "VERSION", binding.VERSION + 1)
-    with pytest.raises(RuntimeError, match=r"_kernels_.*is not of this version of the sources: install the package again"):
+    with pytest.raises(ImportError, match=r"_kernels_.* was compiled from other sources: run `pip install -e .`"):
         binding.library()
+    assert translate.main(["--model", str(ROOT / "data" / "demo.en-de"), str(ROOT / "data" / "demo.txt")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("specdec-translate: error: ") and "_kernels_" in err and err.count("\n") == 1

@@ -1,6 +1,6 @@
-"""Decoding on a GPU, where passes are recorded as CUDA graphs. Imports no fairseq: a machine with a GPU may have torch alone.
+"""Decoding on a GPU, with CUDA graphs: ``pytest -m gpu``, which needs torch but not fairseq.
 
-``pytest -m gpu`` runs it there. Everywhere else the same tests run on a CPU, with tapes for CUDA graphs, so that they stay right.
+Elsewhere the same tests run on a CPU, with tapes in place of CUDA graphs.
 """
 
 import warnings
@@ -45,7 +45,7 @@ def recorder(device, **options):
 
 
 class Rounding(Eager):
-    """Runs everything as it comes, but in the sizes that are recorded, so that its numbers are those of recordings."""
+    """Runs passes eagerly, but in the sizes of recordings, so that they round alike."""
 
     round = Recorder.round
 
@@ -55,7 +55,7 @@ class Rounding(Eager):
 
 @cache
 def tiny(code):
-    """A random pair; the drafter named ``code`` has the verifier's layers, so that a causal one is right about the next token."""
+    """A random pair; the drafter ``code`` has the verifier's layers, so a causal one predicts the next token."""
     shape = Shape(layers=2, drafter_layers=2, width=32, inner=64, heads=4, vocabulary=60, drafted=0.8, successor_width=16)
     verifier, drafter = random_pair(shape)
     generator = torch.Generator().manual_seed(2)
@@ -116,7 +116,7 @@ def test_recorded_passes_are_eager_passes(code, dtype, device):
 
 
 def test_recordings_leave_when_memory_is_short(device):
-    """Also those that the GPU is just about to repeat."""
+    """Including a recording that the GPU is about to replay."""
     sources, limits = tiny_sources(6), [12] * 6
     expected = tokens(
         decode(*loaded(tiny("block_causal"), device, "float32", Rounding()), sources, limits, 4, 4, device=device)[0]
@@ -131,7 +131,7 @@ def test_recordings_leave_when_memory_is_short(device):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_what_cannot_be_recorded_runs_as_it_comes(caplog):
-    """Reading a number in the middle of a pass is forbidden while a graph is recorded; afterwards all is as before."""
+    """A pass that reads a number cannot be recorded; decoding continues without recordings."""
     device = torch.device("cuda")
 
     def function(x):
@@ -162,7 +162,7 @@ def test_in_float64_the_output_is_that_of_a_cpu(device):
 @pytest.mark.parametrize("rows", [1, 32])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_exact_decoding_is_ar_decoding(dtype, rows, device):
-    """Except where the verifier's two best tokens are as good as equal: a wider pass rounds otherwise."""
+    """Except at near ties: a wider pass rounds differently."""
     pair, sources = demo()
     sources = sources * (rows // 16 or 1)
     limits = [60] * len(sources)
@@ -179,7 +179,7 @@ def test_exact_decoding_is_ar_decoding(dtype, rows, device):
 
 
 def gap(verifier, source, one, two):
-    """How many nats the worse of the tokens in which two outputs first differ is below the verifier's best, in float64."""
+    """Where two outputs first differ: the worse token's distance from the verifier's best, in nats, by float64 scores."""
     one, two = [*one, EOS], [*two, EOS]
     same = next(place for place, (a, b) in enumerate(zip(one, two)) if a != b)
     state = verifier.start(1)
@@ -194,7 +194,7 @@ def gap(verifier, source, one, two):
 
 @contextmanager
 def waits(device):
-    """Yields a function that tells how often the host has waited for the device: on a GPU as PyTorch itself notices it."""
+    """Yields a function that returns the number of host waits so far: on a GPU, as PyTorch reports them."""
     if device.type == "cpu":
         with Transfers() as mode:
             yield lambda: mode.count
@@ -209,7 +209,7 @@ def waits(device):
 
 
 def test_waits_are_counted(device):
-    """Else the next test could not fail."""
+    """Otherwise the next test could not fail."""
     x = torch.ones(3, device=device)
     with waits(device) as count:
         before = count()
@@ -226,8 +226,8 @@ def test_waits_are_counted(device):
 @pytest.mark.parametrize("code", ["block", "block_causal"])
 @pytest.mark.parametrize("block", [0, 5])
 def test_an_iteration_waits_once(code, block, device):
-    """For the verdict; also where requests join and leave. Recording waits: memory grows in the first run, the second records
-    what the third repeats."""
+    """For the verdict, also where requests join and leave. Recordings wait, too: memory grows in the first run, the second run
+    records, the third replays."""
     verifier, drafter = loaded(tiny(code), device, "float32", recorder(device) if device.type == "cuda" else EAGER)
     for _ in range(3):
         session = Session(drafter, verifier, TopBetaTau(), FixedLength(block), BoundedAdmission(4), 4, device=device)
@@ -244,7 +244,7 @@ def test_an_iteration_waits_once(code, block, device):
 
 
 def test_a_gpu_books_its_time(device):
-    """All of a run's time, and not more; the parts are the loop's."""
+    """The phases add up to the run's time."""
     roles = loaded(tiny("block_causal"), device, "float32", recorder(device))
     _, stats = decode(*roles, tiny_sources(12), [12] * 12, 4, 4, device=device)
     assert {name for name, seconds in stats.seconds.items() if seconds > 0} >= {"encoding", "drafting", "verifying"}

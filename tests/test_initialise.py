@@ -173,5 +173,23 @@ def test_bad_input_is_one_line(tmp_path):
         result = run_python("encoder_initial.py", "--verifier", path, "--output", tmp_path / "init.pt", check=False)
         assert result.returncode == 1 and result.stderr.count("\n") == 1
         assert result.stderr.startswith(f"encoder_initial.py: error: {path}")
-    result = run_python("encoder_initial.py", "--verifier", tmp_path / "text.pt", "--output", "x", "--blok", check=False)
-    assert result.returncode in (1, 2) and "Traceback" not in result.stderr
+
+
+def test_wrong_options_and_weights_are_one_line(tmp_path, capsys):
+    _, path = save_verifier(tmp_path)
+    state = checkpoint.load(path)
+    checkpoint.save({**state, "model": {**state["model"], "encoder.layers.0.fc1.bias": torch.zeros(9)}}, tmp_path / "odd.pt")
+    for verifier, options, status, message in (
+        (path, ["--seed", -1], 2, "--seed -1 is not from 0 to"),
+        (path, ["--blok"], 2, "unrecognized arguments: --blok"),
+        (path, ["--decoder-layers", "x"], 2, "--decoder-layers: invalid int value"),
+        (path, ["--decoder-attention-heads", 3], 1, "fairseq cannot build this drafter: "),
+        (tmp_path / "odd.pt", [], 1, "the verifier's encoder.layers.0.fc1.bias is (9,), not (24,)"),
+    ):
+        try:
+            ended = initial(verifier, tmp_path / "init.pt", *options)
+        except SystemExit as end:
+            ended = end.code
+        error = capsys.readouterr().err
+        assert ended == status and error.startswith("encoder_initial.py: error: ") and error.count("\n") == 1
+        assert message in error

@@ -1,7 +1,7 @@
-"""Drawn tokens on the CPU kernels: against the reference on tensors, by their distribution, and with and without speculation.
+"""Sampling on the CPU kernels: against the reference on tensors, by distribution, and with and without speculation.
 
-The kernels compute in float32 where the reference has float64, so two tokens that are equally good but for rounding may change
-places: about one draw in a million. The cases here, at random by fixed seeds, have none.
+The kernels compute in float32 and the reference in float64, so about one draw in a million differs at a near tie. The cases
+here, random with fixed seeds, have none.
 
 B rows, K drafted tokens, V vocabulary, C candidates.
 """
@@ -43,7 +43,7 @@ def seed_of(rng):
 
 
 def sampling_of(rng, rule=None):
-    """Options at random, the extremes among them."""
+    """Random options, including extremes."""
     return Sampling(
         rng.choice([1.0, 0.3, 0.8, 2.5]), rng.choice([0, 0, 1, 2, 7, 10**6]), rng.choice([1.0, 0.9, 0.5, 1e-9]),
         rng.choice([1.0, 1.0, 1.3, 0.7]), rule or rng.choice(["coupled", "rejection"]),
@@ -55,7 +55,7 @@ def draws_of(rng, vocabulary, rule=None):
 
 
 def rough(generator, *shape):
-    """Logits in eighths, so that there are ties, some of them minus infinity."""
+    """Logits rounded to eighths, so that there are ties; some are minus infinity."""
     logits = (16 * torch.randn(shape, generator=generator)).round() / 8
     return logits.masked_fill(torch.rand(shape, generator=generator) < 0.1, -math.inf)
 
@@ -64,7 +64,7 @@ def rough(generator, *shape):
 
 
 def test_noise_is_the_references(variant):  # noqa: F811
-    """The bits exactly; the variates as exactly as float32 has them, also next to 0."""
+    """Equal bits; variates equal to float32 precision, also near 0."""
     rng = random.Random(0)
     cases = [(seed_of(rng), rng.randrange(4), rng.randrange(2**40), 64 * rng.randrange(10**4), 128) for _ in range(50)]
     for seed, purpose, position, first, count in [*cases, (5, 3, 7, 0, 2**20), (0, 0, 0, 0, 64), (-1, 1, 2**32 - 1, 0, 64)]:
@@ -81,7 +81,7 @@ def test_noise_is_the_references(variant):  # noqa: F811
 
 @pytest.mark.parametrize("vocabulary", [5, 31, 64, 200, 1001])
 def test_weights_are_the_references(vocabulary, variant):  # noqa: F811
-    """With ties, drafted tokens that are penalised from their position on, and penalties of tokens that are there twice."""
+    """With ties, drafted tokens that are penalised after their position, and repeated tokens in the penalties."""
     rng, generator = random.Random(vocabulary), torch.Generator().manual_seed(vocabulary)
     cut = 0
     for _ in range(40):
@@ -108,7 +108,7 @@ def test_weights_are_the_references(vocabulary, variant):  # noqa: F811
 
 
 class Case:
-    """A batch at random: rows that sample, each in its own way, and rows that do not; constraints of all kinds."""
+    """A random batch of sampling rows, each with its own options, and greedy rows, with all kinds of constraints."""
 
     def __init__(self, rng, generator, vocabulary, rows=6, width=5):
         self.vocabulary, self.rows, self.width = vocabulary, rows, width
@@ -143,7 +143,7 @@ class Case:
         return verdict
 
     def expected(self):
-        """The reference: whether each drafted token passes, (B, K); the token that follows if it does not, (B, K + 1)."""
+        """The reference: whether each drafted token is accepted, (B, K), and the token in its place if not, (B, K + 1)."""
         table = Table.of(self.draws, self.rows, self.vocabulary, CPU)
         tokens = torch.tensor([[*draft, *[0] * (self.width - 1 - len(draft))] for draft in self.drafts])
         offered = torch.tensor([[len(draft)] for draft in self.drafts])
@@ -169,7 +169,7 @@ class Case:
 
 @pytest.mark.parametrize("vocabulary", [9, 40, 300])
 def test_judging_is_the_references(vocabulary, variant):  # noqa: F811
-    """Under both rules, mixed with rows that take the best, with all constraints, and with drafts drawn and certain."""
+    """Both rules, mixed with greedy rows, all constraints, sampled and certain drafts."""
     rng, generator = random.Random(vocabulary), torch.Generator().manual_seed(vocabulary)
     accepted = cuts = 0
     for _ in range(90):
@@ -197,7 +197,7 @@ def dense(distribution, vocabulary):
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("names", [False, True])
 def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
-    """Tokens, and what they are drawn from; by the noise of the token that a number of the drafter's stands for."""
+    """Tokens and distributions; a reduced vocabulary uses the noise of the full vocabulary's token."""
     generator, rng, size, rows, width = torch.Generator().manual_seed(1), random.Random(2), 120, 5, 4
     named = [0, 1, 2, 3, *sorted(rng.sample(range(4, 500), size - 4))] if names else None
     vocabulary = None if named is None else torch.tensor(named)
@@ -241,7 +241,7 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
 
 
 def p_value(counts, probabilities):
-    """Of the chi-square test; what cannot come must not have come."""
+    """The p-value of the chi-square test; impossible outcomes must not occur."""
     possible = probabilities > 1e-12
     assert counts[~possible].sum() == 0
     expected = probabilities[possible] * counts.sum()
@@ -251,7 +251,7 @@ def p_value(counts, probabilities):
 
 @pytest.mark.parametrize("kind", ["certain", "drawn"])
 def test_rejection_keeps_the_distribution(kind):
-    """Of the first token, whether it was drafted or recovered, and of the second after each first one that was accepted.
+    """For the first token, drafted or recovered, and for the second after each accepted first token.
 
     The second depends on the first, by the logits and by the penalty. Of the drafter's tokens it says one far too often, two a
     bit too seldom, and top-p rules one out.
@@ -293,7 +293,7 @@ def test_rejection_keeps_the_distribution(kind):
 
 
 def sampled(requests, seed, rule=None, share=0.7):
-    """The same requests, most of which now sample."""
+    """The same requests, most of them sampling."""
     rng = random.Random(seed)
     return [
         Request(
@@ -308,7 +308,7 @@ def sampled(requests, seed, rule=None, share=0.7):
 @pytest.mark.parametrize("drafter", [{}, {"successor_width": 32}, {"draft_vocabulary": [*range(8), 9, 13]}, None])
 @torch.inference_mode()
 def test_the_native_loop_is_the_session(drafter, dtype):
-    """Batches in which rows sample under either rule, or take the best."""
+    """Batches of rows under either sampling rule, and greedy rows."""
     options = dict(drafter or {})
     vocabulary = options.pop("draft_vocabulary", None)
     roles = with_vocabulary(vocabulary, dtype) if vocabulary else roles_of(drafter is not None, dtype, **options)
@@ -325,7 +325,7 @@ def test_the_native_loop_is_the_session(drafter, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_coupled_outputs_do_not_depend_on_the_draft(dtype, variant):  # noqa: F811
-    """Tokens and scores, bit for bit, are those of plain decoding: for every drafter, block size, batch and number of threads."""
+    """Tokens and scores equal plain decoding's, bit for bit, for every drafter, block size, batch and number of threads."""
     verifier, expected, accepted = wide_verifier(), None, 0
     with torch.no_grad():
         verifier[0].decoder.output_projection.weight[EOS] *= 0.5
@@ -348,7 +348,7 @@ def test_coupled_outputs_do_not_depend_on_the_draft(dtype, variant):  # noqa: F8
 
 @torch.inference_mode()
 def test_a_seed_decides():
-    """The same seed gives the same output, another one another; without a seed of its own a row that takes the best keeps it."""
+    """Equal seeds give equal outputs, others differ; greedy rows ignore seeds."""
     roles = roles_of(True)
     found = []
     for seed in (1, 1, 2):

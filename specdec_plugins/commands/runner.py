@@ -16,6 +16,7 @@ from specdec_plugins import __version__
 from specdec_plugins.settings import MOST, MOST_THREADS, Fault, Option, OptionError
 
 PYTHON = "it is a field of Settings in Python"
+ITERATIVE = [f"--iter-decode-{name}" for name in ("eos-penalty", "force-max-iter", "max-iter", "with-beam")]
 # Options of earlier versions and of the published code, by command, and what to use now. A name may include the removed value.
 REMOVED: dict[str, dict[str, str]] = {
     "specdec-translate": {
@@ -37,6 +38,9 @@ REMOVED: dict[str, dict[str, str]] = {
         "--batch": "use --batch-size",
         "--max-sentences": "use --batch-size",
         "--strategy block": "use --strategy specdec",
+        "--cpu": "the CPU is the default; use --device cuda for a GPU",
+        "--fp16": "use --dtype float16",
+        **dict.fromkeys(("--user-dir", "--task", "--gen-subset", *ITERATIVE), "leave it out"),
     },
     "specdec-benchmark": {"--bpe": "use --tokenized for input in subwords"},
 }

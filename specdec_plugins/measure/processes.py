@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from specdec_plugins.measure.machine import Mix, peak_memory
-from specdec_plugins.measure.systems import CTranslate2, Engine, Order, Run, Sources, System
+from specdec_plugins.measure.systems import CTranslate2, Order, OwnSystem, Run, Sources, System
 from specdec_plugins.workers import Worker
 
 LEAD = 0.05  # seconds between an order and its start, so that every worker has received it
@@ -102,10 +102,10 @@ class SystemServer:
         logging.disable(logging.WARNING)  # fairseq warns about optional packages
         torch.set_num_threads(mix.threads)
         self.device = system.device
-        build = CTranslate2 if system.strategy == "ctranslate2" else Engine
+        build = CTranslate2 if system.strategy == "ctranslate2" else OwnSystem
         pair = load_folder(model)
         with refusals():
-            self.decoder: Engine | CTranslate2 = build(system, pair, mix, sources)
+            self.decoder: OwnSystem | CTranslate2 = build(system, pair, mix, sources)
 
     def __call__(self, order: Order) -> Any:
         with refusals():

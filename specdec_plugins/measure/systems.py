@@ -80,12 +80,12 @@ class Order(NamedTuple):
     start: float = 0.0  # time.monotonic, shared by all processes; nobody starts earlier
 
 
-class Engine:
+class OwnSystem:
     """Our strategies, and fairseq's generator."""
 
     def __init__(self, system: System, pair: "Pair", mix: Mix, sources: Sources):
+        from specdec_plugins.engine import Engine
         from specdec_plugins.settings import Settings
-        from specdec_plugins.translator import Translator
 
         settings: dict[str, Any] = {
             "strategy": system.strategy.split("-")[0], "dtype": system.dtype, "threads": mix.threads, "device": system.device
@@ -96,30 +96,29 @@ class Engine:
             settings.update(beta=system.beta, tau=system.tau)
         if system.block:
             settings["block_size"] = system.block if system.block == "auto" else int(system.block)
-        self.sources, self.translator = sources, Translator(pair, Settings(**settings))
-        self.weights = tensor_bytes(vars(self.translator.engine).get("roles"))  # before any buffers exist
+        self.sources, self.engine = sources, Engine(pair, Settings(**settings))
+        self.weights = tensor_bytes(vars(self.engine).get("roles"))  # before any buffers exist
 
     def decode(self, order: Order) -> Run:
-        self.translator.engine.take_stats()
+        self.engine.take_stats()
         sources = [self.sources[index] for index in order.sources]
-        seconds, latencies, hypotheses = timed(self.translator.engine.generate, sources, order)
-        stats = self.translator.engine.take_stats()
+        seconds, latencies, hypotheses = timed(self.engine.generate, sources, order)
+        stats = self.engine.take_stats()
+        outputs = [self.engine.pair.target.tokens(hypothesis.tokens) for hypothesis in hypotheses]
         drafted, accepted, committed = count_steps(hypotheses)
-        phases = Counter({name: spent for name, spent in stats.seconds.items() if name != "text"})
-        outputs = [self.translator.codec.target.tokens(hypothesis.tokens) for hypothesis in hypotheses]
-        return Run(seconds, latencies, outputs, phases, drafted, accepted, Counter(stats.lengths), committed)  # type: ignore[arg-type]
+        return Run(seconds, latencies, outputs, Counter(stats.seconds), drafted, accepted, stats.lengths, committed)  # type: ignore[arg-type]
 
     def memory(self, order: Order) -> dict[str, int]:
         """Bytes of ``weights``, of ``caches`` after decoding the longest sources together and, on a GPU, of ``recordings``."""
-        if self.translator.settings.strategy == "fairseq":
+        if self.engine.settings.strategy == "fairseq":
             return {}
-        session = self.translator.engine.session(order.batch_size)
+        session = self.engine.session(order.batch_size)
         sources = sorted((self.sources[index] for index in order.sources), key=len)
         for index, source in enumerate(sources[-order.batch_size :]):
-            session.submit(self.translator.engine.request(index, source))
+            session.submit(self.engine.request(index, source))
         while not session.idle:
             session.step()
-        runner = getattr(getattr(self.translator.engine.roles.verifier, "model", None), "runner", None)
+        runner = getattr(getattr(self.engine.roles.verifier, "model", None), "runner", None)
         held = getattr(runner, "held", None)  # 0 on a GPU without recordings
         recordings = {} if held is None else {"recordings": held}
         return {"weights": self.weights, "caches": tensor_bytes(session.verifying, session.drafting), **recordings}

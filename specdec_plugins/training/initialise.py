@@ -9,53 +9,58 @@ import argparse
 import copy
 import logging
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+from specdec_plugins.commands.runner import Parser, run_command, whole
 from specdec_plugins.extras import needed
+from specdec_plugins.settings import Fault
 
 # Settings that two Transformers must share for weights to mean the same in both: of either half, and of the whole.
 HALF_SETTINGS = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
 COMMON_SETTINGS = ("activation_fn", "no_scale_embedding", "layernorm_embedding")
 
+REQUIRED = ("encoder.layers.0.self_attn.q_proj.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
 Origins = dict[str, str]  # parameter name -> "copied", "converted" or "fresh"
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+class InitialParser(Parser):
+    """Collects options that it does not know in ``drafter``: they are the drafter's."""
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[override]
+        options, drafter = self.parse_known_args(args, namespace)
+        return argparse.Namespace(**vars(options), drafter=drafter)
+
+
+def parser() -> Parser:
+    p = InitialParser(
         prog="encoder_initial.py",
         description="Make a block drafter's initial checkpoint from a verifier.",
         epilog="Further options are the drafter's, as for fairseq-train: --arch block_causal or block (the default), "
         "--freeze-encoder, --decoder-layers N, --successor-width R (block_causal), --src-embedding-copy and --apply-bert-init "
         "(block), or fairseq's own, such as --encoder-learned-pos. Defaults are the verifier's settings.",
-        allow_abbrev=False,
     )
-    parser.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the verifier")
-    parser.add_argument("--output", required=True, metavar="PT", help="the drafter's initial checkpoint")
-    parser.add_argument("--data", metavar="DIR", help="binarised data of the drafter, to check its dictionaries")
-    parser.add_argument("--init-decoder", action="store_true", help="copy the decoder from the verifier too")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed of fresh parameters")
-    options, drafter = parser.parse_known_args(argv)
-    if not 0 <= options.seed < 2**63:
-        parser.error(f"--seed {options.seed} is not from 0 to 2^63 - 1")
-    try:
-        origins, sizes = run(options, drafter)
-    except (ValueError, OSError) as error:
-        print(f"encoder_initial.py: error: {error}", file=sys.stderr)
-        return 1
-    print(table(origins, sizes))
-    print(f"wrote {options.output}")
-    return 0
+    p.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the verifier")
+    p.add_argument("--output", required=True, metavar="PT", help="the drafter's initial checkpoint")
+    p.add_argument("--data", metavar="DIR", help="binarised data of the drafter, to check its dictionaries")
+    p.add_argument("--init-decoder", action="store_true", help="copy the decoder from the verifier too")
+    p.add_argument("--seed", type=whole, default=1, metavar="N", help="random seed of fresh parameters")
+    return p
 
 
-def run(options: argparse.Namespace, overrides: list[str]) -> tuple[Origins, dict[str, int]]:
-    """Write the initial checkpoint of a drafter with the options ``overrides``; returns each parameter's origin and size.
+def main(argv: list[str] | None = None) -> int:
+    return run_command(parser(), argv, run, check)
 
-    Raises ValueError naming every reason why verifier and drafter do not fit.
-    """
+
+def check(options: argparse.Namespace) -> list[Fault]:
+    return [] if 0 <= options.seed < 2**63 else [("seed", f"{options.seed} is not from 0 to 2^63 - 1")]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the initial checkpoint and print where its parameters come from. Raises ValueError naming every misfit."""
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import reports missing optional packages
 
     import torch
@@ -65,16 +70,19 @@ def run(options: argparse.Namespace, overrides: list[str]) -> tuple[Origins, dic
 
     verifier = checkpoint.load(options.verifier)
     verifier_args = checkpoint.model_args(verifier)
-    args = drafter_args(verifier_args, overrides)
+    args = drafter_args(verifier_args, options.drafter)
     weights = verifier["model"]
-    if "encoder.layers.0.self_attn.q_proj.weight" not in weights or not hasattr(verifier_args, "decoder_layers"):
+    if not {*REQUIRED} <= {*weights} or not hasattr(verifier_args, "decoder_layers"):
         raise ValueError(f"{options.verifier} is not a fairseq Transformer with an encoder")
     dictionaries, faults = load_dictionaries(verifier, options.data)
     if faults := misfits(verifier_args, args, options.init_decoder) + faults:
         raise ValueError(f"{options.verifier} cannot initialise this drafter: " + "; ".join(faults))
 
     torch.manual_seed(options.seed)
-    drafter = architectures()[args.arch][0].build_model(args, dictionaries)
+    try:
+        drafter = architectures()[args.arch][0].build_model(args, dictionaries)
+    except AssertionError as error:  # such as heads that do not divide the width
+        raise ValueError(f"fairseq cannot build this drafter: {error}") from None
     origins = copy_weights(drafter, weights, verifier_args, options.init_decoder)
     state = drafter.state_dict()
     with suppress(ValueError):  # a verifier that the engine does not support can still train a drafter
@@ -82,7 +90,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> tuple[Origins, dic
         if isinstance(model, Model):
             state["block_verifier"] = torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8)
     checkpoint.save(complete_checkpoint(verifier, args, state), options.output)
-    return origins, {name: tensor.numel() for name, tensor in drafter.named_parameters()}
+    print(table(origins, {name: tensor.numel() for name, tensor in drafter.named_parameters()}))
+    print(f"wrote {options.output}")
 
 
 def architectures() -> dict[str, tuple[Any, Callable[[argparse.Namespace], None]]]:
@@ -98,7 +107,7 @@ def architectures() -> dict[str, tuple[Any, Callable[[argparse.Namespace], None]
 
 def drafter_args(verifier_args: argparse.Namespace, overrides: list[str]) -> argparse.Namespace:
     """The drafter's model settings: the verifier's, with ``overrides`` from the command line."""
-    parser = argparse.ArgumentParser(prog="encoder_initial.py", add_help=False, allow_abbrev=False)
+    parser = Parser("encoder_initial.py", add_help=False)
     parser.add_argument("--arch", default="block", choices=list(architectures()))
     arch = parser.parse_known_args(overrides)[0].arch
     model, complete = architectures()[arch]
@@ -201,6 +210,10 @@ def copy_weights(drafter, weights: dict[str, Any], verifier_args: argparse.Names
             else:
                 origins[name] = "fresh"
                 continue
+            if value.shape != parameter.shape:
+                raise ValueError(
+                    f"the verifier's {source} is {tuple(value.shape)}, not {tuple(parameter.shape)} as its settings say"
+                )
             parameter.copy_(value)
             origins[name] = origin
     return origins

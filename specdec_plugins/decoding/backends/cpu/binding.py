@@ -77,13 +77,13 @@ def check_memory(what: str, failed: Callable[[Any], bool], result: Any, function
 def library() -> Library | None:
     """The kernels for the best instruction set that this CPU supports; None if none were compiled.
 
-    Raises RuntimeError for a library compiled from other sources.
+    Raises ImportError for a library compiled from other sources.
     """
     for variant in VARIANTS:
         for path in Path(__file__).parent.glob(f"_kernels_{variant}.*"):
             found = Library(str(path))
             if not hasattr(found, "specdec_version") or found.specdec_version() != VERSION:
-                raise RuntimeError(f"{path.name} is not of this version of the sources: install the package again to compile it")
+                raise ImportError(f"{path} was compiled from other sources: run `pip install -e .` in a checkout, or reinstall")
             if found.specdec_supported():
                 found.declare()
                 return found

@@ -1,11 +1,11 @@
-// A Transformer's forward over few rows at a time, where eager PyTorch spends most of its time on starting operations.
+// A Transformer's forward pass over a few rows, where eager PyTorch spends most of its time launching operations.
 //
-// A *row* is one position of one sentence. A pass takes rows of any sentences, at any positions, in any number: nothing is
-// padded. A row's result is computed by the same operations in the same order whatever other rows are in the pass, so a block
-// scored in one pass gets, bit for bit, the scores of its tokens one at a time: speculation is exact in every data type.
+// A *row* is one position of one sentence. A pass takes any number of rows, of any sentences and at any positions, without
+// padding. The other rows in a pass change neither the operations of a row nor their order. A block scored in one pass thus
+// gets, bit for bit, the scores of its tokens one at a time: speculation is exact in every data type.
 //
-// A sentence's target side has its keys and values in a *slot* of the cache, its source side in a slot of the memory; several
-// target slots may share a source slot. Shape letters: N rows, D width, V vocabulary, R width of the successor network.
+// A sentence's keys and values are in a *slot* of the cache (target side) and a slot of the memory (source side); several target
+// slots may share a source slot. Shape letters: N rows, D width, V vocabulary, R width of the successor network.
 #pragma once
 
 #include <algorithm>
@@ -49,8 +49,8 @@ struct Layer {
 struct Embedding {
     const float *tokens, *positions;  // (V, D), (positions, D)
     float scale;
-    int64_t first, last;  // rows of `positions`: of position 0, and of the last one
-    bool zero_start;      // the token embedding at position 0 is zero, whatever the token
+    int64_t first, last;  // rows of `positions` for position 0 and for the last one
+    bool zero_start;      // the token embedding at position 0 counts as zero
     Norm norm;            // empty if there is none
 };
 
@@ -70,43 +70,43 @@ struct Entries {
     int64_t layer, slot;
 };
 
-// What a pass reads and writes besides its rows.
+// A pass's inputs and outputs besides its rows.
 struct Pass {
     Entries cache;
-    Entries memory;       // of the source side; no data for an encoder
+    Entries memory;       // source side; no data for an encoder
     const float* copied;  // entries of the source copy, by source slot as in `memory`; NULL if the drafter has none
     bool block;           // position embeddings are added before every layer
-    bool narrowed;        // some rows have no result: the last layer drops them once their keys and values are made
+    bool narrowed;        // some rows have no result: the last layer drops them after computing their keys and values
     float* output;        // (results, V) logits, or (results, D) of a stack without projection; at each row's `target`
     float* gates;         // (results, R); used if the stack has a gate
-    float* features;      // (results, D): what the logits are computed from; NULL if not wanted
-    const float* embeddings = nullptr;  // (.., D), whose rows the tokens number, in place of the token embeddings
+    float* features;      // (results, D), the input of the output layer; NULL if not wanted
+    const float* embeddings = nullptr;  // (.., D), indexed by the tokens in place of the token embeddings
     float* masses = nullptr;  // (results, mass_width): attention to the source, summed over heads and layers; NULL if not wanted
     int64_t mass_width = 0;   // positions, in whole blocks of attention
 };
 
 struct Row {
     int64_t token, slot, position;
-    Seen visible;  // what its self-attention sees
+    Seen visible;  // to its self-attention
     int64_t entry;  // index of its keys and values in the slot: its position, except for nodes of a drafted tree
     int64_t source_slot;
-    Seen source;     // what its cross-attention sees
-    int64_t target;  // number of its result
-    bool mask;       // a mask of the block drafter: embeds the source copy, if there is one
+    Seen source;     // visible to its cross-attention
+    int64_t target;  // index of its result
+    bool mask;       // a mask of the block drafter; embeds the source copy, if any
     bool wanted;     // has a result
 };
 
 // Memory that passes reuse.
 struct Scratch {
     std::vector<Row> rows;
-    std::vector<int64_t> paths;  // of the nodes of drafted trees, one after the other
+    std::vector<int64_t> paths;  // of the nodes of drafted trees, concatenated
     std::vector<float> x, queries, entries;
     Input input, hidden;
     std::vector<int> bounds;                    // the first row of each member's part
     std::vector<std::vector<float>> attention;  // of each member
 };
 
-// One pass over scratch.rows. Each member of the team calls `run` with its number. Allocates in the constructor only.
+// One pass over scratch.rows. Each member of the team calls `run` with its number. Only the constructor allocates.
 class Forward {
   public:
     Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch)
@@ -152,20 +152,20 @@ class Forward {
   private:
     // Minimum rows per thread for splitting a pass by sentence.
     static constexpr int MIN_ROWS_APART = 8;
-    // Rows that a member working on its own takes through the pass at a time, where products are of bytes. Others take too long
-    // for the caches to matter, and larger weights take longer to read again.
+    // Rows that a member working alone takes through the pass at a time, with int8 products. Others are too slow for the caches
+    // to matter, and rereading larger weights takes longer.
     static constexpr int ROWS_AT_A_TIME = 32;
-    // Rows of a sentence whose attention is computed together: as many as are verified at a time. Each takes scratch memory of
-    // some 130 KB for 4,000 positions and 8 heads.
+    // Rows of a sentence whose attention is computed together: a typical verification. Each takes about 130 KB of scratch memory
+    // for 4,000 positions and 8 heads.
     static constexpr int MOST_QUERIES = 16;
 
-    // One member's part of the work. With few rows, all members compute all rows together: each member computes some columns of
-    // every product, and some rows of everything else. With enough sentences each member takes some of them through the whole
-    // pass on its own: it reads all weights for them, which costs less than waiting at barriers and moving data between caches.
+    // One member's part of the work. With few rows, each member computes some columns of every product, and some rows of
+    // everything else. With enough sentences, each member takes some of them through the whole pass alone: reading all weights
+    // costs less than waiting at barriers and moving data between caches.
     struct Part {
         int member;
         Range rows;
-        Query together[MOST_QUERIES] = {};  // those whose attention is computed at present
+        Query together[MOST_QUERIES] = {};  // queries whose attention is being computed
     };
 
     // Takes a part's rows through the whole pass.
@@ -177,7 +177,7 @@ class Forward {
 
     float* x(int row) { return &values[size_t(row) * stack.width]; }
 
-    // Whether the rows can be split evenly by sentence, as the rows of a sentence see each other; sets `bounds`.
+    // Whether the rows can be split evenly between sentences (the rows of a sentence see each other); sets `bounds`.
     bool splits() {
         const int fair = count / team.size;
         if (team.size > 1 && fair < MIN_ROWS_APART) return false;
@@ -207,7 +207,7 @@ class Forward {
     }
     static void keep(float* to, Floats value) { store(to, value); }
 
-    // The last row of the table stands in for positions beyond it.
+    // Positions beyond the table use its last row.
     const float* position(int row) const {
         const Embedding& from = stack.embedding;
         return from.positions + std::min(rows[row].position + from.first, from.last) * stack.width;
@@ -237,7 +237,7 @@ class Forward {
         if (quantised(linear)) what.quantise(row, linear.inputs, &what.values[size_t(row) * linear.inputs]);
     }
 
-    // Makes x, normalised if there is a norm, the input of a product.
+    // Makes x the input of a product, normalised if there is a norm.
     void prepare(const Linear& linear, const Norm* norm, const Part& part) {
         each_row(part, [&](int row) {
             float* to = &input.values[size_t(row) * stack.width];
@@ -256,7 +256,7 @@ class Forward {
 
     const Norm* before(const Norm& norm) const { return stack.prenorm ? &norm : nullptr; }
 
-    // Adds a product to x, and normalises the sum if norms come after it.
+    // Adds a product to x; in post-norm models also normalises the sum.
     void residual(const Linear& linear, const Input& from, const Norm& norm, const Part& part) {
         product(linear, from, part, [&](int row, int column) { return x(row) + column; },
                 [](float* to, Floats value) { store(to, load(to) + value); });
@@ -386,9 +386,9 @@ class Forward {
     Input &input, &hidden;
     std::vector<int>& bounds;
     std::vector<std::vector<float>>& attention;
-    int count;   // rows that the pass still computes
-    bool apart;  // members work on their own, and do not meet before the end
-    bool divided;  // .. and take so few rows at a time that their caches hold what they compute
+    int count;   // rows still being computed
+    bool apart;  // members work alone and meet only at the end
+    bool divided;  // .. on few enough rows at a time to stay in their caches
 };
 
 }  // namespace

@@ -26,8 +26,8 @@
 
 namespace {
 
-constexpr int TILE = 32;  // outputs of a panel of weights
-constexpr int C = TILE / W;  // vectors of a panel's row
+constexpr int TILE = 32;  // outputs per panel of weights
+constexpr int C = TILE / W;  // vectors per row of a panel
 
 struct Free {
     void operator()(void* memory) const { std::free(memory); }
@@ -58,15 +58,15 @@ inline uint16_t to_bfloat16(float value) {  // to the nearest, ties to even
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-// What belongs to a panel's outputs besides the weights.
+// A panel's data besides its weights.
 struct Trailer {
     float bias[TILE], scale[TILE];
-    int32_t offset[TILE];  // 128 x the sum of an output's weights: what quantised inputs' zero point adds
+    int32_t offset[TILE];  // 128 x the sum of an output's weights: the contribution of the quantised inputs' zero point
 };
 
-// Weights (O, I) in panels of TILE outputs, the last one padded with zeros. A panel holds for each input the weights of its
-// outputs side by side; for int8 with quantised inputs, for each four inputs an output's four weights side by side. After the
-// weights comes the panel's trailer, so that a pass reads one stream of memory, which is prefetched as a whole.
+// Weights (O, I) in panels of TILE outputs, the last one padded with zeros. For each input, a panel holds the weights of its
+// outputs side by side. For int8 with quantised inputs, it holds each output's weights of four inputs side by side. The panel's
+// trailer follows its weights, so a pass reads and prefetches one stream of memory.
 struct Linear {
     int outputs, inputs, panels;
     Kind kind;
@@ -116,7 +116,7 @@ struct Linear {
     Memory memory;
 };
 
-// Rows of inputs to a product: float32, and quantised as well where the weights need it.
+// A product's input rows: float32, and also quantised if the weights need it.
 struct Input {
     std::vector<float> values;   // (N, I)
     std::vector<uint8_t> bytes;  // (N, I); 128 stands for zero
@@ -128,7 +128,7 @@ struct Input {
         if (scale.size() < rows) scale.resize(rows);
     }
     void quantise(int row, int inputs, const float* x) {
-        Floats most[2]{};  // two, so that one comparison need not wait for the last; TILE inputs are two vectors or more
+        Floats most[2]{};  // two independent chains of comparisons; TILE inputs are at least two vectors
         for (int i = 0; i < inputs; i += 2 * W)
             for (int part = 0; part < 2; ++part) most[part] = maximum(most[part], magnitude(load(x + i + part * W)));
         const float bound = largest(maximum(most[0], most[1]));
@@ -139,10 +139,10 @@ struct Input {
     }
 };
 
-// Bytes that weights are prefetched ahead. They are read sequentially, but hardware prefetching stops at each page.
+// Prefetch distance in bytes. Weights are read sequentially, but hardware prefetching stops at each page.
 constexpr int PREFETCH = 2048;
 
-// Keeps a vector in its register. GCC would read or convert it again for each row of a few, which then wait for that.
+// Keeps a vector in its register. GCC would reload or convert it again for each row, and the row would wait.
 // Not a template: deducing the type drops `aligned(4)` from `Floats`, and the reference would then promise an alignment that
 // vectors on the stack do not have, which UBSan rightly reports.
 inline void hold(Floats& vector) {
@@ -156,8 +156,8 @@ inline void hold(Floats& vector) {
 inline void hold(__m512i& vector) { __asm__("" : "+v"(vector)); }
 #endif
 
-// R rows times one panel -> to (R, TILE). The sums stay in registers only if the loops over them are unrolled early, which the
-// compiler has to be told; beside them there is room for a panel's row of weights, or for the inputs of few rows.
+// R rows times one panel -> to (R, TILE). The sums stay in registers only if their loops are unrolled early, hence the pragmas.
+// The remaining registers hold a panel's row of weights, or the inputs of a few rows.
 template <int R, class Weight>
 inline void product(const float* x, int inputs, const Weight* w, float* to) {
     Floats total[R][C] = {};
@@ -211,21 +211,21 @@ inline void product(const uint8_t* x, int inputs, const int8_t* w, float* to) {
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)  // integers still: the caller subtracts the offset before they become floats
+    for (int r = 0; r < R; ++r)  // still integers: the caller subtracts the offset and converts them
         for (int c = 0; c < 2; ++c) _mm512_storeu_si512(to + r * TILE + 16 * c, total[r][c]);
 }
 #endif
 
 #if defined(__AMX_INT8__)
-// The matrix unit multiplies tiles, registers of 16 rows of 64 bytes: inputs of 16 rows, or, as a panel holds them already, the
-// weights of 16 outputs for 64 inputs. Its sums are the same integers as the vector unit's.
+// The matrix unit multiplies tiles, registers of 16 rows of 64 bytes: inputs of 16 rows, or weights of 16 outputs for 64 inputs,
+// in a panel's own layout. Its integer sums equal the vector unit's.
 class MatrixUnit {
   public:
-    static constexpr int ROWS = 32, INPUTS = 64;  // most rows of a product; inputs are a multiple of INPUTS
+    static constexpr int ROWS = 32, INPUTS = 64;  // maximum rows of a product; the number of inputs is a multiple of INPUTS
     ~MatrixUnit() {
-        if (rows) _tile_release();  // so that the system need not save 8 KB of registers when it switches threads
+        if (rows) _tile_release();  // saves the system 8 KB per thread switch
     }
-    // `rows` rows times one panel -> to (rows, TILE), integers still.
+    // `rows` rows times one panel -> to (rows, TILE), still integers.
     void product(int rows, const uint8_t* x, int inputs, const int8_t* w, float* to) {
         if (rows != this->rows) configure(rows);
         written(x);
@@ -258,11 +258,10 @@ class MatrixUnit {
   private:
     static constexpr int HALF = ROWS / 2;
 
-    // GCC does not know that the intrinsics read memory: without this it may write there only afterwards.
+    // GCC does not know that the intrinsics read memory, and could move earlier writes behind them.
     static void written(const void* there) { __asm__ volatile("" ::"r"(there) : "memory"); }
 
-    // Tiles 0 to 3: sums of the first and second half of the rows, each by both halves of the panel; 4, 5: the rows; 6, 7:
-    // weights.
+    // Tiles 0 to 3: sums, for each half of the rows and each half of the panel; 4, 5: rows; 6, 7: weights.
     void configure(int rows) {
         const uint8_t first = std::min(rows, HALF), second = std::max(rows - HALF, 1);
         const struct alignas(64) {
@@ -274,17 +273,17 @@ class MatrixUnit {
         _tile_loadconfig(&shape);
         this->rows = rows;
     }
-    int rows = 0;  // that the registers are configured for
+    int rows = 0;  // for which the registers are configured
 };
 
-// Whether the system lets this process use the matrix unit, for which it must be asked once.
+// Asks the system, once per process, for the matrix unit; returns whether it may be used.
 inline bool matrix_unit_is_allowed() {
     constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 #endif
 
-// `product` for a number of rows that is known at run time only, at most R.
+// `product` for a number of rows known only at run time, at most R.
 template <int R, class X, class Weight>
 void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
     if constexpr (R > 1)
@@ -292,8 +291,8 @@ void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
     product<R>(x, inputs, w, to);
 }
 
-// The products of rows with panels. Calls place(row, first output) for where the TILE results of a row belong, and there
-// write(to, vector of results). Results of a padded last panel are only stored, as many as there are.
+// Multiplies rows with panels. place(row, first output) returns the destination of a row's TILE results; write(to, vector) stores
+// them there. The last panel's results are stored without the padding, and without `write`.
 template <class Place, class Write>
 void multiply(const Linear& linear, const Input& input, Range rows, Range panels, Place&& place, Write&& write) {
     const int total = rows.to - rows.from;

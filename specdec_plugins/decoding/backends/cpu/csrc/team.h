@@ -1,8 +1,8 @@
-// Threads that run a pass together and meet at barriers, and how many of them take part beside other programs.
+// A team of threads that runs a pass together and meets at barriers, and the choice of its size on a busy machine.
 //
-// A phase between two barriers takes microseconds, so members that wait for the others spin. But a member that the system has
-// taken off its core holds all others up for milliseconds, at any of a pass's barriers, of which there are some fifty. While
-// that happens often, fewer members take part. Results do not depend on their number.
+// A phase between two barriers takes microseconds, so waiting members spin. A pass has some fifty barriers, and a preempted
+// member delays all others for milliseconds at any of them. While that happens often, fewer members take part. Results do not
+// depend on their number.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,8 @@ inline void pause() {
 #endif
 }
 
-// Waits until `word` is not `old`, awake: calls `idle` again and again. Gives up after about `limit`, by the clock, as a pause
-// takes 15 ns on some CPUs and 60 on others.
+// Spins until `word` is not `old`, calling `idle`. Gives up after about `limit`, measured by the clock: a pause takes 15 ns on
+// some CPUs and 60 on others.
 template <class Idle>
 inline bool changes(const std::atomic<unsigned>& word, unsigned old, Duration limit, Idle&& idle) {
     constexpr int TURNS = 16;  // between two looks at the clock
@@ -41,18 +41,18 @@ inline bool changes(const std::atomic<unsigned>& word, unsigned old, Duration li
     }
 }
 
-// Time that the calling thread has spent on a core.
+// CPU time of the calling thread.
 inline Duration core_time() {
     timespec time;
     return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) ? 0ns : std::chrono::seconds(time.tv_sec) + 1ns * time.tv_nsec;
 }
 
-// How many members take part. If stalls take more than a quarter of the time, there is one less, for a period four times as long
-// as the last one. After a period without that there is one more, for half as long. So under lasting load attempts become rare.
+// The number of members that take part. If stalls take more than a quarter of the time, it drops by one, for a period four times
+// as long as the last. After a quiet period it rises by one, for half as long. Under lasting load, attempts thus become rare.
 class Attendance {
   public:
     explicit Attendance(int all) : all(all), size(all) {}
-    // Called after a run that lost some of its time; returns how many take part in the next one.
+    // Call after a run, with the time that it lost. Returns the number of members for the next run.
     int next(Duration lost, Duration elapsed, Clock::time_point now) {
         excess = std::max(excess + lost - elapsed / 4, Duration{});  // a member brings more than a quarter
         const bool fewer = excess > (period == SHORTEST ? TOLERATED : TOLERATED / 4);  // an attempt ends at its first stall
@@ -65,8 +65,8 @@ class Attendance {
     }
 
   private:
-    // A stall lasts one or two time slices of some 3 ms. A single one changes nothing at first; an attempt costs less than a
-    // percent of LONGEST.
+    // A stall lasts one or two time slices of about 3 ms. At first a single one changes nothing. An attempt costs less than 1 %
+    // of LONGEST.
     static constexpr Duration TOLERATED = 4ms, SHORTEST = 4ms, LONGEST = 1s;
     int all, size;
     Duration excess{};  // lost beyond a quarter of the time
@@ -81,7 +81,7 @@ class Team {
         try {
             for (int member = 1; member < all; ++member)
                 workers[member - 1].thread = std::thread([this, member] { serve(member); });
-        } catch (...) {  // no more threads: those that have started must end before the exception goes on
+        } catch (...) {  // no more threads: end those that have started before passing the exception on
             stop();
             throw;
         }
@@ -110,7 +110,7 @@ class Team {
         if (arrived.fetch_add(1, std::memory_order_acq_rel) == expected - 1) {
             if (late.exchange(false, std::memory_order_relaxed)) account();
             arrived.store(0, std::memory_order_relaxed);
-            round.fetch_add(1);  // sequentially consistent, as `notify_all` looks next for those who have gone to sleep
+            round.fetch_add(1);  // sequentially consistent, because `notify_all` looks for sleepers next
             round.notify_all();
         } else if (!changes(round, turn, LATE, pause)) {
             late.store(true, std::memory_order_relaxed);
@@ -123,20 +123,19 @@ class Team {
     int size;  // members that take part in a run: it changes when `run` returns
 
   private:
-    // At a barrier the others are about to arrive. A member waits for LATE without giving its core away, more than phases differ
-    // by. Then it lets others have it, perhaps the one that is waited for; it sleeps only after AWAKE more, as to be woken takes
-    // a virtual machine some 30 us, often far longer, which the others would wait for in turn. Between runs it gives its core
-    // away only to sleep, after AWAKE: who yields is back after others' time slices, and the caller usually starts the next run
-    // before.
+    // At a barrier a member spins for LATE, which exceeds the differences between phases. Then it yields its core, perhaps to the
+    // late member. It sleeps only after another AWAKE: waking takes about 30 us on a virtual machine, often far longer, and the
+    // others would wait for that. Between runs it does not yield, because it would return only after others' time slices and
+    // usually miss the start of the next run; it sleeps after AWAKE.
     static constexpr Duration LATE = 200us, AWAKE = 1ms;
 
     struct alignas(64) Worker {
         std::atomic<unsigned> calls{0};
         std::thread thread;
     };
-    // Of the run that a thread takes part in.
+    // One thread's part of the current run.
     struct Times {
-        Duration on_core;  // by `core_time`, when it began
+        Duration on_core;  // `core_time` at its start
         Duration slept;    // at barriers, waiting for others
     };
     static inline thread_local Times own;
@@ -163,7 +162,7 @@ class Team {
         job(member);
         sync();
     }
-    // Called by the last to arrive at a barrier at which others have waited for long: it had much work, or no core.
+    // Called by the last to arrive at a barrier, if others waited long: it had much work, or no core.
     void account() {
         const auto now = Clock::now();
         lost = std::max(lost, now - began - (core_time() - own.on_core) - own.slept);
@@ -174,17 +173,17 @@ class Team {
     Attendance attendance;
     std::vector<Worker> workers;
     Clock::time_point began{};  // this run
-    std::atomic<Clock::time_point> released{};  // when the last of those barriers was left at which somebody was late
+    std::atomic<Clock::time_point> released{};  // end of the last barrier with a late member
     std::atomic<unsigned> round{0};
     std::atomic<int> arrived{0};
-    std::atomic<bool> late{false};  // somebody is, at this barrier
-    Duration lost{};  // most that a member had no core in this run; written by the last to arrive at a barrier: one at a time
+    std::atomic<bool> late{false};  // a member is late for this barrier
+    Duration lost{};  // longest time a member had no core in this run; only the last to arrive at a barrier writes
 };
 
 struct Range {
     int from, to;
 };
-// The part of 0 .. total that falls to one member of a team.
+// One member's part of 0 .. total.
 inline Range portion(int total, int member, int size) {
     return {int(int64_t(total) * member / size), int(int64_t(total) * (member + 1) / size)};
 }
