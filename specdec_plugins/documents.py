@@ -178,7 +178,7 @@ def translate_documents(
         limit = min(begun + engine.limit(task.own + 1), engine.max_target)
         seeds = [engine.seeds(first + task.document, *later)[task.sample]]
         forced = [*language, *task.forced]
-        return engine.request(number, task.tokens, forced=forced, limit=limit, min_length=begun + settings.min_len, seeds=seeds)
+        return engine.request(number, task.tokens, forced=forced, limit=limit, min_length=begun + engine.min_length, seeds=seeds)
 
     sources = (windows_of(translator, line, tokenized) for line in lines)
     documents = Documents(sources, samples, settings.context, fits, rows, translator.pair.verifier.spec.symbols.eos)

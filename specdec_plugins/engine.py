@@ -23,7 +23,7 @@ from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Hypothesis, ModelLimits, Request
 from specdec_plugins.formats.folder import Pair
-from specdec_plugins.settings import Settings
+from specdec_plugins.settings import MAX_LEN_B, Settings
 from specdec_plugins.translations import SourceTooLong
 
 BatchSize = int | Literal["auto"] | None  # rows in flight; auto: `Settings.usual_batch_size`, None: no bound
@@ -48,7 +48,8 @@ class Engine:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} requires{choice}")
         if settings.max_positions:
             pair = assignment.beyond_training(pair, settings.max_positions, settings.strategy != "ar")
-        self.pair, self.settings, self.stats = pair, settings, DecodeStats()
+        self.pair, self.settings, self.stats, self.rules = pair, settings, DecodeStats(), pair.verifier.spec.outputs
+        self.min_length = self.rules.min_length if settings.min_len is None else settings.min_len
         self.drafter_name = assignment.drafter_name(pair, settings, drafter)
         self.block_size = assignment.block_size(settings, self.trained_block_size)
         self.limits = limits_of(pair, settings)
@@ -81,7 +82,7 @@ class Engine:
         requests = sorted(requests, key=lambda request: -len(request.tokens))  # short outputs last: few rows idle at the end
         rows = batch_size or len(requests) * options.drawn
         if options.strategy == "fairseq":
-            yield from self._generator.decode(requests, rows, max_tokens, options.max_len_a, options.max_len_b, self.stats)
+            yield from self._generator.decode(requests, rows, max_tokens, options.max_len_a, self.max_len_b, self.stats)
             return
         rows = max(options.drawn, min(rows, len(requests) * options.drawn))  # at least all samples of a sentence
         with self.borrowed(rows, max_tokens) as session:
@@ -101,15 +102,17 @@ class Engine:
     def request(self, index: int, source: Sequence[int], **options) -> Request:
         """A request with the settings' lengths, n-gram ban and sampling.
 
-        ``options`` override fields of `Request`; ``forced`` tokens extend the length limits. Raises SourceTooLong, or ValueError
-        for a request that does not fit the models.
+        ``options`` override fields of `Request`; ``forced`` tokens extend the length limits, unless the model's rules count them.
+        Raises SourceTooLong, or ValueError for a request that does not fit the models.
         """
         if len(source) > self.max_source:
             raise SourceTooLong(index, f"{len(source) - 1:,}", self.max_source - 1)
-        settings, forced = self.settings, len(options.get("forced", ()))
+        settings, rules = self.settings, self.rules
+        forced = len(options.get("forced", ())) if rules.library == "fairseq" else 0
+        no_repeat = rules.no_repeat if settings.no_repeat_ngram_size is None else settings.no_repeat_ngram_size
         usual = {
-            "limit": min(self.limit(len(source)) + forced, self.max_target), "min_length": settings.min_len + forced,
-            "no_repeat": settings.no_repeat_ngram_size, "sampling": settings.drawing,
+            "limit": min(self.limit(len(source)) + forced, self.max_target), "min_length": self.min_length + forced,
+            "no_repeat": no_repeat, "sampling": settings.drawing,
         }  # fmt: skip
         request = Request(index, source, **{**usual, **options})
         request.check(self.limits)
@@ -120,8 +123,15 @@ class Engine:
         return [mixed(self.settings.seed, number, sample, *more) for sample in range(self.settings.drawn)]
 
     def limit(self, source_length: int) -> int:
-        """The length limit for a source of that many tokens, eos included (fairseq's --max-len-a, -b)."""
-        return min(int(self.settings.max_len_a * source_length + self.settings.max_len_b), self.max_target)
+        """The length limit for a source of that many tokens, eos included: fairseq's --max-len-a, -b, or else the model's."""
+        return min(int(self.settings.max_len_a * source_length + self.max_len_b), self.max_target)
+
+    @property
+    def max_len_b(self) -> int:
+        """The limit's constant part. The model's limit does not depend on the source."""
+        settings = self.settings
+        usual = MAX_LEN_B if self.rules.limit is None or settings.max_len_a else self.rules.limit
+        return usual if settings.max_len_b is None else settings.max_len_b
 
     def session(self, rows: int, max_tokens: int | None = None, max_bytes: int | None = None) -> Session:
         """A new session that adds to the statistics; not under strategy ``fairseq``. At most ``rows`` rows, ``max_tokens`` source

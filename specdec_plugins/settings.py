@@ -19,6 +19,7 @@ DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 WHOLE = "sentence"  # windows of one sentence each
 MOST = 2**31 - 1  # the kernels' integers
 MOST_THREADS = max(64, os.cpu_count() or 1)  # more threads only wait for each other: 1,024 on 2 cores never finish
+MAX_LEN_B = 200  # most output tokens unless a model or the user says otherwise: fairseq's
 MOST_PER_TOKEN = 1000  # output tokens per source token
 BUDGET = ("kv_budget", "sinks", "kv_choice")
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "num_samples", "mbr")
@@ -130,11 +131,14 @@ class Settings:
 
     max_len_a: float = option(0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN,
                               group="limits")  # fmt: skip
-    max_len_b: int = option(200, "(default: 0 and 200, as in fairseq)", "B", least=0, most=MOST, group="limits")
-    min_len: int = count(1, "minimum number of tokens before the end (default: 1)", strategies=("specdec", "ar", "fairseq"),
-                         group="limits")  # fmt: skip
-    no_repeat_ngram_size: int = option(0, "ban repeated n-grams of N tokens (default: 0, off)", "N", least=0,
-                                       most=MOST, strategies=("specdec", "ar", "fairseq"), group="limits")  # fmt: skip
+    max_len_b: int | None = option(None, f"(default: the model's limit, or 0 and {MAX_LEN_B}, as in fairseq)", "B", least=0,
+                                   most=MOST, group="limits")  # fmt: skip
+    min_len: int | None = option(None, "minimum number of tokens before the end (default: the model's, or 1)", "N", least=0,
+                                 most=MOST, strategies=("specdec", "ar", "fairseq"), group="limits")  # fmt: skip
+    no_repeat_ngram_size: int | None = option(
+        None, "ban repeated n-grams of N tokens (default: the model's, or 0, off)", "N", least=0, most=MOST,
+        strategies=("specdec", "ar", "fairseq"), group="limits",
+    )  # fmt: skip
     beam: int = count(1, "beam size of --strategy fairseq (default: 1)", most=1000, strategies=("fairseq",), group="limits")
 
     sampling: bool = option(False, "sample tokens instead of taking the best", strategies=OWN, common=True, group="sampling")
@@ -193,14 +197,15 @@ class Settings:
 
     def _lengths(self) -> Iterable[Fault]:
         """Lengths of windows and outputs."""
-        if self.max_len_a + self.max_len_b < 1:
-            yield "max_len_b", f"{self.max_len_b} leaves no room for an output, with {self.max_len_a} tokens per source token"
-        elif self.max_len_a == 0 and self.min_len > self.max_len_b:
-            yield "min_len", f"{self.min_len} is more than `max_len_b`, {self.max_len_b}"
+        most, least = MAX_LEN_B if self.max_len_b is None else self.max_len_b, self.min_len or 0
+        if self.max_len_a + most < 1:
+            yield "max_len_b", f"{most} leaves no room for an output, with {self.max_len_a} tokens per source token"
+        elif self.max_len_a == 0 and least > most:
+            yield "min_len", f"{least} is more than `max_len_b`, {most}"
         if self.context and self.windows is None:
             yield "context", "requires `windows`"
-        if isinstance(self.windows, int) and self.max_len_a * self.windows + self.max_len_b < self.windows:
-            most = int(self.max_len_a * self.windows + self.max_len_b)
+        if isinstance(self.windows, int) and self.max_len_a * self.windows + most < self.windows:
+            most = int(self.max_len_a * self.windows + most)
             yield "windows", f"of {self.windows} tokens: the length limit would cut their output to {most} tokens"
         if self.windows is not None and self.draft_with == "previous":
             yield "windows", "cannot be combined with drafter previous, whose hints are for whole lines"

@@ -1,6 +1,7 @@
 """Shared pieces of the tests: tiny models built as fairseq builds them, and toy data prepared once."""
 
 import argparse
+import functools
 import logging
 import os
 import subprocess
@@ -108,3 +109,12 @@ def toy_data(tmp_path_factory) -> Path:
         "--bpe-operations", 200, "--max-ratio", 0, "--output", folder / "data", "--workers", 1,
     )  # fmt: skip
     return folder / "data"
+
+
+@functools.cache
+def transformers():
+    """transformers, without the torchaudio that fairseq brings: its build for GPUs does not load without one."""
+    import transformers.utils
+
+    transformers.utils.is_torchaudio_available = lambda: False
+    return transformers

@@ -274,12 +274,12 @@ def test_ragged_blocks_are_those_of_rows_alone(dtype, variant):  # noqa: F811
 # ---- the rule
 
 
-def judged(logits, draft, beta, tau, room, minimum, suppressed, size, prefix):
+def judged(logits, draft, beta, tau, room, minimum, banned, size, prefix):
     """Tokens that pass, the row's own token, whether the limit made it eos, and scores, by the plain rule; logits (K + 1, V)."""
     scores = []
     for k in range(len(draft) + 1):
         values = logits[k].double().clone()
-        values[[PAD, *suppressed]] = -math.inf
+        values[list(banned)] = -math.inf
         if k < minimum:
             values[EOS] = -math.inf
         values[list(repeating([*prefix, *draft[:k]], size))] = -math.inf
@@ -307,7 +307,7 @@ def random_case(rng, generator, width=9, rows=7):
         tau=[rng.choice([0.0, 0.5, 2.0, math.inf]) for _ in range(rows)],
         room=[rng.choice([0, 2, 5, 99]) for _ in range(rows)],
         minimum=[rng.choice([-3, 0, 1, 4]) for _ in range(rows)],
-        suppressed=rng.choice([[], [7, 9], [EOS, 5, 5, PAD]]),
+        banned=rng.choice([[], [PAD], [PAD, 7, 9], [EOS, 5, 5, PAD]]),
         repeats=rng.choice([None, [rng.choice([0, 1, 2, 3]) for _ in range(rows)]]),
         prefixes=[rng.choices(tokens[row] or [5], k=rng.randrange(12)) for row in range(rows)],
     )
@@ -321,18 +321,18 @@ def option_parts(options):
 def rule_arguments(options, rows, width):
     """The last arguments of judge and verify, and the arrays that they point to."""
     held = SimpleNamespace(
-        suppressed=integers(options.suppressed), tau=array("d", options.tau), judged=integers([-9] * (3 * rows)),
+        banned=integers(options.banned), tau=array("d", options.tau), judged=integers([-9] * (3 * rows)),
         scores=torch.full((rows, width), math.nan),
         repeats=options.repeats and integers(options.repeats, starts(options.prefixes), *options.prefixes),
     )  # fmt: skip
-    pointers = start(held.suppressed), start(held.tau), start(held.judged), held.scores.data_ptr(), None
-    return (PAD, EOS, len(options.suppressed), *pointers, held.repeats and start(held.repeats)), held
+    pointers = start(held.banned), start(held.tau), start(held.judged), held.scores.data_ptr(), None
+    return (EOS, len(options.banned), *pointers, held.repeats and start(held.repeats)), held
 
 
 def test_judging_is_the_rule_in_words(variant):  # noqa: F811
     rng, generator, engine = random.Random(1), torch.Generator().manual_seed(1), Engine(2)
     seen, repeats = set(), 0
-    for _ in range(60):
+    for _ in range(100):
         logits, drafts, options = random_case(rng, generator)
         rows, width, _ = logits.shape
         numbers = integers(starts(drafts), *option_parts(options), *drafts)
@@ -343,7 +343,7 @@ def test_judging_is_the_rule_in_words(variant):  # noqa: F811
         for row in range(rows):
             accepted, own, cut, scores = judged(
                 logits[row], drafts[row], options.beta[row], options.tau[row], options.room[row], options.minimum[row],
-                options.suppressed, options.repeats[row] if options.repeats else 0, options.prefixes[row],
+                options.banned, options.repeats[row] if options.repeats else 0, options.prefixes[row],
             )  # fmt: skip
             assert held.judged.tolist()[row::rows] == [accepted, own, cut]
             torch.testing.assert_close(held.scores[row, : accepted + 1].tolist(), scores, rtol=1e-5, atol=1e-5)

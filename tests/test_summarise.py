@@ -157,7 +157,7 @@ def any_twice(tokens, size):
 
 def test_options_that_cannot_be():
     for settings, message in (
-        ({"min_len": 0}, "min_len 0 is less than 1"),
+        ({"min_len": -1}, "min_len -1 is less than 0"),
         ({"min_len": 201}, "min_len 201 is more than max_len_b, 200"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size -1 is less than 0"),
         ({"no_repeat_ngram_size": 3, "strategy": "drafter"}, "no_repeat_ngram_size is not supported by strategy drafter"),

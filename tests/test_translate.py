@@ -541,7 +541,7 @@ MISUSE = {
         f"--threads 100,000 is more than {MOST_THREADS:,}; --workers 100,000 is more than {MOST_THREADS:,}"
     ),
     "--max-len-a 1e308": "--max-len-a 1e+308 is more than 1,000",
-    "--min-len -3": "--min-len -3 is less than 1",
+    "--min-len -3": "--min-len -3 is less than 0",
     "--tree 0": "--tree 0 is less than 1",
     "--strategy ar --tree 5": "--tree is not supported by strategy ar",
     "--tree 5 --block-size auto": "--tree cannot be combined with --block-size auto; give the longest path as --block-size",

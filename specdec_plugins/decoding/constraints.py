@@ -1,4 +1,4 @@
-"""Constraints on the next token: length limits, suppressed tokens, no repeated n-grams, never pad.
+"""Constraints on the next token: length limits, suppressed tokens, no repeated n-grams.
 
 Only eos may follow at the length limit. Every backend applies the same constraints at each verified position, with that
 position's prefix, before any acceptance rule.
@@ -15,16 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.formats.spec import ModelSpec, Symbols
+from specdec_plugins.formats.spec import ModelSpec, OutputRules, Symbols
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """A model's own: its special symbols, the tokens that begin every output, and tokens banned from outputs (besides pad)."""
+    """A model's own: special symbols, the tokens that begin every output, tokens banned from outputs, and whose rules hold."""
 
     symbols: Symbols = field(default_factory=Symbols)
     forced: tuple[int, ...] = ()
     suppressed: tuple[int, ...] = ()
+    rules: OutputRules = field(default_factory=OutputRules)
 
     def __post_init__(self) -> None:
         if self.symbols.eos in self.forced:
@@ -32,7 +33,17 @@ class Constraints:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "Constraints":
-        return cls(spec.symbols, spec.forced, spec.suppressed)
+        return cls(spec.symbols, spec.forced, spec.suppressed, spec.outputs)
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """The tokens that no output contains."""
+        return self.suppressed if self.rules.library == "huggingface" else (self.symbols.pad, *self.suppressed)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """What precedes an output where n-grams are counted."""
+        return (self.symbols.start,) if self.rules.library == "huggingface" else ()
 
 
 class Repeats(NamedTuple):
@@ -65,7 +76,7 @@ def restrict(
     """
     eos = constraints.symbols.eos
     allowed = logits.clone()
-    for token in (constraints.symbols.pad, *constraints.suppressed):  # an index tensor would be a transfer to the device
+    for token in constraints.banned:  # an index tensor would be a transfer to the device
         allowed[..., token] = -math.inf
     position = torch.arange(logits.size(1), device=logits.device)  # (K+1,)
     allowed[..., eos].masked_fill_(position < minimum, -math.inf)

@@ -99,12 +99,12 @@ class NativeLoop:
     def __init__(self, drafter: NativeDrafter | None, verifier: CpuModel, acceptance: TopBetaTau, constraints: Constraints):
         self.drafter, self.verifier, self.tolerance = drafter, verifier, acceptance.tolerance
         symbols = constraints.symbols
-        self._suppressed = integers(constraints.suppressed)
+        self._banned = integers(constraints.banned)
         self._seconds = array("d", [0.0, 0.0])
         self._record, self._scores = array("q"), array("f")
         self._call = kernels().structs["Decoding"](
-            verifier=verifier.stack.pointer, pad=symbols.pad, eos=symbols.eos, mask=symbols.mask,
-            suppressed_count=len(self._suppressed), suppressed=start(self._suppressed), seconds=start(self._seconds),
+            verifier=verifier.stack.pointer, eos=symbols.eos, mask=symbols.mask,
+            banned_count=len(self._banned), banned=start(self._banned), seconds=start(self._seconds),
         )  # fmt: skip
         if drafter is not None:
             call, model = self._call, drafter.model

@@ -69,8 +69,8 @@ class Prefix:
         minimum = [max(0, request.min_length - size) for request, size in zip(self.requests, sizes)]
         repeats = None
         if any(request.no_repeat for request in self.requests):
-            rows = zip(self.requests, self.outputs)
-            repeats = [Repeats(request.no_repeat, output if request.no_repeat else ()) for request, output in rows]
+            rows, before = zip(self.requests, self.outputs), self.constraints.context
+            repeats = [Repeats(request.no_repeat, [*before, *output] if request.no_repeat else ()) for request, output in rows]
         return Bounds(self.constraints, self.room, minimum, repeats)
 
     def draws(self) -> list[Draws | None] | None:
@@ -181,11 +181,12 @@ class Prefix:
         return finished
 
     def hypothesis(self, row: int) -> Hypothesis:
-        """A row's output so far."""
-        output = self.outputs[row]
+        """A row's output so far. One that stops at the limit has no score for eos, unless the model's rules write it."""
+        output, limit = self.outputs[row], self.requests[row].limit
         tokens = output[:-1] if output[-1:] == [self.symbols.eos] else output
+        scores = self.scores[row] if self.constraints.rules.ends else self.scores[row][:limit]
         return Hypothesis(
-            self.requests[row].index, tokens, self.scores[row], self.steps[row], self.cut[row], self.numbers[row],
+            self.requests[row].index, tokens, scores, self.steps[row], self.cut[row], self.numbers[row],
             self.prefilled[row], self.errors[row],
         )  # fmt: skip
 
@@ -195,8 +196,8 @@ class Prefix:
         for row, (request, number) in enumerate(zip(self.requests, self.numbers)):
             size = sizes[row] if row < len(sizes) else 0
             whole = self.hypothesis(row) if row in finished else None
-            tokens = whole.tokens if whole else self.outputs[row]
-            commits.append(Commit(request.index, number, tokens[size:], self.scores[row][size:], whole))
+            tokens, scores = (whole.tokens, whole.token_scores) if whole else (self.outputs[row], self.scores[row])
+            commits.append(Commit(request.index, number, tokens[size:], scores[size:], whole))
         return commits
 
 

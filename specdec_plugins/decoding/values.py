@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance, Tree
-from specdec_plugins.formats.spec import Symbols
-
-HUGE = 1 << 31  # bounds a request's numbers: their sums fit into the kernels' 64 bits
+from specdec_plugins.formats.spec import HUGE, Symbols
 
 
 class ModelLimits(NamedTuple):

@@ -73,18 +73,7 @@ def allow_fairseq_types() -> None:
 def load(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a fairseq checkpoint onto the CPU. Raises CheckpointError for a missing, truncated, unsafe or foreign file."""
     allow_fairseq_types()
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such checkpoint") from None
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{path}: refused: {_refusal(error)}") from None
-    except (
-        RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError,
-        OverflowError, struct.error,
-    ) as error:  # fmt: skip
-        # A truncated or foreign file can fail at any step of reading; all mean the same to the user.
-        raise CheckpointError(f"{path}: not a readable checkpoint, or a damaged one ({type(error).__name__})") from None
+    checkpoint = unpickled(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise CheckpointError(f"{path}: not a fairseq checkpoint (no 'model' in it)")
     if checkpoint.get("args") is None and checkpoint.get("cfg") is None:
@@ -100,6 +89,22 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     if not isinstance(state, dict) or not isinstance(state.get("dictionaries") or (), list | tuple):
         raise CheckpointError(f"{path}: damaged or foreign settings ('task_state')")
     return checkpoint
+
+
+def unpickled(path: str | os.PathLike[str], mapped: bool = False) -> Any:
+    """What `torch.save` wrote, on the CPU, or ``mapped`` into memory. Raises CheckpointError for what is not just weights."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such checkpoint") from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path}: refused: {_refusal(error)}") from None
+    except (
+        RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError,
+        OverflowError, struct.error,
+    ) as error:  # fmt: skip
+        # A truncated or foreign file can fail at any step of reading; all mean the same to the user.
+        raise CheckpointError(f"{path}: not a readable checkpoint, or a damaged one ({type(error).__name__})") from None
 
 
 def _refusal(error: pickle.UnpicklingError) -> str:

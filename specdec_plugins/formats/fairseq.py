@@ -317,6 +317,7 @@ def fairseq_faults(spec: ModelSpec) -> list[str]:
         f"a start token that is not eos ({symbols.start})": symbols.start != symbols.eos,
         f"pad and eos as {symbols.pad} and {symbols.eos}": (symbols.pad, symbols.eos) != (PAD, Symbols().eos),
         "forced or suppressed tokens": bool(spec.forced or spec.suppressed),
+        "the ends of outputs by other rules than its own": spec.outputs.library != "fairseq",
         "an embedding norm on one side": spec.encoder.embedding_norm != spec.decoder.embedding_norm,
     }
     scales = {side.embedding_scale / math.sqrt(side.width) for side in (spec.encoder, spec.decoder)}

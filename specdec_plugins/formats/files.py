@@ -37,7 +37,7 @@ MADV_DONTNEED = 4
 
 
 def unload(addresses: Iterable[int]) -> None:
-    """Release the memory of safetensors files mapped at any of these addresses; pages are read again on access.
+    """Release the memory of files of weights mapped at any of these addresses; pages are read again on access.
 
     A loaded model has packed its weights, but mapped pages still count as the process's memory. Changes to them are lost.
     """
@@ -47,7 +47,7 @@ def unload(addresses: Iterable[int]) -> None:
     except OSError:  # not Linux: the system reclaims the pages itself
         return
     for line in lines:
-        if line.endswith(".safetensors"):
+        if line.endswith((".safetensors", ".bin")):
             start, end = (int(number, 16) for number in line.split(" ", 1)[0].split("-"))
             if any(start <= address < end for address in needed):
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)

@@ -14,8 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_plugins.formats import checkpoint, description, fairseq, spec
+from specdec_plugins.formats import checkpoint, description, fairseq, spec, tensors
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
-from specdec_plugins.formats.errors import brief, listed
-from specdec_plugins.formats.files import whole
+from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
@@ -177,8 +175,6 @@ def _copy(files: Mapping[str, Path], folder: Path) -> dict[str, str]:
 
 def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping[str, Tensor], half: bool) -> dict[str, Any]:
     """Write ``name``.safetensors. Returns the entries of ``model.json`` about the tensors."""
-    from safetensors.torch import save_file
-
     first: dict[tuple, str] = {}  # a tensor's first name, by its memory
     stored, aliases, shared, computed = dict[str, Tensor](), dict[str, str](), list[str](), list[str]()
     tables = spec.sinusoidal_tables(model.spec)
@@ -192,12 +188,9 @@ def _store(folder: Path, name: str, model: Model | DrafterModel, others: Mapping
         elif original != key and original in stored:
             aliases[key] = original
         else:
-            stored[key] = tensor.half() if half and tensor.is_floating_point() else tensor.clone()
-            if stored[key].is_floating_point() and not stored[key].isfinite().all():
-                raise ValueError(f"{name}: {key} has values that are not finite{' in float16' if half else ''}")
+            stored[key] = tensor
     file = f"{name}.safetensors"
-    with whole(folder / file) as temporary:
-        save_file({key: tensor.contiguous() for key, tensor in stored.items()}, temporary)
+    tensors.write(folder / file, stored, half)
     return {"weights": file, "aliases": aliases, "shared": tuple(shared), "sinusoidal": tuple(computed)}
 
 
@@ -219,8 +212,8 @@ def _load_models(folder: Path, described: Description) -> tuple[Model, DrafterMo
     if drafting is None:
         return verifier, None
     refuse_own_code(folder, "drafter", drafting.code)
-    tensors = _load_tensors(folder, "drafter", drafting, verifier.tensors)
-    return verifier, DrafterModel(drafting.code, tensors, drafting.spec, drafting.options, drafting.block_size, drafting.verifier)
+    weights = _load_tensors(folder, "drafter", drafting, verifier.tensors)
+    return verifier, DrafterModel(drafting.code, weights, drafting.spec, drafting.options, drafting.block_size, drafting.verifier)
 
 
 def _load_tensors(
@@ -233,7 +226,7 @@ def _load_tensors(
     faults: list[str] = []
     tables = spec.sinusoidal_tables(entry.spec)
     shared = entry.shared if isinstance(entry, DrafterEntry) else ()
-    with _readable(path), safe_open(path, framework="pt") as file:
+    with tensors.readable(path), safe_open(path, framework="pt") as file:
         given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
     for names, known, what in (
         (shared, spec.tensor_shapes(others), "shared"),
@@ -252,30 +245,11 @@ def _load_tensors(
         faults += spec.tensor_faults(entry.spec, given, more)
     if faults:
         raise ValueError(f"{folder}: {role}: {listed(faults, '; ')}")
-    weights = _read_tensors(path)
+    weights = tensors.read(path)
     if entry.spec is None:  # the drafter's code computes with them directly
         weights = {name: tensor.float() if tensor.dtype in spec.WEIGHT_DTYPES else tensor for name, tensor in weights.items()}
     weights |= {name: others[name] for name in shared} | {name: tables[name] for name in entry.sinusoidal}
     return weights | {name: weights[original] for name, original in entry.aliases.items()}
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Wraps reading a safetensors file: raises ValueError naming it."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a readable safetensors file, or a damaged one ({brief(error)})") from None
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """A safetensors file's tensors as stored, mapped into memory."""
-    from safetensors.torch import load_file
-
-    with _readable(path):
-        return {name: spec.aligned(tensor) for name, tensor in load_file(path).items()}
 
 
 def _load_models_of_format_1(folder: Path, described: description.DescriptionOfFormat1) -> tuple[Model, DrafterModel | None]:
@@ -290,7 +264,7 @@ def _load_models_of_format_1(folder: Path, described: description.DescriptionOfF
 
 def _load_checkpoint(folder: Path, entry: description.EntryOfFormat1, others: Mapping[str, Tensor]) -> checkpoint.Checkpoint:
     """A model in a folder of format 1, as `checkpoint.load` would return it."""
-    weights = _read_tensors(_inside(folder, entry.weights))
+    weights = tensors.read(_inside(folder, entry.weights))
     try:
         weights.update({key: others[key] for key in entry.shared})
         weights.update({key: weights[original] for key, original in entry.aliases.items()})

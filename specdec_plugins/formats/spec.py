@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,6 +31,10 @@ from specdec_plugins.formats.errors import listed
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
 # Far beyond known models; a tiny file must not claim all memory.
 MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE, MAX_SCALE = 1_000, 1 << 17, 1 << 20, 1 << 25, 1e6
+
+MAX_BEAMS = 1_000
+HUGE = 1 << 31  # bounds numbers whose sums must fit into the kernels' 64 bits
+LIBRARIES = ("fairseq", "huggingface")
 
 HALF = 2**-11  # largest error of a sine in float16
 
@@ -61,6 +66,37 @@ class SideSpec:
 
 
 @dataclass(frozen=True)
+class OutputRules:
+    """How outputs end by default, as ``library`` ends them: the user's settings replace the numbers.
+
+    With ``huggingface``, pad is an ordinary token, the start token counts in n-grams, and forced tokens count in lengths. Of the
+    last four, greedy decoding uses none.
+    """
+
+    library: str = "fairseq"  # one of `LIBRARIES`
+    ends: bool = True  # an output at the limit ends with eos
+    limit: int | None = None  # most tokens before eos; None: the engine's default
+    min_length: int = 1  # tokens before eos may follow
+    no_repeat: int = 0  # no n-gram of this size twice; 0: no ban
+    beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: str = "false"  # or true, or never
+    renormalize: bool = False
+
+    def __post_init__(self) -> None:
+        if self.library not in LIBRARIES or self.early_stopping not in ("false", "true", "never"):
+            raise ValueError(
+                f"unknown rules for outputs: library {self.library!r:.40}, early_stopping {self.early_stopping!r:.40}"
+            )
+        if not 1 <= (1 if self.limit is None else self.limit) < HUGE or not all(
+            0 <= n < HUGE for n in (self.min_length, self.no_repeat)
+        ):
+            raise ValueError(f"lengths of outputs from {self.min_length:,} to {self.limit} tokens, n-grams of {self.no_repeat:,}")
+        if not 1 <= self.beams <= MAX_BEAMS or not abs(self.length_penalty) <= MAX_SCALE:
+            raise ValueError(f"{self.beams:,} beams with a length penalty of {self.length_penalty}")
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """An encoder-decoder Transformer."""
 
@@ -71,7 +107,8 @@ class ModelSpec:
     zero_start: bool = False  # the start token's embedding is replaced by zeros
     symbols: Symbols = Symbols()
     forced: tuple[int, ...] = ()  # every output begins with these tokens
-    suppressed: tuple[int, ...] = ()  # no output contains these tokens, nor pad
+    suppressed: tuple[int, ...] = ()  # no output contains these tokens; nor pad, by fairseq's rules
+    outputs: OutputRules = OutputRules()
 
     def __post_init__(self) -> None:
         """Raise ValueError with every fault."""
@@ -139,10 +176,21 @@ def sinusoidal(rows: int, width: int, pad: int) -> Tensor:
     return table
 
 
+@lru_cache(maxsize=8)
+def sinusoidal_from_zero(rows: int, width: int) -> Tensor:
+    """(rows, width) float32 position table of Marian and Pegasus, rounded from float64. Cached. Read-only."""
+    rates = 10000.0 ** (np.arange(0, width, 2) / width)
+    angles = np.arange(rows)[:, None] / rates
+    return torch.from_numpy(np.concatenate([np.sin(angles), np.cos(angles)[:, : width // 2]], 1)).float()
+
+
 def sinusoidal_table(side: SideSpec) -> Tensor | None:
-    """A side's `sinusoidal` table, zero in the row before the first token's; None if it cannot have one."""
-    if side.position_offset < 1 or side.width < 4:
+    """A side's sinusoidal table; None if it cannot have one. Marian's if the first token's is row 0, else fairseq's, which is
+    zero in the row before."""
+    if side.width < 4:
         return None
+    if side.position_offset == 0:
+        return sinusoidal_from_zero(side.max_positions, side.width)
     return sinusoidal(side.position_offset + side.max_positions, side.width, side.position_offset - 1)
 
 

@@ -269,17 +269,17 @@ class Judging:
         self, rows: int, width: int, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance],
         draws: Sequence[Draws | None] | None,
     ):  # fmt: skip
-        self.rows, self.width, self.symbols = rows, width, bounds.constraints.symbols
+        self.rows, self.width, self.eos = rows, width, bounds.constraints.symbols.eos
         self.options = [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum
-        self.suppressed, self.repeats = integers(bounds.constraints.suppressed), repeat_numbers(bounds)
+        self.banned, self.repeats = integers(bounds.constraints.banned), repeat_numbers(bounds)
         self.sampling = None if draws is None else NativeSampling(draws, origins=draft.distribution)
         self.tau = array("d", [tolerance.tau for tolerance in tolerances])
         self.judged, self.scores = array("q", bytes(24 * rows)), array("f", bytes(4 * rows * width))
 
     def arguments(self) -> tuple:
-        memory = self.suppressed, self.tau, self.judged, self.scores
+        memory = self.banned, self.tau, self.judged, self.scores
         sampling, repeats = self.sampling and self.sampling.pointer, self.repeats and start(self.repeats)
-        return self.symbols.pad, self.symbols.eos, len(self.suppressed), *map(start, memory), sampling, repeats
+        return self.eos, len(self.banned), *map(start, memory), sampling, repeats
 
     def verdict(self) -> Verdict:
         rows, width = self.rows, self.width

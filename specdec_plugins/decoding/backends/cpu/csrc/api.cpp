@@ -51,7 +51,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 16; }
+int specdec_version() { return 17; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -223,8 +223,8 @@ EXPORTED(int, read_tree, Engine* engine, const Stack* stack, int64_t batch, int6
 // tokens: row b's last committed one and its draft.
 EXPORTED(int, verify, Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
          int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot, float* output,
-         int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed, const double* tau, int64_t* judged,
-         float* scores, const Sampling* sampling, const int64_t* repeats) {
+         int64_t eos, int64_t banned_count, const int64_t* banned, const double* tau, int64_t* judged, float* scores,
+         const Sampling* sampling, const int64_t* repeats) {
     return status_of([&] {
         Numbers parts(numbers);
         Judging judging{output, batch, width, 1, parts.take(batch + 1), tau, judged, scores,
@@ -233,7 +233,7 @@ EXPORTED(int, verify, Engine* engine, const Stack* stack, int64_t batch, int64_t
         const int64_t *positions = parts.take(batch), *slots = parts.take(batch), *source_slots = parts.take(batch);
         const int64_t* source_lengths = parts.take(batch);
         judging.take(parts);
-        judging.reserve(*engine, stack->projection->outputs, pad, eos, suppressed_count, suppressed);
+        judging.reserve(*engine, stack->projection->outputs, eos, banned_count, banned);
         add_causal_rows(engine->scratch.rows, batch, width, judging.starts, positions, nullptr, slots, source_slots, source_lengths,
                         judging.tokens);
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, false, output,
@@ -248,7 +248,7 @@ EXPORTED(int, verify, Engine* engine, const Stack* stack, int64_t batch, int64_t
 }
 
 // Judges drafts by logits (B, width, V), which it restores. Position k of a row chooses the token after k tokens of its draft:
-// never pad or a token of `suppressed`; not eos while k < minimum[b]; only eos at k >= room[b]. A drafted token passes if it is
+// never a token of `banned`; not eos while k < minimum[b]; only eos at k >= room[b]. A drafted token passes if it is
 // among the beta[b] best and within tau[b] nats of the best. Rows that sample (`sampling`; NULL: none does) draw a token in place
 // of the best, and under the rejection rule drafted tokens pass by chance; the limit overrides both. Rows that ban repeated
 // n-grams (`repeats`; NULL: none does; see `take` in judge.h) choose no token that would repeat one, except eos.
@@ -256,15 +256,15 @@ EXPORTED(int, verify, Engine* engine, const Stack* stack, int64_t batch, int64_t
 // log-probabilities (nats) under the unconstrained model of each token that passes and of the row's own.
 // numbers: starts (B + 1), beta (B), room (B), minimum (B), the drafts.
 EXPORTED(int, judge, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, const int64_t* numbers,
-         int64_t pad, int64_t eos, int64_t suppressed_count, const int64_t* suppressed, const double* tau, int64_t* judged,
-         float* scores, const Sampling* sampling, const int64_t* repeats) {
+         int64_t eos, int64_t banned_count, const int64_t* banned, const double* tau, int64_t* judged, float* scores,
+         const Sampling* sampling, const int64_t* repeats) {
     return status_of([&] {
         Numbers parts(numbers);
         Judging judging{logits, batch, width, 0, parts.take(batch + 1), tau, judged, scores,
                         take(sampling, batch, engine->draws), origins_of(sampling),
                         take(repeats, batch, engine->repeats)};
         judging.take(parts);
-        judging.reserve(*engine, vocabulary, pad, eos, suppressed_count, suppressed);
+        judging.reserve(*engine, vocabulary, eos, banned_count, banned);
         engine->team.run([&](int member) { judging.run(*engine, member); });
     });
 }

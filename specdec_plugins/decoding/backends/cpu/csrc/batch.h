@@ -214,11 +214,10 @@ struct Judging {
     }
 
     // Called before the team runs.
-    void reserve(Engine& engine, int64_t vocabulary, int64_t pad, int64_t eos, int64_t count, const int64_t* suppressed) const {
+    void reserve(Engine& engine, int64_t vocabulary, int64_t eos, int64_t count, const int64_t* banned) const {
         engine.judge.vocabulary = vocabulary;
         auto& forbidden = engine.judge.forbidden;
-        forbidden.assign(1, pad);
-        forbidden.insert(forbidden.end(), suppressed, suppressed + count);
+        forbidden.assign(banned, banned + count);
         forbidden.push_back(eos);
         if (engine.kept.size() < engine.team.size * forbidden.size()) engine.kept.resize(engine.team.size * forbidden.size());
         if (engine.chosen.size() < size_t(batch * width)) engine.chosen.resize(batch * width);

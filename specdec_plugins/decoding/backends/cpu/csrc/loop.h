@@ -34,8 +34,8 @@ SHARED_STRUCT(Decoding,
     const int64_t* token_ids;                // the token of each of the drafter's logits; NULL: all tokens, in order
     int64_t drafter_pad, drafter_eos;        // indices into the drafter's logits; -1: it has no such logit
     int64_t drafter_positions;               // positions that the drafter has embeddings for
-    int64_t pad, eos, mask, suppressed_count;
-    const int64_t* suppressed;
+    int64_t eos, mask, banned_count;
+    const int64_t* banned;
     int64_t batch, longest, steps;  // B, K, and the maximum number of steps
     const int64_t* numbers;         // per-row options: see `Sentences`
     const double* tau;              // (B)
@@ -137,7 +137,7 @@ class Sentences {
         judged.resize(3 * batch), scores.resize(batch * width), this->width = width;
         const Judging judging{all.logits, batch, int64_t(width), 1, starts.data(), all.tau, judged.data(), scores.data(),
                               drawing(), origins(), repeating(), beta, room.data(), minimum.data(), tokens.data()};
-        judging.reserve(engine, all.verifier->projection->outputs, all.pad, all.eos, all.suppressed_count, all.suppressed);
+        judging.reserve(engine, all.verifier->projection->outputs, all.eos, all.banned_count, all.banned);
         engine.team.run([&](int member) {
             forward.run(member);
             engine.team.sync();

@@ -1,0 +1,108 @@
+"""What a Hugging Face folder asks of `generate`, as the engine does it: read from the code of transformers 5.24."""
+
+from dataclasses import dataclass
+
+from specdec_plugins.formats.huggingface.asked import Asked
+from specdec_plugins.formats.spec import OutputRules, Symbols
+
+# Settings that change greedy outputs and are not supported, with the values at which they change nothing.
+NEUTRAL = {
+    "do_sample": (False,), "repetition_penalty": (1,), "encoder_repetition_penalty": (1,), "encoder_no_repeat_ngram_size": (0,),
+    "exponential_decay_length_penalty": (), "sequence_bias": (), "guidance_scale": (1,), "constraints": (), "force_words_ids": (),
+    "num_beam_groups": (1,), "diversity_penalty": (0,), "penalty_alpha": (0,), "dola_layers": (), "watermarking_config": (),
+    "stop_strings": (), "max_time": (), "token_healing": (False,), "num_return_sequences": (1,),
+}  # fmt: skip
+# Settings of sampling alone, of what `generate` returns, of its speed, and notes.
+WITHOUT_EFFECT = {
+    "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "use_cache",
+    "cache_implementation", "cache_config", "max_cache_len", "remove_invalid_values", "output_attentions", "output_hidden_states",
+    "output_scores", "output_logits", "return_dict_in_generate", "is_assistant", "num_assistant_tokens",
+    "num_assistant_tokens_schedule", "assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size",
+    "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "low_memory", "compile_config", "disable_compile",
+    "prefill_chunk_size", "_from_model_config", "_commit_hash", "transformers_version",
+}  # fmt: skip
+HONOURED = {
+    "max_length", "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens",
+    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "pad_token_id", "bos_token_id", "eos_token_id",
+    "decoder_start_token_id", "num_beams", "length_penalty", "early_stopping", "renormalize_logits",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Generation:
+    symbols: Symbols
+    forced: tuple[int, ...]
+    suppressed: tuple[int, ...]
+    rules: OutputRules
+    faults: list[str]
+
+
+def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:
+    """How outputs begin and end. ``asked`` is generation_config.json, a ``whole`` file of such settings, or config.json, where
+    they used to be.
+    """
+    for name, neutral in NEUTRAL.items():
+        value = asked.get(name)
+        if value is not None and value not in neutral and value != []:
+            asked.refuse(name, " or ".join(map(str, neutral)) or "none")
+    for name, value in asked.values.items() if whole else ():
+        if name not in HONOURED | WITHOUT_EFFECT | NEUTRAL.keys() and value not in (None, False, [], {}):
+            asked.faults.append(f"{asked.path.name}: unknown setting '{name:.80}'")
+    pad, eos, start = (asked.token(name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"))
+    eos = config.token("eos_token_id") if eos is None else eos
+    pad = config.token("pad_token_id") if pad is None else pad
+    for each in (asked.token("bos_token_id"), config.token("decoder_start_token_id")):
+        start = each if start is None else start
+    for name, token in (("eos_token_id", eos), ("pad_token_id", pad), ("decoder_start_token_id", start)):
+        if token is None:
+            asked.faults.append(f"{asked.path.name}: no '{name}'")
+    symbols = Symbols(pad or 0, eos or 0, start or 0, 0)
+    suppressed = suppressed_of(asked, symbols.eos)
+    forced, last = asked.token("forced_bos_token_id"), asked.token("forced_eos_token_id")
+    if forced is None and not whole and asked.flag("force_bos_token_to_be_generated", False):
+        forced = asked.token("bos_token_id")
+    if forced is not None and (forced == symbols.eos or forced in suppressed):
+        asked.fault("forced_bos_token_id", "a token that ends or may not be in an output")
+    if last not in (None, symbols.eos):
+        asked.refuse("forced_eos_token_id", f"eos, {symbols.eos}")
+    prefix = () if forced is None else (forced,)
+    return Generation(symbols, prefix, suppressed, rules_of(asked, symbols.eos, last is not None), asked.faults)
+
+
+def suppressed_of(asked: Asked, eos: int) -> tuple[int, ...]:
+    """The tokens that no output contains. `generate` never bans eos as a bad word."""
+    bad = asked.get("bad_words_ids")
+    words = bad if isinstance(bad, list) else []
+    if bad is not None and not (
+        isinstance(bad, list) and all(isinstance(word, list) and len(word) == 1 and type(word[0]) is int for word in bad)
+    ):
+        asked.refuse("bad_words_ids", "a list of single tokens")
+        words = []
+    tokens = asked.tokens("suppress_tokens")
+    if eos in tokens:
+        asked.refuse("suppress_tokens", "tokens other than eos")
+    return tuple(sorted({*tokens, *(word[0] for word in words if word != [eos])}))
+
+
+def rules_of(asked: Asked, eos: int, ends: bool) -> OutputRules:
+    """`generate` counts the start token, and the eos that it forces, in lengths."""
+    length = asked.whole("max_length", None, least=2 + ends)
+    if (tokens := asked.whole("max_new_tokens", None, least=1 + ends)) is not None:
+        length = tokens + 1
+    least = max(0, asked.whole("min_length", 0) - 1, asked.whole("min_new_tokens", 0))
+    begins = asked.tokens("begin_suppress_tokens")
+    if begins == [eos]:
+        least = max(1, least)
+    elif begins:
+        asked.refuse("begin_suppress_tokens", f"eos, [{eos}]")
+    stopping, repeats = asked.get("early_stopping"), asked.whole("no_repeat_ngram_size", 0)
+    if stopping not in (None, False, True, "never"):
+        asked.refuse("early_stopping", "true, false or never")
+        stopping = None
+    if repeats == 1:  # it would ban eos where that is the start token
+        asked.refuse("no_repeat_ngram_size", "0, or n-grams from 2 on")
+    return OutputRules(
+        "huggingface", ends, None if length is None else length - 1 - ends, least, repeats,
+        asked.whole("num_beams", 1, least=1, most=1000), asked.number("length_penalty", 1.0), str(stopping or False).lower(),
+        asked.flag("renormalize_logits", False),
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""The weights of a Hugging Face folder, mapped into memory: safetensors or PyTorch's files, whole or in shards."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch import Tensor
+
+from specdec_plugins.formats import tensors
+from specdec_plugins.formats.checkpoint import CheckpointError, unpickled
+from specdec_plugins.formats.description import read_json
+from specdec_plugins.formats.spec import storage_fault
+
+KINDS = ("model.safetensors", "pytorch_model.bin")
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of the folder's weights. Raises ValueError naming the file at fault."""
+    for name in KINDS:
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return read_file(folder / name)
+        if index.is_file():
+            return {key: each for file in shards(index) for key, each in read_file(folder / file).items()}
+    raise ValueError(f"{folder}: no weights in it; expected {' or '.join(KINDS)}")
+
+
+def shards(index: Path) -> Iterable[str]:
+    """The names of the files that an index lists."""
+    places = read_json(index).get("weight_map")
+    files = (
+        sorted(set(places.values())) if isinstance(places, dict) and all(type(each) is str for each in places.values()) else []
+    )
+    if not files:
+        raise ValueError(f"{index}: damaged (no 'weight_map' of file names)")
+    for file in files:
+        if Path(file).name != file or not file.isprintable() or not (index.parent / file).is_file():
+            raise ValueError(f"{index}: {file!r:.80} is not a file in the folder")
+    return files
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return tensors.read(path)
+    try:
+        found = unpickled(path, mapped=True)
+    except CheckpointError:
+        found = unpickled(path)  # files of PyTorch before 1.6 cannot be mapped
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: no weights by name")
+    for name, tensor in found.items():
+        if type(name) is not str or (fault := storage_fault(tensor)):
+            raise ValueError(f"{path}: the weight {name!r:.80} {fault if type(name) is str else 'has no name'}")
+    return found
