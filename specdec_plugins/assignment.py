@@ -72,12 +72,12 @@ def controller_of(settings: Settings, trained: int, drafter: Drafter) -> Control
 
 def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.PairFacts:
     """What a drafter without weights may know about the pair and the settings."""
-    copies = [pair.target.numbers.get(symbol, -1) for symbol in pair.source.symbols]
-    symbols = pair.target.symbols
+    source, target = pair.source, pair.target
+    same = range(len(target)) if source is target else [target.numbers.get(symbol, -1) for symbol in source.symbols]
+    marks = [each.fingerprint() if settings.datastore else "" for each in (target, source)]
     return drafters.PairFacts(
-        pair.verifier.spec.symbols, copies, pair.target.fingerprint(), len(symbols), settings.datastore, subwords=symbols,
-        continued=pair.target.continued, source_dictionary=pair.source.fingerprint(), verifier=verifier,
-        budget=settings.budget or USUAL_BUDGET,
+        pair.verifier.spec.symbols, same, marks[0], len(target), settings.datastore, subwords=target.symbols,
+        continued=target.continued, source_dictionary=marks[1], verifier=verifier, budget=settings.budget or USUAL_BUDGET,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.values import Hypothesis, Request
+from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.sentences import cut, sentences
 from specdec_plugins.translations import Source, Translation
 
@@ -46,15 +47,15 @@ def windows(
 
 @dataclass(frozen=True)
 class Task:
-    """One sample of a window. ``tokens`` are the context's source, the window's own (the last ``own`` before eos), and eos.
-    ``forced`` is the context's translation.
+    """One sample of a window. ``tokens`` are the context's source and the window's ``text``, between special tokens. ``forced``
+    is the context's translation.
     """
 
     document: int
     window: int  # its index in the document
     sample: int
     tokens: list[int]
-    own: int
+    text: list[int]
     forced: list[int]
 
 
@@ -73,7 +74,7 @@ class Document:
 
 
 class Documents:
-    """Schedules windows. At most ``abreast`` documents are under way.
+    """Schedules windows. At most ``abreast`` documents are under way. ``framed(document, tokens)`` adds the special tokens.
 
     ``fits(source, output)`` tells whether a request may have that many source tokens, eos included, and output tokens. A context
     that does not fit loses its first windows.
@@ -81,11 +82,11 @@ class Documents:
 
     def __init__(
         self, sources: Iterable[Iterator[list[int]]], samples: int, context: int, fits: Callable[[int, int], bool], abreast: int,
-        eos: int,
+        framed: Callable[[int, list[int]], list[int]],
     ):  # fmt: skip
         self._coming = (Document(number, source, samples, deque(maxlen=context)) for number, source in enumerate(sources))
         self._open: list[Document] = []
-        self.context, self.fits, self.abreast, self.eos = context, fits, abreast if context else 1, eos
+        self.context, self.fits, self.abreast, self.framed = context, fits, abreast if context else 1, framed
 
     def take(self) -> list[Task]:
         """The tasks of one window, one per sample; empty if all remaining windows wait for others in flight."""
@@ -103,14 +104,13 @@ class Documents:
         tasks = []
         for sample in range(document.samples):
             context = [(source, outputs[sample]) for source, outputs in document.context]
-            while context:
-                read, written = (sum(map(len, side)) for side in zip(*context))
-                if self.fits(read + len(window) + 1, written + int(ROOM * len(window))):
+            while True:
+                tokens = self.framed(document.number, [*(token for source, _ in context for token in source), *window])
+                forced = [token for _, output in context for token in output]
+                if not context or self.fits(len(tokens), len(forced) + int(ROOM * len(window))):
                     break
                 del context[0]
-            tokens = [*(token for source, _ in context for token in source), *window, self.eos]
-            forced = [token for _, output in context for token in output]
-            tasks.append(Task(document.number, document.taken, sample, tokens, len(window), forced))
+            tasks.append(Task(document.number, document.taken, sample, tokens, window, forced))
         document.taken += 1
         if self.context:
             document.context.append((window, [[] for _ in tasks]))
@@ -126,12 +126,12 @@ class Documents:
 
 
 def decode(
-    documents: Documents, session: Session, rows: int, request: Callable[[int, Task], Request], given: int
+    documents: Documents, session: Session, rows: int, request: Callable[[int, Task], Request], given: Callable[[Task], int]
 ) -> Iterator[tuple[Task, Hypothesis]]:
     """Yield windows as they finish, each with its own part of the output. At most ``rows`` requests wait.
 
-    ``request`` makes a task's request, with the index given. Every output begins with ``given`` tokens that the model or the
-    language demands.
+    ``request`` makes a task's request, with the index given. The outputs of a task begin with ``given(task)`` tokens that the
+    model or the language demands.
     """
     flying: dict[int, Task] = {}
     number = 0
@@ -147,7 +147,7 @@ def decode(
             if hypothesis.error is not None:
                 raise hypothesis.error
             task = flying.pop(hypothesis.index)
-            forced = given + len(task.forced)
+            forced = given(task) + len(task.forced)
             documents.finish(task, hypothesis.tokens[forced:])
             yield task, without(hypothesis, forced) if task.forced else hypothesis
     session.stats.settle()
@@ -160,32 +160,37 @@ def without(hypothesis: Hypothesis, forced: int) -> Hypothesis:
 
 
 def translate_documents(
-    translator: "Translator", lines: Sequence[str], batch_size: int | None, tokenized: bool, remove_bpe: bool,
-    max_tokens: int | None, first: int,
+    translator: "Translator", lines: Sequence[str], languages: Sequence[tuple[str | None, str | None]], batch_size: int | None,
+    tokenized: bool, remove_bpe: bool, max_tokens: int | None, first: int,
 ) -> list[Translation]:  # fmt: skip
     """All samples of each line, which is a document: the texts of its windows, joined by spaces."""
     engine, settings = translator.engine, translator.settings
     rows, samples = batch_size or USUAL_ROWS, settings.drawn
-    language = translator.tokens_of("", tokenized)[1]
-    given = len(translator.pair.verifier.spec.forced) + len(language)
+    frames = [translator.codec.encode("", *each) for each in languages]
+    usual = len(translator.pair.verifier.spec.forced)
+    longest = max((len(frame.forced) for frame in frames), default=0)
+
+    def given(task: Task) -> int:
+        return usual + len(frames[task.document].forced)
 
     def fits(source: int, output: int) -> bool:
-        return source <= engine.max_source and given + output <= engine.max_target
+        return source <= translator.max_source and usual + longest + output <= engine.max_target
 
     def request(number: int, task: Task) -> Request:
-        begun = given + len(task.forced) if task.forced else len(language)
+        frame = frames[task.document]
+        begun = given(task) + len(task.forced) if task.forced else len(frame.forced)
         later = [task.window] if task.window else []  # the first window is sampled like a line of its own
-        limit = min(begun + engine.limit(task.own + 1), engine.max_target)
+        limit = min(begun + engine.limit(len(task.text) + len(frame.ids)), engine.max_target)
         seeds = [engine.seeds(first + task.document, *later)[task.sample]]
-        forced = [*language, *task.forced]
+        forced = [*frame.forced, *task.forced]
         return engine.request(number, task.tokens, forced=forced, limit=limit, min_length=begun + engine.min_length, seeds=seeds)
 
-    sources = (windows_of(translator, line, tokenized) for line in lines)
-    documents = Documents(sources, samples, settings.context, fits, rows, translator.pair.verifier.spec.symbols.eos)
+    sources = (windows_of(translator, line, tokenized, *each) for line, each in zip(lines, languages))
+    documents = Documents(sources, samples, settings.context, fits, rows, lambda number, text: frames[number].framed(text))
     parts: list[list[tuple[int, Translation]]] = [[] for _ in range(samples * len(lines))]
     with engine.borrowed(rows, max_tokens) as session:
         for task, hypothesis in decode(documents, session, rows, request, given):
-            source = Source(task.tokens[-task.own - 1 :], False)
+            source = Source(task.tokens, task.text, False)
             part = translator.finish(source, hypothesis, task.sample, tokenized and not remove_bpe, tokenized)
             parts[samples * task.document + task.sample].append((task.window, part))
     return [
@@ -194,13 +199,17 @@ def translate_documents(
     ]
 
 
-def windows_of(translator: "Translator", line: str, tokenized: bool) -> Iterator[list[int]]:
-    """Yield the windows of a line, as the settings say: token ids of the source without eos."""
+def windows_of(
+    translator: "Translator", line: str, tokenized: bool, source_lang: str | None = None, target_lang: str | None = None
+) -> Iterator[list[int]]:
+    """Yield the windows of a line, as the settings say: token ids of the source without special tokens."""
     size, vocabulary = translator.settings.windows, translator.pair.source
     alone = not isinstance(size, int)
-    most = size if isinstance(size, int) else translator.max_source - 1
-    texts = sentences(line, translator.pair.config.source_lang, most, tokenized)
-    tokens = (translator.tokens_of(text, tokenized)[0] for text in texts)
+    most = (
+        size if isinstance(size, int) else translator.max_source - len(translator.codec.encode("", source_lang, target_lang).ids)
+    )
+    texts = sentences(line, two_letters(source_lang or translator.pair.config.source_lang), most, tokenized)
+    tokens = (translator.encoded(text, tokenized, source_lang, target_lang).text for text in texts)
     return windows(tokens, most, alone, lambda sentence: cut(vocabulary.tokens(sentence[:most]), most))
 
 

@@ -58,8 +58,10 @@ class SourceTooLong(ValueError):
 
 @dataclass(frozen=True)
 class Source:
-    """A source as token ids with eos; empty if skipped for its length. ``forced`` tokens begin its output."""
+    """A source as token ids, special ones included; empty if skipped for its length. ``text`` are its own. ``forced`` tokens
+    begin its output."""
 
     tokens: list[int]
+    text: list[int]
     shortened: bool
     forced: Sequence[int] = ()

@@ -9,6 +9,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Literal
@@ -21,11 +22,14 @@ from specdec_plugins.engine import BatchSize, Engine
 from specdec_plugins.formats.folder import Pair, load_folder
 from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.text.agreement import most_agreed
+from specdec_plugins.text.codec import Encoded, NoLanguage
 from specdec_plugins.translations import Source, SourceTooLong, Translation
 
 __all__ = ["SourceTooLong", "Translation", "Translator"]
 
 TooLong = Literal["error", "truncate", "skip"]  # how to handle a source longer than the models' positions
+Languages = str | Sequence[str | None] | None  # of all sentences, or of each; None: the model's own
+BESIDE = ("hints", "source_lang", "target_lang")  # options with a value per sentence
 
 
 class Translator:
@@ -36,10 +40,11 @@ class Translator:
         if isinstance(windows, int) and not self.codec.concatenates:
             raise OptionError([("windows", f"of several sentences are not supported by codec {pair.config.name}; use {WHOLE}")])
         self.engine = Engine(pair, settings, drafter)
-        self.pair, self.settings, self.max_source = self.engine.pair, self.engine.settings, self.engine.max_source
+        self.pair, self.settings = self.engine.pair, self.engine.settings
+        self.max_source = min(self.engine.max_source, self.codec.max_length or self.engine.max_source)
         if isinstance(windows, int) and windows >= self.max_source:
             raise OptionError([("windows", f"of {windows} tokens: the models read at most {self.max_source - 1:,}")])
-        with suppress(ImportError):  # who brings subwords needs no library for them
+        with suppress(ImportError, NoLanguage):  # who brings subwords needs no library for them
             self.codec.encode("")  # loads the codec's files, so that faults show up front
 
     @classmethod
@@ -55,50 +60,77 @@ class Translator:
     def translate(
         self, sentences: Sequence[str], batch_size: BatchSize = "auto", tokenized: bool = False, remove_bpe: bool = True,
         max_tokens: int | None = None, too_long: TooLong = "error", first: int = 0, hints: Sequence[str] | None = None,
+        source_lang: Languages = None, target_lang: Languages = None, max_length: int | None = None,
     ) -> list[Translation]:  # fmt: skip
         """Translate sentences in order; with `Settings.num_samples`, the samples of each follow one another.
 
         ``batch_size`` bounds the sentences in flight (auto: `Settings.usual_batch_size`; None: no bound), and ``max_tokens``
         their source tokens, padding included. With ``tokenized`` the sentences are subwords, and so are the texts, unless
         ``remove_bpe`` joins them to words. ``first`` is the index of the first sentence in a longer text: samples depend on it.
-        ``hints`` are earlier translations for a drafter that uses them, empty where missing. Raises SourceTooLong before
-        decoding.
+        ``hints`` are earlier translations for a drafter that uses them, empty where missing. Multilingual models read
+        ``source_lang`` and ``target_lang``, one for all sentences or one for each. ``max_length`` limits an output's tokens as in
+        ``transformers``, the one before the first included. Raises SourceTooLong before decoding.
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
         batch_size = self.settings.usual_batch_size if batch_size == "auto" else batch_size
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
+        languages = list(zip(*(self._each(each, len(sentences)) for each in (source_lang, target_lang))))
         if self.settings.windows is None:
-            sources = [self.source(index, line, tokenized, too_long) for index, line in enumerate(sentences)]
-            hinted = self._hints(hints, len(sources), tokenized)
-            found = self._decode(sources, hinted, batch_size, max_tokens, first)
+            pairs = enumerate(zip(sentences, languages))
+            sources = [self.source(index, line, tokenized, too_long, *each) for index, (line, each) in pairs]
+            hinted = self._hints(hints, [target for _, target in languages], tokenized)
+            found = self._decode(sources, hinted, batch_size, max_tokens, first, max_length)
             finish = partial(self.finish, keep_bpe=tokenized and not remove_bpe, keep_tokens=tokenized)
             samples = range(self.settings.drawn)
             results = [finish(source, found.get((n, sample)), sample) for n, source in enumerate(sources) for sample in samples]
-        elif hints is not None:
-            raise ValueError("hints are for whole lines and cannot be combined with windows")
+        elif hints is not None or max_length is not None:
+            raise ValueError("hints and max_length are for whole lines and cannot be combined with windows")
         else:
-            results = translate_documents(self, sentences, batch_size, tokenized, remove_bpe, max_tokens, first)
+            results = translate_documents(self, sentences, languages, batch_size, tokenized, remove_bpe, max_tokens, first)
         if drawn := self.settings.mbr:
             groups = [results[start : start + drawn] for start in range(0, len(results), drawn)]
             results = [group[most_agreed([result.text for result in group])] for group in groups]
         self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
         return results
 
-    def _hints(self, hints: Sequence[str] | None, count: int, tokenized: bool) -> list[list[int]]:
-        if hints is not None and len(hints) != count:
-            raise ValueError(f"{count:,} sentences, but {len(hints):,} hints")
-        return self.encode_target(hints, tokenized) if hints else [[]] * count
+    def __call__(
+        self, text: str | Sequence[str], src_lang: Languages = None, tgt_lang: Languages = None, max_length: int | None = None,
+        **options,
+    ) -> list[dict[str, str]]:  # fmt: skip
+        """Translate as the translation pipeline that ``transformers`` had until version 4: one text or several, a dictionary
+        for each. Options as for `translate`."""
+        texts = [text] if isinstance(text, str) else text
+        found = self.translate(texts, source_lang=src_lang, target_lang=tgt_lang, max_length=max_length, **options)
+        return [{"translation_text": each.text} for each in found]
+
+    @staticmethod
+    def _each(value: Languages, count: int) -> list[str | None]:
+        """The language of each sentence."""
+        if value is None or isinstance(value, str):
+            return [value] * count
+        if len(value) != count:
+            raise ValueError(f"{count:,} sentences, but {len(value):,} languages")
+        return list(value)
+
+    def _hints(self, hints: Sequence[str] | None, languages: Sequence[str | None], tokenized: bool) -> list[list[int]]:
+        if hints is not None and len(hints) != len(languages):
+            raise ValueError(f"{len(languages):,} sentences, but {len(hints):,} hints")
+        return self.encode_target(hints, tokenized, languages) if hints else [[]] * len(languages)
 
     def _decode(
-        self, sources: list[Source], hints: list[list[int]], batch_size: int | None, max_tokens: int | None, first: int
-    ) -> dict[tuple[int, int], Hypothesis]:
+        self, sources: list[Source], hints: list[list[int]], batch_size: int | None, max_tokens: int | None, first: int,
+        max_length: int | None,
+    ) -> dict[tuple[int, int], Hypothesis]:  # fmt: skip
         """The outputs by source and sample; none for a source that is empty or skipped."""
         engine = self.engine
+        options = {}
+        if max_length is not None:
+            options["limit"] = min(max(1, max_length - 1 - engine.rules.ends), engine.max_target)
         requests = [
-            engine.request(index, source.tokens, forced=source.forced, seeds=engine.seeds(first + index), hint=hint)
+            engine.request(index, source.tokens, forced=source.forced, seeds=engine.seeds(first + index), hint=hint, **options)
             for index, (source, hint) in enumerate(zip(sources, hints))
-            if len(source.tokens) > 1
+            if source.text
         ]
         return {(each.index, each.output): each for each in engine.decode(requests, batch_size, max_tokens)}
 
@@ -107,30 +139,33 @@ class Translator:
         if isinstance(sentences, str):
             raise TypeError("stream takes a list of sentences, or another iterable, not one string")
         lines, first, begun = iter(sentences), options.pop("first", 0), 0
-        hints = options.pop("hints", None)
+        beside = {name: options.pop(name) for name in BESIDE if not isinstance(options.get(name), str | None)}
         while buffer := list(islice(lines, buffer_size)):
-            if hints is not None:
-                options["hints"] = hints[begun : begun + len(buffer)]
+            parts = {name: values[begun : begun + len(buffer)] for name, values in beside.items()}
             try:
-                yield from self.translate(buffer, first=first + begun, **options)
+                yield from self.translate(buffer, first=first + begun, **parts, **options)
             except SourceTooLong as error:
                 error.index += begun
                 raise
             begun += len(buffer)
-        if hints is not None and len(hints) != begun:
-            raise ValueError(f"{begun:,} sentences, but {len(hints):,} hints")
+        for name, values in beside.items():
+            if len(values) != begun:
+                raise ValueError(f"{begun:,} sentences, but {len(values):,} {name}")
 
-    def stream_text(self, sentence: str, too_long: TooLong = "error", first: int = 0, hint: str | None = None) -> Iterator[str]:
+    def stream_text(
+        self, sentence: str, too_long: TooLong = "error", first: int = 0, hint: str | None = None, source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> Iterator[str]:  # fmt: skip
         """Yield the translation of one sentence in pieces, as passes commit it; they concatenate to its text.
 
         Nothing is taken back: text that the next token may change waits for it. Options as for `translate`.
         """
         if self.settings.drawn > 1 or self.settings.windows is not None or self.settings.strategy == "fairseq":
             raise ValueError("stream_text needs a single sentence and sample; it does not support mbr, windows or fairseq")
-        source = self.source(0, sentence, False, too_long)
-        if len(source.tokens) <= 1:
+        source = self.source(0, sentence, False, too_long, source_lang, target_lang)
+        if not source.text:
             return
-        options = {"hint": self.codec.encode_target(hint)} if hint else {}
+        options = {"hint": self.codec.encode_target(hint, target_lang)} if hint else {}
         decoder = self.codec.decoder()
         request = self.engine.request(0, source.tokens, forced=source.forced, seeds=self.engine.seeds(first), **options)
         for commit in self.engine.stream(request):
@@ -139,37 +174,48 @@ class Translator:
         if text := decoder.finish():
             yield text
 
-    def encode(self, sentences: Sequence[str], tokenized: bool = False) -> list[list[int]]:
+    def encode(
+        self, sentences: Sequence[str], tokenized: bool = False, source_lang: str | None = None, target_lang: str | None = None
+    ) -> list[list[int]]:
         """The token ids of sentences, eos included, as `Engine.generate` takes them. Raises SourceTooLong."""
-        return [self.source(index, line, tokenized, "error").tokens for index, line in enumerate(sentences)]
+        languages = source_lang, target_lang
+        return [self.source(index, line, tokenized, "error", *languages).tokens for index, line in enumerate(sentences)]
 
-    def encode_target(self, sentences: Sequence[str], tokenized: bool = False) -> list[list[int]]:
+    def encode_target(self, sentences: Sequence[str], tokenized: bool = False, target_lang: Languages = None) -> list[list[int]]:
         """The token ids of translations without eos, as in `Request.hint`."""
-        return [self.codec.target.ids(line.split()) if tokenized else self.codec.encode_target(line) for line in sentences]
+        codec, pairs = self.codec, zip(sentences, self._each(target_lang, len(sentences)))
+        return [codec.target.ids(line.split()) if tokenized else codec.encode_target(line, lang) for line, lang in pairs]
 
-    def source(self, index: int, line: str, tokenized: bool, too_long: TooLong) -> Source:
+    def source(
+        self, index: int, line: str, tokenized: bool, too_long: TooLong, source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> Source:  # fmt: skip
         """A sentence as the models read it; errors give its ``index``."""
-        words = line.split()
-        limit = self.max_source - 1  # without eos
-        count = f"over {limit:,}"  # by its words or letters alone: BPE would take minutes for a word of a megabyte
-        letters = limit * self.codec.max_characters
-        more = len(words) > limit or sum(map(len, words)) > letters
+        languages = source_lang, target_lang
+        frame = self.codec.encode("", *languages)
+        limit = self.max_source - len(frame.ids)
+        more, count = False, f"over {limit:,}"
+        if (each := self.codec.max_characters) is not None:
+            # By its words or letters alone: BPE would take minutes for a word of a megabyte.
+            words, letters = line.split(), limit * each
+            more = len(words) > limit or sum(map(len, words)) > letters
+            line = " ".join(words[:limit])[: letters + limit] if more else line
         if not more or too_long == "truncate":
-            tokens, forced = self.tokens_of(" ".join(words[:limit])[: letters + limit], tokenized)
-            shortened = more or len(tokens) > limit
+            text = self.encoded(line, tokenized, *languages).text
+            shortened = more or len(text) > limit
             if not shortened or too_long == "truncate":
-                return Source([*tokens[:limit], self.pair.verifier.spec.symbols.eos], shortened, forced)
-            count = f"{len(tokens):,}"
+                return Source(frame.framed(text[:limit]), text[:limit], shortened, frame.forced)
+            count = f"{len(text):,}"
         if too_long == "error":
             raise SourceTooLong(index, count, limit)
-        return Source([], True)
+        return Source([], [], True)
 
-    def tokens_of(self, line: str, tokenized: bool) -> tuple[list[int], tuple[int, ...]]:
-        """The token ids of a source without eos, and the forced beginning of its output."""
-        if tokenized:
-            return self.codec.source.ids(line.split()), ()
-        encoded = self.codec.encode(line)
-        return encoded.ids[:-1], encoded.forced
+    def encoded(self, line: str, tokenized: bool, source_lang: str | None = None, target_lang: str | None = None) -> Encoded:
+        """A source in its frame; with ``tokenized``, its subwords are given."""
+        if not tokenized:
+            return self.codec.encode(line, source_lang, target_lang)
+        frame = self.codec.encode("", source_lang, target_lang)
+        return replace(frame, ids=frame.framed(self.codec.source.ids(line.split())))
 
     def finish(
         self, source: Source, hypothesis: Hypothesis | None, sample: int, keep_bpe: bool, keep_tokens: bool
@@ -181,6 +227,6 @@ class Translator:
         words = codec.target.tokens(hypothesis.tokens)
         return Translation(
             (" ".join(words) if keep_bpe else codec.join(words)) if keep_tokens else codec.decode(hypothesis.tokens),
-            codec.source.tokens(source.tokens[:-1]), words, hypothesis.token_scores, hypothesis.steps, hypothesis.cut, sample,
+            codec.source.tokens(source.text), words, hypothesis.token_scores, hypothesis.steps, hypothesis.cut, sample,
             source.shortened, name,
         )  # fmt: skip

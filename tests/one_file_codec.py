@@ -10,7 +10,7 @@ from specdec_plugins.text.vocabulary import Vocabulary
 class Characters:
     """Reads its characters from the file ``characters``; the last ids are the special ones. ``~`` is a space to come or not."""
 
-    max_characters, concatenates = 1, True
+    max_characters, concatenates, max_length = 1, True, None
 
     def __init__(self, config, symbols):
         characters = list(config.files["characters"].read_text(encoding="utf-8"))

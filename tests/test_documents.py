@@ -150,7 +150,9 @@ def test_windows_wait_for_their_context():
     rng = random.Random(1)
     sources = [[[rng.randrange(9) for _ in range(rng.randrange(1, 6))] for _ in range(rng.randrange(5))] for _ in range(7)]
     said, flying, order = {}, [], []
-    work = Documents(map(iter, sources), 2, 2, lambda source, output: source <= 12 and output <= 14, 3, -1)
+    work = Documents(
+        map(iter, sources), 2, 2, lambda source, output: source <= 12 and output <= 14, 3, lambda _, text: [*text, -1]
+    )
     while True:
         while tasks := work.take():
             assert [task.sample for task in tasks] == [0, 1] and len({task.document for task in flying}) < 3
@@ -164,7 +166,7 @@ def test_windows_wait_for_their_context():
         kept = min(2, task.window)
         while kept and (len(flat(before[-kept:])) + len(own) >= 12 or len(flat(outputs[-kept:])) + int(1.5 * len(own)) > 14):
             kept -= 1
-        assert task.tokens == [*flat(before[task.window - kept :]), *own, -1] and task.own == len(own)
+        assert task.tokens == [*flat(before[task.window - kept :]), *own, -1] and task.text == own
         assert task.forced == flat(outputs[task.window - kept :])
         said[task.document, task.window, task.sample] = [rng.randrange(9) for _ in range(rng.randrange(1, 6))]
         work.finish(task, said[task.document, task.window, task.sample])
@@ -177,8 +179,8 @@ def test_windows_are_cut_as_they_are_wanted(monkeypatch):
     for options in ({"windows": "sentence"}, {"windows": "sentence", "context": 1}):
         translator, waiting, made = demo(strategy="ar", **options), [], [0]
 
-        def counting(translator, line, bpe, made=made):
-            for window in windows_of(translator, line, bpe):
+        def counting(*line, made=made):
+            for window in windows_of(*line):
                 made[0] += 1
                 yield window
 

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
 
         if options.source:
             lines = counted(line for paths in zip(options.source, options.text) for line in aligned(*paths))
-            pairs = ((codec.encode(source).ids[:-1], codec.encode_target(line)) for source, line in lines if line.strip())
+            pairs = ((codec.encode(source).text, codec.encode_target(line)) for source, line in lines if line.strip())
             store = Datastore.of_pairs(pairs, eos, len(pair.source))
         else:
             texts = counted(line for path in options.text for line in read_lines(path))

@@ -59,8 +59,8 @@ def parser() -> Parser:
     model("--drafter", metavar="PT", help="fairseq checkpoint of its drafter")
     model("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
     model("--codes", metavar="FILE", help="BPE codes; not needed with --tokenized")
-    model("-s", "--source-lang", metavar="LANG")
-    model("-t", "--target-lang", metavar="LANG")
+    model("-s", "--source-lang", metavar="LANG", help="for multilingual models, or without a folder; such as fra_Latn, fra or fr")
+    model("-t", "--target-lang", metavar="LANG", help="the same for the output")
 
     text("files", nargs="*", metavar="FILE", help="UTF-8 text, .gz allowed (default: stdin)")
     text("-i", "--input", metavar="FILE", help="the same, as an option")
@@ -151,7 +151,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def model_faults(options: argparse.Namespace) -> Iterator[Fault]:
     """Faults of the options that name models."""
-    parts = [name for name in ("verifier", "drafter", "data", "codes", "source_lang", "target_lang") if getattr(options, name)]
+    parts = [name for name in ("verifier", "drafter", "data", "codes") if getattr(options, name)]
     if options.model and parts:
         yield "model", f"cannot be combined with {', '.join(map(option_name, parts))}"
     if not options.model and not (options.verifier and options.data):

@@ -25,12 +25,14 @@ GROUP = "specdec.codecs"
 BUILT_IN = {
     "fairseq-bpe": "specdec_plugins.text.dictionary:FairseqBpe",
     "byte-level": "specdec_plugins.text.dictionary:ByteLevelCodec",
+    "sentencepiece": "specdec_plugins.text.sentencepiece:SentencePiece",
+    "tokenizer-json": "specdec_plugins.text.tokenizer_json:TokenizerJson",
 }
 
 
 @dataclass(frozen=True)
 class CodecConfig:
-    """A model's codec: its name, its files by role, its options, and the default languages."""
+    """A model's codec: its name, its files by role, its options, and the default languages, empty where there are none."""
 
     name: str
     folder: str  # the model, for errors
@@ -42,16 +44,30 @@ class CodecConfig:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text as token ids with eos. ``forced`` tokens, such as a language token, begin the output."""
+    """A text as token ids, between ``before`` and ``after`` special tokens, such as a language token and eos.
+
+    ``forced`` tokens, such as the target's language token, begin the output.
+    """
 
     ids: list[int]
     align: Callable[[], list[Span]]  # computes `offsets`
     forced: tuple[int, ...] = ()
+    before: int = 0
+    after: int = 1
 
     @cached_property
     def offsets(self) -> list[Span]:
-        """The characters of the original text that each token stands for; empty for eos."""
+        """The characters of the original text that each token stands for; empty for special tokens at its ends."""
         return self.align()
+
+    @property
+    def text(self) -> list[int]:
+        """The tokens without the special ones at the ends."""
+        return self.ids[self.before : len(self.ids) - self.after]
+
+    def framed(self, text: Sequence[int]) -> list[int]:
+        """Other tokens between the same special ones."""
+        return [*self.ids[: self.before], *text, *self.ids[len(self.ids) - self.after :]]
 
 
 class Decoder(Protocol):
@@ -69,11 +85,12 @@ class Codec(Protocol):
 
     source: Vocabulary
     target: Vocabulary
-    max_characters: int  # of the source per token, at most; longer texts are rejected before they are encoded
+    max_characters: int | None  # per source token; longer texts are rejected before they are encoded. None: encoding is fast
+    max_length: int | None  # source tokens at most, special ones included; None: as many as the model reads
     concatenates: bool  # whether encoding commutes with concatenation, eos aside
 
     def encode(self, text: str, source_lang: str | None = None, target_lang: str | None = None) -> Encoded:
-        """Encode a source text. Raises ValueError for a language that the model does not have."""
+        """Encode a source text. Raises ValueError for an unknown language, `NoLanguage` for a missing one."""
         ...
 
     def encode_target(self, text: str, target_lang: str | None = None) -> list[int]:
@@ -91,6 +108,10 @@ class Codec(Protocol):
         ...
 
 
+class NoLanguage(ValueError):
+    """A multilingual model was given no language, and has no default."""
+
+
 class Buffered:
     """The decoder of a codec that only decodes whole outputs: all text comes at the end."""
 
@@ -103,6 +124,26 @@ class Buffered:
 
     def finish(self) -> str:
         return self.decode(self.ids)
+
+
+class Redecoded:
+    """Decodes all tokens so far at every push. ``settled`` returns how much of a text later tokens cannot change."""
+
+    def __init__(self, decode: Callable[[list[int]], str], settled: Callable[[str], int]):
+        self.decode, self.settled = decode, settled
+        self.ids, self.told = list[int](), 0
+
+    def push(self, ids: Iterable[int]) -> str:
+        self.ids += ids
+        text = self.decode(self.ids)
+        return self._tell(text[: self.settled(text)])
+
+    def finish(self) -> str:
+        return self._tell(self.decode(self.ids))
+
+    def _tell(self, text: str) -> str:
+        delta, self.told = text[self.told :], max(self.told, len(text))
+        return delta
 
 
 def open_codec(config: CodecConfig, symbols: "Symbols") -> Codec:

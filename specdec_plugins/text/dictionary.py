@@ -21,7 +21,7 @@ class FairseqBpe:
     Files: ``source`` and ``target`` dictionaries, and BPE ``codes``; without codes, input must be subwords already.
     """
 
-    concatenates = True
+    concatenates, max_length = True, None
     tokenizers: tuple[str, ...] = ("moses", "reversible")
 
     def __init__(self, config: CodecConfig, symbols: "Symbols"):

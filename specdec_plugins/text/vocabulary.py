@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from specdec_plugins.text.lines import read_lines
@@ -18,7 +19,10 @@ class Vocabulary:
 
     def __init__(self, symbols: Sequence[str], unknown: int, path: Path | None = None, continued: Collection[int] = ()):
         self.symbols, self.unknown, self.path, self.continued = symbols, unknown, path, continued
-        self.numbers = {symbol: number for number, symbol in enumerate(symbols)}
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        return {symbol: number for number, symbol in enumerate(self.symbols)}
 
     @classmethod
     def read(cls, path: Path) -> "Vocabulary":

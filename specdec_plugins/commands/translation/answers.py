@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # with --workers, only the workers load torch
     from specdec_plugins.translator import Translation
 
 RESOURCES = ("device", "threads")  # settings that do not change the text
+TEXT = ("format", "tokenized", "remove_bpe", "too_long", "source_lang", "target_lang")  # options that do
 FORMATS = ("text", "fairseq", "json")
 Format = Callable[[int, Sequence["Translation"], str | None], str]  # line number from 0, its outputs, reference
 
@@ -63,7 +64,8 @@ class Answerer:
         self.choices: dict[str, Any] = {
             "batch_size": options.batch_size or (None if options.max_tokens else settings.usual_batch_size),
             "max_tokens": options.max_tokens, "tokenized": options.tokenized,
-            "remove_bpe": options.remove_bpe, "too_long": options.too_long,
+            "remove_bpe": options.remove_bpe, "too_long": options.too_long, "source_lang": options.source_lang,
+            "target_lang": options.target_lang,
         }  # fmt: skip
 
     def __call__(self, buffer: Buffer) -> Answers:
@@ -160,7 +162,7 @@ def load(options: argparse.Namespace) -> "Pair":
 def identity(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that determines the output text, by name: the options that matter, and a hash of the model's files."""
     settings = {name: value for name, value in vars(settings_of(options)).items() if name not in RESOURCES}
-    settings |= {name: getattr(options, name) for name in ("format", "tokenized", "remove_bpe", "too_long")}
+    settings |= {name: getattr(options, name) for name in TEXT}
     if options.model:
         paths = [path for path in sorted(Path(options.model).iterdir()) if path.is_file() and path.suffix != ".md"]
     else:

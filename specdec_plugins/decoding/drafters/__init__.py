@@ -39,7 +39,7 @@ class PairFacts:
 
     symbols: Symbols
     copies: Sequence[int]  # the target id of each source token; -1 if the target dictionary lacks it
-    dictionary: str  # fingerprint of the target dictionary
+    dictionary: str  # fingerprint of the target dictionary; empty without a datastore
     size: int  # symbols in the target dictionary
     datastore: str | None = None  # a file of `specdec-datastore`
     subwords: Sequence[str] = ()  # the target tokens as text; empty if unknown

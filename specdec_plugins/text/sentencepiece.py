@@ -1,0 +1,111 @@
+"""SentencePiece models with a vocabulary file that numbers their pieces: Marian and M2M100 as ``transformers`` tokenises them."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec_plugins.extras import needed
+from specdec_plugins.formats.errors import brief
+from specdec_plugins.text.codec import CodecConfig
+from specdec_plugins.text.framed import SPACE, Framed
+from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.text.words import Span, align
+
+if TYPE_CHECKING:
+    from specdec_plugins.formats.spec import Symbols
+
+MARKED = re.compile(r">>.*?<<", re.DOTALL)  # a language token that begins a text
+
+
+class SentencePiece(Framed):
+    """Files: the models ``source`` and ``target``, and the number of each piece, ``vocabulary``, for targets perhaps
+    ``target_vocabulary``.
+
+    Added tokens are matched in the raw text, then, with languages on the target's side, ``>>xxx<<`` at the beginning.
+    """
+
+    def __init__(self, config: CodecConfig, symbols: "Symbols"):
+        super().__init__(config, symbols, ("source", "target", "vocabulary"))
+        options, files = self.options, config.files
+        self.models = {"source": load_model(files["source"])}
+        self.models["target"] = self.models["source"] if files["target"] == files["source"] else load_model(files["target"])
+        self.source = self.target = self._vocabulary(files["vocabulary"], options.source_size)
+        if (own := files.get("target_vocabulary")) is not None:
+            self.target = self._vocabulary(own, options.target_size)
+        elif options.source_size != options.target_size:
+            raise ValueError(
+                f"{files['vocabulary']}: one vocabulary for {options.source_size:,} and {options.target_size:,} tokens"
+            )
+        self.added = {each.content: each for each in options.added}
+        parts = sorted(map(re.escape, self.added), key=len, reverse=True)  # the longest that matches
+        self.pattern = re.compile(f"({'|'.join(parts)})" if parts else "(?!)")
+        # transformers joins pieces by the source's model, unless vocabularies are separate.
+        self.joining = self.models["source" if self.target is self.source else "target"]
+
+    def tokenize(self, text: str, side: str) -> tuple[list[int], list[Span] | None]:
+        ids: list[int] = []
+        known, model = getattr(self, side).numbers, self.models[side]
+        for piece in self.pieces(text, model):
+            token = self.added.get(piece)
+            ids.append(known.get(piece, self.options.unknown) if token is None else token.id)
+        return ids, None
+
+    def pieces(self, text: str, model: Any) -> list[str]:
+        """The pieces of a text, added tokens among them."""
+        parts = self.pattern.split(text)  # texts at even indices, added tokens at odd ones
+        for index in range(1, len(parts), 2):
+            token = self.added[parts[index]]
+            parts[index - 1] = parts[index - 1].rstrip() if token.lstrip else parts[index - 1]
+            parts[index + 1] = parts[index + 1].lstrip() if token.rstrip else parts[index + 1]
+        pieces: list[str] = []
+        for index, part in enumerate(parts):
+            if index % 2:
+                pieces.append(part)
+                continue
+            marked = MARKED.match(part) if "target" in self.before else None
+            pieces += [marked[0]] if marked else []
+            pieces += model.encode(part[marked.end() :] if marked else part, out_type=str)
+        return pieces
+
+    def joined(self, ids: Sequence[int]) -> str:
+        return self.joining.decode(self.target.tokens(ids)).replace(SPACE, " ").strip()
+
+    def found(self, text: str, ids: Sequence[int]) -> list[Span]:
+        return align(text, [piece.replace(SPACE, "") for piece in self.pieces(text, self.models["source"])])
+
+    def _vocabulary(self, path: Path, size: int) -> Vocabulary:
+        """The pieces by number. Numbers without a piece, which pad a model's tables, get a name."""
+        symbols = [f"<unused{number}>" for number in range(size)]
+        numbers = read_numbers(path, size)
+        for piece, number in [*numbers.items(), *((each.content, each.id) for each in self.options.added)]:
+            if number < size:
+                symbols[number] = piece
+        vocabulary = Vocabulary(symbols, self.options.unknown, path)
+        vocabulary.numbers = numbers  # several pieces may have one number
+        return vocabulary
+
+
+def load_model(path: Path) -> Any:
+    """A SentencePiece model. Raises ValueError naming a damaged file."""
+    with needed("hf", "text of this model"):
+        import sentencepiece
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: not a SentencePiece model, or a damaged one ({brief(error)})") from None
+
+
+def read_numbers(path: Path, size: int) -> dict[str, int]:
+    """The number of each piece, below ``size``. Raises ValueError naming the file."""
+    try:
+        numbers = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON, or damaged ({brief(error)})") from None
+    if not isinstance(numbers, dict) or not numbers:
+        raise ValueError(f"{path}: not an object that numbers pieces")
+    wrong = next((piece for piece, number in numbers.items() if type(number) is not int or not 0 <= number < size), None)
+    if wrong is not None:
+        raise ValueError(f"{path}: '{wrong:.80}' has the number {numbers[wrong]!r:.40}, and the model has {size:,} tokens")
+    return numbers

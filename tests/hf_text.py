@@ -1,0 +1,129 @@
+"""Small tokenizers of every family, as ``transformers`` saves them, and lines of text that tokenizers stumble over."""
+
+import json
+import random
+from pathlib import Path
+
+TRAINING = [
+    "The quick brown fox jumps over the lazy dog.", "Ein Hund läuft über die Straße, während die Katze schläft.",
+    "Le chat est assis sur l'arbre; il n'a pas peur.", "Быстрая коричневая лиса прыгает через ленивую собаку.",
+    "素早い茶色の狐は怠け者の犬を飛び越える。", "الثعلب البني السريع يقفز فوق الكلب الكسول.",
+    "तेज़ भूरी लोमड़ी आलसी कुत्ते के ऊपर कूदती है।", "빠른 갈색 여우가 게으른 개를 뛰어넘는다.",
+    "Numbers: 1, 22, 333 and 4,444.55 — “quotes”, (brackets) & more…", "Übermäßig naïve façade, café, coöperate.",
+    "Η γρήγορη καφέ αλεπού πηδάει πάνω από το σκυλί.", "Don't you've we're I'm he's isn't.",
+] * 8  # fmt: skip
+SCRIPTS = [
+    "abcdefghijklmnopqrstuvwxyz", "ABCDEFG", "äöüßéèçñøåž", "абвгдежзиклмн", "αβγδεζηθ", "日本語中文字漢",
+    "ひらがなカタカナ", "한국어빠른", "العربية", "हिन्दी", "עברית", "ภาษาไทย", "0123456789", "①½Ⅳﬁﬂ", "ａｂｃ１２３", "𝒜𝔅𐍈",
+    ".,;:!?'\"()[]{}<>-–—…", "&@#%^*_=+|~`\\/",
+]  # fmt: skip
+ODD = [
+    " ", " ", " ", "  ", "   ", "\t", "\u00a0", "\u2009", "\u3000", "\u200b", "\u200d", "\ufeff", "\u0001", "\u001f", "\u007f",
+    "\u0085", "\u2028", "\u00ad", "\u0301", "🙂", "👩‍👩‍👧", "🇩🇪", "▁", "▁▁", "\ufffd", "\U0010fffd", "\u202e", "\r", "\v", "\n",
+]  # fmt: skip
+SPECIAL = [
+    "<s>", "</s>", "<pad>", "<unk>", "<mask>", "<mask_1>", "<unk_2>", "</s", "<unk", ">>", "<<", ">>fra<<", ">>xyz<<", "<2fr>",
+    " n't", " 's", " .", " ,", " ' ", "__en__", "__fr__", "__", "en_XX", "fr_XX", "eng_Latn", "fra_Latn", "fr", "s>", "<",
+]  # fmt: skip
+
+
+def lines(count: int, seed: int = 1) -> list[str]:
+    """Lines of words, odd characters and special tokens, in any order."""
+    rng = random.Random(seed)
+    found = []
+    while len(found) < count:
+        parts = []
+        for _ in range(rng.randrange(0, 14)):
+            kind = rng.random()
+            if kind < 0.5:
+                parts.append("".join(rng.choices(rng.choice(SCRIPTS), k=rng.randrange(1, 9))))
+            elif kind < 0.6:
+                parts.append(rng.choice(rng.choice(TRAINING).split()))
+            elif kind < 0.75:
+                parts.append(rng.choice(ODD))
+            elif kind < 0.85:
+                parts.append(rng.choice(SPECIAL))
+            else:
+                parts.append(rng.choice([*ODD, chr(rng.randrange(1, 0xD800)), chr(rng.randrange(0xE000, 0x2FFFF))]))
+            parts.append(rng.choice([" ", " ", " ", ""]))
+        found.append("".join(parts).replace("\0", ""))
+    return found
+
+
+def train(folder: Path, name: str, kind: str = "unigram", size: int = 300, **more) -> Path:
+    """A SentencePiece model."""
+    import sentencepiece
+
+    (folder / "training.txt").write_text("\n".join(TRAINING), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "training.txt"), model_prefix=str(folder / name), vocab_size=size, model_type=kind,
+        character_coverage=0.98, minloglevel=2, hard_vocab_limit=False, **more,
+    )  # fmt: skip
+    (folder / f"{name}.vocab").unlink()
+    return folder / f"{name}.model"
+
+
+def pieces(model: Path) -> list[str]:
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    return [processor.id_to_piece(number) for number in range(len(processor))]
+
+
+def write(folder: Path, **contents) -> None:
+    """JSON files, by name without its end."""
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def marian(folder: Path, kind: str = "unigram", codes: tuple[str, ...] = (), separate: bool = False, **settings) -> dict:
+    """As OPUS-MT's folders. Returns the model's config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    models = [train(folder, name, kind, size) for name, size in (("source", 300), ("target", 260))]
+    own = [list(dict.fromkeys(pieces(model)[3:])) for model in models]  # without <unk>, <s>, </s>
+    for model in models:
+        model.rename(model.with_suffix(".spm"))
+    (folder / "training.txt").unlink()
+    vocabularies = own if separate else [list(dict.fromkeys(own[0] + own[1]))]
+    vocabularies = [["</s>", "<unk>", *codes, *sorted(each, key=hash_of), "<pad>"] for each in vocabularies]
+    names = ("vocab", "target_vocab")
+    write(folder, **{name: {piece: n for n, piece in enumerate(each)} for name, each in zip(names, vocabularies)})
+    write(
+        folder,
+        tokenizer_config={
+            "source_lang": "en",
+            "target_lang": "de",
+            **({"separate_vocabs": True} if separate else {}),
+            **settings,
+        },
+    )
+    sizes = [len(each) for each in vocabularies]
+    config = {"model_type": "marian", "vocab_size": sizes[0], "eos_token_id": 0, "pad_token_id": sizes[0] - 1}
+    config |= {"decoder_vocab_size": sizes[-1]} if separate else {}
+    write(folder, config=config)
+    return config
+
+
+def hash_of(piece: str) -> int:
+    """Any order but SentencePiece's."""
+    return random.Random(piece).random()
+
+
+def m2m100(folder: Path, kind: str = "bpe", **settings) -> dict:
+    """As M2M100's folders."""
+    from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
+
+    folder.mkdir(parents=True, exist_ok=True)
+    train(folder, "sentencepiece.bpe", kind)
+    (folder / "training.txt").unlink()
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *sorted(pieces(folder / "sentencepiece.bpe.model")[3:], key=hash_of)]
+    write(folder, vocab={piece: number for number, piece in enumerate(vocabulary)})
+    languages = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
+    special = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    write(folder, special_tokens_map={**special, "additional_special_tokens": languages})
+    write(folder, tokenizer_config={**special, "src_lang": None, "tgt_lang": None, "language_codes": "m2m100",
+                                    "tokenizer_class": "M2M100Tokenizer", "additional_special_tokens": languages,
+                                    **settings})  # fmt: skip
+    config = {"model_type": "m2m_100", "vocab_size": len(vocabulary) + len(languages) + 8, "eos_token_id": 2, "pad_token_id": 1}
+    write(folder, config=config)
+    return config

@@ -1,0 +1,182 @@
+"""Codecs of Hugging Face folders against ``transformers``: ids, text, languages, streams, damaged files."""
+
+import os
+import random
+from pathlib import Path
+
+import hf_text
+import pytest
+
+from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.text.codec import CodecConfig, NoLanguage, open_codec
+from specdec_plugins.text.huggingface import codec_entry, default_languages
+from specdec_plugins.text.languages import language
+from specdec_plugins.text.lines import read_lines
+
+transformers = pytest.importorskip("transformers", reason="compares with transformers")
+pytest.importorskip("sentencepiece")
+CORPORA = Path(os.environ.get("SPECDEC_CORPORA", "none"))
+KINDS = {
+    "marian": (hf_text.marian, {}), "marian-many": (hf_text.marian, {"kind": "bpe", "codes": (">>fra<<", ">>deu<<", ">>xyz<<")}),
+    "marian-separate": (hf_text.marian, {"separate": True}), "m2m100": (hf_text.m2m100, {}),
+    "marian-clean": (hf_text.marian, {"clean_up_tokenization_spaces": True}),
+}  # fmt: skip
+LANGUAGES = {"m2m100": ("fr", "de")}
+
+
+def open_folder(folder, config):
+    entry = codec_entry(folder, config)
+    files = {role: folder / name for role, name in entry.files.items()}
+    symbols = Symbols(config["pad_token_id"], config["eos_token_id"], config["pad_token_id"], 1)
+    return open_codec(CodecConfig(entry.name, str(folder), files, *default_languages(folder, config), entry.options), symbols)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """By kind: the folder, its config, its codec and its tokenizer by transformers."""
+    made = {}
+
+    def folder(kind):
+        if kind not in made:
+            path, (make, options) = tmp_path_factory.mktemp(kind) / "model", KINDS[kind]
+            config = make(path, **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+            if kind in LANGUAGES:
+                tokenizer.src_lang, tokenizer.tgt_lang = LANGUAGES[kind]
+            made[kind] = path, config, open_folder(path, config), tokenizer
+        return made[kind]
+
+    return folder
+
+
+def differing(codec, tokenizer, lines, languages):
+    return [line for line in lines if line and codec.encode(line, *languages).ids != tokenizer(line)["input_ids"]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_transformers(folders, kind):
+    """10,000 lines of many scripts with control characters, odd white space, emoji and special tokens; and targets."""
+    _, _, codec, tokenizer = folders(kind)
+    languages = LANGUAGES.get(kind, (None, None))
+    assert differing(codec, tokenizer, hf_text.lines(10_000), languages) == []
+    for line in hf_text.lines(500, seed=2):
+        frame = tokenizer(text_target=line)["input_ids"]
+        assert line == "" or codec.encode_target(line, languages[1]) == [*frame[len(frame) - 1 - own(codec, frame) : -1]], line
+
+
+def own(codec, frame):
+    """The number of a target's tokens without the language."""
+    return len(frame) - 1 - codec.multilingual
+
+
+@pytest.mark.skipif(not CORPORA.is_dir(), reason="SPECDEC_CORPORA names no folder of corpora")
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_of_real_text(folders, kind):
+    _, _, codec, tokenizer = folders(kind)
+    for path in ("wmt-news/wmt22.de", "docs-en-fr/valid.fr"):
+        assert differing(codec, tokenizer, list(read_lines(CORPORA / path))[:500], LANGUAGES.get(kind, (None, None))) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_is_that_of_transformers(folders, kind):
+    """Any tokens, special ones skipped; and in steps, whose deltas concatenate to the text."""
+    _, _, codec, tokenizer = folders(kind)
+    rng = random.Random(kind)
+    known = [token for token in range(len(codec.target)) if "<unused" not in codec.target.symbols[token]]
+    outputs = [rng.choices(known, k=rng.randrange(40)) for _ in range(2000)]
+    outputs += [codec.encode_target(line, LANGUAGES.get(kind, (None, None))[1]) for line in hf_text.lines(500, seed=3)]
+    for ids in outputs:
+        text = codec.decode(ids)
+        assert text == tokenizer.decode(ids, skip_special_tokens=True), ids
+        decoder, told, at = codec.decoder(), "", 0
+        while at < len(ids):
+            size = rng.choice([0, 1, 1, 2, 5])
+            told += decoder.push(ids[at : at + size])
+            at += size
+        assert told + decoder.finish() == text, ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_offsets_and_frames(folders, kind):
+    _, _, codec, _ = folders(kind)
+    languages = LANGUAGES.get(kind, (None, None))
+    for line in [*hf_text.TRAINING[:12], *hf_text.lines(200, seed=4)]:
+        encoded = codec.encode(line, *languages)
+        assert len(encoded.offsets) == len(encoded.ids) and encoded.framed(encoded.text) == encoded.ids
+        assert all(0 <= first <= end <= len(line) for first, end in encoded.offsets)
+    line = "The quick brown fox"
+    covered = {at for span in codec.encode(line, *languages).offsets for at in range(*span)}
+    assert covered == {at for at, character in enumerate(line) if character != " "}
+
+
+def test_marian_languages(folders):
+    """The target's language token begins the text, by option or in the text itself."""
+    codec = folders("marian-many")[2]
+    tagged = codec.encode(">>fra<< The dog").ids
+    assert codec.encode(" The dog", target_lang="fr").ids == codec.encode(" The dog", target_lang="fra_Latn").ids == tagged
+    with pytest.raises(ValueError, match="'nld' is none of them"):
+        codec.encode("The dog", target_lang="nld")
+    pair = folders("marian")[2]
+    assert pair.encode("a", "en", "deu").ids == pair.encode("a").ids
+    with pytest.raises(ValueError, match="target languages are de; 'fr' is none of them"):
+        pair.encode("a", "en", "fr")
+
+
+def test_languages_of_a_request(folders):
+    codec, tokenizer = folders("m2m100")[2:]
+    for code in ("fr", "de", "zh"):
+        tokenizer.src_lang = code
+        assert codec.encode("a b", code, "de").ids == tokenizer("a b")["input_ids"]
+        assert codec.encode("a", "en", code).forced == (tokenizer.get_lang_id(code),)
+    tokenizer.src_lang = LANGUAGES["m2m100"][0]
+    with pytest.raises(NoLanguage, match="needs a target language"):
+        codec.encode("a", "en")
+
+
+def test_codes_of_other_standards():
+    nllb = [
+        "fra_Latn",
+        "arb_Arab",
+        "acm_Arab",
+        "zho_Hans",
+        "zho_Hant",
+        "pes_Arab",
+        "prs_Arab",
+        "swh_Latn",
+        "deu_Latn",
+        "kas_Arab",
+        "kas_Deva",
+    ]
+    for asked, code in {"fr": "fra_Latn", "fra": "fra_Latn", "FR": "fra_Latn", "sw": "swh_Latn", "zh-Hant": "zho_Hant",
+                        "de_DE": "deu_Latn", "kas_deva": "kas_Deva", "arb": "arb_Arab"}.items():  # fmt: skip
+        assert language(asked, nllb, "languages") == code
+    for asked, several in {"zh": "zho_Hans or zho_Hant", "fa": "pes_Arab or prs_Arab", "ar": "acm_Arab or arb_Arab"}.items():
+        with pytest.raises(ValueError, match=f"may be {several}"):
+            language(asked, nllb, "languages")
+    assert language("fra_Latn", ["en", "fr"], "them") == language("fra", ["en_XX", "fr"], "them") == "fr"
+    assert language("eng_Latn", ["en_XX", "fr_XX"], "them") == "en_XX"
+    with pytest.raises(ValueError, match="the nearest are fra_Latn"):
+        language("fra_Cyrl", nllb, "languages")
+    with pytest.raises(ValueError, match="and 1 more; 'xx' is none of them"):
+        language("xx", [f"a{n:02}" for n in range(13)], "languages")
+
+
+def test_tokens_that_folders_add(folders, tmp_path):
+    """Flags, tokens beyond the vocabulary, and tokens without a special meaning."""
+    token = {"content": "<x>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    config = hf_text.marian(tmp_path / "m", additional_special_tokens=["<y>"])
+    size = config["vocab_size"]
+    added = {"1": {**token, "content": "<unk>", "lstrip": False}, "0": {**token, "content": "</s>", "lstrip": False},
+             str(size): token, str(size + 1): {**token, "content": "Dog", "special": False, "rstrip": True}}  # fmt: skip
+    settings = {"source_lang": "en", "target_lang": "de", "added_tokens_decoder": added, "extra_special_tokens": ["<y>", "The"]}
+    hf_text.write(tmp_path / "m", tokenizer_config=settings)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    codec = open_folder(tmp_path / "m", {**config, "vocab_size": size + 4})
+    for line in ["a <x> b", "a  <x>  Dog  b<y>The fox", "<x>", "Dog Dog", "Thefox <unk> <pad> </s>"]:
+        ids = tokenizer(line)["input_ids"]
+        assert codec.encode(line).ids == ids and codec.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
+    with pytest.raises(ValueError, match=rf"'<x>' \({size}\) is outside the vocabulary of {size} tokens"):
+        open_folder(tmp_path / "m", config)
+    hf_text.write(tmp_path / "m", tokenizer_config={**settings, "added_tokens_decoder": {"0": {**token, "single_word": True}}})
+    with pytest.raises(ValueError, match="single_word, which is not supported"):
+        open_folder(tmp_path / "m", config)
