@@ -127,3 +127,107 @@ def m2m100(folder: Path, kind: str = "bpe", **settings) -> dict:
     config = {"model_type": "m2m_100", "vocab_size": len(vocabulary) + len(languages) + 8, "eos_token_id": 2, "pad_token_id": 1}
     write(folder, config=config)
     return config
+
+
+def character_table(model: Path) -> bytes:
+    """A SentencePiece model's table of characters: field 2 of field 3."""
+
+    def of(data: bytes, wanted: int) -> bytes:
+        at, found = 0, b""
+
+        def varint() -> int:
+            nonlocal at
+            value = shift = 0
+            while True:
+                byte, at = data[at], at + 1
+                value, shift = value | (byte & 127) << shift, shift + 7
+                if byte < 128:
+                    return value
+
+        while at < len(data):
+            number, kind = divmod(varint(), 8)
+            size = {0: 0, 1: 8, 5: 4}.get(kind) if kind != 2 else varint()
+            if kind == 0:
+                varint()
+            at += size
+            found = data[at - size : at] if kind == 2 and number == wanted else found
+        return found
+
+    return of(of(model.read_bytes(), 3), 2)
+
+
+def scored(model: Path) -> list[tuple[str, float]]:
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    return [(processor.id_to_piece(number), processor.get_score(number)) for number in range(len(processor))]
+
+
+def save(folder: Path, tokenizer, kind: str, **config) -> dict:
+    """A tokenizer of transformers and a config with its ids."""
+    tokenizer.save_pretrained(folder)
+    config = {"model_type": kind, "vocab_size": len(tokenizer) + 3, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 1,
+              **config}  # fmt: skip
+    write(folder, config=config)
+    return config
+
+
+def nllb(folder: Path, legacy: bool = False, table: bool = True, **settings) -> dict:
+    from transformers import NllbTokenizer
+    from transformers.tokenization_utils_base import generate_merges
+
+    folder.mkdir(parents=True, exist_ok=True)
+    model = train(folder, "sentencepiece.bpe", "bpe")
+    vocabulary = {piece: number for number, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *pieces(model)[3:]])}
+    tokenizer = NllbTokenizer(
+        vocab=vocabulary, merges=generate_merges(vocabulary), legacy_behaviour=legacy,
+        _spm_precompiled_charsmap=character_table(model) if table else None, **settings,
+    )  # fmt: skip
+    model.unlink()
+    return save(folder, tokenizer, "m2m_100")
+
+
+def mbart(folder: Path, fifty: bool = False, **config) -> dict:
+    from transformers import MBart50Tokenizer, MBartTokenizer
+    from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES as FEW
+    from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as MANY
+
+    folder.mkdir(parents=True, exist_ok=True)
+    model = train(folder, "sentencepiece.bpe")
+    special = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
+    vocabulary = [*special, *scored(model)[3:], *((code, 0.0) for code in (MANY if fifty else FEW)), ("<mask>", 0.0)]
+    table = {"_spm_precompiled_charsmap": character_table(model)} if fifty else {}
+    model.unlink()
+    return save(folder, (MBart50Tokenizer if fifty else MBartTokenizer)(vocab=vocabulary, **table), "mbart", **config)
+
+
+def pegasus(folder: Path, table: bool = True) -> dict:
+    from transformers import PegasusTokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    model = train(folder, "spiece")
+    first = [(token, 0.0) for token in ("<pad>", "</s>", "<mask_1>", "<mask_2>")]
+    own = scored(model)
+    vocabulary = [*first, *((f"<unk_{n}>", -100.0) for n in range(2, 103)), ("<unk>", 0.0), *own[3:]]
+    tokenizer = PegasusTokenizer(vocab=vocabulary, _spm_precompiled_charsmap=character_table(model) if table else None)
+    model.unlink()
+    return save(folder, tokenizer, "pegasus", pad_token_id=0)
+
+
+def bart(folder: Path, files: bool = False, **settings) -> dict:
+    """With ``files``, as vocab.json and merges.txt."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import BartTokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(TRAINING, vocab_size=500, special_tokens=["<s>", "<pad>", "</s>", "<unk>"], show_progress=False)
+    trained.add_special_tokens(["<mask>"])
+    trained.save_model(str(folder))
+    vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    write(folder, vocab={**vocabulary, "<mask>": len(vocabulary)})
+    tokenizer = BartTokenizer(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"), **settings)
+    config = save(folder, tokenizer, "bart")
+    for name in ("tokenizer.json",) if files else ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    return config

@@ -1,7 +1,9 @@
 """Codecs of Hugging Face folders against ``transformers``: ids, text, languages, streams, damaged files."""
 
+import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import hf_text
@@ -9,7 +11,7 @@ import pytest
 
 from specdec_plugins.formats.spec import Symbols
 from specdec_plugins.text.codec import CodecConfig, NoLanguage, open_codec
-from specdec_plugins.text.huggingface import codec_entry, default_languages
+from specdec_plugins.text.huggingface import codec_entry, default_languages, forces_language
 from specdec_plugins.text.languages import language
 from specdec_plugins.text.lines import read_lines
 
@@ -19,9 +21,14 @@ CORPORA = Path(os.environ.get("SPECDEC_CORPORA", "none"))
 KINDS = {
     "marian": (hf_text.marian, {}), "marian-many": (hf_text.marian, {"kind": "bpe", "codes": (">>fra<<", ">>deu<<", ">>xyz<<")}),
     "marian-separate": (hf_text.marian, {"separate": True}), "m2m100": (hf_text.m2m100, {}),
-    "marian-clean": (hf_text.marian, {"clean_up_tokenization_spaces": True}),
+    "marian-clean": (hf_text.marian, {"clean_up_tokenization_spaces": True}), "nllb": (hf_text.nllb, {}),
+    "nllb-legacy": (hf_text.nllb, {"legacy": True, "table": False, "clean_up_tokenization_spaces": True}),
+    "mbart": (hf_text.mbart, {}), "mbart50": (hf_text.mbart, {"fifty": True}), "pegasus": (hf_text.pegasus, {}),
+    "pegasus-plain": (hf_text.pegasus, {"table": False}), "bart": (hf_text.bart, {}),
+    "bart-files": (hf_text.bart, {"files": True, "add_prefix_space": True}),
 }  # fmt: skip
-LANGUAGES = {"m2m100": ("fr", "de")}
+LANGUAGES = {"m2m100": ("fr", "de"), "mbart": ("fr_XX", "de_DE"), "mbart50": ("fr_XX", "pl_PL"), "nllb": ("fra_Latn", "deu_Latn"),
+             "nllb-legacy": ("zho_Hans", "deu_Latn")}  # fmt: skip
 
 
 def open_folder(folder, config):
@@ -53,20 +60,49 @@ def differing(codec, tokenizer, lines, languages):
     return [line for line in lines if line and codec.encode(line, *languages).ids != tokenizer(line)["input_ids"]]
 
 
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_those_of_transformers(folders, kind):
-    """10,000 lines of many scripts with control characters, odd white space, emoji and special tokens; and targets."""
+def test_ids_are_those_of_transformers(folders, kind, count):
+    """Lines of many scripts with control characters, odd white space, emoji and special tokens; and targets."""
     _, _, codec, tokenizer = folders(kind)
     languages = LANGUAGES.get(kind, (None, None))
-    assert differing(codec, tokenizer, hf_text.lines(10_000), languages) == []
-    for line in hf_text.lines(500, seed=2):
-        frame = tokenizer(text_target=line)["input_ids"]
-        assert line == "" or codec.encode_target(line, languages[1]) == [*frame[len(frame) - 1 - own(codec, frame) : -1]], line
+    assert differing(codec, tokenizer, hf_text.lines(count), languages) == []
+    frame = codec.encode("", *languages)
+    for line in hf_text.lines(count // 10, seed=2):
+        target = tokenizer(text_target=line)["input_ids"]
+        assert line == "" or codec.encode_target(line, languages[1]) == target[frame.before : len(target) - frame.after], line
 
 
-def own(codec, frame):
-    """The number of a target's tokens without the language."""
-    return len(frame) - 1 - codec.multilingual
+@pytest.mark.parametrize("kind", ["nllb", "mbart", "mbart50", "pegasus", "bart"])
+def test_folders_of_version_4(folders, tmp_path, kind):
+    """Whose tokenizer.json has another pipeline and limits, and whose other files list the added tokens."""
+    folder, config, _, _ = folders(kind)
+    shutil.copytree(folder, tmp_path / "old")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    table = [each for each in (content["normalizer"] or {}).get("normalizers", []) if each["type"] == "Precompiled"]
+    strip = {"type": "Strip", "strip_left": True, "strip_right": True}
+    content |= {"normalizer": {"type": "Sequence", "normalizers": [*table, strip, {"type": "Lowercase"}]}, "pre_tokenizer": None,
+                "truncation": {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0},
+                "decoder": None}  # fmt: skip
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    added = {str(each.pop("id")): each for each in json.loads(json.dumps(content["added_tokens"]))}
+    for more in ({"added_tokens_decoder": added}, {}):
+        hf_text.write(tmp_path / "old", tokenizer=content, tokenizer_config=settings | more)
+        hf_text.write(tmp_path / "old", special_tokens_map={"eos_token": "</s>", "unk_token": added_as(added, "<unk>")})
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "old")
+        codec, languages = open_folder(tmp_path / "old", config), LANGUAGES.get(kind, (None, None))
+        if kind in LANGUAGES:
+            tokenizer.src_lang = languages[0]
+        assert differing(codec, tokenizer, hf_text.lines(200, seed=5), languages) == []
+    first = next(iter(added))
+    wrong = settings | {"added_tokens_decoder": {**added, first: {**added[first], "lstrip": True}}}
+    hf_text.write(tmp_path / "old", tokenizer_config=wrong)
+    with pytest.raises(ValueError, match=f"added token {first} is not the one in tokenizer.json"):
+        open_folder(tmp_path / "old", config)
+
+
+def added_as(added, content):
+    return next(each for each in added.values() if each["content"] == content)
 
 
 @pytest.mark.skipif(not CORPORA.is_dir(), reason="SPECDEC_CORPORA names no folder of corpora")
@@ -83,8 +119,8 @@ def test_text_is_that_of_transformers(folders, kind):
     _, _, codec, tokenizer = folders(kind)
     rng = random.Random(kind)
     known = [token for token in range(len(codec.target)) if "<unused" not in codec.target.symbols[token]]
-    outputs = [rng.choices(known, k=rng.randrange(40)) for _ in range(2000)]
-    outputs += [codec.encode_target(line, LANGUAGES.get(kind, (None, None))[1]) for line in hf_text.lines(500, seed=3)]
+    outputs = [rng.choices(known, k=rng.randrange(40)) for _ in range(500)]
+    outputs += [codec.encode_target(line, LANGUAGES.get(kind, (None, None))[1]) for line in hf_text.lines(200, seed=3)]
     for ids in outputs:
         text = codec.decode(ids)
         assert text == tokenizer.decode(ids, skip_special_tokens=True), ids
@@ -122,15 +158,36 @@ def test_marian_languages(folders):
         pair.encode("a", "en", "fr")
 
 
-def test_languages_of_a_request(folders):
-    codec, tokenizer = folders("m2m100")[2:]
-    for code in ("fr", "de", "zh"):
+@pytest.mark.parametrize("kind", LANGUAGES)
+def test_languages_of_a_request(folders, kind):
+    codec, tokenizer = folders(kind)[2:]
+    source, target = LANGUAGES[kind]
+    for code in (source, target):
         tokenizer.src_lang = code
-        assert codec.encode("a b", code, "de").ids == tokenizer("a b")["input_ids"]
-        assert codec.encode("a", "en", code).forced == (tokenizer.get_lang_id(code),)
-    tokenizer.src_lang = LANGUAGES["m2m100"][0]
+        assert codec.encode("a b", code, target).ids == tokenizer("a b")["input_ids"]
+        assert codec.encode("a", source, code).forced == (codec.options.languages[code],)
+    tokenizer.src_lang = source
+    assert tokenizer.convert_ids_to_tokens(codec.options.languages[target]).strip("_") == target
     with pytest.raises(NoLanguage, match="needs a target language"):
-        codec.encode("a", "en")
+        codec.encode("a", source)
+
+
+def test_default_languages(tmp_path):
+    """Of the tokenizer, of ``forced_bos_token_id``, and of mBART-25's start token, which fixes the target."""
+    config = hf_text.nllb(tmp_path / "nllb", src_lang="fra_Latn")
+    codec = open_folder(tmp_path / "nllb", config)
+    german = codec.options.languages["deu_Latn"]
+    assert default_languages(tmp_path / "nllb", {**config, "forced_bos_token_id": german}) == ("fra_Latn", "deu_Latn")
+    assert codec.encode("a", target_lang="de").ids == codec.encode("a", "fr", "fra").ids
+    assert forces_language(codec_entry(tmp_path / "nllb", config))
+    config = hf_text.mbart(tmp_path / "mbart")
+    romanian = open_folder(tmp_path / "mbart", config).options.languages["ro_RO"]
+    config["decoder_start_token_id"] = romanian
+    codec = open_folder(tmp_path / "mbart", config)
+    assert codec.encode("a", "en").forced == codec.encode("a", "en", "ro").forced == ()
+    assert not forces_language(codec_entry(tmp_path / "mbart", config))
+    with pytest.raises(ValueError, match="target languages are ro_RO; 'de' is none of them"):
+        codec.encode("a", "en", "de")
 
 
 def test_codes_of_other_standards():

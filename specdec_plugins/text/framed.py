@@ -3,7 +3,7 @@
 Ids of special tokens come from the model folder (`TextOptions`), eos from the model's `Symbols`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,8 @@ class TextOptions:
     unknown: int
     eos: int
     bos: int | None = None
-    family: str = ""
+    family: str = ""  # of tokenizer-json
+    prefix_space: bool = False  # a space begins every text of byte-level BPE
     added: tuple[Added, ...] = ()
     languages: Mapping[str, int] = field(default_factory=dict)
     fixed_target: bool = False  # the model starts with the target's language token, so there is only one
@@ -91,8 +92,8 @@ class Framed:
         if self.multilingual:
             self.skipped |= frozenset(options.languages.values())
 
-    def tokenize(self, text: str, side: str) -> tuple[list[int], list[Span] | None]:
-        """The ids of a text without special tokens, and the characters they stand for, None to search for the tokens."""
+    def tokenize(self, text: str, side: str) -> tuple[list[int], Callable[[], list[Span]]]:
+        """The ids of a text without special tokens at its ends, and a function that computes the characters they stand for."""
         raise NotImplementedError
 
     def joined(self, ids: Sequence[int]) -> str:
@@ -104,12 +105,11 @@ class Framed:
         tokens = {part: self.options.languages[lang] for part, lang in named.items() if lang is not None}
         tokens |= {"eos": self.options.eos} | ({} if self.options.bos is None else {"bos": self.options.bos})
         before, after = ([tokens[part] for part in parts if part in tokens] for parts in (self.before, self.after))
-        ids, spans = self.tokenize(text, "source") if text else ([], [])
+        ids, spans = self.tokenize(text, "source") if text else ([], list)
         forced = (tokens["target"],) if self.multilingual and not self.options.fixed_target else ()
 
         def align() -> list[Span]:
-            found = self.found(text, ids) if spans is None else spans
-            return [*[(0, 0)] * len(before), *found, *[(len(text), len(text))] * len(after)]
+            return [*[(0, 0)] * len(before), *spans(), *[(len(text), len(text))] * len(after)]
 
         return Encoded([*before, *ids, *after], align, forced, len(before), len(after))
 
@@ -152,6 +152,3 @@ class Framed:
 
     def join(self, tokens: Sequence[str]) -> str:
         return "".join(tokens).replace(SPACE, " ").strip()
-
-    def found(self, text: str, ids: Sequence[int]) -> list[Span]:
-        raise NotImplementedError

@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,57 @@ from specdec_plugins.formats.errors import brief
 from specdec_plugins.text.framed import Added, TextOptions
 from specdec_plugins.text.sentencepiece import read_numbers
 
-NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # special tokens, in the order in which missing ones get numbers
-# By ``model_type``, where no file names the tokenizer's class.
-CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "bart": "BartTokenizer",
-           "pegasus": "PegasusTokenizer"}  # fmt: skip
 UNLIMITED = 1_000_000  # model_max_length from here on means none
 # Settings that would change a text's tokens, and the values that do not.
 USUAL: dict[str, tuple[Any, ...]] = {
     "sp_model_kwargs": ({}, None), "split_special_tokens": (False,), "truncation_side": ("right",), "errors": ("replace",),
     "do_lower_case": (False,), "add_bos_token": (False,), "add_eos_token": (False,),
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (False,),
+}  # fmt: skip
+# By ``model_type``, where no file names the tokenizer's class.
+CLASSES = {"marian": "MarianTokenizer", "m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "bart": "BartTokenizer",
+           "pegasus": "PegasusTokenizer"}  # fmt: skip
+NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # special tokens, in the order in which missing ones get numbers
+DEFAULTS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A tokenizer class: its codec, how it frames a source, and its files by role."""
+
+    codec: str
+    frame: str
+    roles: Mapping[str, str]
+    family: str = ""  # of tokenizer-json
+    code: str = ""  # language tokens; the group is the language
+    named: tuple[str, ...] = NAMED  # special tokens that it has without being told
+
+
+JSON, REGION = {"tokenizer": "tokenizer.json"}, r"([a-z]{2,3}_[A-Z]{2})"
+BART = Family("tokenizer-json", "bos text eos", JSON, "bart")
+FAMILIES = {
+    "MarianTokenizer": Family(
+        "sentencepiece", "target text eos", {"source": "source.spm", "target": "target.spm", "vocabulary": "vocab.json"},
+        code=r">>(.+)<<", named=("eos", "unk", "pad"),
+    ),
+    "M2M100Tokenizer": Family(
+        "sentencepiece", "source text eos",
+        {"source": "sentencepiece.bpe.model", "target": "sentencepiece.bpe.model", "vocabulary": "vocab.json"},
+        code=r"__(\w+)__", named=("bos", "eos", "unk", "sep", "pad"),
+    ),
+    "NllbTokenizer": Family("tokenizer-json", "source text eos", JSON, "nllb", r"([a-z]{3}_[A-Z][a-z]{3})"),
+    "MBartTokenizer": Family("tokenizer-json", "text eos source", JSON, "mbart", REGION),
+    "MBart50Tokenizer": Family("tokenizer-json", "source text eos", JSON, "mbart50", REGION),
+    "PegasusTokenizer": Family("tokenizer-json", "text eos", JSON, "pegasus", named=("eos", "unk", "pad")),
+    "BartTokenizer": BART, "RobertaTokenizer": BART,
 }  # fmt: skip
 
 
 def codec_entry(folder: Path, config: Mapping[str, Any]) -> CodecEntry:
-    """The codec for a model's folder; ``config`` is its ``config.json`` under ``generation_config.json``.
+    """The codec for a model's folder; ``config`` is its ``config.json`` under ``generation_config.json``. Raises ValueError.
 
-    Where the entry's options have languages and the frame has the source's, the codec forces the target's language token: then
-    ``forced_bos_token_id`` is only its default (`default_languages`) and no part of the model. Raises ValueError.
+    Where `forces_language`, the codec begins outputs with the target's language token, and ``forced_bos_token_id`` is only the
+    default, no part of the model.
     """
     return _Folder(Path(folder), config).entry()
 
@@ -38,146 +73,167 @@ def default_languages(folder: Path, config: Mapping[str, Any]) -> tuple[str, str
     return _Folder(Path(folder), config).languages()
 
 
-@dataclass(frozen=True)
-class Family:
-    """How a tokenizer class frames a source, and where it finds its parts."""
-
-    codec: str
-    frame: str
-    roles: Mapping[str, str]  # file names by role
-    code: re.Pattern[str] | None = None  # of language tokens; its group is the language
-
-
-FAMILIES = {
-    "MarianTokenizer": Family(
-        "sentencepiece", "target text eos", {"source": "source.spm", "target": "target.spm", "vocabulary": "vocab.json"},
-        re.compile(r">>(.+)<<"),
-    ),
-    "M2M100Tokenizer": Family(
-        "sentencepiece", "source text eos",
-        {"source": "sentencepiece.bpe.model", "target": "sentencepiece.bpe.model", "vocabulary": "vocab.json"},
-        re.compile(r"__(\w+)__"),
-    ),
-}  # fmt: skip
+def forces_language(entry: CodecEntry) -> bool:
+    """Whether outputs begin with a language token that requests choose."""
+    return "source" in str(entry.options.get("frame", "")).split() and not entry.options.get("fixed_target")
 
 
 class _Folder:
-    """A folder's tokenizer files, read once."""
+    """A folder's tokenizer files."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]):
         self.folder, self.config = folder, config
         self.path = folder / "tokenizer_config.json"
-        self.settings = read_json(self.path) if self.path.is_file() else {}
-        model = config.get("model_type")
-        name = self.settings.get("tokenizer_class") or config.get("tokenizer_class") or CLASSES.get(str(model))
-        if model == "m2m_100" and not (folder / "vocab.json").is_file():
-            name = name or "NllbTokenizer"
+        self.settings = self.read("tokenizer_config.json")
+        kind = config.get("model_type")
+        usual = "NllbTokenizer" if kind == "m2m_100" and not (folder / "vocab.json").is_file() else CLASSES.get(str(kind))
+        name = self.settings.get("tokenizer_class") or config.get("tokenizer_class") or usual
         self.name = str(name).removesuffix("Fast")
         if self.name not in FAMILIES:
             raise ValueError(f"{folder}: tokenizer '{brief(name)}' is not supported; these are: {', '.join(FAMILIES)}")
         self.family = FAMILIES[self.name]
         wrong = [
-            f"{key} {brief(self.settings[key])}" for key, usual in USUAL.items() if self.settings.get(key, usual[0]) not in usual
+            f"{key} {brief(self.settings[key], 40)}" for key, good in USUAL.items() if self.settings.get(key, good[0]) not in good
         ]
         if wrong:
             raise ValueError(f"{self.path}: not supported: {', '.join(wrong)}")
+        if "added_tokens_decoder" not in self.settings:
+            self.settings |= self.read("special_tokens_map.json")
 
     def entry(self) -> CodecEntry:
+        options = json.loads(json.dumps(asdict(self.options)))
+        usual = {each.name: each.default for each in fields(TextOptions)}
+        return CodecEntry(
+            self.family.codec, self.files, {key: value for key, value in options.items() if value not in (usual[key], [], {})}
+        )
+
+    def languages(self) -> tuple[str, str]:
+        given = ("source_lang", "target_lang") if self.name == "MarianTokenizer" else ("src_lang", "tgt_lang")
+        source, target = (self.settings.get(name) or "" for name in given)
+        if not isinstance(source, str) or not isinstance(target, str):
+            raise ValueError(f"{self.path}: {' and '.join(given)} are no languages' codes")
+        numbers = {number: code for code, number in self.options.languages.items()}
+        first = self.config.get("decoder_start_token_id" if self.options.fixed_target else "forced_bos_token_id")
+        return source, numbers.get(first, target) if isinstance(first, int) else target
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The codec's files by role. Raises ValueError if one is missing."""
         files = dict(self.family.roles)
         if self.settings.get("separate_vocabs"):
             files["target_vocabulary"] = "target_vocab.json"
+        if self.family is BART and not (self.folder / "tokenizer.json").is_file():
+            files = {"vocabulary": "vocab.json", "merges": "merges.txt"}
         if missing := sorted({name for name in files.values() if not (self.folder / name).is_file()}):
             raise ValueError(f"{self.folder}: no {' and no '.join(missing)} in it, which {self.name} needs")
-        options = json.loads(json.dumps(asdict(self.options(files))))
-        usual = {each.name: each.default for each in fields(TextOptions)}
-        return CodecEntry(
-            self.family.codec, files, {key: value for key, value in options.items() if value not in (usual[key], [], {})}
-        )
+        return files
 
-    def options(self, files: Mapping[str, str]) -> TextOptions:
-        source_size = self.number("vocab_size")
-        target_size = self.number("decoder_vocab_size", source_size) if "target_vocabulary" in files else source_size
-        numbers = read_numbers(self.folder / files["vocabulary"], source_size)
+    @cached_property
+    def options(self) -> TextOptions:
+        files, family, own = self.files, self.family, self.settings
+        size = self.number("vocab_size")
+        target_size = self.number("decoder_vocab_size", size) if "target_vocabulary" in files else size
+        numbers = read_numbers(self.folder / files["vocabulary"], size) if "vocabulary" in files else {}
         added, named = self.added(numbers)
         ids = {each.content: each.id for each in added}
-        codes = numbers if self.name == "MarianTokenizer" else ids
-        if "target_vocabulary" in files:
-            codes = {}
-        if named["unk"] not in numbers:
-            raise ValueError(f"{self.folder}: the unknown token '{brief(named['unk'])}' is not in {files['vocabulary']}")
-        return TextOptions(
-            source_size, target_size, self.family.frame, ids[named["unk"]], ids[named["eos"]], added=tuple(added),
-            languages=self.codes(codes), max_length=self.max_length(512 if self.name == "MarianTokenizer" else None),
-            clean_up=self.settings.get("clean_up_tokenization_spaces") is True,
-        )  # fmt: skip
+        coded = numbers if self.name == "MarianTokenizer" and "target_vocabulary" not in files else ids
+        languages = {match[1]: number for token, number in coded.items() if (match := re.fullmatch(family.code, token))}
+        if "source" in family.frame and not languages:
+            raise ValueError(f"{self.folder}: its tokenizer has no language tokens among its special tokens")
+        unknown, eos, *bos = (ids[named[name]] for name in ("unk", *self.ends))
+        legacy = self.name == "NllbTokenizer" and own.get("legacy_behaviour") is True
+        try:
+            return TextOptions(
+                size, target_size, "text eos source" if legacy else family.frame, unknown, eos, bos[0] if bos else None,
+                family.family, own.get("add_prefix_space") is True, tuple(added), languages,
+                self.name == "MBartTokenizer" and self.config.get("decoder_start_token_id") in languages.values(),
+                self.max_length(512 if self.name == "MarianTokenizer" else None),
+                own.get("clean_up_tokenization_spaces") is True and family.family not in ("nllb", "bart"),  # not done after BPE
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: {error}") from None
 
-    def codes(self, numbers: Mapping[str, int]) -> dict[str, int]:
-        """The languages among tokens, by code."""
-        assert self.family.code is not None
-        found = ((self.family.code.fullmatch(token), number) for token, number in numbers.items())
-        return {match[1]: number for match, number in found if match}
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The named tokens that end a source, and begin it."""
+        return ("sep", "cls") if self.family is BART else ("eos",)
 
     def added(self, numbers: Mapping[str, int]) -> tuple[list[Added], dict[str, str]]:
         """Tokens that text may contain verbatim, and the named special ones. Those without a number follow the vocabulary."""
-        settings = dict(self.settings)
-        if "added_tokens_decoder" in settings:
-            listed_tokens = self.object(settings["added_tokens_decoder"], "added_tokens_decoder").items()
-            tokens = {self.index(number): self.token(token, special=False) for number, token in listed_tokens}
+        if "tokenizer" in self.files:
+            tokens = self.listed(self.added_in_json())
+        elif "added_tokens_decoder" in self.settings:
+            tokens = self.listed(self.settings["added_tokens_decoder"])
         else:
-            path = self.folder / "special_tokens_map.json"
-            settings |= read_json(path) if path.is_file() else {}
-            path = self.folder / "added_tokens.json"
-            plain = read_json(path) if path.is_file() else {}
+            plain = self.read("added_tokens.json")
             tokens = {self.index(number): self.token(content, special=False) for content, number in plain.items()}
-        named = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>"}
-        if self.name != "MarianTokenizer":
-            named |= {"bos": "<s>", "sep": "</s>"}
-        own = {
-            key.removesuffix("_token"): value for key, value in settings.items() if key.endswith("_token") and value is not None
-        }
+        own = {key.removesuffix("_token"): value for key, value in self.settings.items() if key.endswith("_token") and value}
         given = {key: self.token(value) for key, value in own.items()}
-        named = {**named, **{key: each.content for key, each in given.items()}}
-        names = [*NAMED, *(key for key in named if key not in NAMED)]
-        special = {each.content: each for each in given.values()}
-        more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-        more = [self.token(each) for each in (more.values() if isinstance(more, dict) else self.sequence(more, "special tokens"))]
-        ordered = [special.get(named[key], Added(named[key], 0)) for key in names if key in named] + more
+        named = {name: DEFAULTS[name] for name in self.family.named} | {key: each.content for key, each in given.items()}
+        more = self.settings.get("extra_special_tokens") or self.settings.get("additional_special_tokens") or []
+        if not isinstance(more, list | dict):
+            raise ValueError(f"{self.path}: its special tokens are not a list")
+        extra = [self.token(each) for each in (more.values() if isinstance(more, dict) else more)]
+        ordered = [name for name in NAMED if name in named] + [name for name in named if name not in NAMED]
+        special = [given.get(name, Added(named[name], 0)) for name in ordered] + extra
+        if "tokenizer" in self.files:
+            return self.checked(tokens, [*given.values(), *extra], named), named
         known = {token.content: number for number, token in tokens.items()}
         following = len({*numbers, *known})
-        for token in ordered:
+        for token in special:
             if token.content not in known:
                 known[token.content] = numbers.get(token.content, following)
                 following += known[token.content] == following
                 tokens[known[token.content]] = token
-        skipped = {each.content for each in ordered}
-        found = [
-            Added(each.content, number, each.content in skipped, each.lstrip, each.rstrip) for number, each in tokens.items()
-        ]
-        return found, named
+        skipped = {each.content for each in special}
+        return [replace(each, id=number, special=each.content in skipped) for number, each in tokens.items()], named
+
+    def checked(self, tokens: dict[int, Added], special: list[Added], named: Mapping[str, str]) -> list[Added]:
+        """The added tokens of tokenizer.json, which the other files must agree with."""
+        if "added_tokens_decoder" in self.settings:
+            others = self.listed(self.settings["added_tokens_decoder"])
+            if wrong := [number for number in {*tokens, *others} if tokens.get(number) != others.get(number)]:
+                raise ValueError(f"{self.path}: added token {min(wrong)} is not the one in tokenizer.json")
+        known = {each.content for each in tokens.values()}
+        needed = [*(each.content for each in special), *(named[name] for name in ("unk", *self.ends))]
+        if missing := [content for content in needed if content not in known]:
+            raise ValueError(f"{self.folder / 'tokenizer.json'}: '{brief(missing[0], 40)}' is not one of its added tokens")
+        skipped = {*named.values()}
+        return [replace(each, id=number, special=each.special or each.content in skipped) for number, each in tokens.items()]
+
+    def added_in_json(self) -> dict[str, Any]:
+        """The added tokens of tokenizer.json by number, without parsing the rest, which may be 30 MB."""
+        path = self.folder / "tokenizer.json"
+        try:
+            text = path.read_text(encoding="utf-8")
+            at = text.index("[", text.index('"added_tokens"'))
+            return {str(each["id"]): each for each in json.JSONDecoder().raw_decode(text, at)[0]}
+        except (ValueError, RecursionError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}: no tokenizer with added tokens, or a damaged one ({brief(error)})") from None
+
+    def listed(self, tokens: Any) -> dict[int, Added]:
+        """Tokens with their flags by number."""
+        if not isinstance(tokens, dict):
+            raise ValueError(f"{self.path}: its added tokens are not an object")
+        return {self.index(number): self.token(token, special=False) for number, token in tokens.items()}
 
     def token(self, value: Any, special: bool = True) -> Added:
-        """A special token, a string or an object in JSON; its number is set later."""
+        """A token, a string or an object in JSON; its number is set later."""
         content = value.get("content") if isinstance(value, dict) else value
         if not isinstance(content, str) or not content:
             raise ValueError(f"{self.path}: {brief(repr(value), 80)} is not a token")
         flags = value if isinstance(value, dict) else {}
         if flags.get("single_word"):
             raise ValueError(f"{self.path}: token '{brief(content, 40)}' has single_word, which is not supported")
-        return Added(content, 0, special, flags.get("lstrip") is True, flags.get("rstrip") is True)
-
-    def languages(self) -> tuple[str, str]:
-        named = [self.settings.get(key) for key in ("source_lang", "target_lang")]
-        if self.name != "MarianTokenizer":
-            named = [self.settings.get(key) for key in ("src_lang", "tgt_lang")]
-        source, target = (each if isinstance(each, str) and len(each) < 40 else "" for each in named)
-        return source, target
+        return Added(
+            content, 0, special or flags.get("special") is True, flags.get("lstrip") is True, flags.get("rstrip") is True
+        )
 
     def max_length(self, usual: int | None) -> int | None:
         """Source tokens at most, special ones included."""
         value = self.settings.get("model_max_length", usual)
-        if value is None or (isinstance(value, (int, float)) and value >= UNLIMITED):
-            return None
-        return self.index(value)
+        unlimited = value is None or (isinstance(value, int | float) and value >= UNLIMITED)
+        return None if unlimited else self.index(value)
 
     def number(self, key: str, usual: int | None = None) -> int:
         value = self.config.get(key, usual)
@@ -192,12 +248,6 @@ class _Folder:
             raise ValueError(f"{self.path}: {brief(repr(value), 40)} is not a token's number or a length")
         return int(text)
 
-    def object(self, value: Any, name: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValueError(f"{self.path}: {name} is not an object")
-        return value
-
-    def sequence(self, value: Any, name: str) -> list[Any]:
-        if not isinstance(value, list):
-            raise ValueError(f"{self.path}: {name} are not a list")
-        return value
+    def read(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        return read_json(path) if path.is_file() else {}

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +44,13 @@ class SentencePiece(Framed):
         # transformers joins pieces by the source's model, unless vocabularies are separate.
         self.joining = self.models["source" if self.target is self.source else "target"]
 
-    def tokenize(self, text: str, side: str) -> tuple[list[int], list[Span] | None]:
+    def tokenize(self, text: str, side: str) -> tuple[list[int], Callable[[], list[Span]]]:
         ids: list[int] = []
-        known, model = getattr(self, side).numbers, self.models[side]
-        for piece in self.pieces(text, model):
+        known, pieces = getattr(self, side).numbers, self.pieces(text, self.models[side])
+        for piece in pieces:
             token = self.added.get(piece)
             ids.append(known.get(piece, self.options.unknown) if token is None else token.id)
-        return ids, None
+        return ids, lambda: align(text, [piece.replace(SPACE, "") for piece in pieces])
 
     def pieces(self, text: str, model: Any) -> list[str]:
         """The pieces of a text, added tokens among them."""
@@ -71,9 +71,6 @@ class SentencePiece(Framed):
 
     def joined(self, ids: Sequence[int]) -> str:
         return self.joining.decode(self.target.tokens(ids)).replace(SPACE, " ").strip()
-
-    def found(self, text: str, ids: Sequence[int]) -> list[Span]:
-        return align(text, [piece.replace(SPACE, "") for piece in self.pieces(text, self.models["source"])])
 
     def _vocabulary(self, path: Path, size: int) -> Vocabulary:
         """The pieces by number. Numbers without a piece, which pad a model's tables, get a name."""

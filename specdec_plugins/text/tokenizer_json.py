@@ -1,0 +1,123 @@
+"""Tokenizers that ``transformers`` 5 builds from ``tokenizer.json``, by the library ``tokenizers``: NLLB, mBART, BART, Pegasus.
+
+Version 5 takes the vocabulary, merges and added tokens from the file, the rest from the tokenizer's class. So does this codec.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec_plugins.extras import needed
+from specdec_plugins.formats.errors import brief
+from specdec_plugins.text.codec import CodecConfig
+from specdec_plugins.text.framed import SPACE, Framed
+from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.text.words import Span
+
+if TYPE_CHECKING:
+    from specdec_plugins.formats.spec import Symbols
+
+FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus")
+
+
+class TokenizerJson(Framed):
+    """Files: ``tokenizer``, a tokenizer.json; or ``vocabulary`` and ``merges`` of byte-level BPE."""
+
+    def __init__(self, config: CodecConfig, symbols: "Symbols"):
+        files = config.files
+        super().__init__(config, symbols, ("tokenizer",) if "vocabulary" not in files else ("vocabulary", "merges"))
+        self.path = files.get("tokenizer") or files["vocabulary"]
+        if self.options.family not in FAMILIES:
+            which = f"family '{self.options.family:.40}' is none of {', '.join(FAMILIES)}"
+            raise ValueError(f"{config.folder}: codec {config.name}: {which}")
+        self.tokenizer = load_tokenizer(self.path, files.get("merges"))
+        self._rebuild()
+        known = self.tokenizer.get_added_tokens_decoder()
+        for each in self.options.added:
+            if each.id not in known or known[each.id].content != each.content:
+                raise ValueError(f"{self.path}: token {each.id:,} is not the added token '{each.content:.40}'")
+        pieces = Pieces(self.tokenizer.id_to_token, self.options.source_size)
+        self.source = self.target = Vocabulary(pieces, self.options.unknown, self.path)
+
+    def tokenize(self, text: str, side: str) -> tuple[list[int], Callable[[], list[Span]]]:
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        if (largest := max(encoding.ids, default=0)) >= len(self.source):
+            raise ValueError(f"{self.path}: token {largest:,} is outside the vocabulary of {len(self.source):,} tokens")
+
+        def spans() -> list[Span]:
+            """Without the space before a word."""
+            return [(first + len(text[first:end]) - len(text[first:end].lstrip()), end) for first, end in encoding.offsets]
+
+        return encoding.ids, spans
+
+    def joined(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def join(self, tokens: Sequence[str]) -> str:
+        return self.tokenizer.decoder.decode(list(tokens)).strip()
+
+    def _rebuild(self) -> None:
+        """Replace what version 5 does not take from the file."""
+        from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
+
+        tokenizer, family = self.tokenizer, self.options.family
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        if "vocabulary" in self.config.files:
+            added = (AddedToken(each.content, lstrip=each.lstrip, rstrip=each.rstrip) for each in self.options.added)
+            tokenizer.add_special_tokens(list(added))
+        if family == "bart":
+            tokenizer.normalizer = None
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.options.prefix_space)
+            tokenizer.decoder = decoders.ByteLevel()
+            return
+        metaspace = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=True)
+        characters = precompiled(tokenizer.normalizer)
+        if family == "pegasus" and not characters:
+            characters = [normalizers.Replace(Regex("\n"), " ")]
+        normal = normalizers.Sequence([*characters, normalizers.Replace(Regex(" {2,}"), " ")])
+        tokenizer.normalizer = None if family == "mbart" or (family == "nllb" and not characters) else normal
+        words = [pre_tokenizers.WhitespaceSplit()] if family == "mbart" else []
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*words, metaspace])
+        tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always", split=True)
+
+
+class Pieces(Sequence[str]):
+    """The pieces of a tokenizer by number, made when they are asked for. Numbers without a piece get a name."""
+
+    def __init__(self, piece: Callable[[int], str | None], size: int):
+        self.piece, self.size = piece, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < self.size:
+            raise IndexError(number)
+        piece = self.piece(number)
+        return f"<unused{number}>" if piece is None else piece
+
+
+def precompiled(normalizer: Any) -> list[Any]:
+    """The normaliser with SentencePiece's table of characters that a file has, alone or in a sequence; empty without one."""
+    found = [normalizer]
+    if type(normalizer).__name__ == "Sequence":
+        found = []
+        while len(found) < 16:
+            try:
+                found.append(normalizer[len(found)])
+            except IndexError:
+                break
+    return [each for each in found if type(each).__name__ == "Precompiled"][:1]
+
+
+def load_tokenizer(path: Path, merges: Path | None) -> Any:
+    """A tokenizer. Raises ValueError naming a damaged file."""
+    with needed("hf", "text of this model"):
+        import tokenizers
+    try:
+        if merges is None:
+            return tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(path), str(merges)))
+    except Exception as error:  # the library raises no other class
+        raise ValueError(f"{path}: not a tokenizer that this program reads, or a damaged one ({brief(error)})") from None
