@@ -82,6 +82,8 @@ class Engine:
         requests = sorted(requests, key=lambda request: -len(request.tokens))  # short outputs last: few rows idle at the end
         rows = batch_size or len(requests) * options.drawn
         if options.strategy == "fairseq":
+            for request in requests:
+                request.check(self.limits)
             yield from self._generator.decode(requests, rows, max_tokens, options.max_len_a, self.max_len_b, self.stats)
             return
         rows = max(options.drawn, min(rows, len(requests) * options.drawn))  # at least all samples of a sentence
@@ -103,7 +105,7 @@ class Engine:
         """A request with the settings' lengths, n-gram ban and sampling.
 
         ``options`` override fields of `Request`; ``forced`` tokens extend the length limits, unless the model's rules count them.
-        Raises SourceTooLong, or ValueError for a request that does not fit the models.
+        Raises SourceTooLong; the session checks everything else.
         """
         if len(source) > self.max_source:
             raise SourceTooLong(index, f"{len(source) - 1:,}", self.max_source - 1)
@@ -114,9 +116,7 @@ class Engine:
             "limit": min(self.limit(len(source)) + forced, self.max_target), "min_length": self.min_length + forced,
             "no_repeat": no_repeat, "sampling": settings.drawing,
         }  # fmt: skip
-        request = Request(index, source, **{**usual, **options})
-        request.check(self.limits)
-        return request
+        return Request(index, source, **{**usual, **options})
 
     def seeds(self, number: int, *more: int) -> list[int]:
         """The seeds of the samples of source ``number``; ``more`` indices name a part of it."""
@@ -144,7 +144,7 @@ class Engine:
 
         admission = BoundedAdmission(rows, max_tokens, max_bytes, bytes_for)
         constraints = Constraints.of(self.pair.verifier.spec)
-        return Session(*roles, admission, rows, constraints, self.stats, self.settings.device)
+        return Session(*roles, admission, rows, constraints, self.stats, self.settings.device, self.limits)
 
     @contextmanager
     def borrowed(self, rows: int, max_tokens: int | None) -> Iterator[Session]:

@@ -737,7 +737,7 @@ def test_the_python_interface(folder, lines):
         ([4, eos], {"limit": 5000}, r"request 7: limit is 5000, not a whole number from 1 to [\d,]+"),
     ):
         with pytest.raises(ValueError, match=said):
-            translator.engine.request(7, source, **options)
+            translator.engine.session(1).submit(translator.engine.request(7, source, **options))
     with pytest.raises(ValueError, match="request 1: the source is empty"):
         translator.engine.generate([[4, eos], []])
     with pytest.raises(ValueError, match=r"^a batch of 0 rows"):

@@ -17,7 +17,19 @@ from specdec_plugins.decoding.native import Iterations, native_loop
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import LOGITS, Commit, Draft, Hypothesis, Iteration, Outcome, Plan, Request, Source, Step
+from specdec_plugins.decoding.values import (
+    LOGITS,
+    Commit,
+    Draft,
+    Hypothesis,
+    Iteration,
+    ModelLimits,
+    Outcome,
+    Plan,
+    Request,
+    Source,
+    Step,
+)
 
 TOGETHER = 16  # iterations per step of a run: Python overhead is negligible from four on
 PREFILL = 24  # forced tokens per pass: more would need more memory for logits than a long draft
@@ -32,9 +44,12 @@ class Session:
     def __init__(
         self, drafter: Drafter, verifier: Verifier, acceptance: Acceptance, controller: Controller, admission: BoundedAdmission,
         rows: int, constraints: Constraints | None = None, stats: DecodeStats | None = None, device: torch.device | str = "cpu",
+        limits: ModelLimits | None = None,
     ):  # fmt: skip
+        """``limits`` bound requests; None: the verifier's."""
         self.drafter, self.verifier, self.acceptance, self.controller = drafter, verifier, acceptance, controller
         self.admission, self.rows, self.device = admission, rows, torch.device(device)
+        self.limits = limits or verifier.limits
         self.waiting: deque[Request] = deque()
         self.prefix = Prefix(constraints, device)
         self.verifying = verifier.start(rows)  # the roles' states
@@ -52,7 +67,7 @@ class Session:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ValueError for one that cannot be decoded."""
         self._check_thread()
-        request.check(self.verifier.limits)
+        request.check(self.limits)
         if self.prefix.symbols.eos in request.forced:
             raise ValueError(f"request {request.index}: the forced tokens include eos, which ends an output")
         if request.rows > self.rows:
@@ -177,7 +192,7 @@ class Session:
             return
         self._admit([self.waiting.popleft() for _ in range(count)])
         self.stats.lap("encoding", self.device)
-        while any(unread := [tokens[:PREFILL] for tokens in self.prefix.unread()]):
+        while any(unread := self.prefix.unread(PREFILL)):
             self.prefix.prefill(unread, self.verifier.prefill(self.verifying, self.prefix, unread))
             self.stats.prefilled += sum(map(len, unread))
             self.stats.lap("verifying", self.device)

@@ -102,6 +102,7 @@ class NativeLoop:
         self._banned = integers(constraints.banned)
         self._seconds = array("d", [0.0, 0.0])
         self._record, self._scores = array("q"), array("f")
+        self._caches: dict[str, tuple[int, ...]] = {}  # of the call, by field
         self._call = kernels().structs["Decoding"](
             verifier=verifier.stack.pointer, eos=symbols.eos, mask=symbols.mask,
             banned_count=len(self._banned), banned=start(self._banned), seconds=start(self._seconds),
@@ -127,7 +128,7 @@ class NativeLoop:
         positions = list(map(len, outputs))
         needed = max(positions) + longest + 1
         verifying.encode()
-        call.verifying = self._caches(verifying, needed)
+        self._set_caches("verifying", verifying, needed)
         call.logits = self.verifier.logits.view(rows, longest + 1, self.verifier.stack.vocabulary)[1]
         drafter_state, unread, encoding = verifying, [[token] for token in prefix.last], 0.0
         if drafter is not None:
@@ -157,8 +158,10 @@ class NativeLoop:
         engine = self.verifier.engine
         engine.library.specdec_decode(engine.pointer, byref(call))
         iterations = self._iterations(call.taken, rows, longest)
-        committed = [[step.accepted + (step.own is not None) for step in iteration.steps] for iteration in iterations]
-        verifying.held = list(map(sum, zip(positions, *committed)))
+        held = verifying.held = positions
+        for iteration in iterations:
+            for row, (_, accepted, own) in enumerate(iteration.steps):
+                held[row] += accepted + (own is not None)
         if drafter is not None:
             drafter.end(drafting)
         return Iterations(iterations, encoding + self._seconds[0], self._seconds[1])
@@ -169,7 +172,7 @@ class NativeLoop:
         began = time.perf_counter()
         state.encode()
         encoding = time.perf_counter() - began
-        call.drafting = self._caches(state, positions if drafter.caches_prefix else longest)
+        self._set_caches("drafting", state, positions if drafter.caches_prefix else longest)
         if not drafter.caches_prefix:  # each draft replaces the previous one
             call.drafting.positions = ENDLESS
         call.drafter_logits = model.logits.view(rows, longest, model.stack.vocabulary)[1]
@@ -177,11 +180,14 @@ class NativeLoop:
             call.gates = model.gates.view(rows, longest, model.stack.gate.outputs)[1]
         return encoding
 
-    @staticmethod
-    def _caches(state: SlottedState, positions: int) -> Structure:
-        """Caches with space for at least one iteration; the call ends when they are full."""
-        state.cache.reserve(state.targets.bound, positions)
-        return kernels().structs["Caches"](*state.cache.layout, *state.sources.cache.layout, state.cache.capacity)
+    def _set_caches(self, name: str, state: SlottedState, positions: int) -> None:
+        """Name a state's caches in the call, with space for at least one iteration; the call ends when they are full."""
+        cache, sources = state.cache, state.sources.cache
+        cache.reserve(state.targets.bound, positions)
+        numbers = *cache.layout, *sources.layout, cache.capacity
+        if self._caches.get(name) != numbers:
+            self._caches[name] = numbers
+            setattr(self._call, name, kernels().structs["Caches"](*numbers))
 
     def _reserve(self, numbers: int) -> None:
         """Room for the iterations' record."""

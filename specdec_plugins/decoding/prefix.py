@@ -146,10 +146,12 @@ class Prefix:
         """Truncate a draft after eos, at the length limit, and at ``lengths[b]`` tokens of row b."""
         return draft.clip(list(map(min, self.room, lengths)), self.symbols.eos)
 
-    def unread(self) -> list[tuple[int, ...]]:
-        """The forced tokens that each row still has to read, up to its limit."""
+    def unread(self, most: int) -> list[tuple[int, ...]]:
+        """The next forced tokens that each row still has to read, up to its limit."""
         model, rows = self.constraints.forced, zip(self.requests, self.outputs)
-        return [(*model, *request.forced)[len(output) : request.limit] for request, output in rows]
+        if not model and not any(request.forced for request in self.requests):  # as mostly
+            return []
+        return [(*model, *request.forced)[len(output) : min(request.limit, len(output) + most)] for request, output in rows]
 
     def prefill(self, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> None:
         """Append forced tokens, which belong to no step."""

@@ -42,6 +42,7 @@ class KVCache:
         """Store ``entries`` (B, Q, W) at ``positions`` (B, Q) of ``slots`` (B, 1)."""
         self.data[layer][slots, positions] = entries
 
+    @torch.inference_mode()
     def put(self, rows: Sequence[int], entries: Tensor, layer: int = 0) -> None:
         """Store ``entries`` (L', N, Q, W) of the layers from ``layer`` on at the first positions of N slots."""
         self.reserve(max(rows) + 1, entries.size(2))

@@ -3,8 +3,6 @@
 import heapq
 from collections.abc import Callable, Sequence
 
-import torch
-
 from specdec_plugins.decoding.backends.cache import KVCache
 from specdec_plugins.decoding.values import Source
 
@@ -22,8 +20,10 @@ class Slots:
 
     def take(self) -> int:
         """A free slot, with one user."""
-        slot = heapq.heappop(self._free) if self._free else self.bound
-        self.bound = max(self.bound, slot + 1)
+        if self._free:
+            slot = heapq.heappop(self._free)
+        else:
+            slot, self.bound = self.bound, self.bound + 1
         self.users[slot] = 1
         return slot
 
@@ -67,11 +67,6 @@ class Sources:
 
     def encode(self) -> None:
         """Encode what was not encoded yet."""
-        if self._due:  # checked apart, as a pass should not enter inference mode for nothing
-            self._encode()
-
-    @torch.inference_mode()
-    def _encode(self) -> None:
         while self._due:  # all sentences of a source together
             source = next(iter(self._due.values()))[0]
             slots = [slot for slot, (other, _) in self._due.items() if other is source]

@@ -136,6 +136,7 @@ class TorchModel:
         decoder = self.transformer.decoder
         return (source + target) * len(decoder.layers) * 2 * decoder.width * decoder.embedding.tokens.element_size()
 
+    @torch.inference_mode()
     def _remember(self, source: Source, numbers: Sequence[int], cache: KVCache, rows: Sequence[int]) -> None:
         """See `Remember`. The source copy's keys and values are a last layer."""
         encoder, decoder = self.transformer.encoder, self.transformer.decoder
