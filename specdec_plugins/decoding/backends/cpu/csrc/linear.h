@@ -139,8 +139,14 @@ struct Input {
     }
 };
 
-// Prefetch distance in bytes. Weights are read sequentially, but hardware prefetching stops at each page.
+// Prefetch distance in bytes. Weights are read sequentially, but hardware prefetching stops at each page. AMD's does better alone:
+// without these instructions a pass on Zen 4 takes 3 to 20 % less time.
 constexpr int PREFETCH = 2048;
+#if defined(__x86_64__)
+const bool PREFETCHES = (__builtin_cpu_init(), !__builtin_cpu_is("amd"));
+#else
+constexpr bool PREFETCHES = true;
+#endif
 
 // Keeps a vector in its register. GCC would reload or convert it again for each row, and the row would wait.
 // Not a template: deducing the type drops `aligned(4)` from `Floats`, and the reference would then promise an alignment that
@@ -161,9 +167,11 @@ inline void hold(__m512i& vector) { __asm__("" : "+v"(vector)); }
 template <int R, class Weight>
 inline void product(const float* x, int inputs, const Weight* w, float* to) {
     Floats total[R][C] = {};
+    const bool fetches = PREFETCHES;  // a local, so that the compiler makes two loops of one
     for (int i = 0; i < inputs; ++i, w += TILE) {
-        for (size_t line = 0; line < TILE * sizeof(Weight); line += 64)
-            __builtin_prefetch(reinterpret_cast<const char*>(w) + PREFETCH + line);
+        if (fetches)
+            for (size_t line = 0; line < TILE * sizeof(Weight); line += 64)
+                __builtin_prefetch(reinterpret_cast<const char*>(w) + PREFETCH + line);
         if constexpr ((R + 1) * C < REGISTERS) {
             Floats column[C];
             for (int c = 0; c < C; ++c) {
@@ -193,14 +201,17 @@ inline void product(const float* x, int inputs, const Weight* w, float* to) {
 template <int R>
 inline void product(const uint8_t* x, int inputs, const int8_t* w, float* to) {
     __m512i total[R][2];
+    const bool fetches = PREFETCHES;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm512_setzero_si512();
     for (int i = 0; i < inputs; i += 4, w += 4 * TILE) {
         __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
         hold(left);
         hold(right);
-        __builtin_prefetch(w + PREFETCH);
-        __builtin_prefetch(w + PREFETCH + 64);
+        if (fetches) {
+            __builtin_prefetch(w + PREFETCH);
+            __builtin_prefetch(w + PREFETCH + 64);
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             int32_t quartet;
