@@ -3,6 +3,7 @@
 Owns models, roles, limits and sessions. Text is encoded and decoded outside, by a codec (`translator.py`).
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from specdec_plugins.formats.folder import Pair
 from specdec_plugins.settings import MAX_LEN_B, Settings
 from specdec_plugins.translations import SourceTooLong
 
+log = logging.getLogger(__name__)
 BatchSize = int | Literal["auto"] | None  # rows in flight; auto: `Settings.usual_batch_size`, None: no bound
 
 
@@ -50,6 +52,8 @@ class Engine:
             pair = assignment.beyond_training(pair, settings.max_positions, settings.strategy != "ar")
         self.pair, self.settings, self.stats, self.rules = pair, settings, DecodeStats(), pair.verifier.spec.outputs
         self.min_length = self.rules.min_length if settings.min_len is None else settings.min_len
+        if self.rules.beams > 1:
+            log.warning("%s asks for beam search with %d beams; decoding is greedy", pair.name, self.rules.beams)
         self.drafter_name = assignment.drafter_name(pair, settings, drafter)
         self.block_size = assignment.block_size(settings, self.trained_block_size)
         self.limits = limits_of(pair, settings)

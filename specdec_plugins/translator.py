@@ -19,7 +19,7 @@ from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis
 from specdec_plugins.documents import translate_documents
 from specdec_plugins.engine import BatchSize, Engine
-from specdec_plugins.formats.folder import Pair, load_folder
+from specdec_plugins.formats.folder import Pair, load_folder, with_drafter
 from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.codec import Encoded, NoLanguage
@@ -48,9 +48,13 @@ class Translator:
             self.codec.encode("")  # loads the codec's files, so that faults show up front
 
     @classmethod
-    def from_pretrained(cls, folder: str, drafter: Drafter | None = None, **settings) -> "Translator":
-        """Load a model folder; keywords are the fields of `Settings`. Raises ValueError."""
-        return cls(load_folder(folder), Settings(**settings), drafter)
+    def from_pretrained(cls, folder: str, drafter: Drafter | str | None = None, **settings) -> "Translator":
+        """Load a model folder, ours or from Hugging Face; keywords are fields of `Settings`. ``drafter`` may name the folder of a
+        smaller model with the same vocabulary. Raises ValueError."""
+        pair = load_folder(folder)
+        if isinstance(drafter, str):
+            return cls(with_drafter(pair, drafter), Settings(**settings))
+        return cls(pair, Settings(**settings), drafter)
 
     @property
     def stats(self) -> DecodeStats:

@@ -1,12 +1,16 @@
 """Models that transformers made, at random: logits and greedy outputs are its own, with drafts and in every data type."""
 
+import json
 import random
 from types import SimpleNamespace
 
+import hf_text
 import pytest
 import torch
 from conftest import transformers
+from support import long_but
 
+from specdec_plugins.commands import import_model
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
@@ -15,9 +19,12 @@ from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.engine import Engine
 from specdec_plugins.formats.folder import Pair
 from specdec_plugins.formats.huggingface import read_model
+from specdec_plugins.formats.spec import DrafterModel
+from specdec_plugins.measure.certificate import LINES
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.translator import Translator
 
 SIZE = 48
 SMALL = {
@@ -119,7 +126,7 @@ def excused(model, source, one, other):
 
 def test_logits_are_those_of_transformers(case):
     model, folder = case
-    ours = TorchModel(load_pair(read_model(folder), None, dtype=torch.float64)[0])
+    ours = TorchModel(load_pair(read_model(folder)[0], None, dtype=torch.float64)[0])
     sources, rng = sources_of(model, 6), random.Random(1)
     targets = [rng.choices(range(2, SIZE - 1), k=rng.randrange(9)) for _ in sources]
     targets = [
@@ -139,7 +146,7 @@ def test_logits_are_those_of_transformers(case):
 
 def test_greedy_outputs_are_those_of_generate(case):
     model, folder = case
-    sources, pair = sources_of(model, 40), pair_of(read_model(folder))
+    sources, pair = sources_of(model, 40), pair_of(read_model(folder)[0])
     ends = pair.verifier.spec.outputs.ends
     for settings, options in (
         ({}, {}),
@@ -151,3 +158,62 @@ def test_greedy_outputs_are_those_of_generate(case):
         found = decoded(pair, sources, strategy="ar", dtype="float64", **settings)
         assert not options or len({tuple(row) for row in wanted}) > 5
         assert all(one == other or excused(model, *rows) for rows in zip(sources, wanted, found) for one, other in [rows[1:]])
+
+
+def nearly(model, seed=0):
+    """A drafter that mostly agrees with a model: the same with other last bits."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = {id(each): each + 0.05 * torch.randn(each.shape, generator=generator).to(each) for each in model.tensors.values()}
+    return DrafterModel("small", {name: moved[id(each)] for name, each in model.tensors.items()}, model.spec, block_size=4)
+
+
+@pytest.mark.parametrize("dtype", long_but(("float64", "float32", "bfloat16", "int8"), "float64", "int8"))
+def test_drafts_change_no_output(case, dtype):
+    """Whatever drafts, and on the kernels in each data type."""
+    model, folder = case
+    sources, ours = sources_of(model, 24, longest=9), read_model(folder)[0]
+    pair, how = pair_of(ours), {"dtype": dtype, "no_repeat_ngram_size": 3, "max_len_b": 20}
+    plain = decoded(pair, sources, strategy="ar", **how)
+    for drafter in ({"draft_with": "ngram"}, {"draft_with": "recycling", "tree": 6}, {"draft_with": "lookahead"}):
+        assert decoded(pair, sources, block_size=4, **drafter, **how) == plain
+    engine = Engine(pair_of(ours, nearly(ours)), Settings(threads=1, block_size=3, **how))
+    assert [each.tokens for each in engine.generate(sources)] == plain
+    assert engine.stats.accepted > 20  # drafters know no bans
+    previous = Engine(pair, Settings(threads=1, draft_with="previous", block_size=5, **how))
+    requests = [previous.request(n, each, hint=plain[n - 1][1:]) for n, each in enumerate(sources)]
+    assert {each.index: each.tokens for each in previous.decode(requests, 7, None)} == dict(enumerate(plain))
+
+
+# ---- whole folders: with text
+
+
+@pytest.fixture(scope="module", params=["marian", "m2m100"])
+def folder(request, tmp_path_factory):
+    """A model with its tokenizer, as published."""
+    kind = {"marian": "Marian", "m2m100": "M2M100"}[request.param]
+    path = tmp_path_factory.mktemp("published") / "model"
+    config = getattr(hf_text, request.param)(path)
+    names = ("vocab_size", "pad_token_id", "eos_token_id")
+    start = config["pad_token_id" if kind == "Marian" else "eos_token_id"]
+    changes = {**{name: config[name] for name in names}, "decoder_start_token_id": start, "max_position_embeddings": 128}
+    bans = {"bad_words_ids": [[config["pad_token_id"]]], "no_repeat_ngram_size": 2, "num_beams": 4}
+    made(kind, changes, bans).float().save_pretrained(path)
+    return path
+
+
+def test_an_imported_folder_is_certified(folder, tmp_path, capsys):
+    output, languages = tmp_path / "ours", [] if (folder / "source.spm").exists() else ["-s", "en", "-t", "de"]
+    assert import_model.main([str(folder), "--output", str(output), "--check", *languages]) == 0
+    said = capsys.readouterr().out
+    certificate = json.loads((output / "certificate.json").read_text())
+    lines = certificate["lines"]
+    assert f"source token ids: {lines} of {lines}" in said and certificate["sources"] == lines
+    assert certificate["texts"] >= lines - 2  # a random M2M100 says ids past its vocabulary
+    assert certificate["logits"] < 1e-4 and all(each["margin"] < 1e-4 for each in certificate["differences"])
+    assert certificate["outputs"] + len(certificate["differences"]) == lines
+    pairs = [Translator.from_pretrained(str(each), strategy="ar", threads=1, dtype="float64") for each in (folder, output)]
+    texts = [[each["translation_text"] for each in pair(LINES.split("\n")[:9], *languages[1::2])] for pair in pairs]
+    assert texts[0] == texts[1] and len(set(texts[0])) > 5
+    drafted = Translator.from_pretrained(str(folder), drafter=str(output), threads=1, dtype="float64", block_size=3)
+    assert [each["translation_text"] for each in drafted(LINES.split("\n")[:9], *languages[1::2])] == texts[0]
+    assert drafted.stats.accepted > 20 and drafted.engine.drafter_name == "small"

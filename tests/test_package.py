@@ -12,7 +12,7 @@ PACKAGE = ROOT / "specdec_plugins"
 FAIRSEQ_SIDE = ("models", "criterions", "tasks")
 # What the files of a part of the package may import, inside functions too: itself, and these.
 MAY_IMPORT = {
-    "text": ("extras", "formats.code", "formats.errors", "formats.spec"),
+    "text": ("extras", "formats.code", "formats.description", "formats.errors", "formats.spec", "formats.strict"),
     "cpus": (),
     "settings": ("cpus", "decoding.options"),
     "workers": (),

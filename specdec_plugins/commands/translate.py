@@ -56,7 +56,11 @@ def parser() -> Parser:
 
     model("--model", metavar="DIR", help="model folder (see specdec-pack)")
     model("--verifier", metavar="PT", help="without a folder: fairseq checkpoint of the autoregressive model")
-    model("--drafter", metavar="PT", help="fairseq checkpoint of its drafter")
+    model(
+        "--drafter",
+        metavar="PT|DIR",
+        help="fairseq checkpoint of its drafter; with --model, the folder of a smaller model with the same vocabulary",
+    )
     model("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
     model("--codes", metavar="FILE", help="BPE codes; not needed with --tokenized")
     model("-s", "--source-lang", metavar="LANG", help="for multilingual models, or without a folder; such as fra_Latn, fra or fr")
@@ -152,8 +156,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
 def model_faults(options: argparse.Namespace) -> Iterator[Fault]:
     """Faults of the options that name models."""
     parts = [name for name in ("verifier", "drafter", "data", "codes") if getattr(options, name)]
-    if options.model and parts:
-        yield "model", f"cannot be combined with {', '.join(map(option_name, parts))}"
+    others = [name for name in parts if name != "drafter"]
+    if options.model and others:
+        yield "model", f"cannot be combined with {', '.join(map(option_name, others))}"
     if not options.model and not (options.verifier and options.data):
         yield "model", "is missing: give --model DIR, or --verifier PT and --data DIR"
     if options.verifier and not (options.drafter or options.draft_with) and options.strategy in ("specdec", "drafter"):

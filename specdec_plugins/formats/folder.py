@@ -22,18 +22,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_plugins.formats import checkpoint, description, fairseq, spec, tensors
+from specdec_plugins.formats import checkpoint, description, fairseq, huggingface, spec, tensors
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
+from specdec_plugins.text.huggingface import codec_entry as codec_entry_of
+from specdec_plugins.text.huggingface import default_languages
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 from specdec_plugins.text.vocabulary import SPECIAL, Vocabulary
 
 log = logging.getLogger(__name__)
 MAX_NAME_BYTES = 255
 MAX_CODEC_BYTES = 100_000_000  # per file of a codec
+SMALL_BLOCK = 8  # longest draft of a smaller model: each token costs a pass of it
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,12 @@ class Pair:
 
 
 def load_folder(folder: str | os.PathLike[str]) -> Pair:
-    """Read a model folder. Raises ValueError naming the file at fault."""
+    """Read a model folder, or a Hugging Face folder. Raises ValueError naming the file at fault."""
     folder = Path(folder)
     path = folder / "model.json"
     try:
+        if huggingface.is_huggingface(folder):
+            return _load_huggingface(folder)
         described = description.read_description(path)
         codec = described.codec
         refuse_own_code(folder, "codec", codec.name)
@@ -82,6 +87,33 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
         raise ValueError(f"{folder}: not a model folder (no {Path(error.filename).name} in it)") from None
     except NotADirectoryError:
         raise ValueError(f"{folder}: not a model folder (not a folder)") from None
+
+
+def _load_huggingface(folder: Path) -> Pair:
+    model, settings = huggingface.read_model(folder)
+    entry = codec_entry_of(folder, settings)
+    if entry.options.get("languages") and "source" in entry.options.get("frame", ""):
+        # The codec forces the request's language, of which the config's is only the default.
+        model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=()))
+    files = {role: _inside(folder, name, MAX_CODEC_BYTES) for role, name in entry.files.items()}
+    config = CodecConfig(entry.name, str(folder), files, *default_languages(folder, settings), entry.options)
+    return _checked(Pair.open(model, None, config))
+
+
+def with_drafter(pair: Pair, folder: str | os.PathLike[str]) -> Pair:
+    """The pair with the model of another folder, a smaller one with the same vocabulary, as its drafter. Raises ValueError."""
+    other = load_folder(folder)
+    faults = [
+        f"another {side} vocabulary"
+        for side in ("source", "target")
+        if getattr(pair, side).fingerprint() != getattr(other, side).fingerprint()
+    ]
+    if other.verifier.spec.symbols != pair.verifier.spec.symbols:
+        faults.append("other special tokens")
+    if faults:
+        raise ValueError(f"{folder}: cannot draft for {pair.name}: it has {' and '.join(faults)}")
+    drafter = DrafterModel("small", other.verifier.tensors, other.verifier.spec, block_size=SMALL_BLOCK)
+    return dataclasses.replace(pair, drafter=drafter)
 
 
 def load_parts(

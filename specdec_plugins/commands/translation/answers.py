@@ -152,10 +152,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def load(options: argparse.Namespace) -> "Pair":
-    from specdec_plugins.formats.folder import load_folder, load_parts
+    from specdec_plugins.formats.folder import load_folder, load_parts, with_drafter
 
     if options.model:
-        return load_folder(options.model)
+        pair = load_folder(options.model)
+        return with_drafter(pair, options.drafter) if options.drafter else pair
     return load_parts(options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes)
 
 
@@ -164,7 +165,8 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
     settings = {name: value for name, value in vars(settings_of(options)).items() if name not in RESOURCES}
     settings |= {name: getattr(options, name) for name in TEXT}
     if options.model:
-        paths = [path for path in sorted(Path(options.model).iterdir()) if path.is_file() and path.suffix != ".md"]
+        folders = [Path(folder) for folder in (options.model, options.drafter) if folder]
+        paths = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != ".md"]
     else:
         given = [Path(path) for path in (options.verifier, options.drafter, options.codes) if path]
         paths = [*given, *sorted(Path(options.data).glob("dict.*.txt"))]

@@ -1,4 +1,5 @@
-"""A small autoregressive drafter: a decoder of few layers over the verifier's encoder and embeddings, one pass per token.
+"""A small autoregressive drafter, one pass per token: a decoder of few layers over the verifier's encoder and embeddings, or a
+whole smaller model with the verifier's vocabulary.
 
 Speculative decoding as first published (Leviathan et al. 2023, arXiv 2211.17192), with a shared encoder pass and vocabulary.
 """
@@ -107,9 +108,12 @@ class SmallDrafter(Drafter):
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
+    if weights.spec is not None:  # a whole model: see `with_drafter`
+        return weights
     return over_the_verifier(weights, verifier, shape(verifier.spec, options_of(Options, weights.options).layers))
 
 
 def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> SmallDrafter:
-    matching(weights, {})
+    if weights.spec is None:
+        matching(weights, {})
     return SmallDrafter(model)

@@ -4,6 +4,7 @@ transformers is not needed. Everything that a config asks for is computed here o
 """
 
 from pathlib import Path
+from typing import Any
 
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.huggingface.asked import Asked
@@ -19,23 +20,20 @@ def is_huggingface(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / "model.json").exists()
 
 
-def read_model(folder: Path) -> Model:
-    """Read a folder's model. Raises ValueError with every fault, in one line."""
+def read_model(folder: Path) -> tuple[Model, dict[str, Any]]:
+    """A folder's model, and its config with the generation config over it. Raises ValueError with every fault, in one line."""
     config = Asked.read(folder / CONFIG)
-    kind = config.values.get("model_type")
-    if kind not in FAMILIES:
+    kind = config.get("model_type")
+    if type(kind) is not str or kind not in FAMILIES:
         raise ValueError(f"{config.path}: model_type {kind!r:.80} is not supported; available: {', '.join(FAMILIES)}")
-    architectures = config.values.get("architectures")
-    if architectures not in (None, [], [FAMILIES[kind].architecture]):
-        what = f"architectures {architectures!r:.80}; {kind} needs {FAMILIES[kind].architecture}"
-        raise ValueError(f"{config.path}: {what}")
+    family, architectures = FAMILIES[kind], config.get("architectures")
+    if architectures not in (None, [], [family.architecture]):
+        raise ValueError(f"{config.path}: architectures {architectures!r:.80}; {kind} needs {family.architecture}")
     path = folder / "generation_config.json"
-    generation = generation_of(
-        Asked.read(path) if path.is_file() else Asked(config.path, config.values), config, whole=path.is_file()
-    )
-    weights = read_weights(folder)
-    model = model_of(FAMILIES[kind], config, generation, weights)
-    faults = list(dict.fromkeys([*config.faults, *generation.faults]))
+    whole = path.is_file()
+    asked = Asked.read(path) if whole else Asked(config.path, config.values)
+    model = model_of(family, config, generation_of(asked, config, whole), read_weights(folder))
+    faults = list(dict.fromkeys([*config.faults, *asked.faults]))
     if faults or model is None:
         raise ValueError(f"{folder}: {listed(faults, '; ')}")
-    return model
+    return model, {**config.values, **asked.values}

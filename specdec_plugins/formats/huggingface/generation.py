@@ -34,7 +34,6 @@ class Generation:
     forced: tuple[int, ...]
     suppressed: tuple[int, ...]
     rules: OutputRules
-    faults: list[str]
 
 
 def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:
@@ -66,7 +65,7 @@ def generation_of(asked: Asked, config: Asked, whole: bool) -> Generation:
     if last not in (None, symbols.eos):
         asked.refuse("forced_eos_token_id", f"eos, {symbols.eos}")
     prefix = () if forced is None else (forced,)
-    return Generation(symbols, prefix, suppressed, rules_of(asked, symbols.eos, last is not None), asked.faults)
+    return Generation(symbols, prefix, suppressed, rules_of(asked, symbols.eos, last is not None))
 
 
 def suppressed_of(asked: Asked, eos: int) -> tuple[int, ...]:

@@ -1,0 +1,55 @@
+"""The command ``specdec-import``: a Hugging Face folder into a model folder, and a certificate of how alike their outputs are."""
+
+import argparse
+import sys
+
+from specdec_plugins.commands.runner import Parser, run_command
+from specdec_plugins.settings import Fault
+
+
+def parser() -> Parser:
+    p = Parser(
+        prog="specdec-import",
+        description="Make a model folder from a local Hugging Face folder: Marian, M2M100, NLLB, BART, mBART or Pegasus.",
+    )
+    p.add_argument("folder", metavar="DIR", help="config.json, weights and tokenizer files, as published")
+    p.add_argument("--output", metavar="FOLDER", help="the folder to make")
+    p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
+    p.add_argument("--check", nargs="?", const="", metavar="TEXT",
+                   help="compare with transformers, on this text or on a built-in one; with --output, the result is also written "
+                   "to certificate.json in it")  # fmt: skip
+    p.add_argument("-s", "--source-lang", metavar="LANG", help="of the text to check (default: the model's)")
+    p.add_argument("-t", "--target-lang", metavar="LANG")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_command(parser(), argv, run, check)
+
+
+def check(options: argparse.Namespace) -> list[Fault]:
+    return [("output", "is missing; give it, --check or both")] if options.output is None and options.check is None else []
+
+
+def run(options: argparse.Namespace) -> None:
+    """Make the folder, check it, and print what was done. Raises ValueError, OSError or ImportError."""
+    from specdec_plugins.formats.folder import load_folder, save_folder
+
+    if options.output:
+        sizes = save_folder(load_folder(options.folder), options.output, options.half)
+        for name, size in [*sizes.items(), (options.output, sum(sizes.values()))]:
+            print(f"{size / 1e6:8.2f} MB  {name}")
+    if options.check is not None:
+        from specdec_plugins.measure.certificate import certify
+        from specdec_plugins.text.lines import read_lines
+
+        lines = list(read_lines(options.check)) if options.check else None
+        languages = options.source_lang, options.target_lang
+        certificate = certify(options.folder, options.output or options.folder, lines, *languages)
+        print(certificate)
+        if options.output:
+            certificate.save(options.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

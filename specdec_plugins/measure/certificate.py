@@ -1,0 +1,172 @@
+"""A certificate: how a folder's token ids, logits and greedy outputs compare with those of transformers, on some text."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec_plugins import __version__
+from specdec_plugins.decoding.assembly import THREADS
+from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.drafters import agreeing
+from specdec_plugins.decoding.values import Source
+from specdec_plugins.engine import Engine
+from specdec_plugins.formats.files import write
+from specdec_plugins.formats.folder import load_folder
+from specdec_plugins.settings import Settings
+
+SHOWN = 5  # differences printed
+LINES = """\
+A dog runs through the snow.
+Two men are sitting on a bench, talking about the weather.
+The committee adopted the report by 12 votes to 3 (with 4 abstentions).
+"Where is the station?" she asked.
+It costs $3,499.00 — or €3.250,00 in Berlin.
+See https://example.org/path?x=1&y=2 and write to info@example.org.
+He didn't say it's theirs; they'd never agree.
+e = mc², H₂O, 10 µm, 25 °C, ½ cup
+Ein Hund läuft durch den Schnee.
+Die Straße war naß, größer als früher, über Österreich.
+Où est la gare ? Ça va très bien, merci beaucoup !
+L'été, l'eau coule à flots; « c'est la vie ».
+¿Dónde está la biblioteca? ¡Mañana será otro día!
+O menino não comeu o pão de queijo.
+Il ragazzo è andato via perché pioveva.
+Zażółć gęślą jaźń.
+Příliš žluťoučký kůň úpěl ďábelské ódy.
+Szerencsére minden rendben volt a vonaton.
+Două femei stau de vorbă în piață.
+İstanbul'da güneşli bir gün.
+Hyvää päivää, mitä kuuluu?
+Собака бежит по снегу.
+Вулиця була порожня, і лише кіт сидів біля дверей.
+Ο σκύλος τρέχει στο χιόνι.
+הכלב רץ בשלג.
+الكلب يجري في الثلج.
+سگ در برف می‌دود.
+कुत्ता बर्फ में दौड़ता है।
+কুকুরটি বরফের মধ্যে দৌড়াচ্ছে।
+நாய் பனியில் ஓடுகிறது.
+สุนัขวิ่งผ่านหิมะ
+Con chó chạy qua tuyết.
+狗在雪地里奔跑。
+這是一個測試，請不要擔心。
+犬が雪の中を走っています。
+개가 눈 속을 달린다.
+ძაღლი თოვლში გარბის.
+Շունը վազում է ձյան միջով։
+Naïve café, ﬁne ﬂour, ＦＵＬＬ width, ｶﾀｶﾅ
+Smile 😀, flag 🇩🇪, family 👨‍👩‍👧, done ✅
+two  spaces,	a tab, and trailing space\u0020
+UPPER CASE TEXT AND mIxEd CaSe
+1234567890 3.14159 1/2 10:45 2026-11-26
+supercalifragilisticexpialidocious antidisestablishmentarianism
+x"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token at which an output differs, and by how much transformers prefers its own to ours there."""
+
+    line: int
+    token: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """``sources``, ``outputs`` and ``texts`` count the lines whose token ids and decoded text are identical."""
+
+    lines: int
+    sources: int
+    outputs: int
+    texts: int
+    logits: float  # largest difference between logits
+    differences: tuple[Difference, ...]
+    dtype: str = "float32"
+    transformers: str = ""
+    specdec: str = __version__
+
+    def __str__(self) -> str:
+        of = f"of {self.lines} lines identical to transformers {self.transformers}"
+        said = [
+            f"source token ids: {self.sources} {of}",
+            f"greedy outputs ({self.dtype}): {self.outputs} {of}",
+            f"decoded texts: {self.texts} {of}",
+            f"logits: largest difference {self.logits:.1e}",
+        ]
+        said += [
+            f"line {each.line}: token {each.token} differs; transformers prefers its own by {each.margin:.1e}"
+            for each in self.differences[:SHOWN]
+        ]
+        return "\n".join(said)
+
+    def save(self, folder: str) -> None:
+        write(Path(folder) / "certificate.json", json.dumps(asdict(self), indent=1) + "\n")
+
+
+def library() -> Any:
+    """transformers. Raises ImportError saying how to get it."""
+    try:
+        import transformers.utils
+
+        # Text needs no torchaudio, and fairseq's may be of another build than torch.
+        transformers.utils.is_torchaudio_available = lambda: False  # type: ignore[assignment]
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: F401 - imports more than the package does
+    except ImportError as error:
+        raise ImportError(
+            f"--check compares with transformers, which cannot be imported ({error}); install transformers"
+        ) from None
+    return transformers
+
+
+@torch.inference_mode()
+def certify(
+    original: str, folder: str, lines: Sequence[str] | None = None, source_lang: str | None = None, target_lang: str | None = None
+) -> Certificate:
+    """Compare ``folder`` with transformers' reading of the ``original``. Raises ValueError or ImportError."""
+    transformers, pair = library(), load_folder(folder)
+    lines = LINES.split("\n") if lines is None else lines
+    languages = source_lang or pair.config.source_lang or None, target_lang or pair.config.target_lang or None
+    named = {
+        name: lang for name, lang in zip(("src_lang", "tgt_lang"), languages) if lang and pair.config.options.get("languages")
+    }
+    engine = Engine(pair, Settings(strategy="ar"))
+    torch.set_num_threads(THREADS)  # the kernels' team rests while transformers computes
+    tokenizer = transformers.AutoTokenizer.from_pretrained(original, local_files_only=True, **named)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(original, local_files_only=True, dtype=torch.float32).eval()
+    sources = [pair.codec.encode(line, *languages) for line in lines]
+    requests = [engine.request(number, source.ids, forced=source.forced) for number, source in enumerate(sources)]
+    found = {each.index: each.tokens for each in engine.decode(requests, None, None)}
+    symbols, verifier = pair.verifier.spec.symbols, engine.roles.verifier
+    counts, largest, differences = Counter[str](), 0.0, list[Difference]()
+    for number, (line, source, request) in enumerate(zip(lines, sources, requests)):
+        tokens, theirs = found[number], tokenizer(line)["input_ids"]
+        counts["sources"] += theirs == source.ids
+        counts["texts"] += tokenizer.decode(tokens, skip_special_tokens=True) == pair.codec.decode(tokens)
+        forced = {"forced_bos_token_id": source.forced[0]} if source.forced else {}
+        length = request.limit + 1 + engine.rules.ends  # `generate` counts the start token
+        row = model.generate(torch.tensor([theirs]), num_beams=1, do_sample=False, max_length=length, **forced)[0, 1:].tolist()
+        wanted = row[: row.index(symbols.eos)] if symbols.eos in row else row
+        counts["outputs"] += wanted == tokens
+
+        written = [symbols.start, *tokens]
+        logits = model(torch.tensor([source.ids]), decoder_input_ids=torch.tensor([written])).logits[0]
+        state = verifier.start(1)
+        verifier.admit(state, Source([source.ids], symbols))
+        ours = verifier.model.read(  # type: ignore[attr-defined]
+            state, Reading([written], [0])
+        ).logits()[0]
+        largest = max(largest, (ours - logits).abs().max().item())
+        if wanted != tokens:
+            at = agreeing(wanted, tokens)
+            best, own = ([*each, symbols.eos][at] for each in (wanted, tokens))
+            differences.append(Difference(number + 1, at + 1, (logits[at, best] - logits[at, own]).item()))
+    return Certificate(
+        len(lines), counts["sources"], counts["outputs"], counts["texts"], largest, tuple(differences),
+        transformers=transformers.__version__,
+    )  # fmt: skip
