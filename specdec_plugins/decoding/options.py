@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 RULES = ("coupled", "rejection")
+LIBRARIES = ("fairseq", "huggingface")
+STOPPING = ("false", "true", "never")
+MAX_BEAMS = 1000
+MAX_LENGTH_PENALTY = 30.0  # a power of more overflows
 MAX_BLOCK_SIZE = 1024  # tokens of a draft, or of a tree
 
 
@@ -112,3 +116,34 @@ def sampling_faults(values: Any) -> Iterator[tuple[str, str]]:
         yield "top_k", f"{values.top_k} is more than any vocabulary has"
     if values.rule not in RULES:
         yield "rule", f"'{values.rule}' is unknown; available: {', '.join(RULES)}"
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Beam search with ``size`` live hypotheses by the rules of a library (``search/``); the best ``nbest`` are outputs.
+
+    A hypothesis' score is its log-probability divided by its length, eos included, to the power of ``length_penalty``. Each
+    unknown token costs ``unk_penalty`` nats. Only ``huggingface`` has ``early_stopping`` and ``renormalize``: log-probabilities
+    among allowed tokens. Raises ValueError for invalid values.
+    """
+
+    size: int
+    rules: str = "fairseq"
+    length_penalty: float = 1.0
+    nbest: int = 1
+    unk_penalty: float = 0.0
+    early_stopping: str = "false"
+    renormalize: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("size", 1, MAX_BEAMS), ("nbest", 1, self.size)):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise ValueError(f"{name} {value!r} is not a whole number from 1 to {most}")
+        for name, bound in (("length_penalty", MAX_LENGTH_PENALTY), ("unk_penalty", 1e6)):
+            value = getattr(self, name)
+            if not is_number(value) or not abs(value) <= bound:
+                raise ValueError(f"{name} {value!r} is not a number from -{bound:g} to {bound:g}")
+        for name, words in (("rules", LIBRARIES), ("early_stopping", STOPPING), ("renormalize", (False, True))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown; available: {', '.join(map(str, words))}")

@@ -26,15 +26,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec_plugins.decoding.options import LIBRARIES, MAX_BEAMS, MAX_LENGTH_PENALTY, STOPPING
 from specdec_plugins.formats.errors import listed
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
 # Far beyond known models; a tiny file must not claim all memory.
 MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE, MAX_SCALE = 1_000, 1 << 17, 1 << 20, 1 << 25, 1e6
 
-MAX_BEAMS = 1_000
 HUGE = 1 << 31  # bounds numbers whose sums must fit into the kernels' 64 bits
-LIBRARIES = ("fairseq", "huggingface")
 
 HALF = 2**-11  # largest error of a sine in float16
 
@@ -84,7 +83,7 @@ class OutputRules:
     renormalize: bool = False
 
     def __post_init__(self) -> None:
-        if self.library not in LIBRARIES or self.early_stopping not in ("false", "true", "never"):
+        if self.library not in LIBRARIES or self.early_stopping not in STOPPING:
             raise ValueError(
                 f"unknown rules for outputs: library {self.library!r:.40}, early_stopping {self.early_stopping!r:.40}"
             )
@@ -92,7 +91,7 @@ class OutputRules:
             0 <= n < HUGE for n in (self.min_length, self.no_repeat)
         ):
             raise ValueError(f"lengths of outputs from {self.min_length:,} to {self.limit} tokens, n-grams of {self.no_repeat:,}")
-        if not 1 <= self.beams <= MAX_BEAMS or not abs(self.length_penalty) <= MAX_SCALE:
+        if not 1 <= self.beams <= MAX_BEAMS or not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
             raise ValueError(f"{self.beams:,} beams with a length penalty of {self.length_penalty}")
 
 

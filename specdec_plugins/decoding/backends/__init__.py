@@ -12,8 +12,9 @@ from torch import Tensor
 from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.constraints import Bounds
-from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.search.beam import Ranked
 from specdec_plugins.decoding.values import Draft, Draws, Plan, Source, Verdict
 from specdec_plugins.formats.spec import ModelSpec
 
@@ -82,6 +83,13 @@ class Pass(Protocol):
         """Judge the draft that the pass read after each row's last token.
 
         The rule is exact or tolerant, and in rows with ``draws`` the one that these name.
+        """
+        ...
+
+    def rank(self, bounds: Bounds, beams: Sequence[Beam | None]) -> list[Ranked]:
+        """The best tokens to follow each row that has a beam, two for each live hypothesis; nothing for others.
+
+        Scores are log-probabilities under the unconstrained model, unless the beam renormalises. At the limit only eos remains.
         """
         ...
 

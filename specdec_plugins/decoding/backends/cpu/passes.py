@@ -17,8 +17,10 @@ from specdec_plugins.decoding.backends.cpu.binding import address, floats, integ
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.constraints import Bounds
-from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.search.beam import CANDIDATES as PER_BEAM
+from specdec_plugins.decoding.search.beam import Ranked
 from specdec_plugins.decoding.trees import within_rows
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Verdict, rejecting
 
@@ -89,6 +91,21 @@ class CpuPass:
             engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(numbers), *judging.arguments()
         )
         return judging.verdict()
+
+    def rank(self, bounds: Bounds, beams: Sequence[Beam | None]) -> list[Ranked]:
+        logits, engine, symbols = self.logits(), self.model.engine, bounds.constraints.symbols
+        few = [PER_BEAM * beam.size if beam else 0 for beam in beams]
+        width, banned, repeats = max(few), integers(bounds.constraints.banned), repeat_numbers(bounds)
+        numbers = integers(few, bounds.room, bounds.minimum, [beam is not None and beam.renormalize for beam in beams])
+        penalty = array("d", [beam.unk_penalty if beam else 0.0 for beam in beams])
+        tokens, scores = array("q", bytes(8 * self.rows * width)), array("f", bytes(4 * self.rows * width))
+        engine.library.specdec_rank(
+            engine.pointer, address(logits), self.rows, logits.stride(0), logits.size(2), start(numbers), symbols.mask,
+            start(penalty), symbols.eos, len(banned), start(banned), repeats and start(repeats), width,
+            start(tokens), start(scores),
+        )  # fmt: skip
+        starts, found, values = range(0, self.rows * width, width or 1), tokens.tolist(), scores.tolist()
+        return [Ranked(found[start : start + size], values[start : start + size]) for start, size in zip(starts, few)]
 
 
 class CausalPass(CpuPass):

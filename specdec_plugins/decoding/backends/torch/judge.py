@@ -1,4 +1,7 @@
-"""The acceptance rules as one function of tensors that a GPU can record. R rows, K drafted tokens, V vocabulary."""
+"""The acceptance rules, and the candidates of beam search, as functions of tensors that a GPU can record.
+
+R rows, K drafted tokens, C candidates, V vocabulary.
+"""
 
 import math
 import struct
@@ -10,8 +13,9 @@ from torch import Tensor
 from specdec_plugins.decoding.acceptance import coupled, rejection
 from specdec_plugins.decoding.backends.torch.graphs import Results, Runner
 from specdec_plugins.decoding.constraints import Bounds, Constraints, repeat_table, repeated, restrict
-from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.sampling import Table, warp
+from specdec_plugins.decoding.search.beam import CANDIDATES, Ranked
 from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, pad_rows, rejecting, send
 
 COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, room, beta, tau's bits
@@ -54,6 +58,48 @@ def judge(
     counts = [int(row[0]) for row in judged]
     scores = [row[3 : 4 + count] for row, count in zip(judged, counts)]
     return Verdict(counts, [int(row[1]) for row in judged], scores, [row[2] > 0 for row in judged])
+
+
+def rank(runner: Runner, logits: Tensor, bounds: Bounds, beams: Sequence[Beam | None]) -> list[Ranked]:
+    """See `Pass.rank`; by logits (R, .., V), whose first position follows the prefix."""
+    few = [CANDIDATES * beam.size if beam else 0 for beam in beams]
+    logits = pad_rows(logits[:, :1], runner.round(len(logits)))
+    rows, vocabulary = len(logits), logits.size(2)
+    lines = [
+        (minimum, room, beam is not None and beam.renormalize, bits(beam.unk_penalty if beam else 0.0))
+        for minimum, room, beam in zip(bounds.minimum, bounds.room, beams)
+    ]
+    inputs: dict[str, Tensor | tuple[Tensor, ...]] = {
+        "logits": logits, "table": send([*lines, *[(0,) * 4] * (rows - len(lines))], logits.device)
+    }  # fmt: skip
+    repeats, most = repeat_table(bounds.repeats, vocabulary, rows, runner.round) if bounds.repeats else ([], 0)
+    if most:
+        inputs["repeats"] = send(repeats, logits.device)
+    settings = bounds.constraints, most, min(max(few), vocabulary)
+    ranked = runner.run(_rank, inputs, settings=settings)["ranked"][: len(few)].tolist()
+    return [Ranked(list(map(int, tokens[:size])), scores[:size]) for (tokens, scores), size in zip(ranked, few)]
+
+
+def _rank(constraints: Constraints, most: int, few: int, logits: Tensor, table: Tensor, repeats: Tensor | None = None) -> Results:
+    """One float64 tensor (R, 2, C), ``ranked``: the best ``few`` tokens and their scores, by logits (R, 1, V).
+
+    ``table`` (R, 4): tokens before eos may follow, room, whether to renormalise, and the bits of the penalty for unknown tokens.
+    """
+    symbols = constraints.symbols
+    minimum, room, renormalise, penalty = table.tensor_split(4, 1)  # (R, 1) each
+    nothing = table[:, :0]  # drafted
+    banned = None if repeats is None else repeated(repeats, nothing, logits.size(-1), most)
+    values = logits.double()  # (R, 1, V)
+    allowed, _ = restrict(values, constraints, minimum, None, banned)
+    allowed[..., symbols.mask] -= penalty.contiguous().view(torch.float64)
+    over = (room <= 0)[..., None]
+    ending = torch.full_like(values, -math.inf)
+    ending[..., symbols.eos] = values[..., symbols.eos]
+    allowed = torch.where(over, ending, allowed)
+    own = ((renormalise > 0)[..., None] & ~over).expand_as(values)
+    total = torch.where(own, allowed, values).logsumexp(-1, keepdim=True)
+    scores, tokens = allowed.topk(few)  # (R, 1, C) each
+    return {"ranked": torch.cat([tokens.double(), scores - total], 1)}
 
 
 def bits(number: float) -> int:

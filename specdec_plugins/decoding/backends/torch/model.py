@@ -19,7 +19,7 @@ from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates,
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Results, Runner
-from specdec_plugins.decoding.backends.torch.judge import judge
+from specdec_plugins.decoding.backends.torch.judge import judge, rank
 from specdec_plugins.decoding.backends.torch.state import DenseState
 from specdec_plugins.decoding.backends.torch.transformer import (
     Linear,
@@ -30,9 +30,10 @@ from specdec_plugins.decoding.backends.torch.transformer import (
     weighed_attention,
 )
 from specdec_plugins.decoding.constraints import Bounds
-from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, draw_candidate
+from specdec_plugins.decoding.search.beam import Ranked
 from specdec_plugins.decoding.trees import within_rows
 from specdec_plugins.decoding.values import (
     LOGITS,
@@ -88,6 +89,10 @@ class TorchPass:
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
         return judge(self.model.runner, self.logits(), draft, bounds, tolerances, draws)
+
+    @torch.inference_mode()
+    def rank(self, bounds: Bounds, beams: Sequence[Beam | None]) -> list[Ranked]:
+        return rank(self.model.runner, self.logits(), bounds, beams)
 
 
 class Extent(NamedTuple):

@@ -15,6 +15,7 @@
 #include "heads.h"
 #include "linear.h"
 #include "loop.h"
+#include "rank.h"
 #include "team.h"
 
 namespace {
@@ -51,7 +52,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 17; }
+int specdec_version() { return 18; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -317,6 +318,21 @@ EXPORTED(int, propose, Engine* engine, const Stack* stack, int64_t batch, int64_
             engine->team.sync();
             choice.run(*engine, member);
         });
+    });
+}
+
+// The best tokens to follow each row by its logits (V), `stride` numbers apart, which it restores: see `Ranking`.
+// numbers: few (B), room (B), minimum (B), renormalise (B).
+EXPORTED(int, rank, Engine* engine, float* logits, int64_t batch, int64_t stride, int64_t vocabulary, const int64_t* numbers,
+         int64_t unk, const double* penalty, int64_t eos, int64_t banned_count, const int64_t* banned, const int64_t* repeats,
+         int64_t width, int64_t* tokens, float* scores) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        const int64_t *few = parts.take(batch), *room = parts.take(batch), *minimum = parts.take(batch);
+        const Ranking ranking{logits, batch, stride, width, unk, few, room, minimum, parts.take(batch), penalty,
+                              take(repeats, batch, engine->repeats), tokens, scores};
+        engine->forbid(vocabulary, eos, banned_count, banned);
+        engine->team.run([&](int member) { ranking.run(*engine, member); });
     });
 }
 

@@ -30,6 +30,15 @@ struct Engine {
     std::vector<std::vector<Forbidden>> repeated;  // (threads) tokens that would repeat an n-gram
     Input joined;                                // of heads: hidden states, and embeddings where they read these
     std::vector<float> mean;                     // (D) of an encoder's output
+
+    // Bans tokens for `judge`. Called before the team runs.
+    void forbid(int64_t vocabulary, int64_t eos, int64_t count, const int64_t* banned) {
+        judge.vocabulary = vocabulary;
+        judge.forbidden.assign(banned, banned + count);
+        judge.forbidden.push_back(eos);
+        if (kept.size() < team.size * judge.forbidden.size()) kept.resize(team.size * judge.forbidden.size());
+        repeated.resize(team.size);
+    }
 };
 
 // Takes the parts of `numbers` one after the other.
@@ -215,15 +224,10 @@ struct Judging {
 
     // Called before the team runs.
     void reserve(Engine& engine, int64_t vocabulary, int64_t eos, int64_t count, const int64_t* banned) const {
-        engine.judge.vocabulary = vocabulary;
-        auto& forbidden = engine.judge.forbidden;
-        forbidden.assign(banned, banned + count);
-        forbidden.push_back(eos);
-        if (engine.kept.size() < engine.team.size * forbidden.size()) engine.kept.resize(engine.team.size * forbidden.size());
+        engine.forbid(vocabulary, eos, count, banned);
         if (engine.chosen.size() < size_t(batch * width)) engine.chosen.resize(batch * width);
         const size_t weights = draws ? engine.team.size * weights_of(vocabulary) : 0;
         if (engine.weights.size() < weights) engine.weights.resize(weights);
-        engine.repeated.resize(engine.team.size);
     }
 
     // Members take the positions of a row in turn: first to choose a token at each, until they refuse one themselves, which

@@ -96,21 +96,7 @@ struct Judge {
     Chosen operator()(const Draft& draft, int64_t k, float* values, float* kept, std::vector<Forbidden>& repeated,
                       float* weights) const {
         const int64_t eos = forbidden.back();
-        const size_t count = forbidden.size() - (k >= draft.minimum);
-        float most = -INFINITY;
-        for (size_t i = 0; i < count; ++i) {
-            kept[i] = values[forbidden[i]];
-            most = std::max(most, kept[i]);
-            values[forbidden[i]] = -INFINITY;
-        }
-        repeated.clear();
-        if (draft.repeats)
-            draft.repeats->each(draft.tokens, k, [&](int64_t token) {
-                if (token == eos || values[token] == -INFINITY) return;  // an output may always end; others are banned already
-                repeated.push_back({token, values[token]});
-                most = std::max(most, values[token]);
-                values[token] = -INFINITY;
-            });
+        float most = ban(draft.repeats, draft.tokens, k, k < draft.minimum, values, kept, repeated);
         int64_t best = best_of(values, vocabulary);
         most = std::max(most, values[best]);
         const bool limit = k >= draft.room, rejects = draft.draws && draft.draws->rejects && !limit;
@@ -120,9 +106,34 @@ struct Judge {
         if (limit) best = eos;
         if (k < draft.offered && !rejects)
             passes = draft.tokens[k] == best || (!draft.draws && !limit && tolerates(draft, values, best, draft.tokens[k]));
-        for (const Forbidden& each : repeated) values[each.token] = each.logit;
-        for (size_t i = count; i-- > 0;) values[forbidden[i]] = kept[i];  // backwards, as a token may be listed twice
+        restore(k < draft.minimum, values, kept, repeated);
         return {passes ? draft.tokens[k] : best, passes, cut, most};
+    }
+
+    // Bans tokens after the first k of a draft, eos if `early`, in the logits there (V); returns the largest banned logit.
+    float ban(const Repeats* repeats, const int64_t* drafted, int64_t k, bool early, float* values, float* kept,
+              std::vector<Forbidden>& repeated) const {
+        const int64_t eos = forbidden.back();
+        float most = -INFINITY;
+        for (size_t i = 0; i < listed(early); ++i) {
+            kept[i] = values[forbidden[i]];
+            most = std::max(most, kept[i]);
+            values[forbidden[i]] = -INFINITY;
+        }
+        repeated.clear();
+        if (repeats)
+            repeats->each(drafted, k, [&](int64_t token) {
+                if (token == eos || values[token] == -INFINITY) return;  // an output may always end; others are banned already
+                repeated.push_back({token, values[token]});
+                most = std::max(most, values[token]);
+                values[token] = -INFINITY;
+            });
+        return most;
+    }
+
+    void restore(bool early, float* values, const float* kept, const std::vector<Forbidden>& repeated) const {
+        for (const Forbidden& each : repeated) values[each.token] = each.logit;
+        for (size_t i = listed(early); i-- > 0;) values[forbidden[i]] = kept[i];  // backwards, as a token may be listed twice
     }
 
     // The chosen token's log-probability under the unconstrained model, as in fairseq.
@@ -131,6 +142,8 @@ struct Judge {
     }
 
   private:
+    size_t listed(bool early) const { return forbidden.size() - !early; }
+
     // The token of a row that samples. Under the rejection rule that is the drafted one if it `passes`.
     int64_t drawn(const Draft& draft, int64_t k, const float* values, float* weights, bool rejects, bool& passes) const {
         const Draws& draws = *draft.draws;
