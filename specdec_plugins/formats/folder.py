@@ -29,7 +29,7 @@ from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
 from specdec_plugins.text.huggingface import codec_entry as codec_entry_of
-from specdec_plugins.text.huggingface import default_languages
+from specdec_plugins.text.huggingface import default_languages, forces_language
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 from specdec_plugins.text.vocabulary import SPECIAL, Vocabulary
 
@@ -92,8 +92,7 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
 def _load_huggingface(folder: Path) -> Pair:
     model, settings = huggingface.read_model(folder)
     entry = codec_entry_of(folder, settings)
-    if entry.options.get("languages") and "source" in entry.options.get("frame", ""):
-        # The codec forces the request's language, of which the config's is only the default.
+    if forces_language(entry):  # the request's, of which the config's is only the default
         model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=()))
     files = {role: _inside(folder, name, MAX_CODEC_BYTES) for role, name in entry.files.items()}
     config = CodecConfig(entry.name, str(folder), files, *default_languages(folder, settings), entry.options)
