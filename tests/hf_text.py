@@ -187,31 +187,40 @@ def nllb(folder: Path, legacy: bool = False, table: bool = True, **settings) -> 
     return save(folder, tokenizer, "m2m_100")
 
 
-def mbart(folder: Path, fifty: bool = False, **config) -> dict:
+def mbart(folder: Path, fifty: bool = False, model_only: bool = False, **config) -> dict:
+    """With ``model_only``, the folder has the SentencePiece model, and its ``reference`` what transformers makes of it."""
     from transformers import MBart50Tokenizer, MBartTokenizer
     from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES as FEW
     from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as MANY
 
     folder.mkdir(parents=True, exist_ok=True)
-    model = train(folder, "sentencepiece.bpe")
+    model, codes = train(folder, "sentencepiece.bpe"), MANY if fifty else FEW
     special = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
-    vocabulary = [*special, *scored(model)[3:], *((code, 0.0) for code in (MANY if fifty else FEW)), ("<mask>", 0.0)]
+    vocabulary = [*special, *scored(model)[3:], *((code, 0.0) for code in codes), ("<mask>", 0.0)]
     table = {"_spm_precompiled_charsmap": character_table(model)} if fifty else {}
-    model.unlink()
-    return save(folder, (MBart50Tokenizer if fifty else MBartTokenizer)(vocab=vocabulary, **table), "mbart", **config)
+    tokenizer = (MBart50Tokenizer if fifty else MBartTokenizer)(vocab=vocabulary, **table)
+    if not model_only:
+        model.unlink()
+        return save(folder, tokenizer, "mbart", **config)
+    write(folder, special_tokens_map={"mask_token": "<mask>", "eos_token": "</s>", "additional_special_tokens": codes})
+    write(folder, tokenizer_config={"tokenizer_class": "MBart50Tokenizer" if fifty else "MBartTokenizer"})
+    return save(folder / "reference", tokenizer, "mbart")
 
 
-def pegasus(folder: Path, table: bool = True) -> dict:
+def pegasus(folder: Path, table: bool = True, model_only: bool = False) -> dict:
     from transformers import PegasusTokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
-    model = train(folder, "spiece")
-    first = [(token, 0.0) for token in ("<pad>", "</s>", "<mask_1>", "<mask_2>")]
-    own = scored(model)
-    vocabulary = [*first, *((f"<unk_{n}>", -100.0) for n in range(2, 103)), ("<unk>", 0.0), *own[3:]]
+    model = train(folder, "spiece", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    masks = {"mask_token": "<mask_2>", "mask_token_sent": "<mask_1>"}
+    first = [(token, 0.0) for token in ("<pad>", "</s>", *masks.values())]
+    vocabulary = [*first, *((f"<unk_{n}>", -100.0) for n in range(2, 103)), *scored(model)[2:]]
     tokenizer = PegasusTokenizer(vocab=vocabulary, _spm_precompiled_charsmap=character_table(model) if table else None)
-    model.unlink()
-    return save(folder, tokenizer, "pegasus", pad_token_id=0)
+    if not model_only:
+        model.unlink()
+        return save(folder, tokenizer, "pegasus", pad_token_id=0)
+    write(folder, tokenizer_config={"tokenizer_class": "PegasusTokenizer", "offset": 103, "model_max_length": 512, **masks})
+    return save(folder / "reference", tokenizer, "pegasus", pad_token_id=0)
 
 
 def bart(folder: Path, files: bool = False, **settings) -> dict:

@@ -25,10 +25,13 @@ KINDS = {
     "nllb-legacy": (hf_text.nllb, {"legacy": True, "table": False, "clean_up_tokenization_spaces": True}),
     "mbart": (hf_text.mbart, {}), "mbart50": (hf_text.mbart, {"fifty": True}), "pegasus": (hf_text.pegasus, {}),
     "pegasus-plain": (hf_text.pegasus, {"table": False}), "bart": (hf_text.bart, {}),
+    "mbart-model": (hf_text.mbart, {"model_only": True}), "mbart50-model": (hf_text.mbart, {"fifty": True, "model_only": True}),
+    "pegasus-model": (hf_text.pegasus, {"model_only": True}),
     "bart-files": (hf_text.bart, {"files": True, "add_prefix_space": True}),
 }  # fmt: skip
 LANGUAGES = {"m2m100": ("fr", "de"), "mbart": ("fr_XX", "de_DE"), "mbart50": ("fr_XX", "pl_PL"), "nllb": ("fra_Latn", "deu_Latn"),
-             "nllb-legacy": ("zho_Hans", "deu_Latn")}  # fmt: skip
+             "nllb-legacy": ("zho_Hans", "deu_Latn"), "mbart-model": ("fr_XX", "de_DE"),
+             "mbart50-model": ("fr_XX", "pl_PL")}  # fmt: skip
 
 
 def open_folder(folder, config):
@@ -47,7 +50,8 @@ def folders(tmp_path_factory):
         if kind not in made:
             path, (make, options) = tmp_path_factory.mktemp(kind) / "model", KINDS[kind]
             config = make(path, **options)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+            reference = path / "reference" if (path / "reference").is_dir() else path
+            tokenizer = transformers.AutoTokenizer.from_pretrained(reference)
             if kind in LANGUAGES:
                 tokenizer.src_lang, tokenizer.tgt_lang = LANGUAGES[kind]
             made[kind] = path, config, open_folder(path, config), tokenizer

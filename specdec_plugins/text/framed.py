@@ -27,13 +27,14 @@ CLEANABLE = "".join({character for pair in CLEANED for character in pair[0]})
 @dataclass(frozen=True)
 class Added:
     """A token that text may contain verbatim. Decoding skips it if ``special``. ``lstrip`` and ``rstrip``: it takes the white
-    space beside it."""
+    space beside it. ``normalized``: it is searched for in normalised text."""
 
     content: str
     id: int
     special: bool = True
     lstrip: bool = False
     rstrip: bool = False
+    normalized: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from specdec_plugins.formats.description import CodecEntry, read_json
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.text.framed import Added, TextOptions
-from specdec_plugins.text.sentencepiece import read_numbers
+from specdec_plugins.text.sentencepiece import load_model, read_numbers
 
 UNLIMITED = 1_000_000  # model_max_length from here on means none
 # Settings that would change a text's tokens, and the values that do not.
@@ -37,10 +37,12 @@ class Family:
     family: str = ""  # of tokenizer-json
     code: str = ""  # language tokens; the group is the language
     named: tuple[str, ...] = NAMED  # special tokens that it has without being told
+    others: Mapping[str, str] = field(default_factory=dict)  # files where there is no tokenizer.json
 
 
 JSON, REGION = {"tokenizer": "tokenizer.json"}, r"([a-z]{2,3}_[A-Z]{2})"
-BART = Family("tokenizer-json", "bos text eos", JSON, "bart")
+MODEL = {"model": "sentencepiece.bpe.model"}
+BART = Family("tokenizer-json", "bos text eos", JSON, "bart", others={"vocabulary": "vocab.json", "merges": "merges.txt"})
 FAMILIES = {
     "MarianTokenizer": Family(
         "sentencepiece", "target text eos", {"source": "source.spm", "target": "target.spm", "vocabulary": "vocab.json"},
@@ -52,9 +54,11 @@ FAMILIES = {
         code=r"__(\w+)__", named=("bos", "eos", "unk", "sep", "pad"),
     ),
     "NllbTokenizer": Family("tokenizer-json", "source text eos", JSON, "nllb", r"([a-z]{3}_[A-Z][a-z]{3})"),
-    "MBartTokenizer": Family("tokenizer-json", "text eos source", JSON, "mbart", REGION),
-    "MBart50Tokenizer": Family("tokenizer-json", "source text eos", JSON, "mbart50", REGION),
-    "PegasusTokenizer": Family("tokenizer-json", "text eos", JSON, "pegasus", named=("eos", "unk", "pad")),
+    "MBartTokenizer": Family("tokenizer-json", "text eos source", JSON, "mbart", REGION, others=MODEL),
+    "MBart50Tokenizer": Family("tokenizer-json", "source text eos", JSON, "mbart50", REGION, others=MODEL),
+    "PegasusTokenizer": Family(
+        "tokenizer-json", "text eos", JSON, "pegasus", named=("eos", "unk", "pad"), others={"model": "spiece.model"}
+    ),
     "BartTokenizer": BART, "RobertaTokenizer": BART,
 }  # fmt: skip
 
@@ -122,8 +126,8 @@ class _Folder:
         files = dict(self.family.roles)
         if self.settings.get("separate_vocabs"):
             files["target_vocabulary"] = "target_vocab.json"
-        if self.family is BART and not (self.folder / "tokenizer.json").is_file():
-            files = {"vocabulary": "vocab.json", "merges": "merges.txt"}
+        if "tokenizer" in files and not (self.folder / "tokenizer.json").is_file():
+            files = dict(self.family.others) or files
         if missing := sorted({name for name in files.values() if not (self.folder / name).is_file()}):
             raise ValueError(f"{self.folder}: no {' and no '.join(missing)} in it, which {self.name} needs")
         return files
@@ -160,8 +164,11 @@ class _Folder:
 
     def added(self, numbers: Mapping[str, int]) -> tuple[list[Added], dict[str, str]]:
         """Tokens that text may contain verbatim, and the named special ones. Those without a number follow the vocabulary."""
+        tokens: dict[int, Added] = {}
         if "tokenizer" in self.files:
             tokens = self.listed(self.added_in_json())
+        elif "model" in self.files:
+            pass
         elif "added_tokens_decoder" in self.settings:
             tokens = self.listed(self.settings["added_tokens_decoder"])
         else:
@@ -178,6 +185,8 @@ class _Folder:
         special = [given.get(name, Added(named[name], 0)) for name in ordered] + extra
         if "tokenizer" in self.files:
             return self.checked(tokens, [*given.values(), *extra], named), named
+        if "model" in self.files:
+            return self.beside_pieces(named, [each.content for each in extra], given), named
         known = {token.content: number for number, token in tokens.items()}
         following = len({*numbers, *known})
         for token in special:
@@ -187,6 +196,24 @@ class _Folder:
                 tokens[known[token.content]] = token
         skipped = {each.content for each in special}
         return [replace(each, id=number, special=each.content in skipped) for number, each in tokens.items()], named
+
+    def beside_pieces(self, named: Mapping[str, str], extra: list[str], given: Mapping[str, Added]) -> list[Added]:
+        """The added tokens for a SentencePiece model, which has none of its own, numbered as transformers does."""
+        if self.name == "PegasusTokenizer":
+            masks = [
+                self.settings.get(key, usual) for key, usual in (("mask_token", "<mask_1>"), ("mask_token_sent", "<mask_2>"))
+            ]
+            unused = [f"<unk_{n}>" for n in range(2, self.index(self.settings.get("offset", 103)))]
+            names = [named["pad"], named["eos"], *(self.token(mask).content for mask in masks if mask), *unused, named["unk"]]
+            return [Added(name, number) for number, name in enumerate(names)]
+        codes = [content for content in extra if re.fullmatch(self.family.code, content)]
+        first = [named[name] for name in ("bos", "pad", "eos", "unk")]
+        usual = Added(named["mask"], 0, lstrip=True)  # as the class makes it of a string
+        mask = given["mask"] if isinstance(self.settings.get("mask_token"), dict) else usual
+        after = len(first) + len(load_model(self.folder / self.files["model"])) - 3  # without <unk>, <s> and </s>
+        return [*(Added(name, number) for number, name in enumerate(first)),
+                *(Added(code, after + number) for number, code in enumerate(codes)),
+                replace(mask, id=after + len(codes))]  # fmt: skip
 
     def checked(self, tokens: dict[int, Added], special: list[Added], named: Mapping[str, str]) -> list[Added]:
         """The added tokens of tokenizer.json, which the other files must agree with."""
@@ -225,9 +252,9 @@ class _Folder:
         flags = value if isinstance(value, dict) else {}
         if flags.get("single_word"):
             raise ValueError(f"{self.path}: token '{brief(content, 40)}' has single_word, which is not supported")
-        return Added(
-            content, 0, special or flags.get("special") is True, flags.get("lstrip") is True, flags.get("rstrip") is True
-        )
+        given = (flags.get(name) is True for name in ("special", "lstrip", "rstrip", "normalized"))
+        own = Added(content, 0, *given)
+        return replace(own, special=True) if special else own
 
     def max_length(self, usual: int | None) -> int | None:
         """Source tokens at most, special ones included."""

@@ -106,3 +106,38 @@ def read_numbers(path: Path, size: int) -> dict[str, int]:
     if wrong is not None:
         raise ValueError(f"{path}: '{wrong:.80}' has the number {numbers[wrong]!r:.40}, and the model has {size:,} tokens")
     return numbers
+
+
+def read_pieces(path: Path) -> tuple[list[tuple[str, float]], bytes]:
+    """A model's pieces with their scores, and its table of characters to replace. Raises ValueError naming a damaged file."""
+    model = load_model(path)
+    numbers = list(range(len(model)))
+    try:
+        table = message(message(path.read_bytes(), 3), 2)  # ModelProto.normalizer_spec.precompiled_charsmap
+    except IndexError:
+        raise ValueError(f"{path}: damaged") from None
+    return list(zip(model.id_to_piece(numbers), model.get_score(numbers))), table
+
+
+def message(data: bytes, wanted: int) -> bytes:
+    """The last field of this number with bytes in a protocol buffer; empty without one. Raises IndexError if it is damaged."""
+    at, found = 0, b""
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = data[at], at + 1
+            value, shift = value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(data):
+        number, kind = divmod(varint(), 8)
+        size = varint() if kind == 2 else {1: 8, 5: 4}.get(kind, 0)
+        if kind == 0:
+            varint()
+        elif kind == 2 and number == wanted:
+            found = data[at : at + size]
+        at += size
+    return found

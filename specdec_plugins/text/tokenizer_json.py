@@ -11,6 +11,7 @@ from specdec_plugins.extras import needed
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.text.codec import CodecConfig
 from specdec_plugins.text.framed import SPACE, Framed
+from specdec_plugins.text.sentencepiece import read_pieces
 from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.text.words import Span
 
@@ -18,19 +19,22 @@ if TYPE_CHECKING:
     from specdec_plugins.formats.spec import Symbols
 
 FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus")
+ROLES = (("tokenizer",), ("vocabulary", "merges"), ("model",))  # of files
 
 
 class TokenizerJson(Framed):
-    """Files: ``tokenizer``, a tokenizer.json; or ``vocabulary`` and ``merges`` of byte-level BPE."""
+    """Files: ``tokenizer``, a tokenizer.json; or ``vocabulary`` and ``merges`` of byte-level BPE; or ``model`` of SentencePiece,
+    whose pieces take the numbers that added tokens leave.
+    """
 
     def __init__(self, config: CodecConfig, symbols: "Symbols"):
         files = config.files
-        super().__init__(config, symbols, ("tokenizer",) if "vocabulary" not in files else ("vocabulary", "merges"))
-        self.path = files.get("tokenizer") or files["vocabulary"]
+        super().__init__(config, symbols, next((roles for roles in ROLES if roles[0] in files), ROLES[0]))
+        self.path = next(files[name] for name, *_ in ROLES if name in files)
         if self.options.family not in FAMILIES:
             which = f"family '{self.options.family:.40}' is none of {', '.join(FAMILIES)}"
             raise ValueError(f"{config.folder}: codec {config.name}: {which}")
-        self.tokenizer = load_tokenizer(self.path, files.get("merges"))
+        self.tokenizer = self._unigram() if "model" in files else load_tokenizer(self.path, files.get("merges"))
         self._rebuild()
         known = self.tokenizer.get_added_tokens_decoder()
         for each in self.options.added:
@@ -56,6 +60,26 @@ class TokenizerJson(Framed):
     def join(self, tokens: Sequence[str]) -> str:
         return self.tokenizer.decoder.decode(list(tokens)).strip()
 
+    def _unigram(self) -> Any:
+        """The tokenizer of a SentencePiece model."""
+        with needed("hf", "text of this model"):
+            from tokenizers import Tokenizer, models, normalizers
+        added = {each.id: each.content for each in self.options.added}
+        names = {*added.values()}
+        pieces, table = read_pieces(self.path)
+        rest = iter([piece for piece in pieces if piece[0] not in names])
+        vocabulary = []
+        for number in range(len(names) + sum(piece not in names for piece, _ in pieces)):
+            name = added.get(number)
+            piece = next(rest, None) if name is None else (name, -100.0 if name.startswith("<unk_") else 0.0)
+            if piece is None:
+                raise ValueError(f"{self.path}: no piece for number {number:,}")
+            vocabulary.append(piece)
+        tokenizer = Tokenizer(models.Unigram(vocabulary, self.options.unknown))
+        if table:
+            tokenizer.normalizer = normalizers.Precompiled(table)
+        return tokenizer
+
     def _rebuild(self) -> None:
         """Replace what version 5 does not take from the file."""
         from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
@@ -63,8 +87,11 @@ class TokenizerJson(Framed):
         tokenizer, family = self.tokenizer, self.options.family
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        if "vocabulary" in self.config.files:
-            added = (AddedToken(each.content, lstrip=each.lstrip, rstrip=each.rstrip) for each in self.options.added)
+        if "tokenizer" not in self.config.files:
+            added = (
+                AddedToken(each.content, lstrip=each.lstrip, rstrip=each.rstrip, normalized=each.normalized)
+                for each in self.options.added
+            )
             tokenizer.add_special_tokens(list(added))
         if family == "bart":
             tokenizer.normalizer = None
