@@ -106,9 +106,7 @@ gpus=1
 [ "$device" = cpu ] || gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 [ -n "$device" ] || { [ "$gpus" -gt 0 ] && device=cuda || device=cpu; }
 case $device in
-    cpu) gpus=1 workers=0 device_options=(--cpu)
-         # Single-threaded processes translate faster than threads that share batches.
-         translators=$("$python" -c 'from specdec_plugins.cpus import usual_threads; print(min(8, usual_threads()))')
+    cpu) gpus=1 workers=0 translators= device_options=(--cpu)
          # glibc returns large tensors to the kernel and faults them in again in every step. Keeping them, in huge pages, makes
          # a training step 1.6 times as fast; other C libraries ignore these variables. oneDNN caches 1,024 products of
          # different shapes, which fragment that memory. Not for translation: with its varied batch sizes, it took 19 GB
@@ -190,6 +188,9 @@ need() { # need STAGE FILE...: fail if a file is missing, naming the stage that 
 translate() { # translate SOURCE OUTPUT BEAM DTYPE: translate subword text with the verifier; resumable
     if up_to_date "$2" "$out/verifier.pt"; then return; fi
     [ "$2.part" -nt "$out/verifier.pt" ] || rm -f "$2.part" "$2.part.resume"
+    # On a CPU, single-threaded processes translate faster than threads that share batches.
+    [ -n "$translators" ] ||
+        translators=$("$python" -c 'from specdec_plugins.cpus import usual_threads; print(min(8, usual_threads()))')
     local strategy=(ar --dtype "$4") resume=()
     [ ! -f "$2.part.resume" ] || resume=(--resume)
     [ "$3" -le 1 ] || strategy=(fairseq --beam "$3")

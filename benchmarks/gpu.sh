@@ -73,7 +73,7 @@ skip() { # skip NAME REASON
 }
 
 # ---- tests
-if [ $device = cuda ]; then which=(-m gpu); else which=(-k "cpu and float32 or cpu and waits"); fi
+if [ $device = cuda ]; then which=(-m gpu); else which=(-k "cpu and waits"); fi
 part tests 110 "$python" -m pytest -q -rsP -p no:cacheprovider "${which[@]}" tests/test_gpu.py
 
 # ---- the shipped pair. Loading six processes and recording their graphs takes most of the time

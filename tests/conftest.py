@@ -1,11 +1,15 @@
 """Shared pieces of the tests: tiny models built as fairseq builds them, and toy data prepared once."""
 
 import argparse
+import atexit
 import functools
+import importlib
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,6 +99,35 @@ def run_python(*arguments, check: bool = True, timeout: float = 300, **environme
     if check:
         assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     return result
+
+
+def run_fairseq(command: str, *arguments, check: bool = True, **environment) -> subprocess.CompletedProcess:
+    """Run a command of fairseq from the repository's root, in a process forked from one that has imported fairseq."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", *(f"fairseq_cli.{name}" for name in ("train", "generate", "validate", "score"))])
+    with tempfile.TemporaryDirectory() as folder:
+        files = [os.path.join(folder, name) for name in ("stdout", "stderr")]
+        process = context.Process(target=_become, args=(command, [*map(str, arguments)], files, environment))
+        process.start()
+        process.join(300)
+        process.kill()
+        output = [Path(file).read_text(encoding="utf-8") if os.path.exists(file) else "" for file in files]
+    result = subprocess.CompletedProcess([command, *arguments], process.exitcode, *output)
+    assert not check or result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return result
+
+
+def _become(command: str, arguments: list[str], files: list[str], environment: dict[str, str]) -> None:
+    for number, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
+    os.chdir(ROOT)
+    os.environ.update(environment)
+    logging.getLogger("fairseq").setLevel(logging.NOTSET)
+    sys.argv = [command, *arguments]
+    try:
+        importlib.import_module(f"fairseq_cli.{command}").cli_main()
+    finally:
+        atexit._run_exitfuncs()  # as multiprocessing does not
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,14 @@
 import re
 
 import pytest
-from conftest import ROOT, run_python
+from conftest import ROOT, run_fairseq
+from fairseq import options as fairseq_options
+from fairseq.data import Dictionary
 from test_training import VERIFIER, train
 
 from specdec_plugins.formats import checkpoint
+from specdec_plugins.formats.checkpoint import CheckpointError
+from specdec_plugins.tasks.generator import SpeculativeGenerator, load_drafter
 
 pytestmark = pytest.mark.long
 
@@ -21,8 +25,8 @@ def pair(toy_data, tmp_path_factory):
 
 
 def generate(toy_data, verifier, *options, check=True, **environment):
-    return run_python(
-        "-m", "fairseq_cli.generate", toy_data / "bin", "--user-dir", ROOT / "specdec_plugins", "--cpu",
+    return run_fairseq(
+        "generate", toy_data / "bin", "--user-dir", ROOT / "specdec_plugins", "--cpu",
         "--task", "translation_lev_modified", "--path", verifier, "--batch-size", 7, "--max-len-a", 1.1, "--max-len-b", 3,
         *options,
         check=check, **environment,
@@ -73,11 +77,11 @@ def test_interactive(toy_data, pair, tmp_path):
     verifier, drafter = pair
     source = toy_data / "bpe" / "test.xa"
     command = [
-        "-m", "fairseq_cli.interactive", toy_data / "bin", "-s", "xa", "-t", "xb", "--user-dir", ROOT / "specdec_plugins",
+        "interactive", toy_data / "bin", "-s", "xa", "-t", "xb", "--user-dir", ROOT / "specdec_plugins",
         "--cpu", "--task", "translation_lev_modified", "--path", verifier, "--input", source, "--buffer-size", 20,
         "--batch-size", 8, "--beam", 1, "--max-len-b", 20,
     ]  # fmt: skip
-    outputs = [run_python(*command, *options) for options in ([], ["--drafter-path", drafter, "--beta", 1])]
+    outputs = [run_fairseq(*command, *options) for options in ([], ["--drafter-path", drafter, "--beta", 1])]
     first, second = ({name: line.split("\t")[-1] for name, line in lines(output, "H").items()} for output in outputs)
     assert len(first) == 20 and first == second
 
@@ -101,11 +105,11 @@ def test_tolerance_reaches_the_rule(toy_data, pair):
          ["--min-len 3", "--prefix-size 1", "--temperature 0.5", "--retain-dropout True"]),
     ],
 )  # fmt: skip
-def test_unsupported_options_are_named_together(toy_data, pair, options, named):
-    verifier, drafter = pair
-    result = generate(toy_data, verifier, "--drafter-path", drafter, *options.split(), check=False)
-    last = result.stderr.strip().splitlines()[-1]
-    assert result.returncode and "--drafter-path cannot be combined with" in last and all(option in last for option in named)
+def test_unsupported_options_are_named_together(options, named):
+    parsed = fairseq_options.get_generation_parser().parse_args(options.replace("--beta 3", "").split())
+    with pytest.raises(ValueError, match="--drafter-path cannot be combined with") as error:
+        SpeculativeGenerator([None], (), "", None, 3 if "--beta" in options else 1, None, parsed)
+    assert all(option in str(error.value) for option in named)
 
 
 def test_unusable_drafters_are_refused(toy_data, pair, tmp_path):
@@ -113,11 +117,10 @@ def test_unusable_drafters_are_refused(toy_data, pair, tmp_path):
     state = checkpoint.load(drafter)
     foreign, missing = tmp_path / "foreign.pt", tmp_path / "missing.pt"
     checkpoint.save({**state, "task_state": {"dictionaries": ["other", "other"]}}, foreign)
-    messages = {
-        foreign: "was trained with a source dictionary that is not the verifier's",
-        missing: "no such checkpoint",
-        verifier: "is not a drafter",
-    }
-    for path, message in messages.items():
-        result = generate(toy_data, verifier, "--drafter-path", path, check=False)
-        assert result.returncode and message in result.stderr.strip().splitlines()[-1]
+    dictionaries = [Dictionary.load(str(toy_data / f"bin/dict.{lang}.txt")) for lang in ("xa", "xb")]
+    for path, message in ((missing, "no such checkpoint"), (verifier, "is not a drafter")):
+        with pytest.raises(CheckpointError, match=message):
+            load_drafter(str(path), dictionaries)
+    result = generate(toy_data, verifier, "--drafter-path", foreign, check=False)
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode and "was trained with a source dictionary that is not the verifier's" in last

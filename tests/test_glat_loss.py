@@ -147,16 +147,6 @@ def test_bad_options_are_refused_together():
         make_task(block_size=0, total_up=0, start_p=0.1, minus_p=0.2, left_pad_target=True)
 
 
-def test_the_other_noises_are_fairseqs():
-    target = make_batch([6, 3])
-    target[:, 0] = 0  # their sentences begin with a symbol of their own
-    torch.manual_seed(0)
-    for noise in ("random_delete", "random_mask", "no_noise", "full_mask"):
-        task = make_task(noise=noise)
-        assert not task.masks_blocks
-        assert task.inject_noise(target).size(0) == 2
-
-
 def test_other_dictionaries_are_refused():
     task = make_task()
     task.load_state_dict(make_task().state_dict())

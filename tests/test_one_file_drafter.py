@@ -1,12 +1,11 @@
 """A drafter that is one file outside the project: trained by fairseq-train, packed, loaded and decoded, with nothing edited."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, run_python
+from conftest import ROOT, run_fairseq
 
 from specdec_plugins.commands import pack
 from specdec_plugins.decoding import drafters
@@ -23,12 +22,12 @@ SHAPE = [
 ]  # fmt: skip
 
 
-def train(data, folder, updates, *options, **environment):
-    return run_python(
-        "-m", "fairseq_cli.train", data / "bin", "-s", "xa", "-t", "xb", "--user-dir", ROOT / "specdec_plugins", "--cpu",
+def train(data, folder, updates, *options):
+    return run_fairseq(
+        "train", data / "bin", "-s", "xa", "-t", "xb", "--user-dir", ROOT / "specdec_plugins", "--cpu",
         "--task", "translation", "--save-dir", folder, "--max-update", updates, "--max-tokens", 1024, "--optimizer", "adam",
         "--lr", "5e-3", "--lr-scheduler", "fixed", "--log-format", "json", "--log-interval", 10, "--num-workers", 0,
-        "--required-batch-size-multiple", 1, "--seed", 1, *options, **environment,
+        "--required-batch-size-multiple", 1, "--seed", 1, *options,
     )  # fmt: skip
 
 
@@ -36,13 +35,10 @@ def train(data, folder, updates, *options, **environment):
 def trained(toy_data, tmp_path_factory):
     """A verifier and the drafter's checkpoint, both from fairseq-train."""
     folder = tmp_path_factory.mktemp("one_file")
-    where = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    train(toy_data, folder / "verifier", 30, "--arch", "transformer", *SHAPE, "--criterion", "cross_entropy", **where)
+    train(toy_data, folder / "verifier", 30, "--arch", "transformer", *SHAPE, "--criterion", "cross_entropy")
     verifier = folder / "verifier" / "checkpoint_last.pt"
     options = ["--arch", "drafter", "--criterion", "drafter_loss", "--drafter", NAME, "--verifier", verifier]
-    log = train(
-        toy_data, folder / "drafter", 90, *options, "--drafter-options", "width=24", "--drafter-block-size", 3, **where
-    ).stdout
+    log = train(toy_data, folder / "drafter", 90, *options, "--drafter-options", "width=24", "--drafter-block-size", 3).stdout
     return verifier, folder / "drafter" / "checkpoint_last.pt", log
 
 

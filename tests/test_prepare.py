@@ -2,6 +2,7 @@
 
 import gzip
 import http.server
+import io
 import json
 import os
 import random
@@ -441,21 +442,16 @@ def sgm(lines: list[str]) -> str:
 
 def archive(path: Path, members: dict[str, str]) -> None:
     """Write a .tgz or .zip archive."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for name, text in members.items():
-        member = path.parent / "members" / name
-        member.parent.mkdir(parents=True, exist_ok=True)
-        member.write_text(text, encoding="utf-8")
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w") as opened:
             for name, text in members.items():
                 opened.writestr(name, text)
-    else:
-        with tarfile.open(path, "w:gz") as opened:
-            for name in members:
-                opened.add(path.parent / "members" / name, name)
-    for name in members:
-        (path.parent / "members" / name).unlink()
+        return
+    with tarfile.open(path, "w:gz") as opened:
+        for name, text in members.items():
+            member, content = tarfile.TarInfo(name), text.encode()
+            member.size = len(content)
+            opened.addfile(member, io.BytesIO(content))
 
 
 def text(words: str) -> list[str]:
@@ -488,6 +484,7 @@ def test_wmt14_from_folder_and_archives(tmp_path):
 
 def test_wmt16_and_what_mask_predict_used(tmp_path, capsys, monkeypatch, fake_fairseq):
     local = tmp_path / "local"
+    local.mkdir()
     parallel = {lang: "\n".join(text(f"{lang} ţară")) + "\n" for lang in ("en", "ro")}
     archive(
         local / "training-parallel-ep-v8.tgz",
@@ -739,22 +736,19 @@ def test_a_data_set_records_its_tokeniser(tmp_path, corpus, fake_fairseq, capsys
         load_tokenizer("spaces", "en")
 
 
-def shouted(pair):
-    return tuple(line.upper() for line in pair)
-
-
-def killed(pair):
-    if pair[0] == "700":
+def killed(line):
+    if line == "700":
         os.kill(os.getpid(), signal.SIGKILL)
-    return pair
+    return line
 
 
 @pytest.mark.parametrize("count", [0, 3, prepare.CHUNK, 3 * prepare.CHUNK + 1])
 def test_processes_give_pairs_in_order(count):
     pairs = [(f"a{number}", f"b{number}") for number in range(count)]
-    assert list(prepare.map_pairs(shouted, iter(pairs), 2)) == [*map(shouted, pairs)]
+    expected = [(source.upper(), target.title()) for source, target in pairs]
+    assert list(prepare.map_pairs([str.upper, str.title], iter(pairs), 2)) == expected
 
 
 def test_a_process_that_is_killed_ends_the_command():
     with pytest.raises(ValueError, match="a worker process died"):
-        list(prepare.map_pairs(killed, ((str(number), "") for number in range(1200)), 2))
+        list(prepare.map_pairs([killed, killed], ((str(number), "") for number in range(1200)), 2))

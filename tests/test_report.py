@@ -1,4 +1,4 @@
-"""specdec-benchmark --report: what is measured is kept and found again, and tables and figures say what the JSON says."""
+"""specdec-benchmark --report: tables and figures agree with the JSON."""
 
 import json
 from collections import Counter
@@ -18,18 +18,12 @@ SPEEDS = figures.speeds
 
 
 class Fake:
-    """Says at once what a system's process would; ``asked`` counts systems, ``broken`` ends a run as Ctrl-C does."""
-
-    asked: list[str]
-    broken: int | None
+    """Answers at once in place of a system's process."""
 
     def __init__(self, system, model, sources, mix):
         self.system = system
-        self.asked.append(system.name)
 
     def decode(self, kind, batch_size, count=None):
-        if batch_size == self.broken:
-            raise KeyboardInterrupt
         drafts = self.system.strategy.startswith("specdec")
         outputs = [OUTPUTS[0], OUTPUTS[1][:: -1 if self.system.tau == 2.0 else 1]]
         seconds = (0.5 if drafts else 1.0) / batch_size
@@ -52,38 +46,11 @@ def command(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "usable_cpus", lambda: 2)
     monkeypatch.setattr(benchmark, "find_spec", lambda name: True)  # of matplotlib, which only draws
     monkeypatch.setattr(figures, "speeds", lambda rows, path: None)
-    monkeypatch.setattr(Fake, "asked", [], raising=False)
-    monkeypatch.setattr(Fake, "broken", None, raising=False)
     return [
         "--model", PAIR, "--input", str(tmp_path / "set.en"), "--reference", str(tmp_path / "set.de"),
         "--report", str(tmp_path / "out"), "--systems", "ar", "specdec", "specdec-tolerant", "--dtypes", "float32",
         "--batch-sizes", "1", "4", "--block-sizes", "2", "--beta", "2", "3", "--tau", "1", "2", "--rounds", "1", "--threads", "1",
     ]  # fmt: skip
-
-
-def test_goes_on_where_it_was(command, tmp_path, capsys):
-    systems = ["ar float32", "specdec float32 K=2"]
-    systems += [f"specdec-tolerant float32 beta={beta} tau={tau}" for beta in (2, 3) for tau in (1, 2)]
-    kept = tmp_path / "out" / "cells"
-    Fake.broken = 4
-    assert benchmark.main(command) == 130 and "resumes after the last finished workload" in capsys.readouterr().err
-    assert sorted(path.name for path in kept.iterdir()) == ["batch1.json", "latency.json"]
-    assert not (tmp_path / "out" / "report.json").exists()
-
-    Fake.broken = None
-    for disturb, expected in (
-        (lambda: None, 1),  # the workload that was interrupted
-        (lambda: None, 0),
-        (lambda: (kept / "batch1.json").write_text('{"key": ', encoding="utf-8"), 1),
-        (lambda: (tmp_path / "set.de").write_text("Ein Hund.\nZwei Kinder.\n", encoding="utf-8"), 3),
-        (lambda: command.extend(["--sentences", "1"]), 3),
-    ):
-        disturb()
-        Fake.asked.clear()
-        assert benchmark.main(command) == 0
-        assert Fake.asked == systems * expected
-        assert f"3 workloads, {expected} to measure" in capsys.readouterr().err
-    assert sorted(path.name for path in kept.iterdir()) == ["batch1.json", "batch4.json", "latency.json"]
 
 
 def test_what_it_says(command, tmp_path, capsys):

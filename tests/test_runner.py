@@ -97,16 +97,15 @@ def test_steps_in_a_log_are_few_and_say_how_long_the_rest_takes(capsys, monkeypa
         now[0] += 5
         steps.step("too soon", 0.5)
         now[0] += 5
-        second = steps.part("second", 1.0, 2.0)
-        second.step("half", 0.0)
-        second.warn("left out: x")
+        steps.step("half", 1.0)
+        steps.warn("left out: x")
         now[0] += 10
-        second.step("all", 0.5)
+        steps.step("all", 2.0)
     assert capsys.readouterr().err.splitlines() == [
         "loading",
-        "second: half; 00:30 left",
+        "half; 00:30 left",
         "left out: x",
-        "second: all; 00:20 left",
+        "all; 00:20 left",
     ]
 
 

@@ -304,7 +304,7 @@ WAYS = [
 ]  # fmt: skip
 SENTENCES = [(4_000, 1_000, *way) for way in WAYS]
 SENTENCES += [pytest.param(100_000, 4_000, *way, marks=pytest.mark.long) for way in WAYS]
-SENTENCES += [pytest.param(5_000, 1, *way, marks=pytest.mark.long) for way in WAYS[:2]]
+SENTENCES += [pytest.param(2_000, 1, *way, marks=pytest.mark.long) for way in WAYS[:2]]
 
 
 @pytest.mark.parametrize("count, rows, rule, warping, drafting", SENTENCES)

@@ -10,7 +10,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from conftest import ROOT, run_python
+from conftest import ROOT, run_fairseq, run_python
 
 from specdec_plugins.commands import score
 from specdec_plugins.measure import hypotheses, scores
@@ -83,7 +83,7 @@ def found(capsys, command, name):
 
 def fairseq_score(system, reference, folder):
     """What fairseq-score prints of two files."""
-    lines = run_python("-m", "fairseq_cli.score", "--sys", folder / system, "--ref", folder / reference).stdout
+    lines = run_fairseq("score", "--sys", folder / system, "--ref", folder / reference).stdout
     return lines.splitlines()[-1]
 
 

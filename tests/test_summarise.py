@@ -1,12 +1,10 @@
 """Summarisation: byte-level BPE, lengths and repeats, the corpus's script, BART's models, the whole pipeline on a miniature."""
 
-import io
 import json
 import os
 import random
 import subprocess
 import sys
-import tarfile
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -15,6 +13,7 @@ import torch
 from conftest import ROOT, run_python
 from naive import logits, repeating
 from support import engine_model, shaken
+from test_prepare import archive
 from test_training import run_train_sh
 from test_trees import KERNELS
 
@@ -260,15 +259,10 @@ def test_the_archive_becomes_a_data_set_in_which_nothing_is_unknown(tmp_path):
     pytest.importorskip("tokenizers")
     text = articles(tmp_path / "text", train=30, val=3, test=3)
     (text / "test.source").write_text("Ω ≠ β\n" * 3, encoding="utf-8")  # characters that the training text has not
-    with tarfile.open(tmp_path / "cnn_dm_v2.tgz", "w:gz") as archive:
-        for path in text.iterdir():
-            content = path.read_bytes()
-            member = tarfile.TarInfo(f"cnn_cln/{path.name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-        for path in list(text.iterdir()):
-            path.unlink()
-    (tmp_path / "cnn_dm_v2.tgz").rename(text / "cnn_dm_v2.tgz")
+    members = {f"cnn_cln/{path.name}": path.read_text(encoding="utf-8") for path in text.iterdir()}
+    for path in list(text.iterdir()):
+        path.unlink()
+    archive(text / "cnn_dm_v2.tgz", members)
     result = cnndm("--local", text, "--output", tmp_path / "out", "--bpe-operations", 100, "--workers", 2)
     assert result.returncode == 0, result.stderr
     lines = list(read_lines(tmp_path / "out/bpe/test.source"))

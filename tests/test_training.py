@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import ROOT, run_python
+from conftest import ROOT, run_fairseq, run_python
 
 from specdec_plugins.commands import pack
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
@@ -45,21 +45,15 @@ CAUSAL = [
 STOCK = ["--task", "translation", "--arch", "transformer", "--share-all-embeddings", "--optimizer", "adam", "--lr", "0.01"]
 VERIFIER = [*STOCK, "--criterion", "cross_entropy"]
 PARALLEL = [
-    "--distributed-world-size",
-    2,
-    "--distributed-no-spawn",
-    "--distributed-backend",
-    "gloo",
-    "--ddp-backend",
-    "legacy_ddp",
-]
+    "--distributed-world-size", 2, "--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp",
+]  # fmt: skip
 recipes = pytest.mark.parametrize("recipe", [PUBLISHED, CAUSAL], ids=["published", "causal"])
 
 
 def train(data, folder, *options, updates=6, recipe=PUBLISHED, check=True, **environment):
     """fairseq-train a tiny model; returns its log lines by kind (train_inner, valid) and the finished process."""
-    result = run_python(
-        "-m", "fairseq_cli.train", data / "bin", "--user-dir", ROOT / "specdec_plugins", *recipe, *TINY,
+    result = run_fairseq(
+        "train", data / "bin", "--user-dir", ROOT / "specdec_plugins", *recipe, *TINY,
         "--cpu", "--num-workers", 0, "--max-tokens", 600, "--max-update", updates, "--log-format", "json", "--log-interval", 1,
         "--save-dir", folder, "--seed", 3, *options,
         check=check, **environment,
@@ -119,11 +113,11 @@ def test_starts_from_a_verifier_and_validates(toy_data, tmp_path):
             torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
     common = [toy_data / "bin", "--user-dir", ROOT / "specdec_plugins", "--cpu", "--task", "translation_lev_modified", "--path"]
     trained = [*common, folder / "checkpoint_last.pt", "--max-tokens", 600, "--block-size", 6]
-    result = run_python("-m", "fairseq_cli.validate", *trained)
+    result = run_fairseq("validate", *trained)
     assert "accept_len" in result.stdout + result.stderr
     # fairseq's own generator decodes the verifier under our task
     options = ["--beam", 1, "--max-len-b", 10, "--batch-size", 20]
-    result = run_python("-m", "fairseq_cli.generate", *common, verifier, *options)
+    result = run_fairseq("generate", *common, verifier, *options)
     assert len(re.findall(r"^H-\d+", result.stdout, re.MULTILINE)) == 20
 
 
@@ -151,15 +145,6 @@ def test_a_frozen_encoder_stays_the_verifiers(toy_data, tmp_path):
     assert pair[1].verifier == fingerprint(pair[0])  # it survived training and averaging
     verifying, drafting = load_pair(*pair)
     assert drafting is not None and drafting.encoder is verifying.encoder
-
-
-@pytest.mark.parametrize(
-    ("noise", "arch"), [("full_mask", "nonautoregressive_transformer"), ("random_delete", "levenshtein_transformer")]
-)
-def test_other_noises_train(toy_data, tmp_path, noise, arch):
-    common = ["--task", "translation_lev_modified", "--optimizer", "adam", "--lr", "0.001", "--share-all-embeddings"]
-    recipe = [*common, "--noise", noise, "--arch", arch, "--criterion", "nat_loss"]
-    assert len(losses(train(toy_data, tmp_path, recipe=recipe, updates=2)[0])) == 2
 
 
 def test_update_freq_and_bf16_products(toy_data, tmp_path):
@@ -272,7 +257,7 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
 
 
 def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
-    """Each trains by its recipe's name, resumes, can be packed, and does not change outputs."""
+    """Each trains by its recipe's name, can be packed, and does not change outputs; the first is also resumed."""
     shutil.copytree(toy_data, tmp_path / "data")
     run_train_sh("toy", "verifier", "distill", "--output", tmp_path, "--updates", 12)
     lines = (toy_data / "raw/test.xa").read_text().splitlines()[:20]
@@ -283,7 +268,8 @@ def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
             shutil.copytree(tmp_path / name, folder / name)
         shutil.copy(tmp_path / "verifier.pt", folder)
         stages = ["init", "drafter", "average", "score"]
-        run_train_sh("toy", "drafter", "--output", folder, "--recipe", recipe, "--updates", 2)
+        if expected is None:
+            run_train_sh("toy", "drafter", "--output", folder, "--recipe", recipe, "--updates", 2)
         result = run_train_sh("toy", *stages, "--output", folder, "--recipe", recipe, "--updates", 4)
         assert f"init: not needed by {recipe}, which starts from the verifier\n" in result.stdout
         assert "drafter valid: update 4 of 4, accept_len " in result.stdout and "score valid: accept_len " in result.stdout

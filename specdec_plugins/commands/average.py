@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from specdec_plugins.commands.runner import Parser, run_command
+from specdec_plugins.commands.runner import Parser, command
 
 
 def parser() -> Parser:
@@ -13,16 +13,14 @@ def parser() -> Parser:
     return p
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run)
-
-
 def run(options: argparse.Namespace) -> None:
     from specdec_plugins.formats import checkpoint
 
     checkpoint.save(checkpoint.average(options.inputs), options.output)
     print(f"{options.output}: average of {len(options.inputs)} checkpoints")
 
+
+main = command(parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins.commands.progress import Steps
-from specdec_plugins.commands.runner import Parser, number, out_of_range, run_command, whole
+from specdec_plugins.commands.runner import Parser, command, number, out_of_range, whole
 from specdec_plugins.extras import install_command
 from specdec_plugins.measure.machine import machine, thread_choices
 from specdec_plugins.measure.runs import Plan, read_text, workloads
@@ -26,14 +26,13 @@ def parser() -> Parser:
         "memory, and differences in the output.",
         epilog="Throughput is measured with every mix of processes and threads that keeps all cores busy, and the fastest "
         "counts; CTranslate2 uses translators (inter_threads) for processes. Peak memory is the maximum over the run. The last "
-        "line on stdout is JSON with all measurements. With --report, the same command resumes after an interruption. "
-        "ctranslate2 and figures require: " + install_command("bench"),
+        "line on stdout is JSON with all measurements. ctranslate2 and figures require: " + install_command("bench"),
     )  # fmt: skip
     p.add_argument("--model", required=True, metavar="DIR", help="model folder")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
     p.add_argument("--tokenized", action="store_true", help="the input is subwords, separated by spaces")
     p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")
-    p.add_argument("--report", metavar="DIR", help="write tables, a figure and JSON to this folder; resume from it")
+    p.add_argument("--report", metavar="DIR", help="write tables, a figure and JSON to this folder")
     p.add_argument("--plot", metavar="FILE.png", help="draw the speeds as bars")
     p.add_argument("--sentences", type=whole, metavar="N", help="only the first N")
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
@@ -51,11 +50,6 @@ def parser() -> Parser:
     p.add_argument("--tau", nargs="+", type=number, default=[1.0], metavar="X", help="for specdec-tolerant, in nats (default: 1)")
     p.add_argument("--rounds", type=whole, default=3, metavar="N", help="(default: 3)")
     return p
-
-
-def main(argv: list[str] | None = None) -> int:
-    resumption = "; with --report, the same command resumes after the last finished workload"
-    return run_command(parser(), argv, run, check, resumption=resumption)
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
@@ -80,7 +74,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
 def run(options: argparse.Namespace) -> None:
     """Measure; print the tables and the JSON line."""
     from specdec_plugins.formats.folder import load_folder
-    from specdec_plugins.measure.report import Report, measured_rows
+    from specdec_plugins.measure.report import measured_rows, write_report
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
@@ -88,25 +82,17 @@ def run(options: argparse.Namespace) -> None:
     # Drafting systems may accept shorter sources than the verifier alone.
     reader = Translator(pair, Settings(strategy="specdec" if pair.drafter else "ar", threads=1))
     text = read_text(reader, options.input, options.reference, options.sentences, options.tokenized)
-    threads = options.threads or thread_choices(options.device)
-    loads = workloads(options.measure, options.batch_sizes, threads, options.device)
+    loads = workloads(options.measure, options.batch_sizes, options.threads or thread_choices(options.device), options.device)
     plan = Plan(options.model, systems_of(options, pair.drafter is not None), loads, options.rounds)
     signature = {**machine(options.device), "block_size": pair.block_size, "model": options.model, "input": options.input,
                  "sentences": len(text.sources)}  # fmt: skip
-    if options.report:
-        report = Report(Path(options.report), plan, [Path(options.input), Path(options.reference)], signature)
-        missing = report.missing
-        print(f"{len(loads)} workloads, {len(missing)} to measure", file=sys.stderr)
-        with Steps(len(missing)) as steps:
-            for number, load in enumerate(missing):
-                report.measure(load, text, reader, steps.part(f"workload {number + 1} of {len(missing)}", number, 1))
-        result = report.publish()
-    else:
-        with Steps(1.0) as steps:
-            found = measured_rows(plan, text, reader, steps)
-        result = {"benchmark": "specdec-benchmark", **found, "rounds": options.rounds, "signature": signature}
+    with Steps(1.0) as steps:
+        found = measured_rows(plan, text, reader, steps)
+    result = {"benchmark": "specdec-benchmark", **found, "rounds": options.rounds, "signature": signature}
     print("\n\n".join(tables(result["rows"], signature).values()))
     print(json.dumps(result), flush=True)
+    if options.report:
+        write_report(Path(options.report), result)
     if options.plot:
         from specdec_plugins.measure.figures import speeds
 
@@ -128,6 +114,8 @@ def systems_of(options: argparse.Namespace, drafter: bool) -> list[System]:
         found += [System(name, dtype, device=options.device, **how) for dtype in dtypes for how in variants]
     return [system for system in found if drafter or system.strategy in DRAFTERLESS]
 
+
+main = command(parser, run, check)
 
 if __name__ == "__main__":
     sys.exit(main())

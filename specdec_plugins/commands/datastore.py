@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import TypeVar
 
 from specdec_plugins.commands.progress import bar
-from specdec_plugins.commands.runner import Parser, run_command, same_file
+from specdec_plugins.commands.runner import Parser, command, same_file
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
 
@@ -26,10 +26,6 @@ def parser() -> Parser:
                    "TEXT, in the same order")  # fmt: skip
     p.add_argument("text", nargs="+", metavar="TEXT", help="UTF-8 text, one sentence per line, .gz allowed")
     return p
-
-
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, check)
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
@@ -73,6 +69,8 @@ def aligned(source: str, text: str) -> Iterator[tuple[str, str]]:
             raise ValueError(f"{shorter} has only {number:,} lines, and {longer} has more")
         yield one, other
 
+
+main = command(parser, run, check)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_plugins.commands.runner import Parser, out_of_range, run_command, whole
+from specdec_plugins.commands.runner import Parser, command, out_of_range, whole
 from specdec_plugins.settings import Fault
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ def parser() -> Parser:
     p.add_argument("--input", type=Path, metavar="FILE", help="and sentences for it")
     p.add_argument("--batch-size", default=1, type=whole, metavar="N")
     return p
-
-
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, check)
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
@@ -98,6 +94,8 @@ def comparison(
                      f"{same} of {len(plain)} as ar"])  # fmt: skip
     return tabulate(rows, tablefmt="plain", disable_numparse=True, preserve_whitespace=True, colalign=("left", *["right"] * 4))
 
+
+main = command(parser, run, check)
 
 if __name__ == "__main__":
     sys.exit(main())

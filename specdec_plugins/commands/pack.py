@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_plugins.commands.runner import Parser, out_of_range, run_command, whole
+from specdec_plugins.commands.runner import Parser, command, out_of_range, whole
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.vocabulary import SPECIAL
@@ -33,10 +33,6 @@ def parser() -> Parser:
     p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
     p.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
     return p
-
-
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, check)
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
@@ -88,6 +84,8 @@ def frequent(path: Path, target: "Vocabulary") -> list[int]:
         left -= count
     return sorted(tokens)
 
+
+main = command(parser, run, check)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""Turn parallel text into a data set that fairseq can train on: tokenise, apply BPE, clean, binarise.
+"""Turn parallel text into a data set for fairseq: tokenise, apply BPE, clean, binarise.
 
-``specdec-prepare --source-lang en --target-lang de --train corpus/train --output DIR`` fills the folder with, for every split
-(``train``, ``valid``, ``test``, ``test1``, ...) and language:
+``specdec-prepare --source-lang en --target-lang de --train corpus/train --output DIR`` writes, for every split (``train``,
+``valid``, ``test``, ``test1``, ...) and language:
 
     raw/      the input as plain text, one sentence per line
     tok/      the same, tokenised (Moses also normalises it)
@@ -10,11 +10,10 @@
     bin/      what fairseq loads, for either direction, with one dictionary for both languages
     prepare.json, preprocess.log
 
-``--mono FILE --codes FILE`` prepares monolingual source text, for a verifier to translate, as far as ``bpe/mono.LANG``.
+``--mono FILE --codes FILE`` prepares source text for a verifier to translate, as far as ``bpe/mono.LANG``.
 
-The work is a chain of resumable steps. A step writes under ``.partial``, moves its finished files into place and records a key
-in ``.steps``, made of everything its output depends on; a later run skips steps whose key still matches. This file runs
-fairseq-preprocess as a command and imports neither fairseq nor torch.
+The steps are resumable. A step writes under ``.partial``, moves its files into place and records a key of all that its output
+depends on in ``.steps``; a later run skips steps whose key still matches. fairseq-preprocess runs as a command.
 """
 
 import argparse
@@ -35,12 +34,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins.commands.progress import bar
-from specdec_plugins.commands.runner import Parser, number, out_of_range, run_command, whole
+from specdec_plugins.commands.runner import Parser, command, number, out_of_range, whole
 from specdec_plugins.cpus import usable_cpus
 from specdec_plugins.extras import install_command
 from specdec_plugins.formats import files
 from specdec_plugins.settings import MOST, Fault
-from specdec_plugins.text.dictionary import Codes, Tokenizer
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.restyle import restyle
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS, load_codes, load_tokenizer
@@ -79,10 +77,9 @@ def write_pairs(paths: list[Path], pairs: Iterable[Pair]) -> int:
     """Write sentence pairs to new files, one per language, creating their folders. Returns the number of pairs."""
     written = 0
     with ExitStack() as stack:
-        streams = []
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-            streams.append(stack.enter_context(open(path, "w", encoding="utf-8", newline="\n")))
+        streams = [stack.enter_context(open(path, "w", encoding="utf-8", newline="\n")) for path in paths]
         for pair in pairs:
             for stream, line in zip(streams, pair):
                 stream.write(f"{line}\n")
@@ -111,38 +108,26 @@ def progress(items: Iterable, name: str, total: int | None = None) -> Iterable:
 # ---- work on pairs in several processes
 
 
-def tokenize(tokenizers: Sequence[Tokenizer], restyled: float, pair: Pair) -> Pair:
-    """Tokenise a pair; the fraction ``restyled`` of all pairs is restyled first."""
-    if restyled:
-        source, target = pair
-        pair = restyle(source, target, restyled)
-    return tuple(tokenizer.tokenize(line) for tokenizer, line in zip(tokenizers, pair))
-
-
-def apply_bpe(codes: Codes, pair: Pair) -> Pair:
-    return tuple(map(codes.apply, pair))
-
-
-def squeeze(pair: Pair) -> Pair:
+def squeeze(line: str) -> str:
     """Separate tokens by single spaces, whatever white space the text has."""
-    return tuple(" ".join(line.split()) for line in pair)
+    return " ".join(line.split())
 
 
-def of_chunk(function: Callable[[Pair], Pair], number: int) -> Callable[[list[Pair]], list[Pair]]:
-    """`function` for the pairs of a chunk, as built in worker process ``number``."""
-    return lambda pairs: list(map(function, pairs))
+def of_chunk(functions: Sequence[Callable[[str], str]], number: int) -> Callable[[Iterable[Pair]], list[Pair]]:
+    """Applies each side's function to the pairs of a chunk, in worker process ``number``."""
+    return lambda pairs: [tuple(function(line) for function, line in zip(functions, pair)) for pair in pairs]
 
 
-def map_pairs(function: Callable[[Pair], Pair], pairs: Iterable[Pair], workers: int) -> Iterator[Pair]:
-    """Yield `function` of every pair, in order. Uses `workers` processes for more than a chunk of pairs."""
+def map_pairs(functions: Sequence[Callable[[str], str]], pairs: Iterable[Pair], workers: int) -> Iterator[Pair]:
+    """Yield the pairs in order, with each side's function applied. Uses `workers` processes for more than a chunk of pairs."""
     waiting = iter(pairs)
-    first = list(islice(waiting, CHUNK))
+    chunks = iter(lambda: list(islice(waiting, CHUNK)), [])
+    first = next(chunks, [])
     if workers == 1 or len(first) < CHUNK:
-        yield from map(function, chain(first, waiting))
+        yield from chain.from_iterable(map(of_chunk(functions, 0), chain([first], chunks)))
         return
-    chunks = chain([first], iter(lambda: list(islice(waiting, CHUNK)), []))
-    with Workers(workers, partial(of_chunk, function)) as processes:
-        yield from chain.from_iterable(processes.map(chunks))
+    with Workers(workers, partial(of_chunk, functions)) as processes:
+        yield from chain.from_iterable(processes.map(chain([first], chunks)))
 
 
 # ---- steps that can be resumed
@@ -269,13 +254,14 @@ class Preparation:
 
     def make_tok(self, split: str, folder: Path) -> Counts:
         """Write tok/, and raw/ unless the input is tokenised."""
-        if self.options.tokenized:
-            pairs: Iterable[Pair] = map(squeeze, self.read(split))
-        else:
+        pairs, workers, functions = self.read(split), 1, [squeeze] * len(self.langs)
+        if not self.options.tokenized:
             write_pairs([folder / file for file in self.files("raw", split)], self.read(split))
-            tokenizers = [load_tokenizer(self.options.tokenizer, lang) for lang in self.langs]
-            function = partial(tokenize, tokenizers, self.options.restyle if split == "train" else 0)
-            pairs = map_pairs(function, self.read(split), self.options.workers)
+            if split == "train" and self.options.restyle:
+                pairs = (restyle(source, target, self.options.restyle) for source, target in pairs)
+            functions = [load_tokenizer(self.options.tokenizer, lang).tokenize for lang in self.langs]
+            workers = self.options.workers
+        pairs = map_pairs(functions, pairs, workers)
         return {"pairs": write_pairs([folder / file for file in self.files("tok", split)], pairs)}
 
     def make_codes(self, folder: Path) -> Counts:
@@ -296,10 +282,11 @@ class Preparation:
 
     def make_bpe(self, split: str, folder: Path) -> Counts:
         """Write bpe/: every pair of a valid or test split; of the others those fit for training."""
-        pairs: Iterable[Pair] = map(squeeze, self.read(split)) if self.options.bpe_applied else map_pairs(
-            partial(apply_bpe, load_codes(self.options.tokenizer, self.output / "codes")),
-            self.read(split, "tok"), self.options.workers,
-        )  # fmt: skip
+        if self.options.bpe_applied:
+            pairs = map_pairs([squeeze] * len(self.langs), self.read(split), 1)
+        else:
+            apply = load_codes(self.options.tokenizer, self.output / "codes").apply
+            pairs = map_pairs([apply] * len(self.langs), self.read(split, "tok"), self.options.workers)
         dropped: Counts = dict.fromkeys(("empty", "too long", "ratio"), 0)
 
         def fit(pair: Pair) -> bool:
@@ -307,8 +294,8 @@ class Preparation:
                 dropped[reason] += 1
             return reason is None
 
-        pairs = filter(fit, pairs) if split in CLEANED else pairs
-        kept = write_pairs([folder / file for file in self.files("bpe", split)], pairs)
+        chosen = filter(fit, pairs) if split in CLEANED else pairs
+        kept = write_pairs([folder / file for file in self.files("bpe", split)], chosen)
         if kept == 0:
             raise ValueError(f"{split}: cleaning removed every pair; see --max-length and --max-ratio")
         if split not in CLEANED:
@@ -446,9 +433,7 @@ def run(options: argparse.Namespace) -> None:
     Preparation(options).take_steps()
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, check, resumption="; run the same command again to resume")
-
+main = command(parser, run, check, resumption="; run the same command again to resume")
 
 if __name__ == "__main__":
     sys.exit(main())

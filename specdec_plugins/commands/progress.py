@@ -19,13 +19,11 @@ class Steps:
     """Reports the current step of a long run and the time left. A context manager."""
 
     def __init__(self, total: float):
-        self.total, self.name, self.before, self.size = total, "", 0.0, 1.0
-        self.began, self.shown = time.monotonic(), -LOG_INTERVAL
+        self.total, self.began, self.shown = total, time.monotonic(), -LOG_INTERVAL
         self.bar = bar(total=total, leave=False, bar_format="{desc} {percentage:3.0f}% [{elapsed}, {remaining} left]")
 
     def step(self, what: str, done: float) -> None:
-        """Step ``what`` begins after ``done`` of the total, or of the current part."""
-        what, done = self.name + what, self.before + done * self.size
+        """Step ``what`` begins after ``done`` of the total."""
         if not self.bar.disable:
             self.bar.n = done
             self.bar.set_description_str(what)
@@ -35,11 +33,6 @@ class Steps:
             self.shown = now
             left = (now - self.began) * (self.total / done - 1) if done else 0.0
             print(what + (f"; {self.bar.format_interval(left)} left" if left else ""), file=sys.stderr, flush=True)
-
-    def part(self, name: str, before: float, size: float) -> "Steps":
-        """Begin a part that starts after ``before``; its steps are fractions of ``size``."""
-        self.name, self.before, self.size = f"{name}: ", before, size
-        return self
 
     def warn(self, message: str) -> None:
         """Print a line that stays."""

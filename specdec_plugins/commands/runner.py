@@ -155,6 +155,11 @@ def run_command(
         return 130 if isinstance(stop, KeyboardInterrupt) else 143
 
 
+def command(parser: Callable[[], argparse.ArgumentParser], *how: Any, **rest: Any) -> Callable[..., int]:
+    """The ``main`` of a command, from the arguments of `run_command`."""
+    return lambda argv=None: run_command(parser(), argv, *how, **rest)
+
+
 def option_name(field: str) -> str:
     """A field's option: ``--block-size`` for ``block_size``."""
     return "--" + field.replace("_", "-")

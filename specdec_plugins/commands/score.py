@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.commands.runner import Parser, run_command
+from specdec_plugins.commands.runner import Parser, command
 from specdec_plugins.measure.hypotheses import read, same_length, wrong_tokenisation
 from specdec_plugins.measure.scores import TESTS, UNKNOWN, add_comet, add_rouge, compare, make_metrics, scores
 from specdec_plugins.settings import Fault
@@ -38,10 +38,6 @@ def parser() -> Parser:
     p.add_argument("--source", metavar="FILE", help="source text, for --comet")
     p.add_argument("--json", metavar="FILE", help="write all results as one JSON object; -: to stdout, instead of the table")
     return p
-
-
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, check)
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
@@ -121,6 +117,8 @@ def table(result: dict[str, Any]) -> str:
     shown = [part for number, line in enumerate(lines) for part in (line, below.get(number)) if part is not None]
     return "\n".join([*shown, "", tabulate(result["signatures"].items(), **plain)])
 
+
+main = command(parser, run, check)
 
 if __name__ == "__main__":
     sys.exit(main())

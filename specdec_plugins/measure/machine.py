@@ -2,7 +2,6 @@
 
 import hashlib
 import platform
-import resource
 import subprocess
 import time
 from collections.abc import Iterable
@@ -57,8 +56,7 @@ def source() -> dict[str, str]:
 
 def cpu_name() -> str:
     """The processor's model name; empty where it is unknown."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
@@ -79,10 +77,8 @@ def peak_memory(device: str = "cpu") -> int:
         import torch
 
         return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # not on Linux, where it is at least the parent's
-    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    lines = Path("/proc/self/status").read_text().splitlines()  # rusage has at least the parent's
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def tensor_bytes(*objects: Any) -> int:

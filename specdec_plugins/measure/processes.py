@@ -29,8 +29,8 @@ class RunningSystem:
         together = system.strategy == "ctranslate2"
         inside = mix if together else Mix(1, mix.threads)
         build = partial(SystemServer, system, model, sources, inside)
-        self.waiting = [Worker(number, build) for number in range(1 if together else mix.workers)]  # for their model
-        self.processes: list[Worker] = []
+        self.processes = [Worker(number, build) for number in range(1 if together else mix.workers)]
+        self.loaded = 0  # of the processes
 
     def decode(self, kind: str, batch_size: int, count: int | None = None) -> Run:
         """Decode all sources, or about ``count`` per worker; latency uses one process."""
@@ -49,25 +49,24 @@ class RunningSystem:
         return dict(found)
 
     def stop(self) -> None:
-        for process in (*self.processes, *self.waiting):
+        for process in self.processes:
             process.stop()
 
     def _split(self, kind: str) -> list[list[int]]:
         """The indices of each process's sources."""
         if kind == "latency":
             return [list(range(len(self.sources)))]
-        return split(self.sources, len(self.processes) + len(self.waiting))
+        return split(self.sources, len(self.processes))
 
     def _ask(self, orders: Iterable[Order]) -> list[Any]:
         try:
-            while self.waiting:
-                self.waiting[0].receive()
-                self.processes.append(self.waiting.pop(0))
-            asked = []
-            for process, order in zip(self.processes, orders):
+            for process in self.processes[self.loaded :]:
+                process.receive()
+                self.loaded += 1
+            asked = list(zip(self.processes, orders))
+            for process, order in asked:
                 process.send(order)
-                asked.append(process)
-            return [process.receive() for process in asked]
+            return [process.receive() for process, _ in asked]
         except ValueError as error:
             raise ValueError(f"{self.system.name}: {error}") from None
 
@@ -81,14 +80,9 @@ def split(sources: Sources, count: int) -> list[list[int]]:
 def joined(runs: Sequence[Run], parts: Sequence[Sequence[int]]) -> Run:
     """Parallel runs as one: outputs in the order of the sources, seconds until the last run ended, counts added up."""
     placed = {index: output for run, part in zip(runs, parts) for index, output in zip(part, run.outputs)}
-    counts: dict[str, Counter] = {
-        name: Counter() for name in ("phases", "drafted", "accepted", "lengths", "accepted_lengths")
-    }  # fmt: skip
-    for run in runs:
-        for name, count in counts.items():
-            count.update(getattr(run, name))
-    outputs = [placed[index] for index in sorted(placed)]
-    return Run(max(run.seconds for run in runs), runs[0].latencies, outputs, **counts)
+    names = ("phases", "drafted", "accepted", "lengths", "accepted_lengths")
+    counts = [sum((getattr(run, name) for run in runs), Counter[Any]()) for name in names]
+    return Run(max(run.seconds for run in runs), runs[0].latencies, [placed[index] for index in sorted(placed)], *counts)
 
 
 class SystemServer:

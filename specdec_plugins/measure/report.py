@@ -1,18 +1,12 @@
-"""A report in a folder: systems measured workload by workload, as JSON, Markdown and a figure.
-
-Speeds compare only within one interleaved run, so a file in ``cells/`` has all systems on one workload. It names everything it
-depends on (model, text and engine by hash) and is measured again when that changes.
-"""
+"""The rows of ``specdec-benchmark``, and its report in a folder: JSON, Markdown and a figure."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.formats import files
-from specdec_plugins.measure.machine import PACKAGES, fingerprint
-from specdec_plugins.measure.runs import Plan, Progress, Text, Workload, measure, summarise
+from specdec_plugins.measure.machine import PACKAGES
+from specdec_plugins.measure.runs import Plan, Progress, Text, measure, summarise
 from specdec_plugins.measure.systems import System
 from specdec_plugins.measure.tables import ABOUT, Row, tables
 
@@ -20,7 +14,6 @@ if TYPE_CHECKING:
     from specdec_plugins.translator import Translator
 
 BASELINE = System("ar", "float32")  # where it is measured; else the first system
-PACKAGE = Path(__file__).parent.parent
 FIGURE = "speeds.png"
 
 
@@ -53,62 +46,14 @@ def add_bleu(rows: list[Row], outputs: list[list[str]], baseline: list[str], ref
     return str(metric.get_signature())
 
 
-class Report:
-    """A report on one plan and text. ``signature`` names machine, model and text."""
+def write_report(folder: Path, result: dict[str, Any]) -> None:
+    """Write report.json, the figure and report.md."""
+    from specdec_plugins.measure.figures import speeds
 
-    def __init__(self, folder: Path, plan: Plan, texts: Sequence[Path], signature: dict[str, Any]):
-        self.folder, self.plan, self.signature = folder, plan, signature
-        (folder / "cells").mkdir(parents=True, exist_ok=True)
-        shared = {
-            **{name: value for name, value in signature.items() if name != "date"},
-            "model": fingerprint(path for path in Path(plan.model).iterdir() if path.is_file()),
-            "engine": fingerprint(path for path in (PACKAGE / "decoding").rglob("*") if path.suffix in (".py", ".so")),
-            "texts": [fingerprint([path]) for path in texts],
-            "systems": [system.name for system in plan.systems], "rounds": plan.rounds,
-        }  # fmt: skip
-        self.keys = {
-            load: {**shared, "kind": load.kind, "batch_size": load.batch_size, "mixes": [str(mix) for mix in load.mixes]}
-            for load in plan.workloads
-        }
-        self.stored = {load: recall(self.path(load), key) for load, key in self.keys.items()}
-
-    def path(self, load: Workload) -> Path:
-        return self.folder / "cells" / f"{'latency' if load.kind == 'latency' else f'batch{load.batch_size}'}.json"
-
-    @property
-    def missing(self) -> list[Workload]:
-        """The workloads that remain to be measured."""
-        return [load for load, found in self.stored.items() if not found]
-
-    def measure(self, load: Workload, text: Text, reader: "Translator", progress: Progress) -> None:
-        """Measure a workload and save it."""
-        found = measured_rows(replace(self.plan, workloads=[load]), text, reader, progress)
-        self.stored[load] = {"key": self.keys[load], **found}
-        files.write(self.path(load), json.dumps(self.stored[load]))
-
-    def publish(self) -> dict[str, Any]:
-        """Write report.json, the figure and report.md; return the JSON's content. Requires every workload to be measured."""
-        from specdec_plugins.measure.figures import speeds
-
-        parts = list(self.stored.values())
-        result: dict[str, Any] = {
-            "benchmark": "specdec-benchmark", "rows": [row for each in parts for row in each["rows"]], "rounds": self.plan.rounds,
-            "left_out": sorted({line for each in parts for line in each["left_out"]}), "baseline": parts[0]["baseline"],
-            "bleu_signature": parts[0]["bleu_signature"], "signature": self.signature,
-        }  # fmt: skip
-        files.write(self.folder / "report.json", json.dumps(result) + "\n")
-        speeds(result["rows"], self.folder / FIGURE)
-        files.write(self.folder / "report.md", render(result))
-        return result
-
-
-def recall(path: Path, key: dict[str, Any]) -> dict[str, Any]:
-    """A stored measurement, if its key matches; otherwise empty."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError:
-        found = {}
-    return found if isinstance(found, dict) and found.get("key") == key else {}
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / "report.json", json.dumps(result) + "\n")
+    speeds(result["rows"], folder / FIGURE)
+    files.write(folder / "report.md", render(result))
 
 
 def render(result: dict[str, Any]) -> str:

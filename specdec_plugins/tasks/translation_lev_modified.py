@@ -1,4 +1,4 @@
-"""``--task translation_lev_modified``: fairseq's Levenshtein translation task with the noise ``block_mask``."""
+"""``--task translation_lev_modified``, as published: fairseq's translation task with the noise ``block_mask``."""
 
 from dataclasses import dataclass, field
 from typing import Optional
@@ -6,8 +6,7 @@ from typing import Optional
 import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
-from fairseq.tasks.translation import TranslationTask
-from fairseq.tasks.translation_lev import NOISE_CHOICES, TranslationLevenshteinConfig, TranslationLevenshteinTask
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 # fairseq's --user-dir imports tasks and models, but not criterions.
 from specdec_plugins.criterions import document_loss, drafter_loss, verifier_loss  # noqa: F401
@@ -16,15 +15,12 @@ from specdec_plugins.models.block import BlockDrafterModel
 from specdec_plugins.tasks.generator import SpeculativeGenerator
 from specdec_plugins.text.vocabulary import fingerprint_of
 
-BLOCK_MASK = "block_mask"
 PUBLISHED_BLOCK_SIZE = 25
 
 
 @dataclass
-class BlockTranslationConfig(TranslationLevenshteinConfig):
-    noise: ChoiceEnum([*(choice.value for choice in NOISE_CHOICES), BLOCK_MASK]) = field(  # type: ignore[valid-type]
-        default=BLOCK_MASK, metadata={"help": "type of noise"}
-    )
+class BlockTranslationConfig(TranslationConfig):
+    noise: ChoiceEnum(["block_mask"]) = field(default="block_mask", metadata={"help": "type of noise"})  # type: ignore[valid-type]
     # fairseq's parser reads Optional[int], not int | None.
     block_size: Optional[int] = field(  # noqa: UP045
         default=None,
@@ -44,11 +40,8 @@ class BlockTranslationConfig(TranslationLevenshteinConfig):
 
 
 @register_task("translation_lev_modified", dataclass=BlockTranslationConfig)
-class BlockTranslationTask(TranslationLevenshteinTask):
-    """Trains block drafters with ``--noise block_mask``; for any other noise it is fairseq's own task.
-
-    With ``block_mask``, sentences have no beginning-of-sentence symbol, as in the verifier's translation task.
-    """
+class BlockTranslationTask(TranslationTask):
+    """Trains block drafters. Sentences have no beginning-of-sentence symbol, as in the verifier's translation task."""
 
     cfg: BlockTranslationConfig
 
@@ -59,24 +52,9 @@ class BlockTranslationTask(TranslationLevenshteinTask):
         check_options(cfg)
         self.state.merge_state_dict({"dictionaries": [fingerprint_of(src_dict.symbols), fingerprint_of(tgt_dict.symbols)]})
 
-    @property
-    def masks_blocks(self) -> bool:
-        return str(getattr(self.cfg.noise, "value", self.cfg.noise)) == BLOCK_MASK
-
-    @property
-    def base(self) -> type[TranslationTask]:
-        """The task whose data and generator apply: without or with a beginning-of-sentence symbol."""
-        return TranslationTask if self.masks_blocks else TranslationLevenshteinTask
-
-    def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        self.base.load_dataset(self, split, epoch, combine, **kwargs)
-
     def get_batch_iterator(self, *args, **kwargs):
         """As fairseq's, without --required-batch-size-multiple, which drops a last, smaller batch."""
         return super().get_batch_iterator(*args, **{**kwargs, "required_batch_size_multiple": 1})
-
-    def build_dataset_for_inference(self, src_tokens, src_lengths, constraints=None):
-        return self.base.build_dataset_for_inference(self, src_tokens, src_lengths, constraints=constraints)
 
     def build_generator(self, models, args, **kwargs):
         if any(isinstance(model, BlockDrafterModel) for model in models):
@@ -86,7 +64,7 @@ class BlockTranslationTask(TranslationLevenshteinTask):
             return SpeculativeGenerator(
                 models, dictionaries, self.cfg.drafter_path, self.cfg.block_size, self.cfg.beta, self.cfg.tau, args
             )
-        return self.base.build_generator(self, models, args, **kwargs)
+        return super().build_generator(models, args, **kwargs)
 
     def load_state_dict(self, state_dict):
         """Refuse a checkpoint trained with other dictionaries, if it records them; other tasks' do not."""
@@ -100,8 +78,6 @@ class BlockTranslationTask(TranslationLevenshteinTask):
         return self.cfg.start_p - self.cfg.minus_p * min(1.0, update_num / self.cfg.total_up)
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
-        if not self.masks_blocks:
-            return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
         target_lengths = lengths(sample["target"], self.tgt_dict.pad())
         if getattr(model, "causal", False):
             extra = {"block": self.many_blocks(sample, many_starts(target_lengths, self.cfg.blocks))}
@@ -110,14 +86,12 @@ class BlockTranslationTask(TranslationLevenshteinTask):
             # Drawn before the model's dropout: no two choices in an update share random numbers.
             scores = torch.rand(block.masked.shape, device=block.masked.device)
             extra = {"block": block, "reveal_scores": scores, "glancing_ratio": self.glancing_ratio(update_num)}
-        return TranslationTask.train_step(self, sample | extra, model, criterion, optimizer, update_num, ignore_grad)
+        return super().train_step(sample | extra, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample, model, criterion):
-        if not self.masks_blocks:
-            return super().valid_step(sample, model, criterion)
         starts = fixed_starts(lengths(sample["target"], self.tgt_dict.pad()), sample["id"])
         block = self.many_blocks(sample, starts[:, None]) if getattr(model, "causal", False) else self.mask(sample, starts)
-        return TranslationTask.valid_step(self, {**sample, "block": block}, model, criterion)
+        return super().valid_step({**sample, "block": block}, model, criterion)
 
     def many_blocks(self, sample, starts):
         """The batch's ManyBlocks after prefixes of lengths ``starts`` (B, A)."""

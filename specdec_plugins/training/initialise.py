@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from specdec_plugins.commands.runner import Parser, run_command, whole
+from specdec_plugins.commands.runner import Parser, command, whole
 from specdec_plugins.extras import needed
 from specdec_plugins.settings import Fault
 
@@ -49,10 +49,6 @@ def parser() -> Parser:
     p.add_argument("--init-decoder", action="store_true", help="copy the decoder from the verifier too")
     p.add_argument("--seed", type=whole, default=1, metavar="N", help="random seed of fresh parameters")
     return p
-
-
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, check)
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
@@ -245,3 +241,6 @@ def table(origins: Origins, sizes: dict[str, int]) -> str:
         parts[part, origin] = parts.get((part, origin), 0) + sizes[name]
     rows = [(*key, f"{size:,}") for key, size in parts.items()]
     return tabulate(rows, ("part", "origin", "parameters"), tablefmt="plain", colalign=("left", "left", "right"))
+
+
+main = command(parser, run, check)

@@ -116,34 +116,25 @@ class Output:
         return lines
 
     def write(self, answers: Sequence[tuple[str, str]]) -> None:
-        """Write (input line, text) pairs. After an OSError, ``lines`` counts the texts that were written completely."""
-        lines, parts = [line for line, _ in answers], [f"{text}\n".encode() for _, text in answers]
-        if self.path and self.path.endswith(".gz"):
-            parts = [gzip.compress(b"".join(parts), mtime=0)] if parts else []
-        data = memoryview(b"".join(parts))
-        written = 0
+        """Write (input line, text) pairs; after an OSError, a regular file has none of them."""
+        data = "".join(f"{text}\n" for _, text in answers).encode()
+        if data and self.path and self.path.endswith(".gz"):
+            data = gzip.compress(data, mtime=0)
+        left = memoryview(data)
         try:
-            while written < len(data):
-                written += os.write(self.file, data[written:])
+            while left:
+                left = left[os.write(self.file, left) :]
         except OSError as error:
-            whole = 0
-            while len(parts) == len(lines) and written >= len(parts[whole]):
-                written -= len(parts[whole])
-                whole += 1
-            self._count(lines[:whole], parts[:whole])
             if self.regular:
                 with suppress(OSError):
                     os.ftruncate(self.file, self.size)
             raise type(error)(error.errno, error.strerror, self.path or "stdout") from None
-        self._count(lines, parts)
+        self._read.update("".join(f"{line}\n" for line, _ in answers).encode())
+        self._written.update(data)
+        self.size += len(data)
+        self.lines += len(answers)
         if self.regular and self.lines and time.monotonic() - self._recorded_at >= INTERVAL:
             self._save_record()
-
-    def _count(self, lines: list[str], parts: list[bytes]) -> None:
-        self._read.update("".join(f"{line}\n" for line in lines).encode())
-        self._written.update(written := b"".join(parts))
-        self.size += len(written)
-        self.lines += len(lines)
 
     def _save_record(self) -> None:
         """Save what a later run needs. If that fails, the run cannot be resumed."""
