@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "settings": ("cpus", "decoding.options"),
     "workers": (),
     "extras": (),
-    "formats": ("text",),
+    "formats": ("text", "decoding.options"),
     "decoding": ("formats.spec", "formats.code", "formats.files", "formats.errors", "cpus"),
     "training": ("decoding", "formats", "text", "settings", "commands.runner", *FAIRSEQ_SIDE),
     "documents": ("decoding", "text", "translations", "translator"),
