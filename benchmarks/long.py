@@ -32,7 +32,6 @@ from shapes import Replayed  # noqa: E402
 
 from specdec_plugins.assignment import USUAL_BLOCK_SIZE  # noqa: E402
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
-from specdec_plugins.decoding import budget as budgets  # noqa: E402
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
 from specdec_plugins.decoding.admission import BoundedAdmission  # noqa: E402
 from specdec_plugins.decoding.assembly import load  # noqa: E402
@@ -41,6 +40,7 @@ from specdec_plugins.decoding.backends.cpu.model import CpuModel  # noqa: E402
 from specdec_plugins.decoding.constraints import Constraints  # noqa: E402
 from specdec_plugins.decoding.control.fixed import FixedLength  # noqa: E402
 from specdec_plugins.decoding.control.throughput import Throughput  # noqa: E402
+from specdec_plugins.decoding.drafters import with_weights  # noqa: E402
 from specdec_plugins.decoding.drafters.window import WindowDrafter  # noqa: E402
 from specdec_plugins.decoding.loop import TOGETHER, Session  # noqa: E402
 from specdec_plugins.decoding.native import native_loop  # noqa: E402
@@ -121,7 +121,7 @@ class Cell:
         session.verifying, session.drafting = self.state, drafter.start(len(self.documents), self.state)
         drafter.admit(session.drafting, self.source)
         if session.drafting is not None:
-            session.drafting.rows.encode()
+            session.drafting.cache.encode()
         session.prefix.admit(self.requests)
         began, outputs = time.perf_counter(), session.prefix.outputs
         while (missing := options.tokens - min(map(len, outputs))) > 0:
@@ -136,7 +136,7 @@ class Cell:
     def drafter(self, budget: Budget) -> Drafter:
         if self.packed is None:
             return WindowDrafter(self.model, budget)
-        return budgets.build(self.packed, self.drafting, self.model, budget)
+        return with_weights(self.packed.code).build(self.packed, self.drafting, self.model, budget)
 
     def measure(self, systems: Sequence[System]) -> Iterator[dict[str, Any]]:
         """A row a system. Raises SystemExit where outputs differ on the kernels."""

@@ -25,6 +25,7 @@ from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E40
 from specdec_plugins.decoding.backends.cpu import binding  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.binding import WEIGHT_BYTES, Stack, library  # noqa: E402
 from specdec_plugins.decoding.backends.reading import Reading  # noqa: E402
+from specdec_plugins.decoding.drafters import CachedRows  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.values import Draft, Request, Source, uniform  # noqa: E402
 from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
@@ -151,12 +152,12 @@ def draft(drafter: Any, text: list[tuple[list[int], list[int]]], length: int) ->
     state, prefix = standing(drafter, text, None)
     committed, prefix.outputs = prefix.outputs, [output[:-2] for output in prefix.outputs]
     drafter.propose(state, prefix, uniform(len(text), length))
-    prefix.outputs, causal = committed, hasattr(state, "read")
-    read = list(state.read) if causal else []
+    prefix.outputs, causal = committed, isinstance(state, CachedRows)
+    read = list(state.rows) if causal else []
 
     def run() -> None:
         if causal:
-            state.read[:] = read
+            state.rows[:] = read
         drafter.propose(state, prefix, uniform(len(text), length))
 
     rows = length + 1 if causal else COMMITTED + length

@@ -14,7 +14,7 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
 from specdec_plugins.decoding.loop import speculative_decode
-from specdec_plugins.decoding.options import OPEN, Tree
+from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
@@ -183,18 +183,18 @@ class Planned(Knowing):
 class Lengths:
     """A controller that cycles through some draft lengths, counts, and gives up on a loop that does not end in ``most`` passes.
 
-    With ``ragged`` each row gets another one. Drafts pass the ``gate``, and branch as ``tree`` says.
+    With ``ragged`` each row gets another one. Drafts branch as ``tree`` says.
     """
 
-    def __init__(self, lengths, ragged=False, most=1000, gate=OPEN, tree=None):
-        self.lengths, self.ragged, self.most, self.gate, self.tree = itertools.cycle(lengths), ragged, most, gate, tree
+    def __init__(self, lengths, ragged=False, most=1000, tree=None):
+        self.lengths, self.ragged, self.most, self.tree = itertools.cycle(lengths), ragged, most, tree
         self.passes = self.drafted = self.accepted = 0
 
     def plan(self, prefix):
         assert self.passes < self.most, "the loop does not end"
         if self.ragged:
-            return Plan([next(self.lengths) for _ in range(len(prefix))], gate=self.gate, tree=self.tree)
-        return Plan([next(self.lengths)] * len(prefix), gate=self.gate, tree=self.tree)
+            return Plan([next(self.lengths) for _ in range(len(prefix))], tree=self.tree)
+        return Plan([next(self.lengths)] * len(prefix), tree=self.tree)
 
     def update(self, outcome):
         self.passes += 1
@@ -224,7 +224,7 @@ class Mixed:
     def plan(self, prefix):
         length = self.random.randrange(self.longest + 1)
         tree = self.random.choice([None, Tree(self.random.randint(1, self.nodes))])
-        return uniform(len(prefix), length, self.random.choice([1, 1, 4]), OPEN, tree if length else None)
+        return uniform(len(prefix), length, self.random.choice([1, 1, 4]), tree if length else None)
 
     def update(self, outcome):
         assert outcome.seconds >= 0
@@ -244,12 +244,10 @@ def decode(verifier, drafter, sources, limits, block, rows, acceptance=None, rag
     return run(verifier, drafter, requests, block, rows, ragged, acceptance=acceptance, device=device)
 
 
-def run(
-    verifier, drafter, requests, lengths, rows, ragged=False, gate=OPEN, acceptance=None, tree=None, check=None, device="cpu"
-):
+def run(verifier, drafter, requests, lengths, rows, ragged=False, acceptance=None, tree=None, check=None, device="cpu"):
     """Hypotheses in the order of requests and outputs, and statistics that pass a check; ``lengths`` are taken in turn."""
     lengths, most = [lengths] if isinstance(lengths, int) else lengths, max(1000, 20 * len(requests))
-    stats, controller = DecodeStats(), Lengths(lengths, ragged, most, gate, tree)
+    stats, controller = DecodeStats(), Lengths(lengths, ragged, most, tree)
     roles = drafter, verifier, acceptance or TopBetaTau(), controller
     found = speculative_decode(*roles, requests, rows, stats, device=device)
     hypotheses = sorted(found, key=lambda each: (each.index, each.output))
@@ -260,9 +258,9 @@ def run(
     return hypotheses, stats
 
 
-def outputs_of(verifier, drafter, requests, lengths, rows, gate=OPEN):
+def outputs_of(verifier, drafter, requests, lengths, rows):
     """Outputs and statistics of ragged drafts."""
-    found, stats = run(verifier, drafter, requests, lengths, rows, ragged=True, gate=gate)
+    found, stats = run(verifier, drafter, requests, lengths, rows, ragged=True)
     return [each.tokens for each in found], stats
 
 

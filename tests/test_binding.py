@@ -406,7 +406,7 @@ def test_propose_is_read_and_choose(gate, variant):  # noqa: F811
         width = max(1, *(len(row) - first for row, first in zip(*mine[:2])))
         logits, gates = torch.full((len(rows), width, VOCABULARY), math.nan), torch.full((len(rows), width, GATE), math.nan)
         to = integers([-1] * (len(rows) * width))
-        tables = [*(each.data_ptr() for each in decoder.successor), candidates, start(to), None, None]
+        tables = [*(each.data_ptr() for each in decoder.successor), candidates, start(to), None]
         parts = starts(mine[0]), [0] * len(rows), mine[1], rows, *mine[2:4]
         choice = mine[4:]
         if fused:

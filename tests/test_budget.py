@@ -17,14 +17,12 @@ from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
-from specdec_plugins.decoding.budget import Budgeted, BudgetedModel, build
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling, Tree
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.values import Draft, Request, Source, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
-from specdec_plugins.formats.spec import DrafterModel
 from specdec_plugins.settings import Settings
 
 DEMO = ROOT / "data" / "demo.en-de"
@@ -48,8 +46,7 @@ def exact_on_pytorch(budget, runner):
     (model, _), (verifier, plain), tilt = make_pair(drafter=DRAFTERS["successor"], runner=runner, **SHAPES["pre-norm"])
     sources = sentences(8, 0, longest=20)
     expected = [greedy(model, source, 24, tilt) for source in sources]
-    reading = BudgetedModel(plain.model, budget)
-    drafter = Budgeted(CausalBlockDrafter(reading), reading)
+    drafter = CausalBlockDrafter(plain.model, budget)
     for rows, lengths, tree in ((1, [4], None), (4, [5, 0, 2, 7], None), (4, [3], Tree(7))):
         outputs, steps = decode(verifier, drafter, requests_of(sources), lengths, rows, tree)
         assert outputs == expected and any(step.accepted for row in steps for step in row)
@@ -111,8 +108,7 @@ def test_every_pass_reads_the_positions_chosen_last():
     """Those of the verifier's attention after the last accepted token; a fork's are its row's."""
     (_, (verifier, plain), _), sources = make_pair(drafter=DRAFTERS["causal"]), [[5] * 20 + [2], [6, 7, 8, 2]]
     model = Reads(plain.model)
-    reading = BudgetedModel(model, Budget(5, 1, "recent"))
-    drafter = Budgeted(CausalBlockDrafter(reading), reading)
+    drafter = CausalBlockDrafter(model, Budget(5, 1, "recent"))
     state, prefix = standing(drafter, sources, [[], []])
     judging, _ = standing(verifier, sources, [[], []])
     drafter.propose(state, prefix, uniform(2, 3))
@@ -128,8 +124,8 @@ def test_every_pass_reads_the_positions_chosen_last():
     expected = [[0, *range(begin, begin + 4)] for begin in begins]
     assert model.visible[-1].sources.tolist() == expected
     state.select([1, 0, 1])
-    assert state.rows.chosen.positions.tolist() == [expected[1], *expected]
-    assert state.rows.chosen.lengths.tolist() == [4, 21, 4]
+    assert state.chosen.positions.tolist() == [expected[1], *expected]
+    assert state.chosen.lengths.tolist() == [4, 21, 4]
     assert drafter.bytes_for(Request(0, sources[0], 9)) == plain.bytes_for(Request(0, sources[0], 9)) + 5 * 8
 
 
@@ -155,7 +151,7 @@ def test_options(tmp_path):
     assert Settings().budget is None and Settings(draft_with="window").budget == Budget()
     assert Settings(kv_budget=128).budget == Budget() and Settings(kv_budget=9, sinks=2).budget == Budget(9, 2)
     with pytest.raises(ValueError, match="drafter 'medusa' does not support kv_budget; block_causal and small do"):
-        build(DrafterModel("medusa", {}, None, {}), None, None, Budget())
+        trained_pair("medusa", "float32", budget=Budget())
     with pytest.raises(ValueError, match="kv_budget is supported only by drafters window, block_causal, small"):
         Translator.from_pretrained(DEMO, NoDrafter(), kv_budget=8)
     lines = ["A man is playing a guitar in the street while two dogs run through the snow.", "A dog runs."]

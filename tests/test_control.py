@@ -8,7 +8,6 @@ import pytest
 from specdec_plugins.decoding.control.exploration import SMALL_TRIAL
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import LAST_SPACING, PLAIN_SPACING, Throughput, best_choice
-from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Outcome, Step
 
 
@@ -295,10 +294,9 @@ def test_copies_of_a_text_with_errors_are_drafted_as_pays(longest, token):
     assert statistics.mean(map(reached, range(8))) > 0.92
 
 
-@pytest.mark.parametrize("gate", [OPEN, Gate(verifier=0.5)])
-def test_drafts_that_are_mostly_empty(gate):
-    """Of ten steps nine have nothing to offer, or their gate closed: the drafts that are left pass, and still do not pay."""
-    controller, number = Throughput(4, gate), 0
+def test_drafts_that_are_mostly_empty():
+    """Of ten steps nine have nothing to offer: the drafts that are left pass, and still do not pay."""
+    controller, number = Throughput(4), 0
     for _ in range(2000):
         plan, number = controller.plan(range(1)), number + 1
         drafted = plan.lengths[0] if number % 10 == 0 else 0

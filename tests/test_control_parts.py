@@ -155,7 +155,7 @@ def test_positions_past_a_refusal_or_the_draft_say_nothing():
     estimate.observe([Step([1, 2], 2, 9)], 2)
     assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, 0.0, 0.0, 0.0])
     assert estimate.passed == pytest.approx([DECAY + 1, 1.0, 0.0, 0.0, 0.0])
-    # Also one that is empty, because a gate closed or there was nothing to offer.
+    # Also one that is empty, because there was nothing to offer.
     estimate = AcceptanceEstimate(5)
     estimate.observe([Step([1, 2], 2, 9), Step([1, 2, 3], 2, 9)], 5)
     assert estimate.reached == pytest.approx([DECAY + 1, DECAY + 1, DECAY + 1, 0.0, 0.0])

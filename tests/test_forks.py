@@ -99,4 +99,4 @@ def test_a_drafters_fork_copies_what_it_has_read_of_the_prefix(backend, kind, le
     drafter = kind(loaded(backend))
     state, prefix = standing(drafter, sentences(2, seed=1), [[5, 6], [7]])
     drafter.propose(state, prefix, uniform(2, length))
-    assert copied(state, [0, 1, 0, 1], state.rows) == (3 + 2) * drafter.model.bytes_for(0, 1)  # masks aside
+    assert copied(state, [0, 1, 0, 1], state.cache) == (3 + 2) * drafter.model.bytes_for(0, 1)  # masks aside

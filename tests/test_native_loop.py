@@ -1,7 +1,6 @@
 """The native loop against the session's own iterations: the same outputs, steps, scores and sums, whatever is asked of it."""
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
-from specdec_plugins.decoding.options import OPEN, Gate, Tolerance
+from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import NoDrafter, Traits
 from specdec_plugins.decoding.values import Outcome, Plan, Request, Want
@@ -28,14 +27,11 @@ pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were 
 
 
 class Repeated:
-    """A controller whose plans depend on the iteration alone: random lengths by row, each plan for one to 20 iterations.
+    """A controller whose plans depend on the iteration alone: random lengths by row, each plan for one to 20 iterations."""
 
-    ``gates`` are those that plans choose among.
-    """
-
-    def __init__(self, longest, seed, ragged=True, gates=(OPEN,)):
-        self.random, self.longest, self.ragged, self.gates = random.Random(seed), longest, ragged, gates
-        self.passes, self.left, self.lengths, self.gate = 0, 0, [], OPEN
+    def __init__(self, longest, seed, ragged=True):
+        self.random, self.longest, self.ragged = random.Random(seed), longest, ragged
+        self.passes, self.left, self.lengths = 0, 0, []
 
     def plan(self, prefix):
         if not self.left or len(prefix) != len(self.lengths):
@@ -44,8 +40,7 @@ class Repeated:
             self.lengths = [self.random.randrange(longest + 1) for _ in range(len(prefix))]
             if not self.ragged:
                 self.lengths = [longest] * len(prefix)
-            self.gate = self.random.choice(self.gates)
-        return Plan(self.lengths, self.left, self.gate)
+        return Plan(self.lengths, self.left)
 
     def update(self, outcome: Outcome):
         assert 1 <= outcome.times <= outcome.plan.times and outcome.seconds > 0
@@ -154,27 +149,6 @@ def test_constraints_and_tolerance_of_the_session():
     outputs, _, _ = both(roles, requests, controllers(5, 1), 4, acceptance=TopBetaTau(4, 1.5), constraints=constraints)
     assert all(output.tokens[:2] == [17, 9] and not {common, 5} & set(output.tokens) for output in outputs)
     assert sum(step.accepted for output in outputs for step in output.steps) > 20
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@torch.inference_mode()
-def test_gates_of_the_session(dtype):
-    """Drafts are cut, and rows pause, and neither changes an exact output."""
-    roles = roles_of(True, dtype, successor_width=32)
-    open_gate, half = Gate(), Gate(drafter=0.1)
-    offered = {}
-    for gate in (open_gate, half, Gate(verifier=0.2), Gate(0.2, 0.1), Gate(1.0, 0.0)):
-        requests = requests_of(12, seed=4)
-        outputs, _, _ = both(roles, requests, controllers(7, 5, ragged=False, gates=(gate,)), 3)
-        steps = [step for output in outputs for step in output.steps]
-        offered[gate] = sum(len(step.drafted) for step in steps) / len(steps)
-    assert offered[Gate(1.0, 0.0)] < offered[Gate(0.2, 0.1)] < min(offered[half], offered[Gate(verifier=0.2)])
-    assert max(offered[half], offered[Gate(verifier=0.2)]) < offered[open_gate]
-    exact = [replace(request, tolerance=None) for request in requests_of(12, seed=4)]
-    plain, _, _ = both(roles, exact, controllers(0, 0), 3)
-    gates = (half, Gate(0.3, 0.05), open_gate)
-    outputs, _, _ = both(roles, exact, controllers(7, 6, gates=gates), 3)
-    assert [output.tokens for output in outputs] == [output.tokens for output in plain]
 
 
 @torch.inference_mode()

@@ -3,14 +3,13 @@
 import torch
 
 from specdec_plugins.cpus import usual_threads
-from specdec_plugins.decoding import budget as budgets
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, Runner, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
-from specdec_plugins.decoding.options import Budget
+from specdec_plugins.decoding.options import BUDGETED, Budget
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -32,9 +31,10 @@ def assemble(
     loaded, drafting = load(verifier, drafter, device, dtype, threads)
     if drafter is None:
         return NoDrafter(), ModelVerifier(loaded)
-    if budget is not None:
-        return budgets.build(drafter, drafting, loaded, budget), ModelVerifier(loaded)
-    return drafters.with_weights(drafter.code).build(drafter, drafting, loaded), ModelVerifier(loaded)
+    if budget is not None and drafter.code not in BUDGETED:
+        raise ValueError(f"drafter '{drafter.code}' does not support kv_budget; {' and '.join(BUDGETED)} do")
+    limited = () if budget is None else (budget,)
+    return drafters.with_weights(drafter.code).build(drafter, drafting, loaded, *limited), ModelVerifier(loaded)
 
 
 def fastest(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""KV budgets: which cache positions drafting passes read, and drafters whose own models read no more.
+"""KV budgets: which cache positions drafting passes read.
 
 Of the target, passes read the first positions (sinks) and the last ones. Source positions are chosen after each verification, by
 the verifier's attention after the last accepted token:
@@ -7,26 +7,19 @@ the verifier's attention after the last accepted token:
 * ``recent``: the first positions, and a window around the one with the most attention;
 * ``sinks``: the first and the last positions, regardless of attention (StreamingLLM).
 
-Drafter `window` reads the verifier's cache this way; `Budgeted` applies a budget to a drafter with a cache of its own.
+Drafter `window` reads the verifier's cache this way, others their own: `CachedDrafter`.
 
 B rows, S source positions, N chosen positions.
 """
-
-from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
-from specdec_plugins.decoding.backends.reading import Reading, Visible
-from specdec_plugins.decoding.drafters import with_weights
-from specdec_plugins.decoding.options import BUDGETED, Budget
-from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want, send
-from specdec_plugins.formats.spec import DrafterModel
+from specdec_plugins.decoding.backends import Pass
+from specdec_plugins.decoding.backends.reading import Visible
+from specdec_plugins.decoding.options import Budget
+from specdec_plugins.decoding.values import Verdict, send
 
 # Neighbours pooled on either side: the next tokens attend to what is beside a position (as in SnapKV, Li et al. 2024, arXiv
 # 2404.14469). With 1 the shipped pairs accept 2 to 19 % more of drafts of 4 tokens than with 0, on sources of 120 and 200 tokens
@@ -95,80 +88,6 @@ def around(centres: Tensor, lengths: Tensor, budget: Budget) -> Tensor:
     begins = torch.minimum(centres - size // 2, lengths - size).clamp(min=budget.sinks)
     window = begins[:, None] + torch.arange(size, device=lengths.device)
     return torch.cat([torch.arange(budget.sinks, device=lengths.device).expand(len(lengths), -1), window], 1)
-
-
-@dataclass
-class BudgetedRows:
-    """A `RowState` with the positions that passes read."""
-
-    rows: RowState
-    chosen: Chosen
-
-    @property
-    def held(self) -> list[int]:
-        return self.rows.held
-
-    @held.setter
-    def held(self, held: list[int]) -> None:
-        self.rows.held = held
-
-    def admit(self, source: Source) -> None:
-        self.rows.admit(source)
-        self.chosen.admit(source.lengths)
-
-    def select(self, order: list[int]) -> None:
-        self.rows.select(order)
-        self.chosen.select(order)
-
-
-class BudgetedModel:
-    """A drafter's model on a budget: the part of `LoadedModel` that the drafters of `BUDGETED` use."""
-
-    def __init__(self, model: LoadedModel, budget: Budget):
-        self.model, self.budget = model, budget
-        self.spec, self.target_embeddings = model.spec, model.target_embeddings
-
-    def start(self, rows: int) -> BudgetedRows:
-        return BudgetedRows(self.model.start(rows), Chosen(self.budget, self.target_embeddings.device))
-
-    def read(self, state: BudgetedRows, reading: Reading) -> Pass:
-        return self.model.read(state.rows, reading._replace(visible=state.chosen.visible))
-
-    def bytes_for(self, source: int, target: int) -> int:
-        return self.model.bytes_for(source, target) + bytes_of(self.budget)
-
-
-class Budgeted(Drafter):
-    """A drafter over a `BudgetedModel`, with `BudgetedRows` as its states' ``rows``. Each verification chooses positions anew."""
-
-    def __init__(self, drafter: Drafter, model: BudgetedModel):
-        self.drafter = drafter
-        self.traits = replace(drafter.traits, wants=Want(attention=model.budget.attends))
-
-    def start(self, rows: int, shared: object) -> Any:
-        return self.drafter.start(rows, shared)
-
-    def admit(self, state: Any, source: Source) -> None:
-        self.drafter.admit(state, source)
-
-    def propose(self, state: Any, prefix: Prefix, plan: Plan) -> Draft:
-        return self.drafter.propose(state, prefix, plan)
-
-    def observe(self, state: Any, scores: Pass, draft: Draft, verdict: Verdict) -> None:
-        state.rows.chosen.observe(scores, verdict)
-
-    def bytes_for(self, request: Request) -> int:
-        return self.drafter.bytes_for(request)
-
-
-def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel, budget: Budget) -> Budgeted:
-    """The drafter of these weights on a budget. Raises ValueError if it is not one of `BUDGETED`."""
-    if weights.code not in BUDGETED:
-        raise ValueError(f"drafter '{weights.code}' does not support kv_budget; {' and '.join(BUDGETED)} do")
-    assert model is not None
-    reading = BudgetedModel(model, budget)
-    drafter = with_weights(weights.code).build(weights, cast(LoadedModel, reading), verifier)
-    return Budgeted(drafter, reading)
 
 
 def bytes_of(budget: Budget) -> int:

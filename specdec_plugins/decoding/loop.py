@@ -144,7 +144,6 @@ class Session:
 
         # 1. Draft, in one pass or one per token (`draft_in_turn`). A plain iteration drafts nothing, at no cost.
         began = time.perf_counter()
-        plan = prefix.gated(plan)
         asked = any(plan.lengths) and max(prefix.room) > 0
         draft = self._draft(plan) if asked else Draft([[] for _ in prefix.requests])
         if draft is None:
@@ -170,7 +169,7 @@ class Session:
         """The draft. If the drafter raises, the requests for which it raises alone fail with the error, and there is no draft."""
         prefix = self.prefix
         try:
-            draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan), plan.lengths).cut(plan.gate)
+            draft = prefix.clip(self.drafter.propose(self.drafting, prefix, plan), plan.lengths)
             if self.verifier.limits is not None:
                 draft.check(len(prefix), self.verifier.limits.target)
             return draft

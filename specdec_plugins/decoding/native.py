@@ -6,7 +6,6 @@ only iterations without a draft run natively, and only if it needs no feedback.
 B rows, K drafted tokens.
 """
 
-import math
 import time
 from array import array
 from ctypes import Structure, addressof, byref
@@ -22,13 +21,15 @@ from specdec_plugins.decoding.backends.cpu.model import CpuModel, NativeHeads
 from specdec_plugins.decoding.backends.cpu.passes import NativeSampling, repeat_numbers, successor_tables
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
-from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, CausalState
+from specdec_plugins.decoding.drafters import CachedRows
+from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
 from specdec_plugins.decoding.values import Iteration, Plan, Step
 from specdec_plugins.decoding.verifier import ModelVerifier
 
+Begun = tuple[SlottedState, list[list[int]]]
 ENDLESS = 1 << 40  # positions of a drafter that embeds none
 
 
@@ -51,19 +52,21 @@ class NativeBlock:
         self.positions = self.model.spec.decoder.max_positions
         self._read = array("q")  # while a call drafts
 
-    def begin(self, call: Structure, state: CausalState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
+    def begin(
+        self, call: Structure, state: CachedRows[int], prefix: Prefix, longest: int
+    ) -> tuple[SlottedState, list[list[int]]]:
         """Fill in a call. Returns the model's state and each row's unread tokens, which end with the prefix's last one."""
         if not longest:
-            return cast(SlottedState, state.rows), [[token] for token in prefix.last]
-        self._read = integers(state.read)
+            return cast(SlottedState, state.cache), [[token] for token in prefix.last]
+        self._read = integers(state.rows)
         call.read, call.drafter_positions = start(self._read), self.positions
-        beginning, rows = [prefix.symbols.start], zip(prefix.outputs, state.read)
-        return cast(SlottedState, state.rows), [output[n - 1 :] if n else beginning + output for output, n in rows]
+        beginning, rows = [prefix.symbols.start], zip(prefix.outputs, state.rows)
+        return cast(SlottedState, state.cache), [output[n - 1 :] if n else beginning + output for output, n in rows]
 
-    def end(self, state: CausalState) -> None:
+    def end(self, state: CachedRows[int]) -> None:
         """Copy what the call changed back into the state."""
         if self._read:
-            state.read, self._read = self._read.tolist(), array("q")
+            state.rows, self._read = self._read.tolist(), array("q")
 
 
 class NativeHiddenHeads:
@@ -76,7 +79,7 @@ class NativeHiddenHeads:
         self._features, self._vectors = Buffer(), Buffer()
         self._states = torch.empty(0)
 
-    def begin(self, call: Structure, state: HeadsState, prefix: Prefix, longest: int) -> tuple[SlottedState, list[list[int]]]:
+    def begin(self, call: Structure, state: HeadsState, prefix: Prefix, longest: int) -> Begun:
         heads, rows = self.heads, len(prefix)
         self._states = state.current() if longest else torch.empty(rows, heads.width)  # a plain iteration does not read them
         call.heads, call.embeddings, call.scale = heads.linear.pointer, heads.embeddings, heads.scale
@@ -84,7 +87,7 @@ class NativeHiddenHeads:
         call.states, call.drafter_positions = address(self._states), ENDLESS
         call.features = self._features.view(rows, longest + 1, heads.width)[1]
         call.vectors = self._vectors.view(rows, heads.count, heads.width)[1]
-        return cast(SlottedState, state.rows), [[token] for token in prefix.last]
+        return cast(SlottedState, state.cache), [[token] for token in prefix.last]
 
     def end(self, state: HeadsState) -> None:
         state.replace(self._states)
@@ -144,11 +147,8 @@ class NativeLoop:
             starts(unread), *unread,
         )  # fmt: skip
         tau = array("d", [tolerance.tau for tolerance in tolerances])
-        last_scores = array("d", [scores[-1] if scores else 0.0 for scores in prefix.scores])
         call.batch, call.longest, call.steps = rows, longest, min(plan.times, times)
-        call.numbers, call.tau, call.last_scores = start(numbers), start(tau), start(last_scores)
-        call.verifier_gate = math.log(plan.gate.verifier) if plan.gate.verifier else -math.inf
-        call.drafter_gate = plan.gate.drafter
+        call.numbers, call.tau = start(numbers), start(tau)
         draws = prefix.draws()
         sampling = None if draws is None else NativeSampling(draws)
         call.sampling = sampling and addressof(sampling.struct)
@@ -214,7 +214,7 @@ def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, co
     if type(verifier) is not ModelVerifier or type(verifier.model) is not CpuModel or type(acceptance) is not TopBetaTau:
         return None
     native: NativeDrafter | None = None
-    if type(drafter) is CausalBlockDrafter and type(drafter.model) is CpuModel:
+    if type(drafter) is CausalBlockDrafter and type(drafter.model) is CpuModel and drafter.budget is None:
         native = NativeBlock(drafter)
     elif type(drafter) is HeadsDrafter and type(drafter.model) is CpuModel:
         native = NativeHiddenHeads(drafter)

@@ -35,21 +35,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and (value == math.inf or not value > 1e308)
 
 
-class Gate(NamedTuple):
-    """The confidence required for drafting, as probabilities; 0 requires none.
-
-    A row drafts nothing after a token that the verifier gave less than ``verifier``. A draft ends before the position at which
-    the product of the drafter's confidences falls below ``drafter``. The confidence at a position is the probability of its
-    likeliest token, whichever is drafted: truncation that depended on the dropped token would bias the rejection rule.
-    """
-
-    verifier: float = 0.0
-    drafter: float = 0.0
-
-
-OPEN = Gate()
-
-
 class Tree(NamedTuple):
     """How a draft branches: up to ``nodes`` tokens per row, those of the likeliest paths.
 

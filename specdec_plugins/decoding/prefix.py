@@ -3,7 +3,6 @@
 B rows, T target positions.
 """
 
-import math
 from collections.abc import Sequence
 from copy import copy
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
-from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, Iteration, Plan, Request, Step, send
+from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, Iteration, Request, Step, send
 
 
 class Prefix:
@@ -133,14 +132,6 @@ class Prefix:
         later.outputs = [[*output, *tokens] for output, tokens in zip(self.outputs, drafted)]
         later._tensors = None
         return later
-
-    def gated(self, plan: Plan) -> Plan:
-        """The plan without drafts for rows in which the verifier gave the last token less than the gate requires."""
-        if not plan.gate.verifier:
-            return plan
-        least = math.log(plan.gate.verifier)
-        lengths = [0 if scores and scores[-1] < least else length for length, scores in zip(plan.lengths, self.scores)]
-        return plan._replace(lengths=lengths)
 
     def clip(self, draft: Draft, lengths: Sequence[int]) -> Draft:
         """Truncate a draft after eos, at the length limit, and at ``lengths[b]`` tokens of row b."""

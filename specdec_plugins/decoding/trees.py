@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from specdec_plugins.decoding.options import Gate, Tree
+from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.values import Draft
 
 Key = TypeVar("Key")  # identifies a node when its children are asked for
@@ -63,21 +63,16 @@ def within_rows(tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]
     return [[*range(-1, first - 1), *(first + parent for parent in tree)] for first, tree in rows]
 
 
-def least(gate: Gate) -> float:
-    """The log-probability (nats) that a path must reach."""
-    return math.log(gate.drafter) if gate.drafter else -math.inf
-
-
-def grow(children: Children[Key], root: Key, tree: Tree, least: float = -math.inf) -> tuple[list[int], list[int]]:
+def grow(children: Children[Key], root: Key, tree: Tree) -> tuple[list[int], list[int]]:
     """Tokens and parents of a row's tree. ``children(key)`` are a node's candidates, the likeliest first; none ends a path.
 
-    Without a shape, the likeliest paths (EAGLE-2, Li et al. 2024, arXiv 2406.16858) of at least ``least`` nats; with one, its
+    Without a shape, the likeliest paths (EAGLE-2, Li et al. 2024, arXiv 2406.16858); with one, its
     nodes (Medusa, Cai et al. 2024, arXiv 2401.10774) as far as there are candidates.
     """
-    return (_shaped if tree.shape else _likeliest)(children, root, tree, least)
+    return (_shaped if tree.shape else _likeliest)(children, root, tree)
 
 
-def _likeliest(children: Children[Key], root: Key, tree: Tree, least: float) -> tuple[list[int], list[int]]:
+def _likeliest(children: Children[Key], root: Key, tree: Tree) -> tuple[list[int], list[int]]:
     """Best first: a path is never likelier than its parts, so the best open node is the best of all others. Of siblings only
     the next one is open."""
     tokens: list[int] = []
@@ -87,7 +82,7 @@ def _likeliest(children: Children[Key], root: Key, tree: Tree, least: float) -> 
 
     def open_next(above: float, parent: int, rank: int, siblings: Iterator[Child[Key]]) -> None:
         found = next(siblings, None)
-        if found is not None and above + found[0] > -math.inf and above + found[0] >= least:
+        if found is not None and above + found[0] > -math.inf:
             heapq.heappush(opened, (-above - found[0], parent, rank, found[1], found[2], above, siblings))
 
     open_next(0.0, -1, 0, iter(children(root)))
@@ -100,7 +95,7 @@ def _likeliest(children: Children[Key], root: Key, tree: Tree, least: float) -> 
     return tokens, parents
 
 
-def _shaped(children: Children[Key], root: Key, tree: Tree, least: float) -> tuple[list[int], list[int]]:
+def _shaped(children: Children[Key], root: Key, tree: Tree) -> tuple[list[int], list[int]]:
     """The nodes of a shape, short paths first."""
     tokens: list[int] = []
     parents: list[int] = []
@@ -112,7 +107,7 @@ def _shaped(children: Children[Key], root: Key, tree: Tree, least: float) -> tup
         parent, above, candidates = ranked.get(path[:-1], (-1, 0.0, []))
         if path[-1] < len(candidates):
             score, token, key = candidates[path[-1]]
-            if above + score > -math.inf and above + score >= least:
+            if above + score > -math.inf:
                 ranked[path] = len(tokens), above + score, sorted(children(key), key=lambda child: -child[0])
                 tokens.append(token)
                 parents.append(parent)

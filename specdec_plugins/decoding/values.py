@@ -6,14 +6,13 @@ B rows of the batch, S source positions, K drafted tokens.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain, repeat
-from operator import mul
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.options import OPEN, Gate, Sampling, Tolerance, Tree
+from specdec_plugins.decoding.options import Sampling, Tolerance, Tree
 from specdec_plugins.formats.spec import HUGE, Symbols
 
 
@@ -143,7 +142,6 @@ class Plan(NamedTuple):
 
     lengths: Sequence[int]
     times: int = 1
-    gate: Gate = OPEN
     tree: Tree | None = None
 
     def alone(self, row: int) -> "Plan":
@@ -152,9 +150,9 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def uniform(rows: int, length: int, times: int = 1, gate: Gate = OPEN, tree: Tree | None = None) -> Plan:
+def uniform(rows: int, length: int, times: int = 1, tree: Tree | None = None) -> Plan:
     """The plan with one length for all rows. Cached, as a plain iteration can take less than 100 microseconds."""
-    return Plan((length,) * rows, times, gate, tree)
+    return Plan((length,) * rows, times, tree)
 
 
 class Distribution(NamedTuple):
@@ -175,19 +173,13 @@ class Distribution(NamedTuple):
 
 
 class Draft:
-    """Each row's drafted tokens.
-
-    ``distribution`` is what they were sampled from; None: point masses. ``confidence[b]`` are the drafter's confidences at row
-    b's positions, see `Gate`; None if unknown.
-    """
+    """Each row's drafted tokens, and the ``distribution`` that they were sampled from; None: point masses."""
 
     guesses: Tensor | None = None  # see `DeviceDraft`
     parents: Sequence[Sequence[int]] = ()  # see `TreeDraft`
 
-    def __init__(
-        self, tokens: list[list[int]], distribution: Distribution | None = None, confidence: list[list[float]] | None = None
-    ):
-        self.tokens, self.distribution, self.confidence = tokens, distribution, confidence
+    def __init__(self, tokens: list[list[int]], distribution: Distribution | None = None):
+        self.tokens, self.distribution = tokens, distribution
 
     def check(self, rows: int, vocabulary: int) -> None:
         """Raises ValueError for a draft that does not fit the batch or the vocabulary: a drafter may be anybody's code."""
@@ -202,16 +194,7 @@ class Draft:
     def clip(self, room: Sequence[int], eos: int) -> "Draft":
         """At most ``room[b]`` tokens of each row, and none after eos."""
         clipped = [row[: min(most, row.index(eos) + 1 if eos in row else most)] for row, most in zip(self.tokens, room)]
-        return Draft(clipped, self.distribution, self.confidence)
-
-    def cut(self, gate: Gate) -> "Draft":
-        """The tokens before the product of confidences falls below the drafter's ``gate``."""
-        confidence = self.confidence if gate.drafter else None  # each read is a transfer from the device
-        if confidence is None:
-            return self
-        products = (enumerate(accumulate(row, mul)) for row in confidence)
-        sizes = [next((n for n, product in row if product < gate.drafter), None) for row in products]
-        return Draft([tokens[:size] for tokens, size in zip(self.tokens, sizes)], self.distribution, confidence)
+        return Draft(clipped, self.distribution)
 
 
 class DeviceDraft(Draft):
@@ -223,16 +206,9 @@ class DeviceDraft(Draft):
 
     guesses: Tensor
 
-    def __init__(
-        self, guesses: Tensor, room: Sequence[int], eos: int | None = None, distribution: Distribution | None = None,
-        sure: Tensor | None = None,
-    ):  # fmt: skip
-        self.guesses, self.room, self.eos, self.distribution, self._sure = guesses, room, eos, distribution, sure
+    def __init__(self, guesses: Tensor, room: Sequence[int], eos: int | None = None, distribution: Distribution | None = None):
+        self.guesses, self.room, self.eos, self.distribution = guesses, room, eos, distribution
         self._tokens: list[list[int]] | None = None
-
-    @property
-    def confidence(self) -> list[list[float]] | None:  # type: ignore[override]
-        return None if self._sure is None else self._sure.tolist()
 
     @property
     def tokens(self) -> list[list[int]]:  # type: ignore[override]
@@ -250,7 +226,7 @@ class DeviceDraft(Draft):
         """Reading the tokens would wait for the device; they come from our own networks."""
 
     def clip(self, room: Sequence[int], eos: int) -> Draft:
-        return DeviceDraft(self.guesses, list(map(min, self.room, room)), eos, self.distribution, self._sure)
+        return DeviceDraft(self.guesses, list(map(min, self.room, room)), eos, self.distribution)
 
 
 class Verdict(NamedTuple):

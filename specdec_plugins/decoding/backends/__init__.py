@@ -68,8 +68,7 @@ class Pass(Protocol):
         """The likeliest token at each of row b's first ``plan.lengths[b]`` positions: never pad, and no eos in an empty output.
 
         With a successor network each token is the best of the likeliest candidates after the token before it. Rows that sample
-        draw among the candidates; under the rejection rule the draft has their distribution. If the plan's gate needs it, the
-        draft has the confidence at each position: the likeliest candidate's probability among the candidates.
+        draw among the candidates; under the rejection rule the draft has their distribution.
         """
         ...
 

@@ -32,7 +32,7 @@ class AcceptanceEstimate:
     def observe(self, steps: Sequence[Step], planned: int) -> None:
         """Observe steps for which ``planned`` tokens were planned.
 
-        A draft that ends early, at a gate or for want of tokens, counts as refused there: the estimate answers what planning a
+        A draft that ends early, for want of tokens, counts as refused there: the estimate answers what planning a
         length yields. For the same reason the token that ends an output is the iteration's own.
         """
         self._count(Counter([step.accepted - (step.own is None) for step in steps]), planned)

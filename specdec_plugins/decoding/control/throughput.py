@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, CopyEstimate
 from specdec_plugins.decoding.control.costs import CostModel, Pace
 from specdec_plugins.decoding.control.exploration import CREDIT, TrialBudget, Trials
-from specdec_plugins.decoding.options import OPEN, Gate
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 LONGEST = 2  # longest draft, in block sizes
@@ -93,15 +92,14 @@ def offered(outcome: Outcome) -> int:
 
 
 class Throughput:
-    """For a drafter trained on blocks of ``block_size`` tokens; drafts pass the ``gate``.
+    """For a drafter trained on blocks of ``block_size`` tokens.
 
     A drafter that ``copies`` text often offers fewer tokens than planned, and costs by what it offers; a model's cost depends on
     the plan. A copying drafter has nothing to catch up with, so the last rows of a batch draft at once.
     """
 
-    def __init__(self, block_size: int, gate: Gate = OPEN, copies: bool = False):
-        self.gate, self.copies = gate, copies and gate == OPEN
-        self.block_size, self.longest = block_size, LONGEST * block_size
+    def __init__(self, block_size: int, copies: bool = False):
+        self.block_size, self.longest, self.copies = block_size, LONGEST * block_size, copies
         self.acceptance = (CopyEstimate if self.copies else AcceptanceEstimate)(self.longest)
         self.pace, self.budget = Pace(), TrialBudget()
         self.classes: dict[int, BatchClass] = {}
@@ -164,7 +162,7 @@ class Throughput:
         self._comparable = batch.passes > 1 and not grown and not catches_up
         self._again_until = 0
         if self._trial:
-            return uniform(rows, self._choice, 1 if catches_up else self._trial, self.gate)
+            return uniform(rows, self._choice, 1 if catches_up else self._trial)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
         if ending:
@@ -172,8 +170,8 @@ class Throughput:
             self._again_until = batch.passes + times - 1
         else:
             choice, times, self._again_until = batch.choice, batch.spacing, batch.repeat_until
-        self._again = uniform(rows, choice, times, self.gate)
-        return uniform(rows, self._choice, times, self.gate)
+        self._again = uniform(rows, choice, times)
+        return uniform(rows, self._choice, times)
 
     def _new_class(self, key: int) -> BatchClass:
         # The last rows of a batch are few only for a moment, so the cost of trials counts. (Other drafters wait there.)

@@ -13,17 +13,18 @@ import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends import LoadedModel
+from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
+from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.budget import Chosen, bytes_of
 from specdec_plugins.decoding.options import USUAL_BUDGET, Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.decoding.values import Distribution, Draft, Plan
+from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source, Verdict, Want
 from specdec_plugins.formats.code import find as find_code
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, Symbols, weight_fault
 
@@ -65,33 +66,76 @@ class Rows(Generic[Row]):
         self.rows = rows
 
 
-def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
-    """Draft until each row has its planned tokens, or eos, or a product of confidences below the gate's.
+class CachedRows(Rows[Row]):
+    """`Rows` beside a model's ``cache``, of which row b holds ``held(rows[b])`` positions; ``chosen`` are those of a budget."""
 
-    A row that stops early costs nothing more, so here the gate saves drafting as well as verification.
-    """
+    def __init__(self, cache: RowState, held: Callable[[Row], int], chosen: Chosen | None):
+        super().__init__()
+        self.cache, self.held, self.chosen = cache, held, chosen
+
+    def select(self, order: list[int]) -> None:
+        self.cache.held = list(map(self.held, self.rows))  # without masks and refused tokens
+        self.cache.select(order)
+        super().select(order)
+        if self.chosen is not None:
+            self.chosen.select(order)
+
+
+class CachedDrafter(Drafter, Generic[Row]):
+    """A drafter whose model caches what it has read of a row. `fresh()` makes a row's value, and a row's cache holds `held(row)`
+    positions. On a ``budget`` passes read only a part of the cache."""
+
+    fresh: Callable[[], Row]
+    held: Callable[[Row], int]
+
+    def __init__(self, model: LoadedModel, budget: Budget | None = None):
+        self.model, self.budget = model, budget
+        if budget is not None:
+            self.traits = replace(self.traits, wants=Want(attention=budget.attends))
+
+    def start(self, rows: int, shared: object) -> CachedRows[Row]:
+        chosen = Chosen(self.budget, self.model.target_embeddings.device) if self.budget else None
+        return CachedRows(self.model.start(rows), self.held, chosen)
+
+    def admit(self, state: CachedRows[Row], source: Source) -> None:
+        state.cache.admit(source)
+        state.rows += [self.fresh() for _ in source.sentences]
+        if state.chosen is not None:
+            state.chosen.admit(source.lengths)
+
+    def read(self, state: CachedRows[Row], reading: Reading) -> Pass:
+        """The model's pass, on the budget."""
+        visible = None if state.chosen is None else state.chosen.visible
+        return self.model.read(state.cache, reading._replace(visible=visible))
+
+    def observe(self, state: CachedRows[Row], scores: Pass, draft: Draft, verdict: Verdict) -> None:
+        if state.chosen is not None:
+            state.chosen.observe(scores, verdict)
+
+    def bytes_for(self, request: Request) -> int:
+        cached = self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
+        return cached + (bytes_of(self.budget) if self.budget else 0)
+
+
+def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
+    """Draft until each row has its planned tokens or eos. A row that stops early costs nothing more."""
     rows = range(len(prefix))
     tokens: list[list[int]] = [[] for _ in rows]
-    confidence: list[list[float]] = [[] for _ in rows]
     parts: list[Distribution] = []
-    eos, least = prefix.symbols.eos, plan.gate.drafter
     wanted = [length > 0 for length in plan.lengths]
     while any(wanted):
         one = choose(prefix.ahead(tokens), wanted)
-        confident = one.confidence
         for row in rows:
             if wanted[row]:
                 tokens[row] += one.tokens[row]
-                if confident is not None:
-                    confidence[row] += confident[row][:1]
         if one.distribution is not None:  # the next recorded pass overwrites it
             parts.append(Distribution(*(part.clone() for part in one.distribution)))
         wanted = [
-            more and len(tokens[row]) < length and tokens[row][-1] != eos and prod(confidence[row]) >= least
+            more and len(tokens[row]) < length and tokens[row][-1] != prefix.symbols.eos
             for row, more, length in zip(rows, wanted, plan.lengths)
         ]
     distribution = Distribution(*(torch.cat(each, 1) for each in zip(*parts))) if parts else None  # of (R, 1, C) each
-    return Draft(tokens, distribution, confidence if least else None)
+    return Draft(tokens, distribution)
 
 
 def agreeing(tokens: Sequence[int], others: Sequence[int]) -> int:

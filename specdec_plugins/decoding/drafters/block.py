@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.trees import TreeDraft, grow, least
+from specdec_plugins.decoding.trees import TreeDraft, grow
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel
 
@@ -52,7 +52,7 @@ def drafted(done: Pass, prefix: Prefix, plan: Plan) -> Draft:
                 for rank in sorted(range(len(after)), key=after.__getitem__, reverse=True):  # few of them are taken
                     yield after[rank], row[depth][rank], (depth + 1, rank)
 
-        for whole, part in zip((tokens, parents), grow(children, (0, 0), plan.tree, least(plan.gate))):
+        for whole, part in zip((tokens, parents), grow(children, (0, 0), plan.tree)):
             whole.append(part)
     return TreeDraft(tokens, parents)
 

@@ -9,24 +9,24 @@ B sentences, T target positions, D width.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.drafters import draft_in_turn, matching, over_the_verifier
+from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, draft_in_turn, matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.drafters.medusa import states_before
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
+from specdec_plugins.decoding.roles import Traits
+from specdec_plugins.decoding.values import Draft, Plan, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
 FEATURES = Want(features=True)
@@ -97,35 +97,25 @@ class EagleRow:
     read: int = 0
 
 
-@dataclass
-class EagleState:
-    rows: RowState
-    inputs: list[EagleRow] = field(default_factory=list)
-
-    def select(self, order: list[int]) -> None:
-        self.rows.held = [row.read for row in self.inputs]  # without its own outputs
-        self.rows.select(order)
-        self.inputs = [replace(self.inputs[row]) for row in order]
-
-
-class EagleDrafter(Drafter):
+class EagleDrafter(CachedDrafter[EagleRow]):
     traits = Traits(needs_verifier=True, wants=FEATURES)
 
     def __init__(self, model: LoadedModel, verifier: LoadedModel, join: Callable[[Tensor], Tensor], unknown: Tensor):
-        self.model, self.verifier, self.join = model, verifier, join
+        super().__init__(model)
+        self.verifier, self.join = verifier, join
         self.unknown = unknown.to(verifier.target_embeddings)
 
-    def start(self, rows: int, shared: object) -> EagleState:
-        return EagleState(self.model.start(rows))
+    def fresh(self) -> EagleRow:
+        return EagleRow(self.unknown[None])
 
-    def admit(self, state: EagleState, source: Source) -> None:
-        state.rows.admit(source)
-        state.inputs += [EagleRow(self.unknown[None]) for _ in source.sentences]
+    @staticmethod
+    def held(row: EagleRow) -> int:
+        return row.read  # without its own outputs
 
     @torch.inference_mode()
-    def propose(self, state: EagleState, prefix: Prefix, plan: Plan) -> Draft:
-        inputs = [self._due(row, [prefix.symbols.start, *output]) for row, output in zip(state.inputs, prefix.outputs)]
-        places = [row.read for row in state.inputs]
+    def propose(self, state: CachedRows[EagleRow], prefix: Prefix, plan: Plan) -> Draft:
+        inputs = [self._due(row, [prefix.symbols.start, *output]) for row, output in zip(state.rows, prefix.outputs)]
+        places = [row.read for row in state.rows]
 
         def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
             tokens = [due[0] if more else [] for due, more in zip(inputs, wanted)]
@@ -134,8 +124,8 @@ class EagleDrafter(Drafter):
             numbers = iter(range(len(joined)))
             rows = [[next(numbers) for _ in row] for row in tokens]
             firsts = [max(0, len(row) - 1) for row in rows]
-            done = self.model.read(state.rows, Reading(rows, places, firsts, embeddings=joined, want=FEATURES))
-            one = done.choose(ahead, Plan([int(more) for more in wanted], gate=plan.gate))
+            done = self.read(state, Reading(rows, places, firsts, embeddings=joined, want=FEATURES))
+            one = done.choose(ahead, Plan([int(more) for more in wanted]))
             outputs = done.features()
             for row, more in enumerate(wanted):
                 if more:
@@ -143,7 +133,7 @@ class EagleDrafter(Drafter):
                     inputs[row] = [one.tokens[row][0]], outputs[row, :1].clone()
             return one
 
-        for row, length in zip(state.inputs, plan.lengths):
+        for row, length in zip(state.rows, plan.lengths):
             if length:
                 row.read, row.states = row.read + len(row.states), row.states[:0]
         return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
@@ -160,14 +150,11 @@ class EagleDrafter(Drafter):
         table, scale = self.verifier.target_embeddings, self.verifier.spec.decoder.embedding_scale
         return self.join(torch.cat([table[torch.tensor(tokens, device=table.device)] * scale, states], 1))
 
-    def observe(self, state: EagleState, scores: Any, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, state: CachedRows[EagleRow], scores: Any, draft: Draft, verdict: Verdict) -> None:
         features = scores.features()
-        for row, kept in enumerate(state.inputs):
+        for row, kept in enumerate(state.rows):
             told = features[row, list(verdict.results(row))]
-            state.inputs[row] = replace(kept, states=torch.cat([kept.states, told]))
-
-    def bytes_for(self, request: Request) -> int:
-        return self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
+            state.rows[row] = replace(kept, states=torch.cat([kept.states, told]))
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

@@ -115,14 +115,14 @@ class Network(HeadsNetwork):
 class HeadsState:
     """The model's state, and the hidden state that each row's last token was predicted from."""
 
-    rows: RowState
+    cache: RowState
     states: Tensor  # (N, D) after the last iteration
     starts: list[Callable[[], Tensor]] = field(default_factory=list)  # compute (D,) before each row's first iteration
     places: list[int | None] = field(default_factory=list)  # each row's index in `states`; None before its first iteration
 
     def select(self, order: list[int]) -> None:
-        self.rows.held = [0] * len(self.starts)  # each draft begins anew
-        self.rows.select(order)
+        self.cache.held = [0] * len(self.starts)  # each draft begins anew
+        self.cache.select(order)
         self.starts = [self.starts[row] for row in order]
         self.places = [self.places[row] for row in order]
 
@@ -154,7 +154,7 @@ class HeadsDrafter(Drafter):
         return HeadsState(self.model.start(rows), table.new_empty(0, table.size(1)))
 
     def admit(self, state: HeadsState, source: Source) -> None:
-        state.rows.admit(source)
+        state.cache.admit(source)
         state.starts += [cache(partial(self._first_state, source, number)) for number in range(len(source.sizes))]
         state.places += [None] * len(source.sizes)
 
@@ -169,7 +169,7 @@ class HeadsDrafter(Drafter):
         lengths = [min(length, self.length) for length in plan.lengths]
         # Token k is drafted from vector k, or the last one.
         numbers = [[row * count + min(k, count - 1) for k in range(length)] for row, length in enumerate(lengths)]
-        done = self.model.read(state.rows, Reading(numbers, [0] * len(lengths), embeddings=vectors.flatten(0, 1)))
+        done = self.model.read(state.cache, Reading(numbers, [0] * len(lengths), embeddings=vectors.flatten(0, 1)))
         return drafted(done, prefix, plan._replace(lengths=lengths))
 
     def observe(self, state: HeadsState, scores: Any, draft: Draft, verdict: Verdict) -> None:

@@ -14,7 +14,7 @@ import torch
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.trees import TreeDraft, grow, least
+from specdec_plugins.decoding.trees import TreeDraft, grow
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
 
 KEPT = 8  # successors of each token in trees, as in the paper
@@ -84,7 +84,7 @@ class Recycling(Drafter):
                 known = [(TAUGHT, self.successors[before])] if before in self.successors else []
             return [(score, follower, (depth + 1, follower)) for score, follower in known]
 
-        return grow(children, (0, token), plan.tree, least(plan.gate))
+        return grow(children, (0, token), plan.tree)
 
     def observe(self, state: Rows[int], scores: Any, draft: Draft, verdict: Verdict) -> None:
         if isinstance(draft, TreeDraft):

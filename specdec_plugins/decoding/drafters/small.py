@@ -5,22 +5,22 @@ Speculative decoding as first published (Leviathan et al. 2023, arXiv 2211.17192
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.drafters import agreeing, draft_in_turn, matching, over_the_verifier
+from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, agreeing, draft_in_turn, matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, blocks, options_of
+from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.decoding.values import Draft, Plan, Request, Source
+from specdec_plugins.decoding.values import Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
 BLOCK = 8  # block length for the logged accept_len
@@ -59,31 +59,15 @@ class Network(nn.Module):
         return Loss(total, len(hits), blocks(right, present, BLOCK))
 
 
-@dataclass
-class SmallState:
-    """The model's state, and the tokens in each row's cache: the prefix and drafted ones, accepted or refused."""
+class SmallDrafter(CachedDrafter[list[int]]):
+    """A row has the tokens in its cache: the prefix and drafted ones, accepted or refused."""
 
-    rows: RowState
-    read: list[list[int]] = field(default_factory=list)
+    held = staticmethod(len)
 
-    def select(self, order: list[int]) -> None:
-        self.rows.held = list(map(len, self.read))
-        self.rows.select(order)
-        self.read = [self.read[row].copy() for row in order]
+    def fresh(self) -> list[int]:
+        return []
 
-
-class SmallDrafter(Drafter):
-    def __init__(self, model: LoadedModel):
-        self.model = model
-
-    def start(self, rows: int, shared: object) -> SmallState:
-        return SmallState(self.model.start(rows))
-
-    def admit(self, state: SmallState, source: Source) -> None:
-        state.rows.admit(source)
-        state.read += [[] for _ in source.sentences]
-
-    def propose(self, state: SmallState, prefix: Prefix, plan: Plan) -> Draft:
+    def propose(self, state: CachedRows[list[int]], prefix: Prefix, plan: Plan) -> Draft:
         most = self.model.spec.decoder.max_positions
 
         def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
@@ -92,19 +76,16 @@ class SmallDrafter(Drafter):
             for row, output in enumerate(ahead.outputs):
                 text = [ahead.symbols.start, *output][:most]
                 # A backend may write past the tokens of a row that reads nothing.
-                known = agreeing(state.read[row], text[:-1]) if wanted[row] else len(state.read[row])
+                known = agreeing(state.rows[row], text[:-1]) if wanted[row] else len(state.rows[row])
                 places.append(known)
                 tokens.append(text[known:] if wanted[row] else [])
                 if wanted[row]:
-                    state.read[row] = text
+                    state.rows[row] = text
             firsts = [max(0, len(row) - 1) for row in tokens]
-            one = Plan([int(more) for more in wanted], gate=plan.gate)
-            return self.model.read(state.rows, Reading(tokens, places, firsts)).choose(ahead, one)
+            one = Plan([int(more) for more in wanted])
+            return self.read(state, Reading(tokens, places, firsts)).choose(ahead, one)
 
         return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
-
-    def bytes_for(self, request: Request) -> int:
-        return self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
@@ -113,7 +94,7 @@ def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
     return over_the_verifier(weights, verifier, shape(verifier.spec, options_of(Options, weights.options).layers))
 
 
-def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> SmallDrafter:
+def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel, budget: Budget | None = None) -> SmallDrafter:
     if weights.spec is None:
         matching(weights, {})
-    return SmallDrafter(model)
+    return SmallDrafter(model, budget)

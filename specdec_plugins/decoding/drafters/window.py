@@ -19,9 +19,9 @@ from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdic
 
 @dataclass
 class WindowState:
-    """``rows`` belong to the verifier, which moves them."""
+    """``cache`` belongs to the verifier, which moves its rows."""
 
-    rows: RowState
+    cache: RowState
     chosen: Chosen
 
     def select(self, order: list[int]) -> None:
@@ -44,8 +44,8 @@ class WindowDrafter(Drafter):
 
         def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
             tokens = [[token] if more else [] for token, more in zip(ahead.last, wanted)]
-            done = self.model.read(state.rows, Reading(tokens, list(map(len, ahead.outputs)), visible=visible))
-            return done.choose(ahead, Plan([int(more) for more in wanted], gate=plan.gate))
+            done = self.model.read(state.cache, Reading(tokens, list(map(len, ahead.outputs)), visible=visible))
+            return done.choose(ahead, Plan([int(more) for more in wanted]))
 
         room = [max(0, min(length, room)) for length, room in zip(plan.lengths, prefix.room)]
         return draft_in_turn(prefix, plan._replace(lengths=room), choose)

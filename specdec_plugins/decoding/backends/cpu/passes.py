@@ -245,16 +245,14 @@ class NativeSampling:
 
 
 class Choosing:
-    """Memory for the chosen tokens, their distribution if a row may reject, and the confidence if the plan's gate needs it."""
+    """Memory for the chosen tokens, their distribution if a row may reject."""
 
     def __init__(self, done: CpuPass, prefix: Prefix, plan: Plan):
         self.model, self.width, self.lengths = done.model, done.width, plan.lengths
         own = numbered(prefix.symbols, done.model.vocabulary)
         self.symbols = own.pad, own.eos
         self.options = plan.lengths, [not output for output in prefix.outputs]
-        size = done.rows * done.width
-        self.chosen = array("q", bytes(8 * size))
-        self.confidence = array("f", bytes(4 * size)) if plan.gate.drafter else None
+        self.chosen = array("q", bytes(8 * done.rows * done.width))
         self.distribution, self.sampling, draws = None, None, prefix.draws()
         if draws is None:
             return
@@ -264,19 +262,15 @@ class Choosing:
         self.sampling = NativeSampling(draws, done.model.token_ids, self.distribution)
 
     def arguments(self) -> tuple:
-        confidence = self.confidence and start(self.confidence)
-        return *successor_tables(self.model), start(self.chosen), self.sampling and self.sampling.pointer, confidence
+        return *successor_tables(self.model), start(self.chosen), self.sampling and self.sampling.pointer
 
     def draft(self) -> Draft:
         """Each row's chosen tokens, up to its draft length."""
-        tokens, vocabulary = self._rows(self.chosen), self.model.vocabulary
+        flat, width, vocabulary = self.chosen.tolist(), self.width, self.model.vocabulary
+        tokens = [flat[row * width : row * width + length] for row, length in enumerate(self.lengths)]
         if vocabulary is not None:
             tokens = [[vocabulary[index] for index in row] for row in tokens]
-        return Draft(tokens, self.distribution, None if self.confidence is None else self._rows(self.confidence))
-
-    def _rows(self, numbers: array) -> list[list]:
-        flat, width = numbers.tolist(), self.width
-        return [flat[row * width : row * width + length] for row, length in enumerate(self.lengths)]
+        return Draft(tokens, self.distribution)
 
 
 class Judging:

@@ -336,54 +336,43 @@ class TorchModel:
             inputs["gates"] = gates
         if draws is not None:
             inputs["table"] = Table.of(draws, len(logits), logits.size(-1), device, self.runner.round)
-        settings = numbered(prefix.symbols, self.vocabulary), plan.gate.drafter > 0
-        results = self.runner.run(self._choose, inputs, settings=settings)
+        results = self.runner.run(self._choose, inputs, settings=(numbered(prefix.symbols, self.vocabulary),))
         rejects = draws is not None and rejecting(draws)
         distribution = Distribution(results["candidates"], results["probabilities"]) if rejects else None
-        return DeviceDraft(results["tokens"], list(plan.lengths), distribution=distribution, sure=results.get("confidence"))
+        return DeviceDraft(results["tokens"], list(plan.lengths), distribution=distribution)
 
     def _choose(
-        self, symbols: Symbols, confident: bool, logits: Tensor, sizes: Tensor, gates: Tensor | None = None,
-        table: Table | None = None,
-    ) -> Results:  # fmt: skip
+        self, symbols: Symbols, logits: Tensor, sizes: Tensor, gates: Tensor | None = None, table: Table | None = None
+    ) -> Results:
         """``tokens`` (R, K) by logits, which it overwrites; ``sizes`` (R,) are those of the outputs.
 
-        A ``table``, for rows that sample, adds ``candidates`` and ``probabilities`` of a `Distribution`; ``confident`` adds
-        ``confidence`` (R, K).
+        A ``table``, for rows that sample, adds ``candidates`` and ``probabilities`` of a `Distribution`.
         """
         forbid(logits, symbols, sizes == 0)
         decoder = self.transformer.decoder
         vocabulary, successor = decoder.vocabulary, decoder.successor
-        if gates is None and table is None and not confident:
+        if gates is None and table is None:
             best = logits.argmax(-1)
             return {"tokens": best if vocabulary is None else vocabulary[best]}
         scores, numbers = logits.topk(min(CANDIDATES, logits.size(-1)))  # (R, K, C)
         tokens = numbers if vocabulary is None else vocabulary[numbers]
         chosen: list[Tensor] = []  # (R, 1) each: numbers of logits
-        drafted, weights, sure = [], [], []
+        drafted, weights = [], []
         for place in range(logits.size(1)):
             total = scores[:, place]
             if successor is not None and gates is not None and place:
                 relation = torch.relu(gates[:, place] + successor.tokens[chosen[-1][:, 0]])  # (R, G)
                 total = total + (successor.out[numbers[:, place]] @ relation[..., None])[..., 0]  # (R, C)
             which = total.argmax(1, keepdim=True)
-            likeliest = total.softmax(-1).amax(1, keepdim=True) if confident else None
             if table is not None:
                 own, probabilities = draw_candidate(total, tokens[:, place], table, place)
-                draws = table.temperature > 0
-                which = torch.where(draws, own, which)
+                which = torch.where(table.temperature > 0, own, which)
                 weights.append(probabilities)
-                if likeliest is not None:
-                    likeliest = torch.where(draws, probabilities.amax(1, keepdim=True), likeliest)
-            if likeliest is not None:
-                sure.append(likeliest)
             chosen.append(numbers[:, place].gather(1, which))
             drafted.append(tokens[:, place].gather(1, which))
         results = {"tokens": torch.cat(drafted, 1)}
         if table is not None:
             results |= {"candidates": tokens, "probabilities": torch.stack(weights, 1)}
-        if confident:
-            results["confidence"] = torch.cat(sure, 1)
         return results
 
 

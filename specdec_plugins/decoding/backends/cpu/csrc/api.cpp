@@ -52,7 +52,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 18; }
+int specdec_version() { return 19; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -275,15 +275,15 @@ EXPORTED(int, judge, Engine* engine, float* logits, int64_t batch, int64_t width
 // has no such logit. Without `gates` (B, width, R) it takes the best token; with them the best of the `candidates` best after the
 // token chosen before it, by the successor network's tables (V, R): `tokens` for the token before, `outs` for the candidate. Rows
 // that sample (`sampling`; NULL: none does) draw among the `candidates` best; those under the rejection rule write the
-// distribution. `confidence` (B, width): the likeliest candidate's probability among the candidates; NULL: not wanted.
+// distribution.
 // numbers: drafted (B), empty (B).
 EXPORTED(int, choose, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, int64_t pad, int64_t eos,
          const int64_t* numbers, const float* gates, int64_t gate_width, const float* tokens, const float* outs,
-         int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
+         int64_t candidates, int64_t* to, const Sampling* sampling) {
     return status_of([&] {
         const Choice choice{logits, batch, width, vocabulary, pad, eos, numbers, numbers + batch, gates, gate_width, tokens, outs,
                             candidates, to, take(sampling, batch, engine->draws), sampling ? sampling->token_ids : nullptr,
-                            origins_of(sampling), confidence};
+                            origins_of(sampling)};
         choice.reserve(*engine);
         engine->team.run([&](int member) { choice.run(*engine, member); });
     });
@@ -296,7 +296,7 @@ EXPORTED(int, choose, Engine* engine, float* logits, int64_t batch, int64_t widt
 EXPORTED(int, propose, Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
          int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
          const float* embeddings, const Visible* visible, float* output, float* gates, int64_t pad, int64_t eos,
-         const float* tokens, const float* outs, int64_t candidates, int64_t* to, const Sampling* sampling, float* confidence) {
+         const float* tokens, const float* outs, int64_t candidates, int64_t* to, const Sampling* sampling) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *positions = parts.take(batch), *firsts = parts.take(batch);
@@ -310,8 +310,7 @@ EXPORTED(int, propose, Engine* engine, const Stack* stack, int64_t batch, int64_
         Forward forward(*stack, pass, engine->team, engine->scratch);
         const Choice choice{output, batch, width, stack->projection->outputs, pad, eos, drafted, empty,
                             stack->gate ? gates : nullptr, stack->gate ? stack->gate->outputs : 0, tokens, outs, candidates, to,
-                            take(sampling, batch, engine->draws), sampling ? sampling->token_ids : nullptr, origins_of(sampling),
-                            confidence};
+                            take(sampling, batch, engine->draws), sampling ? sampling->token_ids : nullptr, origins_of(sampling)};
         choice.reserve(*engine);
         engine->team.run([&](int member) {
             forward.run(member);

@@ -142,7 +142,6 @@ struct Choice {
     const Draws* draws;    // (B); NULL: no row samples
     const int64_t* token_ids;  // of the logits: see `Sampling`
     Origins origins;       // written for rows under the rejection rule
-    float* confidence;     // (B, width) probability of the likeliest candidate; NULL: not wanted
 
     // Called before the team runs.
     void reserve(Engine& engine) const {
@@ -150,7 +149,7 @@ struct Choice {
         positions.clear();
         for (int64_t b = 0; b < batch; ++b)
             for (int64_t k = 0; k < drafted[b]; ++k) positions.push_back(b * width + k);
-        const size_t size = gates || draws || confidence ? batch * width * candidates : 0;
+        const size_t size = gates || draws ? batch * width * candidates : 0;
         if (engine.candidates.size() < size) engine.candidates.resize(size);
         if (engine.totals.size() < size) engine.totals.resize(size);
     }
@@ -163,7 +162,7 @@ struct Choice {
             float* values = logits + position * vocabulary;
             if (pad >= 0) values[pad] = -INFINITY;
             if (eos >= 0 && k == 0 && empty[position / width]) values[eos] = -INFINITY;
-            const bool few = samples(position / width) || confidence, last = !gates || k == 0;
+            const bool few = samples(position / width), last = !gates || k == 0;
             if (few || !last) best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
             if (last) to[position] = few ? choose(engine, position) : best_of(values, vocabulary);
         }
@@ -190,16 +189,11 @@ struct Choice {
                                                            tokens + to[position - 1] * gate_width, outs + few[i] * gate_width,
                                                            gate_width);
         }
-        if (!samples(b)) {
-            const int64_t best = std::max_element(totals, totals + candidates) - totals;
-            if (confidence) confidence[position] = probability_of(totals[best], totals, candidates);
-            return few[best];
-        }
+        if (!samples(b)) return few[std::max_element(totals, totals + candidates) - totals];
         const bool recorded = draws[b].rejects && origins.tokens;
         const int64_t at = (b * origins.width + k) * candidates;
         return draw_few(draws[b], draws[b].noise(k, draws[b].rejects ? DRAFT : SAMPLE), few, totals, candidates, token_ids,
-                        recorded ? origins.tokens + at : nullptr, recorded ? origins.probabilities + at : nullptr,
-                        confidence ? confidence + position : nullptr);
+                        recorded ? origins.tokens + at : nullptr, recorded ? origins.probabilities + at : nullptr);
     }
 };
 

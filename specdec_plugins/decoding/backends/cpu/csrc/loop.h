@@ -39,9 +39,6 @@ SHARED_STRUCT(Decoding,
     int64_t batch, longest, steps;  // B, K, and the maximum number of steps
     const int64_t* numbers;         // per-row options: see `Sentences`
     const double* tau;              // (B)
-    const double* last_scores;      // (B) the verifier's log-probabilities (nats) of the last committed tokens
-    double verifier_gate;           // nats: a row does not draft after a token with a lower score
-    double drafter_gate;            // a draft ends before the product of its confidences falls below this; 0: open
     const Sampling* sampling;       // NULL: no row samples; the loop has its own origins and token_ids
     const int64_t* repeats;         // NULL: no row bans repeated n-grams; see `take` in judge.h
     int64_t* read;                  // (B) target positions that a block drafter has read; updated
@@ -90,14 +87,12 @@ class Sentences {
         if (take(all.repeats, batch, repeats))
             for (const Repeats& row : repeats) committed.emplace_back(row.prefix, row.prefix_end);
         drafts.resize(batch), lengths.resize(batch);
-        last_scores.assign(all.last_scores, all.last_scores + batch);
-        confidence.resize(all.drafter_gate > 0 ? batch * all.longest : 0);
         for (int64_t b = 0; b < batch; ++b) longest = std::max(longest, planned[b]);
     }
 
     // Sets each row's draft length for the next step; returns whether any row drafts and has room for it.
     bool plan() {
-        for (int64_t b = 0; b < batch; ++b) lengths[b] = last_scores[b] < all.verifier_gate ? 0 : planned[b];
+        lengths.assign(planned, planned + batch);
         return *std::max_element(lengths.begin(), lengths.end()) > 0 && *std::max_element(room.begin(), room.end()) > 0;
     }
 
@@ -160,7 +155,6 @@ class Sentences {
             std::copy_n(&scores[b * width], accepted + 1, record_scores);
             finished |= ended || own == all.eos;
             last[b] = ended ? all.eos : own;
-            last_scores[b] = record_scores[accepted];
             if (all.drafter && !all.heads) {
                 unread[b].insert(unread[b].end(), draft.begin(), draft.begin() + accepted);
                 unread[b].push_back(last[b]);
@@ -233,8 +227,7 @@ class Sentences {
         chosen.resize(batch * longest);
         const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.drafter_pad, all.drafter_eos,
                             lengths.data(), empty.data(), stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0,
-                            all.tokens, all.outs, all.candidates, chosen.data(), drawing(), all.token_ids, origins(),
-                            confidence.empty() ? nullptr : confidence.data()};
+                            all.tokens, all.outs, all.candidates, chosen.data(), drawing(), all.token_ids, origins()};
         choice.reserve(engine);
         engine.team.run([&](int member) {
             if (heads) {
@@ -271,13 +264,11 @@ class Sentences {
         return {origin_tokens.data(), probabilities.data(), all.longest, all.candidates};
     }
 
-    // Makes a row's draft of its chosen tokens, up to eos, the length limit, the drafter's positions or a closed gate.
+    // Makes a row's draft of its chosen tokens, up to eos, the length limit, or the drafter's positions.
     void offer(int64_t b) {
         auto& draft = drafts[b];
         const int64_t most = std::min({lengths[b], room[b], all.drafter_positions - positions[b]});
-        double product = 1;
         for (int64_t k = 0; k < most; ++k) {
-            if (!confidence.empty() && (product *= confidence[b * longest + k]) < all.drafter_gate) break;
             const int64_t choice = chosen[b * longest + k];
             draft.push_back(all.token_ids ? all.token_ids[choice] : choice);
             if (draft.back() == all.eos) break;
@@ -295,8 +286,6 @@ class Sentences {
     std::vector<Repeats> repeats;
     std::vector<int64_t> origin_tokens;  // (B, K, candidates) what this step's drafts were drawn from
     std::vector<float> probabilities;    // the same
-    std::vector<float> confidence;       // (B, K) the drafter's; empty if the gate does not ask for it
-    std::vector<double> last_scores;
     std::vector<int64_t> lengths;  // maximum, of this step's drafts
     std::vector<int64_t> starts, tokens, firsts, empty, chosen, judged;  // of this step
     std::vector<float> scores;

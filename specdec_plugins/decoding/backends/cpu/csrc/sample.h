@@ -199,10 +199,9 @@ inline bool subtract(float* weights, int64_t count, float total, const Origin& o
 }
 
 // Draws one of a drafter's C candidates by their `totals`, which become weights. Sorts both, largest first and equals in order.
-// `token_ids` are as in `Sampling`. Writes the distribution unless `tokens` is NULL, and the probability of the likeliest
-// candidate unless `confidence` is NULL.
+// `token_ids` are as in `Sampling`. Writes the distribution unless `tokens` is NULL.
 inline int64_t draw_few(const Draws& draws, const Noise& noise, int64_t* candidates, double* totals, int64_t count,
-                        const int64_t* token_ids, int64_t* tokens, float* probabilities, float* confidence) {
+                        const int64_t* token_ids, int64_t* tokens, float* probabilities) {
     const auto after = [&](int64_t i, int64_t j) {
         return totals[i] < totals[j] || (totals[i] == totals[j] && candidates[i] > candidates[j]);
     };
@@ -218,7 +217,6 @@ inline int64_t draw_few(const Draws& draws, const Noise& noise, int64_t* candida
         if (i && kept >= draws.top_p * sum) totals[i] = 0;
         kept += totals[i];
     }
-    if (confidence) *confidence = float(totals[0] / kept);
     double best = INFINITY;
     int64_t winner = 0;
     for (int64_t i = 0; i < count; ++i) {

@@ -61,11 +61,4 @@ inline float successor_score(float logit, const float* gate, const float* token,
     return logit + sum(total);
 }
 
-// The softmax probability of the largest of several scores.
-inline float probability_of(double most, const double* scores, int64_t count) {
-    double sum = 0;
-    for (int64_t i = 0; i < count; ++i) sum += std::exp(scores[i] - most);
-    return float(1 / sum);
-}
-
 }  // namespace
