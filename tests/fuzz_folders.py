@@ -107,10 +107,46 @@ def build(folder: Path) -> None:
         "codes": "codes", "block_size": 4, "verifier": entry, "drafter": None,
     }  # fmt: skip
     (first / "model.json").write_text(json.dumps(described))
+    build_huggingface(folder / "huggingface")
     torch.manual_seed(0)
     sentences = [tuple(random.Random(n).choices(range(4, SIZE), k=4) for n in (number, -number)) for number in range(9)]
     store = Datastore.of_pairs(sentences, 2, SIZE)
     store.save(str(parts / "datastore"), pair.target.fingerprint(), pair.source.fingerprint())
+
+
+def build_huggingface(folder: Path) -> None:
+    """A BART as published: config, generation config, weights, tokenizer files."""
+    folder.mkdir()
+    side = replace(SIDE, embedding_norm=True, embedding_scale=1.0)
+    model = random_model(replace(PLAIN, encoder=side, decoder=side, activation="gelu"), SIZE, SIZE)
+    tensors = {f"model.{name}": tensor.contiguous() for name, tensor in tensors_of(model).items()}
+    tensors["lm_head.weight"] = tensors.pop("model.decoder.output_projection.weight")
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    sizes = {f"{name}_{what}": value for name in ("encoder", "decoder")
+             for what, value in (("layers", 1), ("attention_heads", 2), ("ffn_dim", WIDTH))}  # fmt: skip
+    tokens = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        "w",
+        "\u0120",
+        *"0123456789",
+        *(f"w{number}" for number in range(SIZE - 17)),
+        "<mask>",
+    ]
+    contents = {
+        "config": {"model_type": "bart", "architectures": ["BartForConditionalGeneration"], "d_model": WIDTH, "vocab_size": SIZE,
+                   "max_position_embeddings": 30, "activation_function": "gelu", "tie_word_embeddings": False, **sizes},
+        "generation_config": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2,
+                              "forced_bos_token_id": 0, "forced_eos_token_id": 2, "max_length": 20, "bad_words_ids": [[1]],
+                              "no_repeat_ngram_size": 3, "num_beams": 4, "length_penalty": 2.0, "early_stopping": True},
+        "tokenizer_config": {"tokenizer_class": "BartTokenizer", "model_max_length": 30},
+        "vocab": {token: number for number, token in enumerate(tokens)},
+    }  # fmt: skip
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"w {number}\n" for number in range(10)))
 
 
 # ---- mutations: each changes files of a folder, and returns what it did
@@ -150,7 +186,7 @@ def edit(content, rng: random.Random) -> str:
 
 
 def json_edit(folder: Path, rng: random.Random) -> str:
-    path = folder / "model.json"
+    path = rng.choice([*folder.glob("*.json")])
     content = json.loads(path.read_text())
     done = edit(content, rng)
     path.write_text(json.dumps(content))
@@ -312,7 +348,7 @@ def attempt(folder: Path, rng: random.Random) -> str:
 def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
     """Case ``number``: what was done, and what came of it."""
     rng = random.Random(f"{seed} {number}")
-    kind = rng.choice(("marian", "causal", "causal", "block", "hydra", "eagle", "first", "parts", "parts"))
+    kind = rng.choice(("marian", "causal", "causal", "block", "hydra", "eagle", "first", *["parts", "huggingface"] * 2))
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(base / kind, work)
     edits = PARTS_EDITS if kind == "parts" else FOLDER_EDITS

@@ -47,7 +47,8 @@ def unload(addresses: Iterable[int]) -> None:
     except OSError:  # not Linux: the system reclaims the pages itself
         return
     for line in lines:
-        if line.endswith((".safetensors", ".bin")):
-            start, end = (int(number, 16) for number in line.split(" ", 1)[0].split("-"))
+        place, *_, path = line.split(maxsplit=5)
+        if path.startswith("/"):
+            start, end = (int(number, 16) for number in place.split("-"))
             if any(start <= address < end for address in needed):
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)

@@ -144,6 +144,8 @@ class _Folder:
         languages = {match[1]: number for token, number in coded.items() if (match := re.fullmatch(family.code, token))}
         if "source" in family.frame and not languages:
             raise ValueError(f"{self.folder}: its tokenizer has no language tokens among its special tokens")
+        if lost := [named[name] for name in ("unk", *self.ends) if named[name] not in ids]:
+            raise ValueError(f"{self.folder}: its special token '{brief(lost[0], 40)}' has the number of another token")
         unknown, eos, *bos = (ids[named[name]] for name in ("unk", *self.ends))
         legacy = self.name == "NllbTokenizer" and own.get("legacy_behaviour") is True
         try:

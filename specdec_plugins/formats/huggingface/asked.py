@@ -40,12 +40,12 @@ class Asked:
             return least
         return value
 
-    def number(self, name: str, default: float) -> float:
+    def number(self, name: str, default: float, most: float) -> float:
         value = self.get(name)
         if value is None:
             return default
-        if type(value) not in (int, float) or not abs(value) < HUGE:
-            self.fault(name, "not a number")
+        if type(value) not in (int, float) or not abs(value) <= most:
+            self.fault(name, f"not a number from -{most:g} to {most:g}")
             return default
         return float(value)
 

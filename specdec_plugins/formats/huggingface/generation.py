@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from specdec_plugins.decoding.options import MAX_BEAMS, MAX_LENGTH_PENALTY
 from specdec_plugins.formats.huggingface.asked import Asked
 from specdec_plugins.formats.spec import OutputRules, Symbols
 
@@ -100,8 +101,8 @@ def rules_of(asked: Asked, eos: int, ends: bool) -> OutputRules:
         stopping = None
     if repeats == 1:  # it would ban eos where that is the start token
         asked.refuse("no_repeat_ngram_size", "0, or n-grams from 2 on")
+    limit, penalty = None if length is None else length - 1 - ends, asked.number("length_penalty", 1.0, MAX_LENGTH_PENALTY)
     return OutputRules(
-        "huggingface", ends, None if length is None else length - 1 - ends, least, repeats,
-        asked.whole("num_beams", 1, least=1, most=1000), asked.number("length_penalty", 1.0), str(stopping or False).lower(),
-        asked.flag("renormalize_logits", False),
+        "huggingface", ends, limit, least, repeats, asked.whole("num_beams", 1, least=1, most=MAX_BEAMS), penalty,
+        str(stopping or False).lower(), asked.flag("renormalize_logits", False),
     )  # fmt: skip
