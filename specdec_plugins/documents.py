@@ -179,6 +179,8 @@ def translate_documents(
     def request(number: int, task: Task) -> Request:
         frame = frames[task.document]
         begun = given(task) + len(task.forced) if task.forced else len(frame.forced)
+        if engine.rules.library == "huggingface":  # its lengths count forced tokens
+            begun = len(task.forced)
         later = [task.window] if task.window else []  # the first window is sampled like a line of its own
         limit = min(begun + engine.limit(len(task.text) + len(frame.ids)), engine.max_target)
         seeds = [engine.seeds(first + task.document, *later)[task.sample]]

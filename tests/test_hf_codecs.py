@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import hf_text
@@ -122,8 +123,7 @@ def test_text_is_that_of_transformers(folders, kind):
     """Any tokens, special ones skipped; and in steps, whose deltas concatenate to the text."""
     _, _, codec, tokenizer = folders(kind)
     rng = random.Random(kind)
-    known = [token for token in range(len(codec.target)) if "<unused" not in codec.target.symbols[token]]
-    outputs = [rng.choices(known, k=rng.randrange(40)) for _ in range(500)]
+    outputs = [rng.choices(range(len(codec.target)), k=rng.randrange(40)) for _ in range(500)]
     outputs += [codec.encode_target(line, LANGUAGES.get(kind, (None, None))[1]) for line in hf_text.lines(200, seed=3)]
     for ids in outputs:
         text = codec.decode(ids)
@@ -241,3 +241,87 @@ def test_tokens_that_folders_add(folders, tmp_path):
     hf_text.write(tmp_path / "m", tokenizer_config={**settings, "added_tokens_decoder": {"0": {**token, "single_word": True}}})
     with pytest.raises(ValueError, match="single_word, which is not supported"):
         open_folder(tmp_path / "m", config)
+
+
+# ---- damaged and hostile folders
+
+
+def damaged(data, rng):
+    """Cut, overwritten, replaced or with foreign bytes."""
+    kind, at = rng.randrange(4), rng.randrange(len(data) + 1)
+    if kind == 0:
+        return data[:at]
+    if kind == 1:
+        return rng.randbytes(rng.randrange(300))
+    if kind == 2:
+        return data[:at] + rng.randbytes(rng.randrange(1, 30)) + data[at:]
+    changed = bytearray(data)
+    for _ in range(rng.randrange(1, 20)):
+        changed[rng.randrange(len(data))] = rng.randrange(256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["marian", "m2m100", "nllb", "mbart50-model", "pegasus", "bart-files"])
+def test_damaged_files_are_refused_in_one_line(folders, tmp_path, capfd, kind, times):
+    folder, config, _, _ = folders(kind)
+    rng, languages, refused = random.Random(kind), LANGUAGES.get(kind, (None, None)), 0
+    names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != "config.json")
+    for number in range(times):
+        own = tmp_path / str(number)
+        own.mkdir()
+        for name in names:
+            (own / name).write_bytes((folder / name).read_bytes())
+        broken = own / rng.choice(names)
+        broken.write_bytes(damaged(broken.read_bytes(), rng))
+        try:
+            codec = open_folder(own, config)
+            for line in hf_text.lines(5, seed=number):
+                codec.decode(codec.encode(line, *languages).ids)
+        except ValueError as error:
+            refused += 1
+            assert str(own) in str(error) and "\n" not in str(error) and len(str(error)) < 600
+    assert refused and capfd.readouterr().err == ""
+
+
+TOKEN = {"content": "<x>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("tokenizer_config", {"tokenizer_class": "T5Tokenizer"}, "tokenizer 'T5Tokenizer' is not supported; these are: Marian"),
+        ("tokenizer_config", {"sp_model_kwargs": {"enable_sampling": True}}, "not supported: sp_model_kwargs"),
+        ("tokenizer_config", {"truncation_side": "left", "do_lower_case": True}, "truncation_side left, do_lower_case True"),
+        ("tokenizer_config", {"model_max_length": -3}, "-3 is not a token's number or a length"),
+        ("tokenizer_config", {"model_max_length": 2}, "max_length 2 leaves no room"),
+        ("tokenizer_config", {"eos_token": ["</s>"]}, "is not a token"),
+        ("tokenizer_config", {"unk_token": "<none>"}, r"'unknown' \(\d+\) is outside the vocabulary"),
+        ("tokenizer_config", {"extra_special_tokens": 3}, "special tokens are not a list"),
+        ("tokenizer_config", {"added_tokens_decoder": {"99999999": TOKEN}}, "outside the vocabulary"),
+        ("tokenizer_config", {"added_tokens_decoder": {"9" * 5000: TOKEN}}, "is not a token's number"),
+        ("tokenizer_config", {"added_tokens_decoder": [TOKEN]}, "added tokens are not an object"),
+        ("tokenizer_config", {"source_lang": ["en"]}, "no languages' codes"),
+        ("tokenizer_config", {"separate_vocabs": True}, "no target_vocab.json in it, which MarianTokenizer needs"),
+        ("vocab", {"a": 10**30}, "'a' has the number 1000"),
+        ("vocab", {"a": -1}, "'a' has the number -1"),
+        ("vocab", {"a": "1"}, "'a' has the number '1'"),
+        ("vocab", ["a"], "not an object that numbers pieces"),
+        ("vocab", {}, "not an object that numbers pieces"),
+    ],
+)
+def test_files_with_other_contents(folders, tmp_path, name, content, message):
+    folder, config, _, _ = folders("marian")
+    shutil.copytree(folder, tmp_path / "m")
+    hf_text.write(tmp_path / "m", **{name: content})
+    with pytest.raises(ValueError, match=message) as refused:
+        open_folder(tmp_path / "m", config)
+    assert str(tmp_path) in str(refused.value) and len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("kind, package", [("marian", "sentencepiece"), ("nllb", "tokenizers")])
+def test_a_missing_package_is_named(folders, monkeypatch, kind, package):
+    folder, config, _, _ = folders(kind)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r'run: pip install "specdec-seq2seq\[hf\]"'):
+        open_folder(folder, config)

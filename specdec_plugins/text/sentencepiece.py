@@ -16,6 +16,7 @@ from specdec_plugins.text.words import Span, align
 if TYPE_CHECKING:
     from specdec_plugins.formats.spec import Symbols
 
+UNNAMED = "<unk>"  # what transformers shows for numbers without a piece
 MARKED = re.compile(r">>.*?<<", re.DOTALL)  # a language token that begins a text
 
 
@@ -70,11 +71,17 @@ class SentencePiece(Framed):
         return pieces
 
     def joined(self, ids: Sequence[int]) -> str:
-        return self.joining.decode(self.target.tokens(ids)).replace(SPACE, " ").strip()
+        runs: list[list[str]] = [[]]
+        for piece in self.target.tokens(ids):
+            if piece == UNNAMED:
+                runs.append([])
+            else:
+                runs[-1].append(piece)
+        return UNNAMED.join(map(self.joining.decode, runs)).replace(SPACE, " ").strip()
 
     def _vocabulary(self, path: Path, size: int) -> Vocabulary:
-        """The pieces by number. Numbers without a piece, which pad a model's tables, get a name."""
-        symbols = [f"<unused{number}>" for number in range(size)]
+        """The pieces by number. Some numbers only pad a model's tables."""
+        symbols = [UNNAMED] * size
         numbers = read_numbers(path, size)
         for piece, number in [*numbers.items(), *((each.content, each.id) for each in self.options.added)]:
             if number < size:

@@ -3,6 +3,8 @@
 Version 5 takes the vocabulary, merges and added tokens from the file, the rest from the tokenizer's class. So does this codec.
 """
 
+import base64
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from specdec_plugins.text.words import Span
 if TYPE_CHECKING:
     from specdec_plugins.formats.spec import Symbols
 
+TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 FAMILIES = ("bart", "mbart", "mbart50", "nllb", "pegasus")
 ROLES = (("tokenizer",), ("vocabulary", "merges"), ("model",))  # of files
 
@@ -143,8 +146,13 @@ def load_tokenizer(path: Path, merges: Path | None) -> Any:
     with needed("hf", "text of this model"):
         import tokenizers
     try:
-        if merges is None:
-            return tokenizers.Tokenizer.from_file(str(path))
-        return tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(path), str(merges)))
-    except Exception as error:  # the library raises no other class
+        if merges is not None:
+            return tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(path), str(merges)))
+        content = path.read_bytes()
+        for table in TABLE.finditer(content):  # damaged ones end in a panic, which prints more than a line
+            base64.b64decode(table[1], validate=True)
+        return tokenizers.Tokenizer.from_buffer(content)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # of a panic in the library
         raise ValueError(f"{path}: not a tokenizer that this program reads, or a damaged one ({brief(error)})") from None

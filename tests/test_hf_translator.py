@@ -1,0 +1,134 @@
+"""Text through imported models: languages per request, the pipeline's call, sources that are too long, the command."""
+
+import hf_text
+import pytest
+import torch
+from conftest import transformers
+
+from specdec_plugins.commands import translate
+from specdec_plugins.translator import SourceTooLong, Translator
+
+pytest.importorskip("transformers", reason="compares with transformers")
+pytest.importorskip("sentencepiece")
+SMALL = {
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64, "init_std": 0.5,
+}  # fmt: skip
+LINES = ["The quick brown fox", "", "Le chat est assis.", "Ein Hund läuft über die Straße", "日本語 の 犬"]
+
+
+def saved(folder, make, kind, name, **options):
+    """A folder with a random model. Returns its tokenizer and model of transformers."""
+    config = make(folder, **options)
+    tokenizer = transformers().AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(1)
+    start = config["pad_token_id"] if kind == "marian" else config["eos_token_id"]
+    settings = getattr(transformers(), f"{name}Config")(
+        **SMALL, **{**config, "decoder_start_token_id": start, "forced_eos_token_id": None}
+    )
+    model = getattr(transformers(), "MarianMTModel" if kind == "marian" else f"{name}ForConditionalGeneration")(settings).eval()
+    model.generation_config.max_length = 24
+    model.save_pretrained(folder)
+    return tokenizer, model.double()
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hf") / "m2m100"
+    return folder, *saved(folder, hf_text.m2m100, "m2m_100", "M2M100")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hf") / "marian"
+    return folder, *saved(folder, hf_text.marian, "marian", "Marian", model_max_length=12)
+
+
+def by_transformers(tokenizer, model, line, source=None, target=None, **more):
+    if not line:
+        return ""
+    if source:
+        tokenizer.src_lang, more["forced_bos_token_id"] = source, tokenizer.get_lang_id(target)
+    return tokenizer.decode(model.generate(**tokenizer(line, return_tensors="pt"), **more)[0], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("options", [{"strategy": "ar"}, {"draft_with": "ngram", "block_size": 4}], ids=str)
+def test_several_languages_in_one_batch(many, options):
+    folder, tokenizer, model = many
+    translator = Translator.from_pretrained(folder, dtype="float64", **options)
+    pairs = [("en", "de"), ("en", "fr"), ("fr", "en"), ("de", "fr"), ("ja", "de")]
+    expected = [by_transformers(tokenizer, model, line, *pair) for line, pair in zip(LINES, pairs)]
+    sources, targets = zip(*pairs)
+    found = translator.translate(LINES, source_lang=sources, target_lang=targets)
+    assert [each.text for each in found] == expected and len(set(expected)) == len(LINES)
+    assert [each.tokens[0] for each in found if each.tokens] == ["__de__", "__en__", "__fr__", "__de__"]
+    assert found[0].source_tokens == tokenizer.convert_ids_to_tokens(tokenizer(LINES[0])["input_ids"][1:-1])
+    streamed = translator.stream(
+        LINES, buffer_size=2, source_lang=list(sources), target_lang=["deu", "fra_Latn", "eng", "fr", "de"]
+    )
+    assert [each.text for each in streamed] == expected
+    pieces = list(translator.stream_text(LINES[2], source_lang="fr", target_lang="en"))
+    assert "".join(pieces) == expected[2]
+    tokens = " ".join(found[2].source_tokens)
+    again = translator.translate([tokens], tokenized=True, source_lang="fr", target_lang="en")[0]
+    assert again.tokens == found[2].tokens
+    with pytest.raises(ValueError, match="5 sentences, but 2 languages"):
+        translator.translate(LINES, source_lang=["en", "fr"], target_lang="de")
+    with pytest.raises(ValueError, match="needs a source language"):
+        translator.translate(LINES, target_lang="de")
+
+
+def test_the_call_of_the_pipeline(many, one):
+    folder, tokenizer, model = many
+    translator = Translator.from_pretrained(folder, dtype="float64", strategy="ar")
+    expected = [{"translation_text": by_transformers(tokenizer, model, line, "en", "de")} for line in LINES[::2]]
+    assert translator(LINES[::2], src_lang="en", tgt_lang="de") == expected
+    assert translator(LINES[0], src_lang="en", tgt_lang="de") == expected[:1]
+    for length in (2, 3, 7):
+        short = by_transformers(tokenizer, model, LINES[0], "en", "de", max_length=length)
+        assert translator(LINES[0], src_lang="en", tgt_lang="de", max_length=length) == [{"translation_text": short}]
+    folder, tokenizer, model = one
+    pair = Translator.from_pretrained(folder, dtype="float64", strategy="ar")
+    assert pair("A fox.") == pair("A fox.", src_lang="en") == [{"translation_text": by_transformers(tokenizer, model, "A fox.")}]
+
+
+def test_sources_beyond_the_tokenizers_length(one):
+    """``model_max_length`` counts eos."""
+    folder, tokenizer, _ = one
+    translator = Translator.from_pretrained(folder, strategy="ar")
+    line = " ".join(LINES)
+    truncated = tokenizer(line, truncation=True)["input_ids"]
+    assert len(truncated) == 12 < len(tokenizer(line)["input_ids"])
+    count = len(tokenizer(line)["input_ids"]) - 1
+    with pytest.raises(SourceTooLong, match=f"{count} tokens, and the models read at most 11"):
+        translator.translate([line])
+    source = translator.source(0, line, False, "truncate")
+    assert source.tokens == truncated and source.shortened
+    assert translator.translate([line], too_long="skip")[0].text == ""
+
+
+def test_documents_in_several_languages(many):
+    folder, _, _ = many
+    translator = Translator.from_pretrained(folder, strategy="ar", windows="sentence", max_len_b=12)
+    plain = Translator.from_pretrained(folder, strategy="ar", max_len_b=12)
+    texts, languages = ["A fox. A dog runs.", "Le chat. Il dort."], ["en", "fr"]
+    found = translator.translate(texts, source_lang=languages, target_lang=languages[::-1])
+    for text, each, source, target in zip(texts, found, languages, languages[::-1]):
+        first, second = text.split(". ")
+        parts = plain.translate([f"{first}.", second], source_lang=source, target_lang=target)
+        assert each.text == " ".join(part.text for part in parts if part.text)
+
+
+def test_the_command(many, tmp_path, capfd):
+    folder = many[0]
+    (tmp_path / "in").write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    arguments = ["--model", str(folder), "--strategy", "ar", "--quiet", str(tmp_path / "in")]
+    assert translate.main([*arguments, "--source-lang", "eng_Latn", "-t", "deu"]) == 0
+    text = capfd.readouterr().out
+    plain = Translator.from_pretrained(folder, strategy="ar")
+    assert text.splitlines() == [each.text for each in plain.translate(LINES, source_lang="en", target_lang="de")]
+    assert translate.main([*arguments, "--source-lang", "en"]) == 1
+    assert "needs a target language (target_lang, --target-lang)" in capfd.readouterr().err
+    assert translate.main([*arguments, "-s", "en", "-t", "xx"]) == 1
+    error = capfd.readouterr().err
+    assert "the model's target languages are" in error and "'xx' is none of them" in error and error.count("\n") == 1
