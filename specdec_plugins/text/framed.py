@@ -133,7 +133,8 @@ class Framed:
         return None
 
     def encode_target(self, text: str, target_lang: str | None = None) -> list[int]:
-        self.language("target", target_lang)
+        if target_lang:  # which no other token depends on
+            self.language("target", target_lang)
         return self.tokenize(text, "target")[0] if text else []
 
     def decode(self, ids: Sequence[int]) -> str:
