@@ -5,16 +5,28 @@ import random
 
 import pytest
 import torch
+from conftest import make_verifier
 from naive import repeating
-from support import EOS, SYMBOLS
+from reference import encode, greedy, sampled
+from support import EOS, SHAPES, SYMBOLS, WORDS, Knowing, Lengths, Tilted, load, make_tilt, sentences, tilted_verifier
+from test_beam_rules import TIE, naive_fairseq, naive_huggingface, searched
 from test_kernels import on_kernels, wide_verifier
 from test_session import KERNELS
 
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
+from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.judge import rank
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
-from specdec_plugins.decoding.options import Beam
+from specdec_plugins.decoding.loop import Session
+from specdec_plugins.decoding.options import Beam, Sampling
+from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.search.beam import Search
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Request, Source
+from specdec_plugins.decoding.verifier import ModelVerifier, Unverified, accept_all
 
 BACKENDS = pytest.mark.parametrize("backend", ["torch", pytest.param("kernels", marks=KERNELS)])
 
@@ -53,3 +65,223 @@ def test_candidates_are_the_best_allowed_tokens(backend):
             usable = [(token, score) for token, score in zip(*ranked) if score > -math.inf]
             assert [token for token, _ in usable] == [token for _, token in expected]
             assert [score for _, score in usable] == pytest.approx([-value - total for value, _ in expected], abs=1e-4, rel=1e-6)
+
+
+# ---- sessions
+
+
+class Scored:
+    """Log-probabilities of the token after each prefix, for the searches of test_beam_rules.py, under a request's constraints.
+
+    ``logits(prefix)`` are the model's. Forced tokens are the only ones at their positions.
+    """
+
+    def __init__(self, logits, request):
+        self.logits, self.request, self.known = logits, request, {}
+
+    def constrained(self, prefix, how):
+        prefix = tuple(prefix)
+        if prefix not in self.known:
+            self.known[prefix] = self._constrained(list(prefix), how)
+        return self.known[prefix]
+
+    def _constrained(self, prefix, how):
+        request = self.request
+        values = self.logits(prefix).double()
+        allowed = values.clone()
+        banned = [SYMBOLS.pad, *repeating(prefix, request.no_repeat)]
+        allowed[banned] = -math.inf
+        if len(prefix) < request.min_length:
+            allowed[EOS] = -math.inf
+        if len(prefix) >= how.limit:
+            allowed[:] = -math.inf
+            allowed[EOS] = values[EOS]
+        forced = request.forced[len(prefix) : len(prefix) + 1]
+        scores = allowed - (allowed if how.beam.renormalize else values).logsumexp(0)
+        if forced:
+            own = 0.0 if how.beam.rules == "huggingface" else scores[forced[0]].item()
+            scores[:] = -math.inf
+            scores[forced[0]] = own
+        scores[SYMBOLS.mask] -= how.beam.unk_penalty
+        return scores.numpy()
+
+
+NAIVE = {"fairseq": naive_fairseq, "huggingface": naive_huggingface}
+KINDS = [
+    Beam(1), Beam(2, nbest=2), Beam(4, length_penalty=0.6, nbest=3), Beam(5, length_penalty=1.4), Beam(8, nbest=8),
+    Beam(3, unk_penalty=0.5, nbest=3), Beam(4, "huggingface", nbest=4), Beam(2, "huggingface", early_stopping="true"),
+    Beam(5, "huggingface", early_stopping="never", renormalize=True, nbest=2),
+]  # fmt: skip
+
+
+def requests_of(count, seed, greedy=True):
+    """Requests with beams of all kinds, limits and constraints; ``greedy`` and sampled ones among them."""
+    rng, found = random.Random(seed), []
+    for index, source in enumerate(sentences(count, seed)):
+        limit, kind = rng.choice([1, 3, 6, 9, 12]), rng.randrange(4) if greedy else 2
+        sampling = Sampling(0.8, top_k=9) if kind == 0 else None
+        options = {"beam": rng.choice(KINDS), "no_repeat": rng.choice([0, 0, 0, 2]), "min_length": rng.choice([1, 1, 4])}
+        if limit > 3 and rng.random() < 0.3:
+            options["forced"] = [rng.randrange(4, WORDS) for _ in range(rng.randint(1, 2))]
+        plain = {"sampling": sampling, "seeds": [index, index + 7][: 1 + (kind == 0)]}
+        found.append(Request(index, source, limit, **(options if kind > 1 else plain)))
+    return found
+
+
+class Planned(Lengths):
+    """A search has one step, whatever its rows."""
+
+    def update(self, outcome):
+        self.passes += 1
+        assert 0 < len(outcome.steps) <= len(outcome.plan.lengths)
+
+
+def session_of(verifier, rows, drafter=None, lengths=(0,)):
+    roles = drafter or NoDrafter(), verifier, TopBetaTau(), Planned(list(lengths), ragged=True), BoundedAdmission(rows)
+    return Session(*roles, rows, stats=DecodeStats())
+
+
+def outputs_by(hypotheses):
+    return {(each.index, each.output): (each.tokens, each.token_scores, each.score) for each in hypotheses}
+
+
+def rounded(outputs):
+    """PyTorch's rounding depends on the batch."""
+    return {
+        key: (tokens, pytest.approx(scores), score and pytest.approx(score)) for key, (tokens, scores, score) in outputs.items()
+    }
+
+
+def expected_of(logits, request, margin=TIE):
+    """(tokens, score) of each output by the naive search, and whether it depends on a tie."""
+    how, table = Search(request.beam, EOS, request.limit), Scored(logits, request)
+    found = NAIVE[request.beam.rules](table, how)[: request.beam.nbest]
+    outputs = [([token for token in tokens if token != EOS], score) for tokens, score in found]
+    return outputs, searched(table, how)[1] < margin
+
+
+@pytest.fixture(scope="module")
+def world():
+    """A verifier in fairseq's form and as a role, and its tilt."""
+    model, args = make_verifier(words=WORDS, **SHAPES["pre-norm"])
+    tilt = make_tilt(3, -1.0)
+    return model.double(), tilted_verifier(load((model.double(), args))[0], tilt), tilt
+
+
+def check_against_naive(model, tilt, requests, found):
+    """Every output of a session in float64 is the oracle's. Returns how many are beams'."""
+    found, beams = outputs_by(found), 0
+    for request in requests:
+        encoder_out = encode(model, request.tokens)
+        if request.beam is None:
+            source, limit, how = request.tokens, request.limit, request.sampling
+            said = [sampled(model, source, limit, how, seed, tilt) for seed in request.seeds] if how else None
+            said = said or [greedy(model, source, limit, tilt)]
+            assert [found.pop((request.index, n))[0] for n in range(len(said))] == said
+            continue
+        expected, _ = expected_of(lambda prefix, out=encoder_out: raw(model, out, prefix, tilt), request)
+        for number, (tokens, score) in enumerate(expected):
+            own, parts, whole = found.pop((request.index, number))
+            assert own == tokens, request
+            assert whole == pytest.approx(score, abs=1e-6)
+            length = len(tokens) + 1
+            assert sum(parts) / length**request.beam.length_penalty == pytest.approx(score, abs=1e-6)
+            beams += 1
+    assert not found
+    return beams
+
+
+@torch.no_grad()
+def raw(model, encoder_out, prefix, tilt):
+    """Logits without any constraint."""
+    return model.decoder(torch.tensor([[EOS, *prefix]]), encoder_out=encoder_out)[0][0, -1] + tilt[len(prefix)]
+
+
+@pytest.mark.parametrize("rows", [8, pytest.param(21, marks=pytest.mark.long)])
+def test_greedy_sampled_and_beam_requests_share_sessions(world, rows):
+    model, verifier, tilt = world
+    requests = requests_of(24 if rows == 8 else 120, 5)
+    assert check_against_naive(model, tilt, requests, session_of(verifier, rows).run(requests)) > 12
+
+
+def test_searches_draft_nothing_where_others_do(world):
+    model, verifier, tilt = world
+    requests = requests_of(16, 6)
+    outputs = [greedy(model, request.tokens, request.limit, tilt) for request in requests]
+    session = session_of(verifier, 11, Knowing(outputs, 0.3), (3, 0, 5))
+    found = list(session.run(requests))
+    assert session.stats.drafted and check_against_naive(model, tilt, requests, found)
+
+
+def test_what_is_streamed_of_a_search_is_its_best_output(world):
+    """And cancelling others, which leave in the middle, changes nothing."""
+    _, verifier, _ = world
+    requests = requests_of(20, 7)
+    expected = outputs_by(session_of(verifier, 40).run(requests))
+    session, rng, streams, done, early = session_of(verifier, 12), random.Random(1), {}, [], 0
+    for request in requests:
+        session.submit(request)
+    cancelled = set()
+    while not session.idle:
+        for request, output, tokens, scores, whole in session.step():
+            stream = streams.setdefault((request, output), ([], []))
+            stream[0].extend(tokens), stream[1].extend(scores)
+            early += bool(tokens) and whole is None and requests[request].beam is not None
+            if whole:
+                assert stream == (whole.tokens, whole.token_scores)
+                done.append(whole)
+        assert session.prefix.reserved <= 12 and len(session.prefix) <= session.prefix.reserved
+        if rng.random() < 0.4:
+            index = rng.randrange(20)
+            if session.prefix.group(index):
+                found, request = session.cancel(index), requests[index]
+                assert request.beam is None or 1 <= len(found) <= request.beam.nbest
+                cancelled.add(index)
+    assert early > 10 and cancelled
+    kept = {key: output for key, output in outputs_by(done).items() if key[0] not in cancelled}
+    assert kept == rounded({key: output for key, output in expected.items() if key[0] not in cancelled})
+    assert session.stats.committed == session.stats.own_tokens > 0
+
+
+@KERNELS
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long), "int8"])
+def test_on_the_kernels_a_search_is_the_naive_one_on_their_scores_in_any_batch(dtype):
+    model = Tilted(on_kernels(wide_verifier(), dtype=dtype)[0], make_tilt(4, -1.0))
+    verifier, requests = ModelVerifier(model), requests_of(12, 8, greedy=False)
+    found = outputs_by(session_of(verifier, 23).run(requests))
+    for request in requests:
+        alone = outputs_by(session_of(verifier, request.rows).run([request]))
+        assert alone == {key: output for key, output in found.items() if key[0] == request.index}
+
+        def logits(prefix, source=request.tokens):
+            state = model.start(1)
+            state.admit(Source([source], SYMBOLS))
+            return model.read(state, Reading([[EOS, *prefix]], [0])).logits()[0, -1].clone()
+
+        expected, tied = expected_of(logits, request, 1e-4)
+        assert tied or [tokens for tokens, _ in expected] == [alone[request.index, n][0] for n in range(len(expected))]
+        if not tied:
+            assert [alone[request.index, n][2] for n in range(len(expected))] == pytest.approx([s for _, s in expected], abs=1e-4)
+
+
+def test_a_beam_of_one_is_greedy(world):
+    _, verifier, _ = world
+    plain = [Request(index, source, 9) for index, source in enumerate(sentences(8, 3))]
+    expected = [each.tokens for each in session_of(verifier, 1).run(plain)]
+    for beam in (Beam(1), Beam(1, "huggingface"), Beam(1, "huggingface", early_stopping="true")):
+        found = session_of(verifier, 1).run([Request(each.index, each.tokens, 9, beam=beam) for each in plain])
+        assert [each.tokens for each in found] == expected
+
+
+def test_impossible_searches_are_refused(world):
+    _, verifier, _ = world
+    session = session_of(verifier, 3)
+    for wrong, message in [
+        ({"beam": 4}, "beam is 4, not a Beam"), ({"beam": Beam(2), "sampling": Sampling()}, "sampling"),
+        ({"beam": Beam(2), "seeds": [1, 2]}, "several seeds"), ({"beam": Beam(4)}, "4 live hypotheses need as many rows"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            session.submit(Request(0, [5, EOS], 9, **wrong))
+    session = Session(NoDrafter(), Unverified(), accept_all, Lengths([0]), BoundedAdmission(4), 4)
+    with pytest.raises(ValueError, match="needs a verifier"):
+        session.submit(Request(0, [5, EOS], 9, beam=Beam(2)))

@@ -32,10 +32,11 @@ class BoundedAdmission:
 
     def admits(self, prefix: Prefix, waiting: Sequence[Request]) -> int:
         """How many of the first waiting requests join now."""
-        if len(prefix) >= self.rows or not waiting:
+        reserved = prefix.reserved
+        if reserved >= self.rows or not waiting:
             return 0
         fitting, capacity = self._fitting(prefix, waiting)
-        free = capacity - len(prefix)
+        free = capacity - reserved
         self._waited += 1
         if not fitting or (len(prefix) and 4 * free < capacity and self._waited <= PATIENCE):
             return 0
@@ -44,7 +45,7 @@ class BoundedAdmission:
 
     def _fitting(self, prefix: Prefix, waiting: Sequence[Request]) -> tuple[int, int]:
         """The number of waiting requests that fit, and the rows of a full batch of such requests."""
-        rows, longest = len(prefix), max((len(request.tokens) for request in prefix.requests), default=0)
+        rows, longest = prefix.reserved, max((len(request.tokens) for request in prefix.requests), default=0)
         used = 0
         if self.bytes is not None and self.bytes_for:
             used = sum(map(self.bytes_for, {request.index: request for request in prefix.requests}.values()))

@@ -16,6 +16,7 @@ from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.native import Iterations, native_loop
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
+from specdec_plugins.decoding.search.groups import advance, unjudged
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import (
     LOGITS,
@@ -30,6 +31,7 @@ from specdec_plugins.decoding.values import (
     Source,
     Step,
 )
+from specdec_plugins.decoding.verifier import Unverified
 
 TOGETHER = 16  # iterations per step of a run: Python overhead is negligible from four on
 PREFILL = 24  # forced tokens per pass: more would need more memory for logits than a long draft
@@ -70,8 +72,11 @@ class Session:
         request.check(self.limits)
         if self.prefix.symbols.eos in request.forced:
             raise ValueError(f"request {request.index}: the forced tokens include eos, which ends an output")
+        if request.beam is not None and isinstance(self.verifier, Unverified):
+            raise ValueError(f"request {request.index}: beam search needs a verifier")
         if request.rows > self.rows:
-            raise ValueError(f"request {request.index}: {request.rows:,} outputs need as many rows; there are {self.rows:,}")
+            what = "outputs" if request.beam is None else "live hypotheses"
+            raise ValueError(f"request {request.index}: {request.rows:,} {what} need as many rows; there are {self.rows:,}")
         self.waiting.append(request)
 
     def cancel(self, index: int) -> list[Hypothesis]:
@@ -97,9 +102,8 @@ class Session:
 
         Returns the commits. The last one of an output, finished or failed, has its hypothesis.
         """
-        sizes = list(map(len, self.prefix.outputs))
         finished = self._advance(times)
-        commits = self.prefix.commits(sizes, finished)
+        commits = self.prefix.commits(finished)
         self._retire(finished)
         return commits + [Commit(failed.index, failed.output, [], [], failed) for failed in self._take_failed()]
 
@@ -112,15 +116,17 @@ class Session:
             self._refill()
         if not len(prefix):
             return []
-        plan = self.controller.plan(prefix)
+        plan, rows, searching = self.controller.plan(prefix), len(prefix), prefix.searching
         times = min(times, plan.times)
 
         # Iterate until a row finishes, in native calls of many iterations if the roles run natively.
         steps: list[Step] = []
         finished: list[int] = []
         made, seconds, recordings = 0, 0.0, self.verifier.recordings
-        while made < times and not finished:
-            batch = self.native(self.verifying, self.drafting, prefix, plan, times - made) if self.native else None
+        while made < times and not finished and len(prefix) == rows:
+            batch = None
+            if self.native and not searching:
+                batch = self.native(self.verifying, self.drafting, prefix, plan, times - made)
             if batch is not None:
                 stats.book(drafting=batch.drafting, verifying=batch.verifying)
             elif (batch := self._iterate(plan)) is None:
@@ -128,7 +134,7 @@ class Session:
                 break
             for iteration in batch.iterations:
                 finished = prefix.commit(iteration)
-                steps += iteration.steps
+                steps += prefix.counted(iteration.steps) if searching else iteration.steps
             stats.lap("elsewhere", device)
             made += len(batch.iterations)
             seconds += batch.drafting + batch.verifying
@@ -144,6 +150,9 @@ class Session:
 
         # 1. Draft, in one pass or one per token (`draft_in_turn`). A plain iteration drafts nothing, at no cost.
         began = time.perf_counter()
+        searching = prefix.searching
+        if searching:
+            plan = prefix.undrafted(plan)
         asked = any(plan.lengths) and max(prefix.room) > 0
         draft = self._draft(plan) if asked else Draft([[] for _ in prefix.requests])
         if draft is None:
@@ -156,14 +165,22 @@ class Session:
         scores = self.verifier.score(self.verifying, prefix, draft, self.drafter.traits.wants if observes else LOGITS)
 
         # 3. Accept the longest prefix of the draft that passes; the verifier's own token follows it.
-        verdict = self.acceptance(scores, draft, prefix)
+        idle = searching == len(prefix) and not observes  # nobody needs a verdict
+        verdict = unjudged(len(prefix)) if idle else self.acceptance(scores, draft, prefix)
+        ranked = scores.rank(prefix.bounds(), [request.beam for request in prefix.requests]) if searching and scores else []
 
         # 4. Let both models keep or learn from the verdict.
         self.verifier.commit(self.verifying, prefix, draft, verdict)
         if observes:
             self.drafter.observe(self.drafting, scores, draft, verdict)
+        iteration = Iteration.of(draft, verdict, prefix.symbols.eos)
+
+        # 5. Searches choose what goes on: hypotheses move to other rows, fork and leave.
+        if searching:
+            order, iteration = advance(prefix, ranked, iteration)
+            self._select(order)
         stats.lap("verifying", device)
-        return Iterations([Iteration.of(draft, verdict, prefix.symbols.eos)], drafted - began, time.perf_counter() - drafted)
+        return Iterations([iteration], drafted - began, time.perf_counter() - drafted)
 
     def _draft(self, plan: Plan) -> Draft | None:
         """The draft. If the drafter raises, the requests for which it raises alone fail with the error, and there is no draft."""
@@ -210,20 +227,20 @@ class Session:
             self._select([*present])
             if len(requests) == 1:
                 (failed,) = requests
-                self._failed += [Hypothesis(failed.index, [], [], [], False, n, error=error) for n in range(failed.rows)]
+                self._failed += [Hypothesis(failed.index, [], [], [], False, n, error=error) for n in range(failed.outputs)]
             else:
                 for request in requests:
                     self._admit([request])
             return
-        if any(request.rows > 1 for request in requests):
-            self._select([*present, *chain(*([row] * each.rows for row, each in enumerate(requests, len(present))))])
+        if any(request.first_rows > 1 for request in requests):
+            self._select([*present, *chain(*([row] * each.first_rows for row, each in enumerate(requests, len(present))))])
         self.prefix.admit(requests)
 
     def _retire(self, rows: list[int]) -> list[Hypothesis]:
         """Remove rows; the last rows of the batch fill the gaps. Returns the removed outputs."""
         if not rows:
             return []
-        done = [self.prefix.hypothesis(row) for row in rows]
+        done = [*chain(*map(self.prefix.hypotheses, rows))]
         order = compacted(len(self.prefix), rows)
         self.prefix.select(order)
         self._select(order)

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
-from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, Iteration, Request, Step, send
+from specdec_plugins.decoding.search import begin
+from specdec_plugins.decoding.search.beam import Beams, Search
+from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, Iteration, Plan, Request, Step, send
 
 
 class Prefix:
     """The rows of the batch. A request's group joins by `admit`; `select` moves, forks and drops rows.
 
-    Row b is output ``numbers[b]`` of ``requests[b]``, and ``outputs[b]`` its y1 .. yn. For models that read the whole prefix,
+    Row b is output ``numbers[b]`` of ``requests[b]``, or live hypothesis ``numbers[b]`` of its beam search, best first, and
+    ``outputs[b]`` its y1 .. yn. For models that read the whole prefix,
     ``tokens`` (B, T) begins with the start token and is undefined past row b's n = ``lengths[b]`` tokens.
     """
 
@@ -32,6 +35,8 @@ class Prefix:
         self.cut: list[bool] = []
         self.prefilled: list[int] = []  # each row's number of forced tokens
         self.errors: list[Exception | None] = []  # that end each row's request
+        self.beams: list[Beams | None] = []  # the state of each row's search, from its first step on
+        self.reported: list[int] = []  # how many of each row's tokens commits have had
         self._tensors: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -92,19 +97,21 @@ class Prefix:
     def admit(self, requests: Sequence[Request]) -> None:
         """Append the groups of some requests, with nothing committed."""
         for request in requests:
-            self.requests += [request] * request.rows
-            self.numbers += range(request.rows)
+            self.requests += [request] * request.first_rows
+            self.numbers += range(request.first_rows)
         fresh = len(self.requests) - len(self.outputs)
         for histories in (self.outputs, self.scores, self.steps):
             histories.extend([] for _ in range(fresh))
         self.cut += [False] * fresh
         self.prefilled += [0] * fresh
         self.errors += [None] * fresh
+        self.beams += [None] * fresh
+        self.reported += [0] * fresh
         self._tensors = None
 
     def select(self, order: list[int]) -> None:
         """Make row ``order[i]`` the new row i. Rows not named leave; a row named twice is forked."""
-        for name in ("requests", "numbers", "cut", "prefilled", "errors"):
+        for name in ("requests", "numbers", "cut", "prefilled", "errors", "beams", "reported"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in order])
         forked = len(set(order)) < len(order)
@@ -183,15 +190,87 @@ class Prefix:
             self.prefilled[row], self.errors[row],
         )  # fmt: skip
 
-    def commits(self, sizes: Sequence[int], finished: Sequence[int]) -> list[Commit]:
-        """What each row committed since its output had ``sizes[b]`` tokens (0 for new rows), with ``finished`` rows' outputs."""
+    def hypotheses(self, row: int) -> list[Hypothesis]:
+        """The outputs of a row: one, or those of a search, best first, of which only the first row has any."""
+        request = self.requests[row]
+        if request.beam is None:
+            return [self.hypothesis(row)]
+        if self.numbers[row]:
+            return []
+        beams, search, found = self.beams_of(row), self.search(row), list[Hypothesis]()
+        live = [] if beams.over else [(search.normalised(node), node) for node in beams.live]
+        for score, node in [*beams.best(), *live][: request.beam.nbest]:
+            tokens, scores = [each.token for each in node.path()], [each.score for each in node.path()]
+            if tokens[-1:] == [self.symbols.eos]:
+                tokens.pop()
+            prefilled = self.prefilled[row]
+            steps = [Step([], 0, each.token) for each in node.path()[prefilled:]]
+            cut = beams.over and len(tokens) >= request.limit
+            found.append(Hypothesis(request.index, tokens, scores, steps, cut, len(found), prefilled, self.errors[row], score))
+        return found
+
+    def commits(self, finished: Sequence[int]) -> list[Commit]:
+        """What was committed to each output since the last call, with ``finished`` rows' outputs.
+
+        A search commits what all its hypotheses begin with to its first output; further ones come whole at its end.
+        """
         commits = []
-        for row, (request, number) in enumerate(zip(self.requests, self.numbers)):
-            size = sizes[row] if row < len(sizes) else 0
-            whole = self.hypothesis(row) if row in finished else None
-            tokens, scores = (whole.tokens, whole.token_scores) if whole else (self.outputs[row], self.scores[row])
-            commits.append(Commit(request.index, number, tokens[size:], scores[size:], whole))
+        for row, request in enumerate(self.requests):
+            if row in finished:
+                for output in self.hypotheses(row):
+                    size = self.reported[row] if request.beam is None or not output.output else 0
+                    commits.append(Commit(request.index, output.output, output.tokens[size:], output.token_scores[size:], output))
+                continue
+            size, tokens, scores = self.reported[row], self.outputs[row], self.scores[row]
+            if request.beam is not None:
+                beams = self.beams_of(row)
+                path = beams.live[0].path()[: beams.shared()]
+                tokens, scores = [node.token for node in path], [node.score for node in path]
+            self.reported[row] = len(tokens)
+            if request.beam is None or not self.numbers[row]:
+                commits.append(Commit(request.index, self.numbers[row], tokens[size:], scores[size:]))
         return commits
+
+    # ---- beam search
+
+    @property
+    def searching(self) -> int:
+        """The number of rows that belong to beam searches."""
+        return sum(request.beam is not None for request in self.requests)
+
+    @property
+    def reserved(self) -> int:
+        """The rows in use or kept free for searches in flight."""
+        rows = zip(self.requests, self.numbers)
+        return sum(1 if request.beam is None else request.rows for request, number in rows if request.beam is None or not number)
+
+    def searches(self) -> list[list[int]]:
+        """The rows of each search, in the order of its live hypotheses."""
+        groups: dict[int, list[int]] = {}
+        for row, request in enumerate(self.requests):
+            if request.beam is not None:
+                groups.setdefault(request.index, []).append(row)
+        return [sorted(rows, key=self.numbers.__getitem__) for rows in groups.values()]
+
+    def search(self, row: int) -> Search:
+        """The constants of a row's search."""
+        request = self.requests[row]
+        assert request.beam is not None
+        return Search(request.beam, self.symbols.eos, request.limit, self.constraints.rules.ends)
+
+    def beams_of(self, row: int) -> Beams:
+        """The state of a row's search."""
+        return self.beams[row] or begin(self.search(row), self.outputs[row], self.scores[row])
+
+    def undrafted(self, plan: Plan) -> Plan:
+        """The plan without drafts for searches."""
+        rows = zip(plan.lengths, self.requests)
+        return plan._replace(lengths=[length if request.beam is None else 0 for length, request in rows])
+
+    def counted(self, steps: Sequence[Step]) -> list[Step]:
+        """One step for each output, or search."""
+        rows = zip(steps, self.requests, self.numbers)
+        return [step for step, request, number in rows if request.beam is None or not number]
 
 
 def compacted(rows: int, leaving: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.options import Sampling, Tolerance, Tree
+from specdec_plugins.decoding.options import Beam, Sampling, Tolerance, Tree
 from specdec_plugins.formats.spec import HUGE, Symbols
 
 
@@ -27,7 +27,7 @@ class ModelLimits(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """A sentence to translate. It owns a group of rows, one per output and seed.
+    """A sentence to translate. It owns a group of rows, one per output and seed, or up to one per live hypothesis of a ``beam``.
 
     ``tokens`` end with eos. Outputs have ``min_length`` to ``limit`` tokens before eos and begin with the ``forced`` ones, after
     those that the model prescribes. ``tolerance`` replaces the session's. With ``sampling``, output n uses ``seeds[n]`` (int64).
@@ -44,11 +44,21 @@ class Request:
     seeds: Sequence[int] = (0,)
     hint: Sequence[int] = ()
     no_repeat: int = 0
+    beam: Beam | None = None
 
     @property
     def rows(self) -> int:
-        """The group's size."""
-        return len(self.seeds)
+        """The group's largest size."""
+        return len(self.seeds) if self.beam is None else self.beam.size
+
+    @property
+    def first_rows(self) -> int:
+        """The group's size at its start."""
+        return len(self.seeds) if self.beam is None else 1
+
+    @property
+    def outputs(self) -> int:
+        return len(self.seeds) if self.beam is None else self.beam.nbest
 
     def check(self, limits: ModelLimits | None = None) -> None:
         """Raises ValueError for an invalid field, or one beyond the models' limits."""
@@ -80,6 +90,10 @@ class Request:
             yield f"tolerance is {self.tolerance!r}, not a Tolerance"
         if self.sampling is not None and type(self.sampling) is not Sampling:
             yield f"sampling is {self.sampling!r}, not a Sampling"
+        if self.beam is not None and type(self.beam) is not Beam:
+            yield f"beam is {self.beam!r}, not a Beam"
+        elif self.beam is not None and (self.sampling is not None or len(self.seeds) > 1):
+            yield "beam search cannot be combined with sampling or several seeds"
 
 
 class Draws(NamedTuple):
@@ -281,7 +295,7 @@ class Iteration(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a plan: each row's `Step` in each of the ``times`` iterations, and their seconds.
+    """The result of a plan: each row's `Step`, or search's, in each of the ``times`` iterations, and their seconds.
 
     If ``recorded``, the seconds include recording a pass and say nothing about an iteration's cost.
     """
@@ -309,6 +323,7 @@ class Hypothesis:
     output: int = 0
     prefilled: int = 0
     error: Exception | None = None
+    score: float | None = None  # by the rules of a beam search; None without one
 
 
 class Commit(NamedTuple):

@@ -12,8 +12,8 @@ from specdec_plugins.decoding.search.beam import Beams, Ranked, Search
 
 def step(search: Search, beams: Beams, candidates: Sequence[Ranked]) -> Beams:
     size, length = search.beam.size, beams.live[0].length + 1
-    if search.ends and length > search.limit:
-        candidates = [Ranked([search.eos], [0.0])] * len(beams.live)
+    if length > search.limit:
+        candidates = [Ranked([search.eos], [0.0]) if search.ends else Ranked([], [])] * len(beams.live)
     stops = not search.ends and length >= search.limit
     live, ended = [], list(beams.finished)
     for rank, (parent, node) in enumerate(search.continuations(beams, candidates)):
