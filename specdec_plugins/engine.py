@@ -19,11 +19,12 @@ from specdec_plugins.decoding.assembly import THREADS
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
-from specdec_plugins.decoding.options import MAX_BLOCK_SIZE
+from specdec_plugins.decoding.options import MAX_BLOCK_SIZE, Beam
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Hypothesis, ModelLimits, Request
 from specdec_plugins.formats.folder import Pair
+from specdec_plugins.formats.spec import OutputRules
 from specdec_plugins.settings import MAX_LEN_B, Settings
 from specdec_plugins.translations import SourceTooLong
 
@@ -52,8 +53,11 @@ class Engine:
             pair = assignment.beyond_training(pair, settings.max_positions, settings.strategy != "ar")
         self.pair, self.settings, self.stats, self.rules = pair, settings, DecodeStats(), pair.verifier.spec.outputs
         self.min_length = self.rules.min_length if settings.min_len is None else settings.min_len
-        if self.rules.beams > 1:
-            log.warning("%s asks for beam search with %d beams; decoding is greedy", pair.name, self.rules.beams)
+        beam = beam_of(settings, self.rules)
+        self.beam = None if beam.size == 1 or settings.strategy == "fairseq" else beam
+        if self.rules.beams > 1 and self.beam is None and settings.strategy != "fairseq" and not settings.sampling:
+            asked = "%s asks for %d beams; decoding is greedy (strategy ar with beam %d searches)"
+            log.warning(asked, pair.name, self.rules.beams, self.rules.beams)
         self.drafter_name = assignment.drafter_name(pair, settings, drafter)
         self.block_size = assignment.block_size(settings, self.trained_block_size)
         self.limits = limits_of(pair, settings)
@@ -63,7 +67,7 @@ class Engine:
             from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
             torch.set_num_threads(settings.threads or THREADS)
-            self._generator = FairseqGenerator(pair.verifier, settings.beam, device, getattr(torch, settings.dtype))
+            self._generator = FairseqGenerator(pair.verifier, beam, device, getattr(torch, settings.dtype))
         else:
             self.roles = assignment.assign(pair, settings, device, self.trained_block_size, drafter)
         self._kept: tuple[tuple, Session] | None = None  # the last session, with its caches, and its parameters
@@ -71,7 +75,7 @@ class Engine:
     def generate(
         self, sources: Sequence[Sequence[int]], batch_size: BatchSize = "auto", max_tokens: int | None = None, first: int = 0
     ) -> list[Hypothesis]:
-        """The outputs of sources in order, all samples of each. A source is its token ids with eos. Options as for
+        """The outputs of sources in order, all of each. A source is its token ids with eos. Options as for
         `Translator.translate`.
         """
         batch_size = self.settings.usual_batch_size if batch_size == "auto" else batch_size
@@ -84,13 +88,15 @@ class Engine:
         if not requests:
             return
         requests = sorted(requests, key=lambda request: -len(request.tokens))  # short outputs last: few rows idle at the end
-        rows = batch_size or len(requests) * options.drawn
         if options.strategy == "fairseq":
             for request in requests:
                 request.check(self.limits)
+            rows = batch_size or len(requests)
             yield from self._generator.decode(requests, rows, max_tokens, options.max_len_a, self.max_len_b, self.stats)
             return
-        rows = max(options.drawn, min(rows, len(requests) * options.drawn))  # at least all samples of a sentence
+        rows, group = len(requests) * requests[0].rows, requests[0].rows
+        if batch_size:  # at least all rows of a sentence
+            rows = min(rows, batch_size * group if self.beam else max(group, batch_size))
         with self.borrowed(rows, max_tokens) as session:
             yield from session.run(requests)
 
@@ -118,13 +124,13 @@ class Engine:
         no_repeat = rules.no_repeat if settings.no_repeat_ngram_size is None else settings.no_repeat_ngram_size
         usual = {
             "limit": min(self.limit(len(source)) + forced, self.max_target), "min_length": self.min_length + forced,
-            "no_repeat": no_repeat, "sampling": settings.drawing,
+            "no_repeat": no_repeat, "sampling": settings.drawing, "beam": self.beam,
         }  # fmt: skip
         return Request(index, source, **{**usual, **options})
 
     def seeds(self, number: int, *more: int) -> list[int]:
         """The seeds of the samples of source ``number``; ``more`` indices name a part of it."""
-        return [mixed(self.settings.seed, number, sample, *more) for sample in range(self.settings.drawn)]
+        return [mixed(self.settings.seed, number, sample, *more) for sample in range(1 if self.beam else self.settings.drawn)]
 
     def limit(self, source_length: int) -> int:
         """The length limit for a source of that many tokens, eos included: fairseq's --max-len-a, -b, or else the model's."""
@@ -164,6 +170,15 @@ class Engine:
         """The totals since the last call; resets them."""
         taken, self.stats = self.stats, DecodeStats()
         return taken
+
+
+def beam_of(settings: Settings, rules: OutputRules) -> Beam:
+    """The beam search that the settings ask for, with what they leave open from the model's rules."""
+    if settings.strategy == "fairseq":
+        rules = OutputRules()
+    penalty = rules.length_penalty if settings.lenpen is None else settings.lenpen
+    size, nbest = settings.beam, min(settings.beam, settings.nbest)
+    return Beam(size, rules.library, penalty, nbest, settings.unkpen, rules.early_stopping, rules.renormalize)
 
 
 def limits_of(pair: Pair, settings: Settings) -> ModelLimits:

@@ -9,7 +9,18 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
 from specdec_plugins.cpus import usual_threads
-from specdec_plugins.decoding.options import BUDGETED, CHOICES, MAX_BLOCK_SIZE, RULES, USUAL_BUDGET, Budget, Sampling
+from specdec_plugins.decoding.options import (
+    BUDGETED,
+    CHOICES,
+    MAX_BEAMS,
+    MAX_BLOCK_SIZE,
+    MAX_LENGTH_PENALTY,
+    MAX_UNK_PENALTY,
+    RULES,
+    USUAL_BUDGET,
+    Budget,
+    Sampling,
+)
 
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 UNTRAINED = ("ngram", "recycling", "lookahead", "previous", "retrieval", "window")  # built-in drafters without weights
@@ -92,7 +103,7 @@ def count(default: int | None, help: str = "", letter: str = "N", **rest: Any) -
     return option(default, help, letter, **{"kind": int, "least": 1, "most": MOST, **rest})
 
 
-DRAFTED, SCORED, OWN = ("specdec",), ("specdec", "ar"), ("specdec", "ar", "drafter")
+DRAFTED, SCORED, OWN, SEARCHING = ("specdec",), ("specdec", "ar"), ("specdec", "ar", "drafter"), ("ar", "fairseq")
 
 
 @dataclass(frozen=True)
@@ -139,7 +150,17 @@ class Settings:
         None, "ban repeated n-grams of N tokens (default: the model's, or 0, off)", "N", least=0, most=MOST,
         strategies=("specdec", "ar", "fairseq"), group="limits",
     )  # fmt: skip
-    beam: int = count(1, "beam size of --strategy fairseq (default: 1)", most=1000, strategies=("fairseq",), group="limits")
+
+    beam: int = count(1, "beam size, with --strategy ar or fairseq (default: 1, greedy)", most=MAX_BEAMS, strategies=SEARCHING,
+                      group="beam search")  # fmt: skip
+    nbest: int = count(1, "write the N best outputs per line; with --sampling the same as --num-samples (default: 1)",
+                       most=100_000, group="beam search")  # fmt: skip
+    lenpen: float | None = option(
+        None, "divide a log-probability by its length to the power of X (default: the model's, or 1)", "X", kind=float,
+        least=-MAX_LENGTH_PENALTY, most=MAX_LENGTH_PENALTY, strategies=SEARCHING, group="beam search",
+    )  # fmt: skip
+    unkpen: float = option(0.0, "subtract X nats for each unknown token (default: 0)", "X", least=-MAX_UNK_PENALTY,
+                           most=MAX_UNK_PENALTY, strategies=SEARCHING, group="beam search")  # fmt: skip
 
     sampling: bool = option(False, "sample tokens instead of taking the best", strategies=OWN, common=True, group="sampling")
     temperature: float = option(1.0, "divides the logits (default: 1)", "T", least=0, above=True, most=1_000_000,
@@ -185,7 +206,10 @@ class Settings:
             elif value is None and each.default is not None:
                 yield each.name, f"None is not a{'n int' if how.kind is int else f' {how.kind.__name__}'}"
             if self._given(each.name) and self.strategy in STRATEGIES and self.strategy not in how.strategies:
-                yield each.name, f"is not supported by strategy {self.strategy}"
+                other = (
+                    "; use ar, as speculation does not search yet" if each.name == "beam" and self.strategy == "specdec" else ""
+                )
+                yield each.name, f"is not supported by strategy {self.strategy}{other}"
 
     def _combinations(self) -> Iterable[Fault]:
         """Values that cannot be combined."""
@@ -221,6 +245,20 @@ class Settings:
                 yield given, f"requires {missing}: tolerance needs both, such as `beta` 3 and `tau` 1"
         if self.mbr is not None and self._given("num_samples"):
             yield "num_samples", "cannot be combined with `mbr`, which sets the number of samples"
+        if self.nbest > 1 and (self._given("num_samples") or self.mbr is not None):
+            yield "nbest", "cannot be combined with `num_samples` or `mbr`"
+        yield from self._searching()
+
+    def _searching(self) -> Iterable[Fault]:
+        """Beam search."""
+        if self.beam > 1 and self.sampling:
+            yield "beam", "cannot be combined with `sampling`"
+        if self.nbest > self.beam and not self.sampling:
+            yield "nbest", f"{self.nbest} requires a `beam` of at least {self.nbest}, or `sampling`"
+        if self.nbest > 1 and self.beam > 1 and self.windows is not None:
+            yield "nbest", "of a `beam` cannot be combined with `windows`"
+        if self.beam == 1:
+            yield from ((name, "requires a `beam` over 1") for name in ("lenpen", "unkpen") if self._given(name))
 
     def _drafting(self) -> Iterable[Fault]:
         """The drafter, its cache budget and draft lengths."""
@@ -292,13 +330,13 @@ class Settings:
 
     @property
     def drawn(self) -> int:
-        """Samples drawn per sentence."""
-        return self.mbr or self.num_samples
+        """Outputs decoded per sentence: samples, or the best of a beam."""
+        return self.mbr or max(self.num_samples, self.nbest)
 
     @property
     def outputs(self) -> int:
         """Outputs per sentence."""
-        return 1 if self.mbr else self.num_samples
+        return 1 if self.mbr else self.drawn
 
     def for_worker(self, number: int, workers: int) -> "Settings":
         """The settings of worker process ``number``, from 0: a part of the threads, or its own GPU."""

@@ -16,13 +16,16 @@ class Translation:
     token_scores: list[float] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     cut: bool = False  # the length limit ended the output
-    sample: int = 0  # its index among the samples of the sentence
+    sample: int = 0  # its index among the outputs of the sentence
     shortened: bool = False  # the source was too long: truncated, or skipped if there are no source_tokens
     drafter: str | None = None  # the drafter's name; None without drafts
+    beam_score: float | None = None  # by the rules of a beam search
 
     @property
     def score(self) -> float:
-        """Mean log-probability of the tokens under the verifier, in nats (fairseq's score with --lenpen 1)."""
+        """A beam's score; otherwise the mean log-probability of the tokens under the verifier, in nats."""
+        if self.beam_score is not None:
+            return self.beam_score
         return sum(self.token_scores) / max(1, len(self.token_scores))
 
     @property

@@ -66,7 +66,7 @@ class Translator:
         max_tokens: int | None = None, too_long: TooLong = "error", first: int = 0, hints: Sequence[str] | None = None,
         source_lang: Languages = None, target_lang: Languages = None, max_length: int | None = None,
     ) -> list[Translation]:  # fmt: skip
-        """Translate sentences in order; with `Settings.num_samples`, the samples of each follow one another.
+        """Translate sentences in order; with `Settings.nbest` or ``num_samples``, the outputs of each follow one another.
 
         ``batch_size`` bounds the sentences in flight (auto: `Settings.usual_batch_size`; None: no bound), and ``max_tokens``
         their source tokens, padding included. With ``tokenized`` the sentences are subwords, and so are the texts, unless
@@ -165,7 +165,7 @@ class Translator:
         Nothing is taken back: text that the next token may change waits for it. Options as for `translate`.
         """
         if self.settings.drawn > 1 or self.settings.windows is not None or self.settings.strategy == "fairseq":
-            raise ValueError("stream_text needs a single sentence and sample; it does not support mbr, windows or fairseq")
+            raise ValueError("stream_text needs a single sentence and output; it does not support mbr, windows or fairseq")
         source = self.source(0, sentence, False, too_long, source_lang, target_lang)
         if not source.text:
             return
@@ -232,5 +232,5 @@ class Translator:
         return Translation(
             (" ".join(words) if keep_bpe else codec.join(words)) if keep_tokens else codec.decode(hypothesis.tokens),
             codec.source.tokens(source.text), words, hypothesis.token_scores, hypothesis.steps, hypothesis.cut, sample,
-            source.shortened, name,
+            source.shortened, name, hypothesis.score,
         )  # fmt: skip

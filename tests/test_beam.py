@@ -2,10 +2,11 @@
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 import torch
-from conftest import make_verifier
+from conftest import ROOT, make_verifier
 from naive import repeating
 from reference import encode, greedy, sampled
 from support import EOS, SHAPES, SYMBOLS, WORDS, Knowing, Lengths, Tilted, load, make_tilt, sentences, tilted_verifier
@@ -27,6 +28,7 @@ from specdec_plugins.decoding.search.beam import Search
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier, Unverified, accept_all
+from specdec_plugins.translator import Translator
 
 BACKENDS = pytest.mark.parametrize("backend", ["torch", pytest.param("kernels", marks=KERNELS)])
 
@@ -285,3 +287,55 @@ def test_impossible_searches_are_refused(world):
     session = Session(NoDrafter(), Unverified(), accept_all, Lengths([0]), BoundedAdmission(4), 4)
     with pytest.raises(ValueError, match="needs a verifier"):
         session.submit(Request(0, [5, EOS], 9, beam=Beam(2)))
+
+
+# ---- the shipped pair, against fairseq's generator
+
+LINES = [
+    "A dog runs.", "Two men in red shirts stand beside a small yellow boat on the lake.",
+    "The zzyzx plays with an old xylophone!", "A girl",
+    "People walk past shops and houses in a busy street while it rains.", "An older woman sells fruit.",
+]  # fmt: skip
+
+
+def translated(lines, batch_size, **settings):
+    how = {"dtype": "float64", "beam": 5, "nbest": 3, "max_len_b": 24, **settings}
+    translator = Translator.from_pretrained(str(ROOT / "data" / "demo.en-de"), **how)
+    return translator.translate(lines, batch_size=batch_size)
+
+
+def compare_with_fairseq(lines, batch_size, beam, lenpen, nbest):
+    how = {"beam": beam, "lenpen": lenpen, "nbest": nbest}
+    ours, theirs = (translated(lines, batch_size, strategy=strategy, **how) for strategy in ("ar", "fairseq"))
+    for start in range(0, len(ours), nbest):
+        group, others = ours[start : start + nbest], theirs[start : start + nbest]
+        scores = [each.score for each in others]
+        assert [each.score for each in group] == pytest.approx(scores, abs=TIE)
+        if min((one - other for one, other in pairwise(scores)), default=1) > TIE:
+            assert [each.text for each in group] == [each.text for each in others]
+        for one, other in zip(group, others):
+            assert sum(one.token_scores) / len(one.token_scores) ** lenpen == pytest.approx(one.score, abs=1e-6)
+            assert one.text != other.text or one.token_scores == pytest.approx(other.token_scores, abs=TIE)
+
+
+def test_searches_on_the_shipped_pair_are_fairseqs():
+    compare_with_fairseq(LINES, 4, 4, 0.6, 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("beam, lenpen", [(2, 1.0), (4, 1.4), (5, 1.0), (8, 0.6)])
+def test_many_searches_on_the_shipped_pair_are_fairseqs(beam, lenpen):
+    lines = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()[:100]
+    compare_with_fairseq(lines, 16, beam, lenpen, 2)
+
+
+def test_beams_in_commands_and_streams():
+    found = translated(LINES[:3], 2, strategy="ar", dtype="float32")
+    assert [each.sample for each in found] == [0, 1, 2] * 3
+    folder, how = str(ROOT / "data" / "demo.en-de"), {"strategy": "ar", "beam": 5, "max_len_b": 24}
+    translator = Translator.from_pretrained(folder, **how)
+    assert ["".join(translator.stream_text(line)) for line in LINES[:3]] == [each.text for each in found[::3]]
+    windows = Translator.from_pretrained(
+        str(ROOT / "data" / "demo.en-de"), strategy="ar", beam=5, max_len_b=24, windows="sentence"
+    )
+    assert windows.translate([" ".join(LINES[:2])])[0].text == f"{found[0].text} {found[3].text}"

@@ -21,6 +21,7 @@ from specdec_plugins.decoding.backends.cpu.binding import library
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import UnsupportedModel, load_pair
+from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.values import Source
 from specdec_plugins.formats import fairseq, spec
 from specdec_plugins.formats.checkpoint import CheckpointError
@@ -282,7 +283,7 @@ def test_back_to_fairseq(case):
     again = fairseq.read(fairseq.checkpoint_of(first), "x")
     assert again.spec == first.spec and again.tensors.keys() == first.tensors.keys()
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in first.tensors.items())
-    generator = FairseqGenerator(first, 1, torch.device("cpu"), torch.float32)
+    generator = FairseqGenerator(first, Beam(1), torch.device("cpu"), torch.float32)
     source, target = torch.tensor([[5, 9, 4, 2]]), torch.tensor([[2, 7, 8]])
     with torch.no_grad():
         expected, found = (each(source, torch.tensor([4]), target)[0] for each in (model, generator.model))

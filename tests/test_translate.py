@@ -536,7 +536,7 @@ MISUSE = {
     "--tau 1": "--tau requires --beta over 1: tolerance needs both, such as --beta 3 and --tau 1",
     "--beta 99999999999999999999 --tau 1": "--beta 99,999,999,999,999,999,999 is more than 2,147,483,647",
     "--temperature 0.5": "--temperature requires --sampling",
-    "--nbest 5": "--num-samples requires --sampling",
+    "--nbest 5": "--nbest 5 requires a --beam of at least 5, or --sampling",
     "--threads 100000 --workers 100000": (
         f"--threads 100,000 is more than {MOST_THREADS:,}; --workers 100,000 is more than {MOST_THREADS:,}"
     ),
@@ -552,7 +552,12 @@ MISUSE = {
         "--block-size is not supported by strategy ar; --beta is not supported by strategy ar"
     ),
     "--strategy fairseq --dtype auto": "--dtype auto is not supported by strategy fairseq",
-    "--beam 5": "--beam is not supported by strategy specdec",
+    "--beam 5": "--beam is not supported by strategy specdec; use ar, as speculation does not search yet",
+    "--strategy ar --beam 3 --nbest 4": "--nbest 4 requires a --beam of at least 4, or --sampling",
+    "--strategy ar --beam 3 --sampling": "--beam cannot be combined with --sampling",
+    "--strategy ar --beam 3 --nbest 2 --windows 9": "--nbest of a --beam cannot be combined with --windows",
+    "--strategy ar --lenpen 2": "--lenpen requires a --beam over 1",
+    "--strategy ar --beam 2 --lenpen 40": "--lenpen 40.0 is more than 30.0",
     "--strategy ar --trace": "--trace requires drafts; strategy ar makes none",
     "--workers 0": "--workers 0 is less than 1",
     "--workers 2 --device cuda:1": "--device cuda:1 is one GPU; use --device cuda with --workers, which gives each its own",

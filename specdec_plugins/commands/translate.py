@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # options are checked before torch is loaded
     from specdec_plugins.decoding.stats import DecodeStats
 
 BUFFER_SIZE = 512  # outputs at a time
-ALIASES = {"num_samples": ["--nbest"]}
 COMMON = {"help", "help_all", "version", "files", "model", "input", "output", "resume", "format", "batch_size", "workers",
           "trace", "quiet"}  # fmt: skip
 COMMON |= {each.name for each in fields(Settings) if option_of(each).common}
@@ -46,11 +45,11 @@ def parser() -> Parser:
     p = Parser(
         prog="specdec-translate",
         usage="%(prog)s --model DIR [option ...] [FILE ...]",
-        description="Translate lines of text. One line out per line in, in order; with --num-samples N, N lines.",
+        description="Translate lines of text. One line out per line in, in order; with --nbest N, N lines.",
         epilog="Exit status: 0 done; 1 bad input or a file error, after writing everything before it; 2 wrong options.",
     )  # fmt: skip
     p.add_argument("--help-all", action="store_true", help="show all options and exit")
-    names = ("model", "text", "decoding", "drafting", "sampling", "limits", "documents", "machine", "report")
+    names = ("model", "text", "decoding", "drafting", "sampling", "beam search", "limits", "documents", "machine", "report")
     groups = {name: p.add_argument_group("output lengths" if name == "limits" else name) for name in names}
     model, text, machine, report = (groups[name].add_argument for name in ("model", "text", "machine", "report"))
 
@@ -100,14 +99,14 @@ def parser() -> Parser:
 
 def add_option(group: argparse._ArgumentGroup, name: str, how: Option, default: object) -> None:
     """Add the option of a field of `Settings`; that class checks the value."""
-    names = [option_name(name), *ALIASES.get(name, [])]
+    name_on_line = option_name(name)
     if how.kind is bool:
-        group.add_argument(*names, dest=name, action="store_true", help=how.help)
+        group.add_argument(name_on_line, dest=name, action="store_true", help=how.help)
         return
     words = [word for word in how.words if word not in how.hidden]
     kinds: dict[type, Callable[[str], object]] = {int: whole_or_word if words else whole, float: number, str: str}
     letter = how.letter or "{" + ",".join(words) + "}"
-    group.add_argument(*names, dest=name, type=kinds[how.kind], default=default, metavar=letter, help=how.help)
+    group.add_argument(name_on_line, dest=name, type=kinds[how.kind], default=default, metavar=letter, help=how.help)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ RULES = ("coupled", "rejection")
 LIBRARIES = ("fairseq", "huggingface")
 STOPPING = ("false", "true", "never")
 MAX_BEAMS = 1000
-MAX_LENGTH_PENALTY = 30.0  # a power of more overflows
+MAX_LENGTH_PENALTY, MAX_UNK_PENALTY = 30.0, 1e6  # beyond them sums and powers overflow
 MAX_BLOCK_SIZE = 1024  # tokens of a draft, or of a tree
 
 
@@ -125,10 +125,12 @@ class Beam:
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise ValueError(f"{name} {value!r} is not a whole number from 1 to {most}")
-        for name, bound in (("length_penalty", MAX_LENGTH_PENALTY), ("unk_penalty", 1e6)):
+        for name, bound in (("length_penalty", MAX_LENGTH_PENALTY), ("unk_penalty", MAX_UNK_PENALTY)):
             value = getattr(self, name)
             if not is_number(value) or not abs(value) <= bound:
                 raise ValueError(f"{name} {value!r} is not a number from -{bound:g} to {bound:g}")
+        if self.unk_penalty and self.rules != "fairseq":
+            raise ValueError(f"unk_penalty is not supported by the rules of {self.rules}, which are the model's own")
         for name, words in (("rules", LIBRARIES), ("early_stopping", STOPPING), ("renormalize", (False, True))):
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown; available: {', '.join(map(str, words))}")

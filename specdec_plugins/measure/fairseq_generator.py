@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from specdec_plugins.decoding.options import Beam
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request, Source
 from specdec_plugins.extras import needed
@@ -18,7 +19,7 @@ from specdec_plugins.formats.spec import Model, Symbols
 class FairseqGenerator:
     """fairseq's `SequenceGenerator` for the engine's requests. Raises ValueError for a model that fairseq does not support."""
 
-    def __init__(self, model: Model, beam: int, device: torch.device, dtype: torch.dtype):
+    def __init__(self, model: Model, beam: Beam, device: torch.device, dtype: torch.dtype):
         checkpoint = checkpoint_of(replace(model, spec=replace(model.spec, forced=())))
         logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing it reports missing optional packages
         with needed("train", "strategy fairseq"):
@@ -48,15 +49,17 @@ class FairseqGenerator:
     def decode(
         self, requests: Sequence[Request], rows: int, max_tokens: int | None, max_len_a: float, max_len_b: int, stats: DecodeStats
     ) -> Iterator[Hypothesis]:
-        """Yield the best output of each request, in batches of at most ``rows`` and ``max_tokens`` source tokens with padding.
+        """Yield the best outputs of each request, in batches of at most ``rows`` and ``max_tokens`` source tokens with padding.
 
         All requests share their minimum length and n-gram rule. As in fairseq, the longest source sets a batch's length limit.
         """
         from fairseq.sequence_generator import SequenceGenerator
 
+        beam = self.beam
         generator = SequenceGenerator(
-            [self.model], self.dictionaries[1], beam_size=self.beam, max_len_a=max_len_a, max_len_b=max_len_b
-        )
+            [self.model], self.dictionaries[1], beam_size=beam.size, max_len_a=max_len_a, max_len_b=max_len_b,
+            len_penalty=beam.length_penalty, unk_penalty=beam.unk_penalty,
+        )  # fmt: skip
         if requests[0].no_repeat:
             generator.repeat_ngram_blocker = Blocker(requests[0].no_repeat)
         pad = Symbols().pad
@@ -73,13 +76,15 @@ class FairseqGenerator:
             outputs = generator.generate([self.model], sample, prefix_tokens=forced)
             stats.lap("verifying", self.device)
             stats.settle()
-            for request, (best, *_) in zip(batch, outputs):
-                tokens = best["tokens"].tolist()[:-1]
-                found = Hypothesis(request.index, tokens, best["positional_scores"].tolist(), [], len(tokens) >= limit)
-                stats.finish(found)
-                stats.iterations += len(tokens) + 1
-                stats.own_tokens += len(tokens) + 1
-                yield found
+            for request, ranked in zip(batch, outputs):
+                for number, each in enumerate(ranked[: beam.nbest]):
+                    tokens, score = each["tokens"].tolist()[:-1], float(each["score"]) if beam.size > 1 else None
+                    parts, cut = each["positional_scores"].tolist(), len(tokens) >= limit
+                    found = Hypothesis(request.index, tokens, parts, [], cut, number, score=score)
+                    stats.finish(found)
+                    stats.iterations += len(tokens) + 1
+                    stats.own_tokens += len(tokens) + 1
+                    yield found
 
 
 class Blocker:

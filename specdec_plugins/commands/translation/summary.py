@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[str]:
     """The lines of the summary: speed, drafting, and where the time went."""
-    units = "samples" if settings.drawn > 1 else "sentences" if settings.windows is None else "windows"
+    units = "sentences" if settings.windows is None else "windows"
+    if settings.drawn > 1:
+        units = "samples" if settings.sampling else "hypotheses"
     lines = [
         f"{stats.sentences:,} {units}, {stats.committed:,} tokens in {seconds:.1f} s: "
         f"{stats.sentences / seconds:,.1f} {units}/s, {stats.committed / seconds:,.0f} tokens/s"

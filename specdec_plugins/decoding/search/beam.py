@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from specdec_plugins.decoding.options import Beam
 
-CANDIDATES = 2  # per live hypothesis: should all of the best be eos, as many others go on
+CANDIDATES = 2  # per live hypothesis, as each may have eos among its best
 
 
 class Node(NamedTuple):
