@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import sys
 from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
@@ -232,6 +233,24 @@ def test_an_imported_folder_is_certified(published, tmp_path, capsys):
     drafted = Translator.from_pretrained(str(folder), drafter=str(output), threads=1, dtype="float64", block_size=3)
     assert [each["translation_text"] for each in drafted(LINES.split("\n")[:9], *languages)] == texts[0]
     assert drafted.stats.accepted > 20 and drafted.engine.drafter_name == "small"
+
+
+def test_a_smaller_model_needs_the_same_vocabulary(tmp_path):
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder, codes in zip(folders, ((), (">>fra<<",))):
+        config = {name: value for name, value in hf_text.marian(folder, codes=codes).items() if name != "model_type"}
+        made("Marian", {**config, "decoder_start_token_id": config["pad_token_id"]}, {}).save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"cannot draft for .*one: it has another source vocabulary and another target"):
+        Translator.from_pretrained(str(folders[0]), drafter=str(folders[1]))
+
+
+def test_a_check_without_transformers_says_so(plain, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert import_model.main([str(plain[0]), "--check"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "specdec-import: error: --check compares with transformers, which cannot be imported"
+    )
+    assert import_model.main([str(plain[0])]) == 2 and "--output is missing" in capsys.readouterr().err
 
 
 # ---- files

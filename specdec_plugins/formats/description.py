@@ -25,6 +25,7 @@ class VerifierEntry:
     spec: ModelSpec
     aliases: Mapping[str, str] = field(default_factory=dict)
     sinusoidal: tuple[str, ...] = ()
+    fingerprint: str | None = None  # spares hashing the weights at every load
 
 
 @dataclass(frozen=True)

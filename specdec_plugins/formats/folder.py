@@ -82,7 +82,8 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
         load = _load_models if isinstance(described, Description) else _load_models_of_format_1
         verifier, drafter = load(folder, described)  # type: ignore[arg-type]
         languages = described.source_lang, described.target_lang
-        return _checked(Pair.open(verifier, drafter, CodecConfig(codec.name, str(folder), files, *languages, codec.options)))
+        pair = Pair.open(verifier, drafter, CodecConfig(codec.name, str(folder), files, *languages, codec.options))
+        return _checked(pair, mark=described.verifier.fingerprint if isinstance(described, Description) else None)
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: not a model folder (no {Path(error.filename).name} in it)") from None
     except NotADirectoryError:
@@ -175,7 +176,9 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
         codec = CodecEntry(config.name, _copy(config.files, temporary), config.options)
         stored = _store(temporary, "verifier", pair.verifier, {}, half)
         del stored["shared"]
-        verifier = VerifierEntry(spec=pair.verifier.spec, **stored)
+        trained_for = pair.drafter.verifier if pair.drafter else None
+        mark = None if trained_for is None else spec.fingerprint(pair.verifier)
+        verifier = VerifierEntry(spec=pair.verifier.spec, fingerprint=mark, **stored)
         drafter = None
         if (model := pair.drafter) is not None:
             drafter = DrafterEntry(
@@ -313,8 +316,9 @@ def _roles(name: str, verifier: Model | DrafterModel, drafter: Model | DrafterMo
     return verifier, drafter
 
 
-def _checked(pair: Pair, faults: Sequence[str] = ()) -> Pair:
-    """The pair, if its vocabularies fit its models. Warns about a drafter that was trained for another verifier."""
+def _checked(pair: Pair, faults: Sequence[str] = (), mark: str | None = None) -> Pair:
+    """The pair, if its vocabularies fit its models. Warns about a drafter that was trained for another verifier, whose
+    fingerprint is ``mark`` if known."""
     faults = list(faults)
     for role, model in (("verifier", pair.verifier), ("drafter", pair.drafter)):
         if model is None or model.spec is None:
@@ -328,6 +332,7 @@ def _checked(pair: Pair, faults: Sequence[str] = ()) -> Pair:
         faults += [f"the {role}'s {fault}" for fault in spec.symbol_faults(model.spec, len(pair.source), len(pair.target))]
     if faults:
         raise checkpoint.CheckpointError(f"{pair.name}: " + "; ".join(faults))
-    if pair.drafter is not None and pair.drafter.verifier not in (None, spec.fingerprint(pair.verifier)):
+    trained_for = pair.drafter.verifier if pair.drafter else None
+    if trained_for is not None and trained_for != (mark or spec.fingerprint(pair.verifier)):
         log.warning("%s: the drafter was trained for another verifier: fewer of its tokens will be accepted", pair.name)
     return pair

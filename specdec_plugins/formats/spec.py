@@ -314,10 +314,12 @@ def weight_fault(tensor: Any) -> str | None:
         return fault
     if tensor.dtype not in WEIGHT_DTYPES:
         return f"is {str(tensor.dtype).removeprefix('torch.')}, not floating-point"
-    # A finite sum implies finite terms, and runs at memory speed; the sum of large terms may overflow.
-    if not math.isfinite(tensor.detach().sum()) and not tensor.isfinite().all():
-        return "has values that are not finite"
-    return None
+    return None if all_finite(tensor) else "has values that are not finite"
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether all floats are finite. A finite sum implies finite terms, at memory speed; that of large terms may overflow."""
+    return math.isfinite(tensor.detach().sum()) or bool(tensor.isfinite().all())
 
 
 def symbol_faults(spec: ModelSpec, source_size: int, target_size: int) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.formats.files import unload, whole
-from specdec_plugins.formats.spec import aligned
+from specdec_plugins.formats.spec import aligned, all_finite
 
 # The format's names of data types: https://github.com/huggingface/safetensors
 DTYPES = {
@@ -57,7 +57,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], half: bool = False) -> None
         file.write(struct.pack("<Q", len(text)) + text)
         for name, tensor in ordered.items():
             stored = tensor.detach().to(dtypes[name]).contiguous()
-            if stored.is_floating_point() and not stored.isfinite().all():
+            if stored.is_floating_point() and not all_finite(stored):
                 raise ValueError(f"{path.stem}: {name} has values that are not finite{' in float16' if half else ''}")
             file.write(stored.reshape(-1).view(torch.uint8).numpy().data)
             unload([tensor.data_ptr()])
