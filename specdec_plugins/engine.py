@@ -46,9 +46,13 @@ class Engine:
         if drafter is not None or settings.draft_with:
             self.trained_block_size = pair.block_size or assignment.USUAL_BLOCK_SIZE
             pair = replace(pair, drafter=None)
+        elif pair.drafter is None and settings.strategy == "specdec":
+            settings = replace(settings, strategy="ar")
+            log.warning(
+                "%s has no drafter; decoding without drafts (--draft-with names drafters that need no training)", pair.name
+            )
         elif pair.drafter is None and settings.strategy in DRAFTING:
-            choice = "; name one without weights (--draft-with)" if settings.strategy == "specdec" else ""
-            raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} requires{choice}")
+            raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} requires")
         if settings.max_positions:
             pair = assignment.beyond_training(pair, settings.max_positions, settings.strategy != "ar")
         self.pair, self.settings, self.stats, self.rules = pair, settings, DecodeStats(), pair.verifier.spec.outputs

@@ -256,6 +256,16 @@ def test_a_check_without_transformers_says_so(plain, monkeypatch, capsys):
 # ---- files
 
 
+def test_a_folder_without_a_drafter_is_decoded_plainly(published, caplog):
+    folder, languages = published
+    with caplog.at_level("WARNING"):
+        texts = Translator.from_pretrained(str(folder), threads=1)("a b c", *languages)
+    assert "has no drafter; decoding without drafts" in caplog.text
+    assert texts == Translator.from_pretrained(str(folder), strategy="ar", threads=1)("a b c", *languages)
+    with pytest.raises(ValueError, match="tree is not supported by strategy ar"):
+        Translator.from_pretrained(str(folder), tree=4)
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """A small BART: its folder, model and state."""

@@ -136,7 +136,7 @@ def test_a_summary_says_why_nothing_was_drafted():
     stats = DecodeStats(sentences=2, passes=5, iterations=9, own_tokens=9)
     stats.lengths[0] = 5
     said = summary(Settings(), stats, 1.0)[1]
-    assert said.startswith("specdec, exact, block size auto: no draft, because plain passes were faster")
+    assert said.startswith("specdec, exact, block size auto: no draft; plain passes were faster")
     stats.lengths[4], stats.drafted, stats.accepted, stats.own_tokens = 5, 8, 4, 5
     assert summary(Settings(), stats, 1.0)[1].startswith("specdec, exact, block size auto (no draft in 100%, 4 tokens in 100% of")
     assert summary(Settings(block_size=4), stats, 1.0)[1].startswith(

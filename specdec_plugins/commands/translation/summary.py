@@ -41,7 +41,7 @@ def draft_lengths(settings: Settings, stats: "DecodeStats") -> str:
     if not settings.adaptive:
         lengths = str(settings.block_size if isinstance(settings.block_size, int) else max(stats.lengths))
     elif not stats.drafted:
-        return "auto: no draft, because plain passes were faster (--block-size model drafts anyway)"
+        return "auto: no draft; plain passes were faster (--block-size model drafts anyway), or there is no drafter"
     else:
         kinds = [(f"{length} tokens" if length else "no draft", times) for length, times in stats.lengths.most_common(3)]
         lengths = f"auto ({', '.join(f'{kind} in {times / stats.passes:.0%}' for kind, times in kinds)} of the passes)"
