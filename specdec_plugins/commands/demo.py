@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from specdec_plugins.commands.runner import Parser, command, out_of_range, whole
@@ -81,16 +82,15 @@ def comparison(
     translators: dict[str, "Translator"], results: dict[str, list["Translation"]], seconds: dict[str, list[float]]
 ) -> str:
     """A table of the strategies relative to the first one. The first round is warm-up."""
-    import numpy as np
     from tabulate import tabulate
 
-    medians = {name: float(np.median(times[1:])) for name, times in seconds.items()}
+    medians = {name: median(times[1:]) for name, times in seconds.items()}
     plain, base = next(iter(results.values())), next(iter(medians.values()))
     rows = []
-    for name, median in medians.items():
+    for name, middle in medians.items():
         same = sum(found.tokens == expected.tokens for found, expected in zip(results[name], plain))
         length = translators[name].stats.mean_accepted_length
-        rows.append([f"  {name}", f"{median * 1000:.0f} ms", f"{base / median:.2f} x", f"{length:.2f} tokens per verifier pass",
+        rows.append([f"  {name}", f"{middle * 1000:.0f} ms", f"{base / middle:.2f} x", f"{length:.2f} tokens per verifier pass",
                      f"{same} of {len(plain)} as ar"])  # fmt: skip
     return tabulate(rows, tablefmt="plain", disable_numparse=True, preserve_whitespace=True, colalign=("left", *["right"] * 4))
 

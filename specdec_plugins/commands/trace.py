@@ -40,12 +40,8 @@ class TracedSentence:
         return sum(len(step.accepted) + (step.correction is not None) for step in self.steps)
 
     @property
-    def passes(self) -> int:
-        return len(self.steps)
-
-    @property
     def figures(self) -> str:
-        return figures(self.committed, self.passes) if self.steps else "nothing to translate"
+        return figures(self.committed, len(self.steps)) if self.steps else "nothing to translate"
 
 
 def figures(committed: int, passes: int) -> str:
@@ -56,9 +52,8 @@ def figures(committed: int, passes: int) -> str:
 
 def legend(colour: bool) -> str:
     """One line that explains `terminal`."""
-    return f"drafted and {_mark('accepted', ACCEPTED, '', colour)}, {_mark('refused', REFUSED, '~', colour)}; " + (
-        f"{_mark('the verifier’s own', OWN, '[', colour)} token after them"
-    )
+    parts = (("accepted", ACCEPTED, ""), ("refused", REFUSED, "~"), ("the verifier’s own", OWN, "["))
+    return "drafted and {}, {}; {} token after them".format(*(_mark(*part, colour) for part in parts))
 
 
 def terminal(sentence: TracedSentence, colour: bool) -> str:
@@ -121,7 +116,7 @@ class HtmlTrace:
     def write(self, sentence: TracedSentence) -> None:
         self.sentences += 1
         self.committed += sentence.committed
-        self.passes += sentence.passes
+        self.passes += len(sentence.steps)
         self.stream.write(self.parts.section(sentence))
 
     def close(self) -> None:
