@@ -93,7 +93,7 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
 def _load_huggingface(folder: Path) -> Pair:
     model, settings = huggingface.read_model(folder)
     entry = codec_entry_of(folder, settings)
-    if forces_language(entry):  # the request's, of which the config's is only the default
+    if forces_language(entry):  # requests choose the language; the config's is only the default
         model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=()))
     files = {role: _inside(folder, name, MAX_CODEC_BYTES) for role, name in entry.files.items()}
     config = CodecConfig(entry.name, str(folder), files, *default_languages(folder, settings), entry.options)

@@ -32,7 +32,7 @@ BUILT_IN = {
 
 @dataclass(frozen=True)
 class CodecConfig:
-    """A model's codec: its name, its files by role, its options, and the default languages, empty where there are none."""
+    """A model's codec: its name, its files by role, its options, and the default languages (may be empty)."""
 
     name: str
     folder: str  # the model, for errors

@@ -120,7 +120,7 @@ class Framed:
         return "source" in self.options.frame
 
     def language(self, side: str, asked: str | None) -> str | None:
-        """The code of a side's language token; None if there is none. Raises ValueError, `NoLanguage` if one is missing."""
+        """The code of a side's language token, if it has one. Raises ValueError, or `NoLanguage` if the language is missing."""
         usual, what = getattr(self.config, f"{side}_lang"), f"the model's {side} languages"
         if self.multilingual and not (side == "target" and self.options.fixed_target):
             if not (asked or usual):

@@ -36,7 +36,7 @@ class Family:
     roles: Mapping[str, str]
     family: str = ""  # of tokenizer-json
     code: str = ""  # language tokens; the group is the language
-    named: tuple[str, ...] = NAMED  # special tokens that it has without being told
+    named: tuple[str, ...] = NAMED  # special tokens that it always has
     others: Mapping[str, str] = field(default_factory=dict)  # files where there is no tokenizer.json
 
 

@@ -33,7 +33,7 @@ LISTED = 12  # languages in an error
 
 
 def language(asked: str, known: Collection[str], what: str) -> str:
-    """The code among ``known`` that ``asked`` means. Raises ValueError, with the nearest codes, if there is none or several.
+    """The code among ``known`` that ``asked`` means. Raises ValueError naming the nearest codes if it is unknown or ambiguous.
 
     ``what`` names the languages in errors, such as ``the model's target languages``.
     """

@@ -35,7 +35,7 @@ class TokenizerJson(Framed):
         super().__init__(config, symbols, next((roles for roles in ROLES if roles[0] in files), ROLES[0]))
         self.path = next(files[name] for name, *_ in ROLES if name in files)
         if self.options.family not in FAMILIES:
-            which = f"family '{self.options.family:.40}' is none of {', '.join(FAMILIES)}"
+            which = f"family '{self.options.family:.40}' is unknown; known: {', '.join(FAMILIES)}"
             raise ValueError(f"{config.folder}: codec {config.name}: {which}")
         self.tokenizer = self._unigram() if "model" in files else load_tokenizer(self.path, files.get("merges"))
         self._rebuild()

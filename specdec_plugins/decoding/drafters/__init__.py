@@ -67,7 +67,7 @@ class Rows(Generic[Row]):
 
 
 class CachedRows(Rows[Row]):
-    """`Rows` beside a model's ``cache``, of which row b holds ``held(rows[b])`` positions; ``chosen`` are those of a budget."""
+    """`Rows` with a model's ``cache``: row b holds ``held(rows[b])`` positions. ``chosen`` are the positions of a budget."""
 
     def __init__(self, cache: RowState, held: Callable[[Row], int], chosen: Chosen | None):
         super().__init__()
