@@ -56,14 +56,9 @@ class GlatLoss(FairseqCriterion):
             masked = block.masked & ~revealed
             return torch.where(revealed, block.target, block.prev_target), masked
 
-        features = model(
-            sample["net_input"]["src_tokens"],
-            sample["net_input"]["src_lengths"],
-            block.prev_target,
-            masked=block.masked,
-            glance=glance if ratio > 0 else None,
-            features_only=True,
-        )
+        source = sample["net_input"]["src_tokens"], sample["net_input"]["src_lengths"]
+        how = {"masked": block.masked, "glance": glance if ratio > 0 else None, "features_only": True}
+        features = model(*source, block.prev_target, **how)
         loss, nll_loss, right = self.compute_loss(model, features, block.target, masked)
         if ratio <= 0:
             present = None if model.training else block_view(block.masked, block)

@@ -66,18 +66,13 @@ class BlockDecoder(TransformerDecoder):
         padding = prev_output_tokens.eq(self.padding_idx)  # (B, T)
         positions = positions.transpose(0, 1)
         x = x.transpose(0, 1)  # (T, B, D) for fairseq's layers
+        memory = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
         for index, layer in enumerate(self.layers):
             x = x + positions
             if index == 0 and self.layernorm_embedding is not None:
                 x = self.layernorm_embedding(x)
             x = self.dropout_module(x)
-            x = layer(
-                x,
-                encoder_out["encoder_out"][0],
-                encoder_out["encoder_padding_mask"][0],
-                self_attn_mask=None,
-                self_attn_padding_mask=padding,
-            )[0]
+            x = layer(x, *memory, self_attn_padding_mask=padding)[0]
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = x.transpose(0, 1)

@@ -44,13 +44,9 @@ class CausalBlockDecoder(TransformerDecoder):
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)  # (T, B, D) for fairseq's layers
         mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, float("-inf"))
+        memory = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"][0]
         for layer in self.layers:
-            x = layer(
-                x,
-                encoder_out["encoder_out"][0],
-                encoder_out["encoder_padding_mask"][0],
-                self_attn_mask=mask.repeat_interleave(layer.self_attn.num_heads, 0),  # (B H, T, T)
-            )[0]
+            x = layer(x, *memory, self_attn_mask=mask.repeat_interleave(layer.self_attn.num_heads, 0))[0]  # (B H, T, T)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = x.transpose(0, 1)
