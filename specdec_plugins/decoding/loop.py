@@ -175,7 +175,7 @@ class Session:
             self.drafter.observe(self.drafting, scores, draft, verdict)
         iteration = Iteration.of(draft, verdict, prefix.symbols.eos)
 
-        # 5. Searches choose what goes on: hypotheses move to other rows, fork and leave.
+        # 5. Searches choose the surviving hypotheses, which move to other rows, fork or leave.
         if searching:
             order, iteration = advance(prefix, ranked, iteration)
             self._select(order)

@@ -191,7 +191,7 @@ class Prefix:
         )  # fmt: skip
 
     def hypotheses(self, row: int) -> list[Hypothesis]:
-        """The outputs of a row: one, or those of a search, best first, of which only the first row has any."""
+        """The outputs of a row: one. A search's outputs, best first, are those of its first row."""
         request = self.requests[row]
         if request.beam is None:
             return [self.hypothesis(row)]
