@@ -5,6 +5,7 @@ import random
 import shutil
 import sys
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -163,6 +164,51 @@ def test_greedy_outputs_are_those_of_generate(case):
         found = decoded(pair, sources, strategy="ar", dtype="float64", **settings)
         assert not options or len({tuple(row) for row in wanted}) > 5
         assert all(one == other or excused(model, *rows) for rows in zip(sources, wanted, found) for one, other in [rows[1:]])
+
+
+def searched(model, sources, beam, nbest, **options):
+    """The n-best lists of `generate`: tokens without start token and eos, and scores. Each source alone: none is padded."""
+    eos, pad, found = model.config.eos_token_id, model.config.pad_token_id, []
+    for source in sources:
+        how = {
+            "num_beams": beam,
+            "num_return_sequences": nbest,
+            "output_scores": True,
+            "return_dict_in_generate": True,
+            **options,
+        }
+        out = model.generate(**padded([source], pad), do_sample=False, **how)
+        scored = []
+        for row, score, steps in zip(
+            out.sequences.tolist(), out.sequences_scores.tolist(), (out.beam_indices >= 0).sum(1).tolist()
+        ):
+            row = row[1 : 1 + steps]
+            scored.append((row[: row.index(eos)] if eos in row else row, score))
+        found.append(scored)
+    return found
+
+
+@pytest.mark.parametrize("stopping", long_but(["false", "true", "never"], "never"))
+def test_searches_are_those_of_generate(case, stopping):
+    model, folder = case
+    pair, sources = pair_of(read_model(folder)[0]), sources_of(model, 6)
+    rules, ties = pair.verifier.spec.outputs, 0
+    spec = replace(pair.verifier.spec, outputs=replace(rules, early_stopping=stopping))
+    pair = replace(pair, verifier=replace(pair.verifier, spec=spec))
+    for beam, lenpen in ((2, None), (4, 0.6), (5, 1.4)):
+        options = {"early_stopping": {"true": True, "false": False}.get(stopping, "never")}
+        penalty = {} if lenpen is None else {"length_penalty": lenpen}
+        wanted = searched(model, sources, beam, 2, **options, **penalty)
+        engine = Engine(pair, Settings(threads=1, strategy="ar", dtype="float64", beam=beam, nbest=2, lenpen=lenpen))
+        outputs = engine.generate(sources, batch_size=3)
+        for number, theirs in enumerate(wanted):
+            ours = [(each.tokens, each.score) for each in outputs if each.index == number]
+            if [tokens for tokens, _ in ours] != [tokens for tokens, _ in theirs]:
+                assert abs(ours[0][1] - theirs[0][1]) < 1e-5, (number, beam, lenpen, ours, theirs)
+                ties += 1
+                continue
+            assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-5)
+    assert ties <= 1
 
 
 def nearly(model, seed=0):
