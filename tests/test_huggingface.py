@@ -16,7 +16,7 @@ from conftest import transformers
 from safetensors.torch import load_file, save_file
 from support import long_but
 
-from specdec_plugins.commands import import_model
+from specdec_plugins.commands import import_model, translate
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
@@ -279,6 +279,10 @@ def test_an_imported_folder_is_certified(published, tmp_path, capsys):
     drafted = Translator.from_pretrained(str(folder), drafter=str(output), threads=1, dtype="float64", block_size=3)
     assert [each["translation_text"] for each in drafted(LINES.split("\n")[:9], *languages)] == texts[0]
     assert drafted.stats.accepted > 20 and drafted.engine.drafter_name == "small"
+    (tmp_path / "text").write_text("\n".join(LINES.split("\n")[:9]) + "\n")
+    command = ["--model", folder, "--drafter", output, *options, tmp_path / "text", "-o", tmp_path / "out", "--quiet"]
+    assert translate.main([*map(str, command), "--threads", "1"]) == 0
+    assert len((tmp_path / "out").read_text().split("\n")) == 10
 
 
 def test_a_smaller_model_needs_the_same_vocabulary(tmp_path):
@@ -363,6 +367,17 @@ def test_weights_that_the_config_ties_but_the_file_does_not_stay_apart(plain, tm
     found = read_model(tmp_path / "apart")[0].tensors
     assert torch.equal(found["decoder.output_projection.weight"], theirs.lm_head.weight)
     assert found["encoder.embed_tokens.weight"] is found["decoder.embed_tokens.weight"]
+
+
+def test_a_model_published_without_its_projection_has_the_embedding(plain, tmp_path):
+    """As BART itself: names without ``model.``, and another class."""
+    folder, model = plain
+    model.model.save_pretrained(tmp_path)
+    shutil.copy(folder / "generation_config.json", tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["BartModel"]
+    found, known = (read_model(each)[0].tensors for each in (tmp_path, folder))
+    assert found.keys() | {"decoder.output_projection.bias"} == known.keys()
+    assert all(torch.equal(tensor, known[name]) for name, tensor in found.items())
 
 
 class Runs:

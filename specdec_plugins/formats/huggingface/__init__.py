@@ -27,7 +27,7 @@ def read_model(folder: Path) -> tuple[Model, dict[str, Any]]:
     if type(kind) is not str or kind not in FAMILIES:
         raise ValueError(f"{config.path}: model_type {kind!r:.80} is not supported; available: {', '.join(FAMILIES)}")
     family, architectures = FAMILIES[kind], config.get("architectures")
-    if architectures not in (None, [], [family.architecture]):
+    if architectures not in (None, [], [family.architecture], [family.base]):
         raise ValueError(f"{config.path}: architectures {architectures!r:.80}; {kind} needs {family.architecture}")
     path = folder / "generation_config.json"
     whole = path.is_file()

@@ -4,6 +4,7 @@ All call a layer's tensors by the canonical names, after ``model.``.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,11 @@ class Family:
     skips_pad: bool = False  # positions count from pad + 1 and leave out pad, which we therefore ban from outputs
     separates: bool = False  # source and target may have vocabularies of their own
     unknown: int = 3  # what drafters read for tokens that they do not know
+
+    @property
+    def base(self) -> str:
+        """The class without an output projection, by which some are published: theirs is the embedding."""
+        return re.sub("MTModel|ForConditionalGeneration", "Model", self.architecture)
 
 
 FAMILIES = {
