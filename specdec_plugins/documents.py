@@ -210,7 +210,8 @@ def windows_of(
     most = (
         size if isinstance(size, int) else translator.max_source - len(translator.codec.encode("", source_lang, target_lang).ids)
     )
-    texts = sentences(line, two_letters(source_lang or translator.pair.config.source_lang), most, tokenized)
+    lang = source_lang or translator.pair.config.source_lang
+    texts = sentences(line, two_letters(lang) or lang, most, tokenized)
     tokens = (translator.encoded(text, tokenized, source_lang, target_lang).text for text in texts)
     return windows(tokens, most, alone, lambda sentence: cut(vocabulary.tokens(sentence[:most]), most))
 

@@ -149,7 +149,7 @@ def test_offsets_and_frames(folders, kind):
     assert covered == {at for at, character in enumerate(line) if character != " "}
 
 
-def test_marian_languages(folders):
+def test_marian_languages(folders, tmp_path):
     """The target's language token begins the text, by option or in the text itself."""
     codec = folders("marian-many")[2]
     tagged = codec.encode(">>fra<< The dog").ids
@@ -160,6 +160,8 @@ def test_marian_languages(folders):
     assert pair.encode("a", "en", "deu").ids == pair.encode("a").ids
     with pytest.raises(ValueError, match="target languages are de; 'fr' is none of them"):
         pair.encode("a", "en", "fr")
+    config = hf_text.marian(tmp_path / "group", source_lang="gem", target_lang="en")
+    assert open_folder(tmp_path / "group", config).encode("a", "de", "en").ids  # one of the Germanic languages
 
 
 @pytest.mark.parametrize("kind", LANGUAGES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from specdec_plugins.formats.strict import parse
 from specdec_plugins.text.codec import CodecConfig, Encoded, NoLanguage, Redecoded
-from specdec_plugins.text.languages import language
+from specdec_plugins.text.languages import language, two_letters
 from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.text.words import Span
 
@@ -89,6 +89,7 @@ class Framed:
         self.config, self.max_length = config, options.max_length
         before, _, after = options.frame.partition("text")
         self.before, self.after = before.split(), after.split()
+        self.resolved: dict[tuple[str, str | None], str | None] = {}
         self.skipped = frozenset(each.id for each in options.added if each.special)
         if self.multilingual:
             self.skipped |= frozenset(options.languages.values())
@@ -121,6 +122,11 @@ class Framed:
 
     def language(self, side: str, asked: str | None) -> str | None:
         """The code of a side's language token, if it has one. Raises ValueError, or `NoLanguage` if the language is missing."""
+        if (side, asked) not in self.resolved:
+            self.resolved[side, asked] = self._language(side, asked)
+        return self.resolved[side, asked]
+
+    def _language(self, side: str, asked: str | None) -> str | None:
         usual, what = getattr(self.config, f"{side}_lang"), f"the model's {side} languages"
         if self.multilingual and not (side == "target" and self.options.fixed_target):
             if not (asked or usual):
@@ -128,7 +134,7 @@ class Framed:
             return language(asked or usual, self.options.languages, what)
         if asked and side in self.options.frame and self.options.languages:  # Marian reads the target's; it has no default
             return language(asked, self.options.languages, what)
-        if asked and len(usual.partition("_")[0]) in (2, 3):  # others stand for several languages: ROMANCE
+        if asked and two_letters(usual):  # others may stand for several languages: ROMANCE, gem
             language(asked, [usual], what)
         return None
 

@@ -52,10 +52,10 @@ def language(asked: str, known: Collection[str], what: str) -> str:
     raise ValueError(f"{what} are {', '.join(sorted(known)[:LISTED])}{rest}; '{asked:.40}' is none of them{hint}")
 
 
-def two_letters(code: str) -> str:
-    """The ISO 639-1 code of a language, or ``code`` if it has none."""
+def two_letters(code: str) -> str | None:
+    """The ISO 639-1 code of a language; None if it has none, such as a group of languages."""
     lang = _parts(code)[0]
-    return next((short for short, long in _THREE.items() if long == lang), code)
+    return next((short for short, long in _THREE.items() if long == lang), None)
 
 
 def _parts(code: str) -> tuple[str, str]:

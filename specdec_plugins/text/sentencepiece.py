@@ -96,7 +96,10 @@ def load_model(path: Path) -> Any:
     with needed("hf", "text of this model"):
         import sentencepiece
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+        content = path.read_bytes()
+        if not content:
+            raise ValueError("empty")
+        return sentencepiece.SentencePieceProcessor(model_proto=content)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ValueError(f"{path}: not a SentencePiece model, or a damaged one ({brief(error)})") from None
 

@@ -5,7 +5,8 @@ Version 5 takes the vocabulary, merges and added tokens from the file, the rest 
 
 import base64
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +79,10 @@ class TokenizerJson(Framed):
             if piece is None:
                 raise ValueError(f"{self.path}: no piece for number {number:,}")
             vocabulary.append(piece)
-        tokenizer = Tokenizer(models.Unigram(vocabulary, self.options.unknown))
-        if table:
-            tokenizer.normalizer = normalizers.Precompiled(table)
+        with readable(self.path):
+            tokenizer = Tokenizer(models.Unigram(vocabulary, self.options.unknown))
+            if table:
+                tokenizer.normalizer = normalizers.Precompiled(table)
         return tokenizer
 
     def _rebuild(self) -> None:
@@ -141,18 +143,25 @@ def precompiled(normalizer: Any) -> list[Any]:
     return [each for each in found if type(each).__name__ == "Precompiled"][:1]
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Wraps what the library makes of a file's contents: raises ValueError naming it, also for a panic, which is no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{path}: not a tokenizer that this program reads, or a damaged one ({brief(error)})") from None
+
+
 def load_tokenizer(path: Path, merges: Path | None) -> Any:
     """A tokenizer. Raises ValueError naming a damaged file."""
     with needed("hf", "text of this model"):
         import tokenizers
-    try:
+    with readable(path):
         if merges is not None:
             return tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(path), str(merges)))
         content = path.read_bytes()
-        for table in TABLE.finditer(content):  # damaged ones end in a panic, which prints more than a line
-            base64.b64decode(table[1], validate=True)
+        for table in TABLE.finditer(content):  # a panic over a damaged one would print more than a line
+            tokenizers.normalizers.Precompiled(base64.b64decode(table[1], validate=True))
         return tokenizers.Tokenizer.from_buffer(content)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # of a panic in the library
-        raise ValueError(f"{path}: not a tokenizer that this program reads, or a damaged one ({brief(error)})") from None
