@@ -47,10 +47,10 @@ class Engine:
             self.trained_block_size = pair.block_size or assignment.USUAL_BLOCK_SIZE
             pair = replace(pair, drafter=None)
         elif pair.drafter is None and settings.strategy == "specdec":
-            settings = replace(settings, strategy="ar")
             log.warning(
                 "%s has no drafter; decoding without drafts (--draft-with names drafters that need no training)", pair.name
             )
+            settings = replace(settings, strategy="ar")
         elif pair.drafter is None and settings.strategy in DRAFTING:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} requires")
         if settings.max_positions:
