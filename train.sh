@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train a verifier and its drafter: ./train.sh PRESET [STAGE ...] [options]; see ./train.sh --help.
+# Train a verifier and its drafter, or a drafter for a model folder: ./train.sh --help.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -7,6 +7,8 @@ usage() {
     cat <<'TEXT'
 usage: ./train.sh PRESET [STAGE ...] [--local DIR] [--output DIR] [--device cpu|cuda] [--precision P]
                   [--recipe R] [--beam N] [--mono FILE] [--updates N] [--seed N] [-- OPTION ...]
+       ./train.sh --verifier FOLDER --sources TEXT [STAGE ...] [the same options but --local, --beam, --mono]
+                  train a drafter for a model folder from source text: distill, drafter, average, score, pack
 
 presets (specdec_plugins/training/presets):
   toy                                      made-up languages; minutes on a CPU
@@ -28,10 +30,13 @@ stages, in this order (default: all); each skips what is done and resumes what w
   drafter   train the drafter
   average   average its last checkpoints
   score     BLEU of the verifier, accept_len of the drafter
+  pack      make a model folder; by default only with --verifier
 
 options:
+  --verifier DIR   a model folder, such as specdec-import makes, whose drafter is to be trained
+  --sources FILE   source text, one sentence per line, .gz allowed; the verifier translates it
   --local DIR      use files already downloaded
-  --output DIR     output folder (default: runs/PRESET)
+  --output DIR     output folder (default: runs/PRESET, or runs/ and the model folder's name)
   --device D       cpu or cuda (default: cuda if available)
   --precision P    float32, bf16 (bfloat16 matrix products) or fp16 (cuda only); default: the fastest on the device
   --recipe R       the drafter and its training: block_causal (default), published (Xia et al. 2023), or a small drafter on the
@@ -48,36 +53,48 @@ die() { echo "train.sh: $*" >&2; exit 1; }
 say() { echo "== $*"; }
 
 # ---- arguments
-preset= stages=() local_dir= out= device= precision= recipe= beam=1 mono= updates= seed=1 fairseq_options=()
+preset= stages=() folder= described= sources= local_dir= out= device= precision= recipe= beam=1 mono= updates= seed=1 fairseq_options=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h|--help) usage; exit 0 ;;
-        --local|--output|--device|--precision|--recipe|--beam|--mono|--updates|--seed)
+        --verifier|--sources|--local|--output|--device|--precision|--recipe|--beam|--mono|--updates|--seed)
             [ $# -ge 2 ] || die "$1 needs a value"
             case $1 in
+                --verifier) folder=$2 ;; --sources) sources=$2 ;;
                 --local) local_dir=$2 ;; --output) out=$2 ;; --device) device=$2 ;; --precision) precision=$2 ;;
                 --recipe) recipe=$2 ;; --beam) beam=$2 ;; --mono) mono=$2 ;; --updates) updates=$2 ;; --seed) seed=$2 ;;
             esac
             shift 2 ;;
         --) shift; fairseq_options=("$@"); break ;;
         -*) die "unknown option $1 (see --help)" ;;
-        *) if [ -z "$preset" ]; then preset=$1; else stages+=("$1"); fi; shift ;;
+        *) stages+=("$1"); shift ;;
     esac
 done
-[ -n "$preset" ] || { usage >&2; exit 2; }
-[ ${#stages[@]} -gt 0 ] || stages=(data verifier distill init drafter average score)
+if [ -n "$folder" ]; then
+    preset=folder available=(distill drafter average score pack)
+    [ ${#stages[@]} -gt 0 ] || stages=("${available[@]}")
+    described=$folder/model.json
+    [ -f "$described" ] || described=$folder/config.json  # from Hugging Face
+    [ -f "$described" ] || die "--verifier $folder: not a model folder"
+    [ -f "$sources" ] || die "--sources ${sources:-is missing}${sources:+: no such file}"
+    [ -z "$local_dir$mono" ] && [ "$beam" = 1 ] || die "--local, --mono and --beam cannot be combined with --verifier"
+    folder=$(realpath "$folder") described=$(realpath "$described") sources=$(realpath "$sources")
+else
+    available=(data verifier distill init drafter average score pack)
+    [ ${#stages[@]} -gt 0 ] || { usage >&2; exit 2; }
+    preset=${stages[0]} stages=("${stages[@]:1}")
+    [ ${#stages[@]} -gt 0 ] || stages=(data verifier distill init drafter average score)
+fi
 for stage in "${stages[@]}"; do
-    case $stage in
-        data|verifier|distill|init|drafter|average|score) ;;
-        *) die "no stage named '$stage'. Available: data, verifier, distill, init, drafter, average, score" ;;
-    esac
+    [[ " ${available[*]} " == *" $stage "* ]] ||
+        die "no stage named '$stage'. Available: $(printf '%s, ' "${available[@]}" | sed 's/, $//')"
 done
 for option in beam updates seed; do
     [[ ${!option} =~ ^[0-9]*$ ]] || die "--$option ${!option}: not a number"
 done
 [[ -z $updates || $updates -gt 0 ]] || die "--updates $updates: not a positive number"
 [ -z "$mono" ] || [ -f "$mono" ] || die "--mono $mono: no such file"
-out=$(realpath -m "${out:-$root/runs/$preset}")
+out=$(realpath -m "${out:-$root/runs/$(basename "${folder:-$preset}")}")
 
 # ---- device and precision
 python=${PYTHON:-$root/.venv/bin/python}
@@ -87,21 +104,15 @@ python=${PYTHON:-$root/.venv/bin/python}
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONWARNINGS=ignore PYTHONUNBUFFERED=1
 
 # ---- preset and recipe; an output folder has one recipe
-recorded_recipe() {
-    if [ -e "$out/recipe" ]; then
-        cat "$out/recipe"
-    elif [ -e "$out/init.pt" ]; then  # an earlier version did not record it
-        "$python" -c 'import sys; from specdec_plugins.formats import checkpoint
-print({"block": "published"}.get(arch := checkpoint.model_args(checkpoint.load(sys.argv[1])).arch, arch))' "$out/init.pt"
-    fi
-}
-recorded=$(recorded_recipe)
+recorded=$(cat "$out/recipe" 2>/dev/null || true)
 [ -z "$recorded" ] || [ -z "$recipe" ] || [ "$recipe" = "$recorded" ] ||
     die "--recipe $recipe: $out has a drafter of the recipe $recorded; name another --output"
 recipe=${recipe:-$recorded}
 settings=$("$python" -m specdec_plugins.training.presets "$preset" ${recipe:+--recipe "$recipe"} ${updates:+--updates "$updates"} 2>&1) ||
     die "$settings"
 eval "$settings"
+[ -z "$folder" ] || [ -z "$initialised" ] || die "--recipe $recipe trains from a fairseq checkpoint, not from a model folder"
+[ $corpus != folder ] || [ -n "$folder" ] || die "preset folder requires --verifier"
 gpus=1
 [ "$device" = cpu ] || gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 [ -n "$device" ] || { [ "$gpus" -gt 0 ] && device=cuda || device=cpu; }
@@ -131,6 +142,8 @@ drafter_task=(--task translation)
 [ -z "$initialised" ] || drafter_task=(--task translation_lev_modified --noise block_mask --block-size $block)
 data=$out/data bin=$out/data/bin distilled=$out/distilled logs=$out/logs
 plugin=(--user-dir "$root/specdec_plugins")
+verifier=${folder:-$out/verifier.pt}
+verifier_file=${described:-$verifier}  # whose date counts
 mkdir -p "$logs"
 
 # Run a command, log its output, show progress and, on failure, its last error.
@@ -185,17 +198,19 @@ need() { # need STAGE FILE...: fail if a file is missing, naming the stage that 
     for file in "$@"; do [ -e "$file" ] || die "$stage needs $file: run stage '$maker' first"; done
 }
 
-translate() { # translate SOURCE OUTPUT BEAM DTYPE: translate subword text with the verifier; resumable
-    if up_to_date "$2" "$out/verifier.pt"; then return; fi
-    [ "$2.part" -nt "$out/verifier.pt" ] || rm -f "$2.part" "$2.part.resume"
+translate() { # translate SOURCE OUTPUT BEAM DTYPE: translate subwords, or text with a model folder's verifier; resumable
+    if up_to_date "$2" "$verifier_file"; then return; fi
+    [ "$2.part" -nt "$verifier_file" ] || rm -f "$2.part" "$2.part.resume"
+    local model=(--verifier "$verifier" --data "$bin" -s $src -t $tgt --tokenized --too-long truncate)
+    [ -z "$folder" ] || model=(--model "$folder" --format json --too-long skip)
     # On a CPU, single-threaded processes translate faster than threads that share batches.
     [ -n "$translators" ] ||
         translators=$("$python" -c 'from specdec_plugins.cpus import usual_threads; print(min(8, usual_threads()))')
     local strategy=(ar --dtype "$4") resume=()
     [ ! -f "$2.part.resume" ] || resume=(--resume)
     [ "$3" -le 1 ] || strategy=(fairseq --beam "$3")
-    "$python" -m specdec_plugins.commands.translate --verifier "$out/verifier.pt" --data "$bin" -s $src -t $tgt --tokenized --input "$1" \
-        --output "$2.part" "${resume[@]}" --strategy "${strategy[@]}" "${decoding_options[@]}" --too-long truncate \
+    "$python" -m specdec_plugins.commands.translate "${model[@]}" --input "$1" \
+        --output "$2.part" "${resume[@]}" --strategy "${strategy[@]}" "${decoding_options[@]}" \
         --device "$device" --workers "$translators" --max-tokens $((2 * device_tokens)) --buffer-size 5000 ||
         die "$stage: translation of $1 failed"
     mv "$2.part" "$2"
@@ -223,8 +238,16 @@ stage_verifier() {
 }
 
 stage_distill() {
-    need verifier "$out/verifier.pt"
     mkdir -p "$distilled/text"
+    if [ -n "$folder" ]; then
+        [ "$distilled/text/train.json" -nt "$sources" ] || rm -f "$distilled/text/train.json"
+        translate "$sources" "$distilled/text/train.json" 1 auto
+        if up_to_date "$distilled/bin/dict.$tgt.txt" "$distilled/text/train.json"; then return; fi
+        "$python" -m specdec_plugins.training.token_ids --model "$folder" --sources "$sources" \
+            --outputs "$distilled/text/train.json" --output "$distilled/bin" || die "distill: no training data"
+        return
+    fi
+    need verifier "$verifier"
     local how=$distilled/made-with made length
     for split in train valid; do
         cp "$data/bpe/$split.$src" "$distilled/text/$split.$src"
@@ -260,10 +283,10 @@ stage_init() {
 }
 
 stage_drafter() {
-    need distill "$distilled/bin/train.$src-$tgt.$src.idx"; need verifier "$out/verifier.pt"
-    local start=$out/verifier.pt
+    need distill "$distilled/bin/train.$src-$tgt.$src.idx"; need verifier "$verifier_file"
+    local start=$verifier_file
     local how=(--task translation --arch drafter --criterion drafter_loss --drafter $recipe --drafter-block-size $block
-        --verifier "$out/verifier.pt")
+        --verifier "$verifier")
     if [ -n "$initialised" ]; then
         start=$out/init.pt
         need init "$start"
@@ -279,8 +302,7 @@ stage_average() {
     average "$out/drafter" "$out/drafter.pt"
 }
 
-stage_score() {
-    need verifier "$out/verifier.pt"; need average "$out/drafter.pt"
+score_verifier() {
     translate "$data/bpe/test.$src" "$out/test.bpe" 1 float32
     "$python" -c 'import sys; from specdec_plugins.text.bpe import remove_bpe; from specdec_plugins.text.tokenizers import load_tokenizer
 tokenizer = load_tokenizer(*sys.argv[1:])
@@ -293,17 +315,35 @@ for line in sys.stdin: print(tokenizer.detokenize(remove_bpe(line)))' $tokenizer
         bleu=$("$python" -m sacrebleu "$data/raw/test.$tgt" -i "$out/test.$tgt" -m bleu -w 2 -f text) || die "no BLEU"
         echo "verifier, greedy, test: $bleu"
     fi
+}
+
+stage_score() {
+    need verifier "$verifier_file"; need average "$out/drafter.pt"
+    [ -n "$folder" ] || score_verifier
     echo "drafter, valid, against the verifier's greedy output:"
     logged 0 "$python" -m fairseq_cli.validate "$distilled/bin" "${plugin[@]}" "${device_options[@]}" --path "$out/drafter.pt" \
         "${drafter_task[@]}" -s $src -t $tgt --max-tokens $device_tokens \
         --required-batch-size-multiple 1 --num-workers 0 --log-format json
     sed -nE 's/.*"valid_block_acc": (\[[^]]*\]).*/accuracy by block position: \1/p' "$logs/score.log" | tail -n 1
+    [ -z "$folder" ] || return 0
     echo "examples from the test set:"
     paste -d '\n' <(sed 's/^/  source:      /; 3q' "$data/raw/test.$src") <(sed 's/^/  translation: /; 3q' "$out/test.$tgt")
 }
 
+stage_pack() {
+    need average "$out/drafter.pt"
+    if up_to_date "$out/model/model.json" "$out/drafter.pt"; then return; fi
+    rm -rf "$out/model"
+    local parts=()
+    if [ -z "$folder" ]; then
+        parts=(--data "$bin" -s $src -t $tgt --draft-vocabulary "$distilled/text/train.$tgt" --half)
+        [ ! -e "$data/codes" ] || parts+=(--codes "$data/codes")
+    fi
+    "$python" -m specdec_plugins.commands.pack --verifier "$verifier" --drafter "$out/drafter.pt" "${parts[@]}" --output "$out/model"
+}
+
 for index in "${!stages[@]}"; do
     stage=${stages[index]} following=("${stages[@]:index + 1}")
-    say "$preset: $stage${following[0]:+, then$(printf ' %s,' "${following[@]}" | sed 's/,$//')}"
+    say "${folder:-$preset}: $stage${following[0]:+, then$(printf ' %s,' "${following[@]}" | sed 's/,$//')}"
     "stage_$stage"
 done

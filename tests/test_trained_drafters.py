@@ -37,6 +37,7 @@ OPTIONS = {
     "medusa": {"heads": 5},
     "hydra": {"heads": 5, "successor_width": 32},
     "block_state": {"length": 5, "layers": 2, "successor_width": 32},
+    "block_causal": {"length": 5, "layers": 2, "successor_width": 32, "dropout": 0.0},
     "eagle": {"layers": 1, "steps": 5, "untold": 0.0},
 }
 WIDE = {

@@ -202,7 +202,7 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
         return [(tmp_path / "distilled/text" / f"train.{lang}").read_text().splitlines() for lang in ("xa", "xb")]
 
     def times():
-        kept = ("verifier.pt", "distilled/text/train.xb", "distilled/bin", "init.pt", "drafter/checkpoint_last.pt")
+        kept = ("verifier.pt", "distilled/text/train.xb", "distilled/bin", "drafter/checkpoint_last.pt")
         return [(tmp_path / name).stat().st_mtime_ns for name in kept]
 
     shutil.copytree(toy_data, tmp_path / "data")  # a small corpus, so that it takes a minute
@@ -210,7 +210,7 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     stages = ["verifier", "distill", "init", "drafter", "average", "score"]
     command = ["toy", *stages, "--output", tmp_path, "--updates", 12, "--mono", tmp_path / "more/train.xa"]
     result = run_train_sh(*command)
-    for name in ("verifier.pt", "init.pt", "drafter.pt", "distilled/bin/train.xa-xb.xa.idx"):
+    for name in ("verifier.pt", "drafter.pt", "distilled/bin/train.xa-xb.xa.idx"):
         assert (tmp_path / name).exists()
     text = texts()
     prepared = (tmp_path / "data/bpe/train.xa").read_text().splitlines()
@@ -241,8 +241,7 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     text = texts()
     assert text[0] == prepared and len(text[1]) == len(prepared)
 
-    # a folder keeps its recipe, even if an earlier version did not record it; another recipe needs another folder
-    (tmp_path / "recipe").unlink()
+    # a folder keeps its recipe; another recipe needs another folder
     refused = run_train_sh("toy", "drafter", "--output", tmp_path, "--recipe", "published", check=False)
     assert refused.returncode == 1 and refused.stderr == (
         f"train.sh: --recipe published: {tmp_path} has a drafter of the recipe block_causal; name another --output\n"
@@ -263,7 +262,7 @@ def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
     run_train_sh("toy", "verifier", "distill", *how, tmp_path, "--updates", 12)
     lines = (toy_data / "raw/test.xa").read_text().splitlines()[:20]
     expected = None
-    for recipe in ("small", "medusa", "hydra", "block_state", "eagle"):
+    for recipe in ("block_causal", "small", "medusa", "hydra", "block_state", "eagle"):
         folder = tmp_path / recipe
         for name in ("data", "distilled"):
             shutil.copytree(tmp_path / name, folder / name)
@@ -359,6 +358,7 @@ def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path)
         (["wmt15"], f"no preset named 'wmt15'. Available: {', '.join(presets.names())}"),
         (["small.english-german"], "no preset named 'small.english-german'. Available: "),
         (["toy", "--recipe", "best"], "'best'. Available: block_causal, block_state, eagle, hydra, medusa, published, small"),
+        (["folder"], "preset folder requires --verifier"),
         (["small.en-de", "data"], "small.en-de requires --local DIR, a folder with train, valid and test .en and .de"),
         (["toy", "distil"], "no stage named 'distil'. Available: data, verifier, distill, "),
         (["toy", "drafter"], "drafter needs {out}/distilled/bin/train.xa-xb.xa.idx: run stage 'distill' first"),

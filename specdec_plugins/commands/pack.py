@@ -13,23 +13,23 @@ from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.vocabulary import SPECIAL
 
 if TYPE_CHECKING:
+    from specdec_plugins.formats.folder import Pair
     from specdec_plugins.text.vocabulary import Vocabulary
-
-DRAFTED = 0.99  # fraction of a text's tokens that can be drafted: benchmarks/README.md
 
 
 def parser() -> Parser:
     p = Parser(prog="specdec-pack", description="Make a model folder from fairseq checkpoints, dictionaries and BPE codes.")
-    p.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the autoregressive model")
-    p.add_argument("--drafter", metavar="PT", help="fairseq checkpoint of the block drafter")
-    p.add_argument("--data", required=True, metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
+    p.add_argument("--verifier", required=True, metavar="PT|DIR",
+                   help="fairseq checkpoint of the autoregressive model, or the model folder that has it")  # fmt: skip
+    p.add_argument("--drafter", metavar="PT", help="fairseq checkpoint of the drafter")
+    p.add_argument("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt); a model folder has its own")
     p.add_argument("--codes", metavar="FILE", help="BPE codes; without them the folder translates only subwords")
     p.add_argument("-s", "--source-lang", metavar="LANG", help="(default: the verifier's)")
     p.add_argument("-t", "--target-lang", metavar="LANG", help="(default: the verifier's)")
     p.add_argument("--block-size", type=whole, metavar="K", help="the folder's draft length (default: as trained)")
     p.add_argument("--draft-vocabulary", type=Path, metavar="TEXT",
-                   help=f"draft only the tokens that make up {100 * DRAFTED:g} %% of this text in target subwords, such as "
-                   "distilled/text/train.LANG of train.sh: cheaper, with nearly the same acceptance (default: all)")  # fmt: skip
+                   help="draft only the tokens that make up 99 %% of this text of target subwords, such as "
+                   "distilled/text/train.LANG of train.sh: cheaper, about the same acceptance (default: as trained)")  # fmt: skip
     p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
     p.add_argument("--output", required=True, metavar="DIR", help="the folder to make")
     return p
@@ -38,7 +38,11 @@ def parser() -> Parser:
 def check(options: argparse.Namespace) -> list[Fault]:
     faults = out_of_range(options, "block_size")
     needed = [name for name in ("block_size", "draft_vocabulary") if getattr(options, name) and not options.drafter]
-    return faults + [(name, "requires --drafter") for name in needed]
+    faults += [(name, "requires --drafter") for name in needed]
+    if not Path(options.verifier).is_dir():
+        return faults + [("data", "is required with a checkpoint")] * (not options.data)
+    given = [name for name in ("data", "codes", "source_lang", "target_lang") if getattr(options, name)]
+    return faults + [(name, "cannot be combined with a model folder, which has its own") for name in given]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -50,12 +54,11 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
-    paths = options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes
-    pair = model_folder.load_parts(*paths)
+    pair = load(options)
     if drafter := pair.drafter:
         drafter = replace(drafter, block_size=options.block_size or drafter.block_size)
         if options.draft_vocabulary:
-            tokens = torch.tensor(frequent(options.draft_vocabulary, pair.target))
+            tokens = torch.tensor(frequent_in(options.draft_vocabulary, pair.target))
             drafter = replace(drafter, tensors={**drafter.tensors, DRAFT_VOCABULARY: tokens})
         pair = replace(pair, drafter=drafter)
     Translator(pair, Settings(strategy="specdec" if drafter else "ar"))  # raises if the pair cannot decode
@@ -66,23 +69,37 @@ def run(options: argparse.Namespace) -> None:
         print(f"{size / 1e6:8.2f} MB  {name}")
 
 
-def frequent(path: Path, target: "Vocabulary") -> list[int]:
-    """The special symbols and the fewest tokens that make up `DRAFTED` of a text, ascending.
+def load(options: argparse.Namespace) -> "Pair":
+    """The verifier, with the drafter if one is given."""
+    from specdec_plugins.formats import checkpoint, fairseq
+    from specdec_plugins.formats.folder import load_folder, load_parts
+    from specdec_plugins.formats.spec import DrafterModel
+
+    if not Path(options.verifier).is_dir():
+        paths = options.verifier, options.drafter, options.data, options.source_lang, options.target_lang, options.codes
+        return load_parts(*paths)
+    drafter = fairseq.read(checkpoint.load(options.drafter), options.drafter) if options.drafter else None
+    if drafter is not None and not isinstance(drafter, DrafterModel):
+        raise ValueError(f"--drafter {options.drafter} is not a drafter")
+    return replace(load_folder(options.verifier), drafter=drafter)
+
+
+def frequent_in(path: Path, target: "Vocabulary") -> list[int]:
+    """The special symbols and the most frequent tokens of a text, ascending.
 
     Raises ValueError if the file is empty or not in the vocabulary's subwords.
     """
+    from specdec_plugins.training.token_ids import frequent
+
     counts = Counter(symbol for line in read_lines(path) for symbol in line.split())
-    left, unknown = DRAFTED * counts.total(), sum(count for symbol, count in counts.items() if symbol not in target.numbers)
-    if not left or unknown > 0.01 * left:
-        what = f"{unknown:,} of {counts.total():,} tokens are not in {target.path}" if left else "has no tokens"
+    total, unknown = counts.total(), sum(count for symbol, count in counts.items() if symbol not in target.numbers)
+    if not total or unknown > 0.01 * total:
+        what = f"{unknown:,} of {total:,} tokens are not in {target.path}" if total else "has no tokens"
         raise ValueError(f"--draft-vocabulary {path}: {what}")
-    tokens = set(range(len(SPECIAL)))
-    for symbol, count in counts.most_common():
-        if left <= 0:
-            break
-        tokens.add(target.numbers.get(symbol, target.unknown))
-        left -= count
-    return sorted(tokens)
+    numbers = Counter[int]()
+    for symbol, count in counts.items():
+        numbers[target.numbers.get(symbol, target.unknown)] += count
+    return frequent(numbers, range(len(SPECIAL)))
 
 
 main = command(parser, run, check)

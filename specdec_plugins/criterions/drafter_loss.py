@@ -14,7 +14,7 @@ from fairseq.logging import metrics
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.drafter_code import Batch
 from specdec_plugins.decoding.networks.masking import ManyBlocks, MaskedBlock, block_view, leading_right, reveal
-from specdec_plugins.formats.spec import Symbols
+from specdec_plugins.training.token_ids import token_ids
 
 
 @dataclass
@@ -157,13 +157,19 @@ class DrafterLoss(GlatLoss):
         """Returns (loss, number of predictions, logging output)."""
         if not hasattr(model, "verifier_as"):
             raise ValueError("--criterion drafter_loss requires --arch drafter")
-        dictionary = self.task.target_dictionary
-        symbols = Symbols(dictionary.pad(), dictionary.eos(), dictionary.eos(), dictionary.unk())
-        source, target = sample["net_input"]["src_tokens"], sample["target"]
+        verifier = model.verifier_as(next(model.parameters()))
+        symbols, target, data = verifier.spec.symbols, sample["target"], sample["net_input"]
+        source, prefix = data["src_tokens"], data["prev_output_tokens"]
+        if model.drafted is not None:
+            source, prefix, target = (
+                token_ids(each, symbols, end)
+                for each, end in ((source, symbols.pad), (prefix, symbols.start), (target, symbols.eos))
+            )
         padded = source.eq(symbols.pad)
         source = source.gather(1, padded.long().argsort(dim=1, stable=True))  # fairseq pads sources on the left
-        prefix, verifier = sample["net_input"]["prev_output_tokens"], model.verifier_as(next(model.parameters()))
-        loss, count, right = model(Batch(source, prefix, target, symbols, verifier))
+        device = target.device.type
+        with torch.autocast(device, torch.bfloat16, device == "cpu" and torch.get_float32_matmul_precision() == "medium"):
+            loss, count, right = model(Batch(source, prefix, target, symbols, verifier))
         log = {"loss": loss.data, "nll_loss": loss.data, "sample_size": count, "ntokens": sample["ntokens"]}
         if right is not None:
             log |= {**acceptance_counts(right), "nblocks": right.size(0)}

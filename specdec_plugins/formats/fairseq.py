@@ -132,6 +132,8 @@ def shimmed(checkpoint: Checkpoint, args: Mapping[str, Any], name: str) -> Draft
         raise CheckpointError(f"{name}: does not name its drafter")
     weights, prefix = checkpoint["model"], "network."
     tensors = {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
+    if "drafted" in weights:
+        tensors["decoder.draft_vocabulary"] = weights["drafted"]
     size = int(args.get("drafter_block_size") or 1)
     return DrafterModel(args["drafter"], tensors, None, args["drafter_options"], size, verifier_mark(weights))
 

@@ -9,12 +9,10 @@ D width, V vocabulary.
 """
 
 import torch
-import torch.nn.functional as F
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerDecoder
-from torch import Tensor
 
-from specdec_plugins.decoding.networks.masking import ManyBlocks
+from specdec_plugins.decoding.networks.masking import ManyBlocks, layout
 from specdec_plugins.decoding.networks.successor import Successor
 from specdec_plugins.models.block import BlockDrafterModel, add_common_args, block_architecture
 
@@ -82,21 +80,6 @@ class CausalBlockDrafterModel(BlockDrafterModel):
             prev_output_tokens: (B, S) int64, eos and the prefix, right padding.
         """
         return self.decoder(prev_output_tokens, self.encoder(src_tokens, src_lengths=src_lengths), block, features_only)
-
-
-def layout(prefix: Tensor, block: ManyBlocks, mask: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (B, T), positions (B, T) and attention mask (B, T, T) of the prefix followed by the blocks' mask symbols."""
-    rows, width = prefix.shape
-    blocks, masks = block.starts.size(1), block.block_size - 1
-    offset = torch.arange(1, masks + 1, device=prefix.device)
-    index = torch.arange(width, device=prefix.device)
-    positions = torch.cat([index.expand(rows, -1), (block.starts[..., None] + offset).flatten(1)], 1)  # (B, T)
-    last = torch.cat([index.expand(rows, -1), block.starts.repeat_interleave(masks, 1)], 1)  # (B, T): last prefix position seen
-    number = torch.arange(blocks * masks, device=prefix.device)
-    earlier = (number[:, None] >= number) & (number[:, None] // max(1, masks) == number // max(1, masks))  # in the same block
-    earlier = F.pad(earlier, (0, 0, width, 0)).expand(rows, -1, -1)  # (B, T, A (K - 1))
-    tokens = torch.cat([prefix, prefix.new_full((rows, blocks * masks), mask)], 1)
-    return tokens, positions, torch.cat([index <= last[..., None], earlier], 2)
 
 
 @register_model_architecture("block_causal", "block_causal")

@@ -1,6 +1,7 @@
 """``--arch drafter``: trains a drafter that is one file with fairseq-train; see `decoding.networks.drafter_code`."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
@@ -8,7 +9,9 @@ from fairseq.models import BaseFairseqModel, register_model, register_model_arch
 from specdec_plugins.decoding import drafters
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, options_of
 from specdec_plugins.formats import checkpoint, fairseq
+from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import Model, fingerprint
+from specdec_plugins.training.token_ids import counts_of, frequent
 
 
 @register_model("drafter")
@@ -19,7 +22,7 @@ class DrafterShim(BaseFairseqModel):
     def add_args(cls, parser):
         parser.add_argument("--drafter", metavar="NAME", help="a built-in drafter, module:object, or an installed entry point")
         parser.add_argument("--drafter-options", nargs="*", default=[], metavar="NAME=VALUE", help="options of the drafter")
-        parser.add_argument("--verifier", metavar="PT", help="checkpoint of the verifier")
+        parser.add_argument("--verifier", metavar="PT|DIR", help="checkpoint or model folder of the verifier")
         parser.add_argument("--drafter-block-size", type=int, default=4, metavar="K", help="default draft length")
 
     @classmethod
@@ -34,27 +37,30 @@ class DrafterShim(BaseFairseqModel):
             options = options_of(code.Options, args.drafter_options)
         except ValueError as error:
             raise ValueError(f"--drafter-options: {error}") from None
-        model = fairseq.read(checkpoint.load(args.verifier), args.verifier)
-        if not isinstance(model, Model):
-            raise ValueError(f"--verifier {args.verifier} is a drafter")
+        model = read_verifier(args.verifier)
+        counts = None
         for side, dictionary in (("encoder", task.source_dictionary), ("decoder", task.target_dictionary)):
             rows = model.tensors[f"{side}.embed_tokens.weight"].size(0)
-            if rows != len(dictionary):
+            counts = counts_of(dictionary, rows)
+            if counts is None and rows != len(dictionary):
                 raise ValueError(f"--verifier {args.verifier} has {rows:,} symbols in its {side}, the data {len(dictionary):,}")
         args.drafter_options = asdict(options)  # complete and typed, for the checkpoint
-        return cls(code, options, model)
+        return cls(code, options, model, None if counts is None else frequent(counts, [model.spec.symbols.eos]))
 
-    def __init__(self, code, options, model: Model):
+    def __init__(self, code, options, model: Model, drafted: list[int] | None = None):
+        """``drafted`` restricts drafts to these tokens; the data then contain `token_ids`."""
         super().__init__()
         self._verifier = model
         self._frozen: FrozenVerifier | None = None
+        self.drafted: torch.Tensor | None
+        self.register_buffer("drafted", None if drafted is None else torch.tensor(drafted))
         self.network = code.Network(options, self.verifier_as(torch.zeros(0)))
         self.register_buffer("block_verifier", torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8))
 
     def verifier_as(self, like: torch.Tensor) -> FrozenVerifier:
         """The verifier on a tensor's device and in its data type, reloaded when these change."""
         if self._frozen is None or (self._frozen.embeddings.device, self._frozen.embeddings.dtype) != (like.device, like.dtype):
-            self._frozen = FrozenVerifier(self._verifier, like.device, like.dtype)
+            self._frozen = FrozenVerifier(self._verifier, like.device, like.dtype, self.drafted)
         return self._frozen
 
     def forward(self, batch: Batch) -> Loss:
@@ -69,6 +75,14 @@ class DrafterShim(BaseFairseqModel):
     def max_positions(self):
         spec = self._verifier.spec
         return spec.encoder.max_positions, spec.decoder.max_positions
+
+
+def read_verifier(path: str) -> Model:
+    """The verifier of a model folder or a checkpoint. Raises ValueError."""
+    model = load_folder(path).verifier if Path(path).is_dir() else fairseq.read(checkpoint.load(path), path)
+    if not isinstance(model, Model):
+        raise ValueError(f"--verifier {path} is a drafter")
+    return model
 
 
 @register_model_architecture("drafter", "drafter")

@@ -1,18 +1,88 @@
 """The causal block drafter: reads the tokens committed since its last draft and K - 1 mask symbols, and drafts K tokens.
 
 The last committed token predicts the first token of the block, each mask symbol the next one. Attention is causal, so committed
-tokens stay in the KV cache; the next pass overwrites the masks.
+tokens stay in the KV cache; the next pass overwrites the masks. Many blocks per sentence train in one pass, each after its own
+part of the prefix.
+
+B sentences, A blocks per sentence, K block size, S prefix positions, T = S + A (K - 1) positions, D width.
 """
 
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
 from specdec_plugins.decoding.backends import LoadedModel
+from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows
+from specdec_plugins.decoding.backends.torch.transformer import attention
+from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted, loaded, within_positions
+from specdec_plugins.decoding.drafters.small import shape
+from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, block_loss, options_of
+from specdec_plugins.decoding.networks.masking import ManyBlocks, layout, training_blocks
+from specdec_plugins.decoding.networks.successor import Successor
 from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Traits
 from specdec_plugins.decoding.values import Draft, Plan
-from specdec_plugins.formats.spec import DrafterModel
+from specdec_plugins.formats.spec import DrafterModel, Model
+
+
+@dataclass
+class Options:
+    length: int = 8  # K in training
+    layers: int = 2
+    successor_width: int = 128  # hidden units of the successor network; the engine's kernels compute multiples of 32
+    dropout: float = 0.1  # of the embedded input
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "length", "layers", "successor_width")
+
+
+class Network(nn.Module):
+    """The decoder's layers, which start as the verifier's last ones, and a `Successor`."""
+
+    decoder: nn.Module
+
+    def __init__(self, options: Options, verifier: FrozenVerifier):
+        super().__init__()
+        self.options, self.spec = options, shape(verifier.spec, options.layers)
+        adopt(self, initial(self.spec, verifier))
+        self.decoder.add_module("successor", Successor(verifier.embeddings.size(1), options.successor_width))
+
+    def loss(self, batch: Batch) -> Loss:
+        """Weighted cross-entropy of blocks of the target: a sample in training, else all."""
+        verifier, symbols = batch.verifier, batch.symbols
+        block = training_blocks(batch.target, self.options.length, symbols.pad, symbols.start, self.training)
+        features = self.features(batch, block)[block.masked]  # (N, D)
+        successor = cast(Successor, self.decoder.successor)
+        features = successor.relate(features, block, lambda tokens: verifier.embeddings[tokens], symbols.pad)
+        return block_loss(features, block, verifier)
+
+    def features(self, batch: Batch, block: ManyBlocks) -> Tensor:
+        """(B, A, K, D) final hidden states of the blocks' predictions."""
+        decoder = decoder_of(self, self.spec, batch.verifier)
+        encoded, hidden = batch.verifier.encode(batch.source)
+        tokens, positions, seen = layout(batch.prefix, block, batch.symbols.mask)
+        x = F.dropout(decoder.embedding(tokens, positions), self.options.dropout, self.training)  # (B, T, D)
+        mask = hide(~seen, x.dtype)[:, None]
+        assert decoder.memory is not None, "a decoder with layers"
+        for layer, source in zip(decoder.layers, decoder.memory(encoded).chunk(len(decoder.layers), -1)):
+
+            def attend(queries: Tensor, entries: Tensor) -> Tensor:
+                return attention(queries, entries, decoder.heads, mask)
+
+            def cross_attend(queries: Tensor, source: Tensor = source) -> Tensor:
+                return attention(queries, source, decoder.heads, hidden)
+
+            x = layer(x, attend, cross_attend)
+        x, width = decoder.features(x), batch.prefix.size(1)
+        first = x[torch.arange(len(x), device=x.device)[:, None], block.starts][:, :, None]  # (B, A, 1, D)
+        return torch.cat([first, x[:, width:].unflatten(1, (first.size(1), block.block_size - 1))], 2)
 
 
 class CausalBlockDrafter(CachedDrafter[int]):
@@ -38,6 +108,15 @@ class CausalBlockDrafter(CachedDrafter[int]):
             state.rows[row] = len(output) + 1
         done = self.read(state, Reading(tokens, positions, firsts))
         return within_positions(drafted(done, prefix, plan), prefix, self.model)
+
+
+def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
+    """With its options alone; a drafter that has a spec is complete."""
+    if weights.spec is not None:
+        return weights
+    options = options_of(Options, weights.options)
+    made = over_the_verifier(weights, verifier, shape(verifier.spec, options.layers))
+    return replace(made, options={"successor_width": options.successor_width})
 
 
 def build(

@@ -21,7 +21,6 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, draft_in_turn, matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.drafters.medusa import states_before
-from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
 from specdec_plugins.decoding.prefix import Prefix
@@ -82,7 +81,7 @@ class Network(nn.Module):
             outputs = run(embedded(decoder, numbers, joined.flatten(0, 1)))
             states = states_before(self.unknown.expand(len(told), -1), outputs)
             there = present & (place >= step)
-            loss, _, hits = cross_entropy(outputs[there], decoder.projection, batch.target[there])
+            loss, hits = verifier.cross_entropy(outputs[there], batch.target[there])
             total, weight = total + DECAY**step * loss, weight + DECAY**step * len(hits)
             # Step k at a position is the k-th token of a draft that begins k positions earlier.
             right.append(F.pad(torch.zeros_like(there).masked_scatter(there, hits), (0, step))[:, step:])

@@ -20,17 +20,14 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.transformer import beginning, heads
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
-from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
-from specdec_plugins.decoding.networks.masking import ManyBlocks, lengths, many_blocks, many_starts
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, block_loss, options_of
+from specdec_plugins.decoding.networks.masking import ManyBlocks, training_blocks
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Verdict, Want
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
-BLOCKS = 4  # of a sentence that train per update; training all would mean K predictions per token
 POSITIONS = "decoder.embed_positions.weight"
-DECAY = 0.85  # weight of a head's loss relative to the previous head's: later ones are used less often
 
 
 @dataclass
@@ -75,27 +72,15 @@ class HeadsNetwork(nn.Module):
 
     def loss(self, batch: Batch) -> Loss:
         """Weighted cross-entropy of blocks of the target, each after a hidden state: a sample in training, else all."""
-        verifier, block = batch.verifier, self.blocks(batch)
+        verifier, pad, start = batch.verifier, batch.symbols.pad, batch.symbols.start
+        block = training_blocks(batch.target, self.length, pad, start, self.training)
         encoded, hidden = verifier.encode(batch.source)
         states = states_before(self.beginning(encoded, hidden[:, 0, 0]), verifier.states(batch.prefix, encoded, hidden))
         rows = torch.arange(len(states), device=states.device)[:, None]
         own = verifier.embed(batch.prefix[rows, block.starts]) if self.reads_token else None
         vectors = heads(self.heads, states[rows, block.starts], own)  # (B, A, vectors, D)
         vectors = self.read(vectors, verifier, encoded, hidden)[block.masked]  # (N, D)
-        weights = DECAY ** block.offsets[block.masked].float()
-        predicted, target = self.relate(vectors, block, verifier), block.target[block.masked]
-        total, _, hits = cross_entropy(predicted, verifier.transformer.decoder.projection, target, weights)
-        right = torch.zeros_like(block.masked).masked_scatter(block.masked, hits)
-        return Loss(total, weights.sum(), right[block.masked[..., 0]])
-
-    def blocks(self, batch: Batch) -> ManyBlocks:
-        sizes = lengths(batch.target, batch.symbols.pad)
-        if self.training:
-            starts = many_starts(sizes, BLOCKS)
-        else:
-            place = torch.arange(batch.target.size(1), device=batch.target.device)
-            starts = torch.where(place < sizes[:, None], place, -1)
-        return many_blocks(batch.target, starts, self.length, batch.symbols.pad, batch.symbols.eos)
+        return block_loss(self.relate(vectors, block, verifier), block, verifier)
 
     def read(self, vectors: Tensor, verifier: FrozenVerifier, encoded: Tensor, hidden: Tensor) -> Tensor:
         """(B, A, K, D) features of the blocks' positions: the heads' vectors, unless overridden."""

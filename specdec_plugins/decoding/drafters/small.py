@@ -15,7 +15,6 @@ from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, agreeing, draft_in_turn, matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
-from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, blocks, options_of
 from specdec_plugins.decoding.options import Budget
@@ -54,7 +53,7 @@ class Network(nn.Module):
         decoder = decoder_of(self, self.spec, verifier)
         x = F.dropout(embedded(decoder, batch.prefix), self.options.dropout, self.training)
         done = Unrolled(decoder, *verifier.encode(batch.source))(x)[present]
-        total, _, hits = cross_entropy(done, decoder.projection, batch.target[present])
+        total, hits = verifier.cross_entropy(done, batch.target[present])
         right = torch.zeros_like(present).masked_scatter(present, hits)
         return Loss(total, len(hits), blocks(right, present, BLOCK))
 

@@ -28,9 +28,13 @@ from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import Placement, Transformer
+from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.decoder import Unrolled, embedded
+from specdec_plugins.decoding.networks.masking import ManyBlocks
 from specdec_plugins.decoding.values import Source, Want
 from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
+
+DECAY = 0.85  # weight of a block position's loss relative to the previous one's: later ones are used less often
 
 
 class Loss(NamedTuple):
@@ -54,13 +58,28 @@ class Batch:
 
 
 class FrozenVerifier:
-    """The verifier without gradients, for drafters that read its embeddings, hidden states or logits."""
+    """The verifier without gradients, for drafters that read its embeddings, hidden states or logits.
 
-    def __init__(self, model: Model, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
+    A drafter may be restricted to the tokens ``drafted`` (V',), ascending.
+    """
+
+    def __init__(
+        self, model: Model, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, drafted: Tensor | None = None
+    ):
         self.spec: ModelSpec = model.spec
         self.tensors = Placement(device, dtype)(model.tensors)  # by canonical names
         self.transformer = Transformer.load(replace(model, tensors=self.tensors))
         self.model = TorchModel(self.transformer)
+        decoder = self.transformer.decoder
+        self._output, bias = decoder.projection, decoder.bias
+        self._numbers = torch.arange(len(self._output), device=device)  # of each token among those drafted; -1 for others
+        if drafted is not None:
+            drafted = drafted.to(device)
+            self._output, bias = self._output[drafted], None if bias is None else bias[drafted]
+            self._numbers = torch.full_like(self._numbers, -1).scatter_(0, drafted, torch.arange(len(drafted), device=device))
+        if bias is not None:  # as a column, which features multiply by 1
+            self._output = torch.cat([self._output, bias[:, None]], 1)
+        self._biased = bias is not None
 
     @property
     def vocabulary(self) -> int:
@@ -91,6 +110,16 @@ class FrozenVerifier:
         decoder = self.transformer.decoder
         return Unrolled(decoder, encoded, hidden)(embedded(decoder, prefix))
 
+    def cross_entropy(self, features: Tensor, targets: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The weighted sum in nats for final hidden states (N, D), and (N,) bool, which predictions are right. Targets (N,) that
+        are not drafted count as wrong and have no loss."""
+        numbers = self._numbers[targets]
+        known, right = numbers >= 0, torch.zeros_like(targets, dtype=torch.bool)
+        weights = None if weights is None else weights[known]
+        features = F.pad(features[known], (0, 1), value=1.0) if self._biased else features[known]
+        total, _, hits = cross_entropy(features, self._output, numbers[known], weights)
+        return total, right.masked_scatter(known, hits)
+
     def read(self, source: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, V) logits and (B, T, D) hidden states after each token of a prefix, undefined at padding; no gradient."""
         sources, tokens = (without(each, self.spec.symbols.pad) for each in (source, prefix))
@@ -101,8 +130,17 @@ class FrozenVerifier:
 
 
 def without(tokens: Tensor, pad: int) -> list[list[int]]:
-    """Padded rows (B, T) as lists without padding."""
-    return [[token for token in row if token != pad] for row in tokens.tolist()]
+    """Right-padded rows (B, T) as lists without padding. The first token may be the start token, which some models pad with."""
+    lengths = tokens[:, 1:].ne(pad).sum(1) + 1
+    return [row[:length] for row, length in zip(tokens.tolist(), lengths.tolist())]
+
+
+def block_loss(features: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Loss:
+    """Cross-entropy of blocks, weighted by position, for the final hidden states (N, D) of ``block.masked``."""
+    weights = DECAY ** block.offsets[block.masked].float()
+    total, hits = verifier.cross_entropy(features, block.target[block.masked], weights)
+    right = torch.zeros_like(block.masked).masked_scatter(block.masked, hits)
+    return Loss(total, weights.sum(), right[block.masked[..., 0]])
 
 
 def blocks(right: Tensor, present: Tensor, size: int) -> Tensor:

@@ -8,7 +8,11 @@ B sentences, S target tokens, T positions of the decoder input, A blocks per sen
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+# Blocks per sentence: in training, as all would mean K predictions per token; and in evaluation, evenly spread.
+TRAINED, JUDGED = 4, 64
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class MaskedBlock:
 class ManyBlocks:
     """A blocks per sentence, each predicted from the tokens before it. Short sentences have fewer blocks."""
 
-    prev_target: Tensor  # (B, S) int64: eos, then all target tokens but the last
+    prev_target: Tensor  # (B, S) int64: the start token, then all target tokens but the last
     target: Tensor  # (B, A, K) int64: the blocks' tokens, padding after the end of sentence
     masked: Tensor  # (B, A, K) bool: what to predict
     starts: Tensor  # (B, A) int64: prefix lengths; 0 where there is no block
@@ -62,7 +66,7 @@ def mask_blocks(target: Tensor, starts: Tensor, block_size: int, pad: int, mask:
     """Turn right-padded ``target`` (B, S) into prefixes of lengths ``starts`` (B,), blocks and padding."""
     width = int(starts.max()) + block_size
     position = torch.arange(width, device=target.device)  # (T,)
-    padded = torch.nn.functional.pad(target, (0, max(0, width - target.size(1))), value=pad)[:, :width]  # (B, T)
+    padded = F.pad(target, (0, max(0, width - target.size(1))), value=pad)[:, :width]  # (B, T)
     in_prefix = position < starts[:, None]  # (B, T)
     in_block = ~in_prefix & (position < starts[:, None] + block_size)  # (B, T)
     prev_target = padded.masked_fill(in_block, mask).masked_fill(~(in_prefix | in_block), pad)
@@ -78,14 +82,41 @@ def many_starts(target_lengths: Tensor, blocks: int) -> Tensor:
     return chosen.masked_fill(chosen >= target_lengths[:, None], -1)
 
 
-def many_blocks(target: Tensor, starts: Tensor, block_size: int, pad: int, eos: int) -> ManyBlocks:
+def many_blocks(target: Tensor, starts: Tensor, block_size: int, pad: int, start: int) -> ManyBlocks:
     """Blocks of right-padded ``target`` (B, S) after the prefix lengths ``starts`` (B, A); negative starts have no block."""
-    first = target.new_full((target.size(0), 1), eos)
+    first = target.new_full((target.size(0), 1), start)
     position = starts.clamp(min=0)[..., None] + torch.arange(block_size, device=target.device)  # (B, A, K)
-    padded = torch.nn.functional.pad(target, (0, block_size), value=pad)
+    padded = F.pad(target, (0, block_size), value=pad)
     tokens = padded.gather(1, position.flatten(1)).view(position.shape)
     tokens = tokens.masked_fill((starts < 0)[..., None], pad)
     return ManyBlocks(torch.cat([first, target[:, :-1]], 1), tokens, tokens.ne(pad), starts.clamp(min=0), block_size)
+
+
+def layout(prefix: Tensor, block: ManyBlocks, mask: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (B, T), positions (B, T) and which positions each attends to, (B, T, T) bool, of the prefix (B, S) followed by the
+    blocks' mask symbols: T = S + A (K - 1)."""
+    rows, width = prefix.shape
+    blocks, masks = block.starts.size(1), block.block_size - 1
+    offset = torch.arange(1, masks + 1, device=prefix.device)
+    index = torch.arange(width, device=prefix.device)
+    positions = torch.cat([index.expand(rows, -1), (block.starts[..., None] + offset).flatten(1)], 1)  # (B, T)
+    last = torch.cat([index.expand(rows, -1), block.starts.repeat_interleave(masks, 1)], 1)  # (B, T): last prefix position seen
+    number = torch.arange(blocks * masks, device=prefix.device)
+    earlier = (number[:, None] >= number) & (number[:, None] // max(1, masks) == number // max(1, masks))  # in the same block
+    earlier = F.pad(earlier, (0, 0, width, 0)).expand(rows, -1, -1)  # (B, T, A (K - 1))
+    tokens = torch.cat([prefix, prefix.new_full((rows, blocks * masks), mask)], 1)
+    return tokens, positions, torch.cat([index <= last[..., None], earlier], 2)
+
+
+def training_blocks(target: Tensor, block_size: int, pad: int, start: int, training: bool) -> ManyBlocks:
+    """Blocks of right-padded ``target`` (B, S): `TRAINED` of each sentence at random in training, else all, or `JUDGED`."""
+    sizes = lengths(target, pad)
+    if training:
+        return many_blocks(target, many_starts(sizes, TRAINED), block_size, pad, start)
+    place = torch.arange(target.size(1), device=target.device)
+    if len(place) > JUDGED:
+        place = place[:JUDGED] * len(place) // JUDGED
+    return many_blocks(target, torch.where(place < sizes[:, None], place, -1), block_size, pad, start)
 
 
 def reveal(wrong: Tensor, masked: Tensor, ratio: float, scores: Tensor) -> Tensor:

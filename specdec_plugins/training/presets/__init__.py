@@ -4,7 +4,8 @@ A preset has
 
     about                   one line of description
     languages               source and target; the preset ``small.SRC-TGT`` has them in its name
-    corpus                  the script data/CORPUS.sh, or ``prepare`` for text in the folder of ``--local``
+    corpus                  the script data/CORPUS.sh, ``prepare`` for text in the folder of ``--local``, or ``folder`` for a
+                            model folder and source text
     prepare                 options of that script or of ``specdec-prepare``
     pretrained              optional: a checkpoint in the data's folder that the verifier starts from
     decoding                length options of ``specdec-translate``, if not those of translations
@@ -12,7 +13,7 @@ A preset has
     model                   options of fairseq-train for both models: their shape
     tokens, device_tokens   tokens of the longer side, padding included: per update, and at most per batch on a device
     save_every, keep        updates between checkpoints, and how many are kept and averaged
-    verifier                a training: ``updates``, ``schedule``, ``options`` of fairseq-train
+    verifier                a training: ``updates``, ``schedule``, ``options`` of fairseq-train; none for a model folder
     drafter                 a training per recipe, with ``block_size`` and, where they differ from the recipe's, options of
                             the initial checkpoint (``init``)
 
@@ -59,7 +60,9 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
     if recipe not in RECIPES:
         raise ValueError(f"no recipe named '{recipe}'. Available: {', '.join(RECIPES)}")
     common = json.loads((HERE / "recipes" / f"{recipe}.json").read_text(encoding="utf-8"))
-    verifier, drafter = preset["verifier"], preset["drafter"].get(recipe, preset["drafter"][DEFAULT_RECIPE])
+    drafter = preset["drafter"].get(recipe, preset["drafter"][DEFAULT_RECIPE])
+    verifier = preset.get("verifier", drafter)  # a model folder's is trained
+    block = common.get("block_size", drafter["block_size"])
     shape = {"share-all-embeddings": True, **preset["model"]}
     verifier_updates, drafter_updates = updates or verifier["updates"], updates or drafter["updates"]
     prepare = preset.get("prepare", {})
@@ -68,6 +71,7 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
     if not initialised:  # its shape is the verifier's, and dropout is one of its own options
         drafter_shape = {name: value for name, value in shape.items() if name in TASK_OPTIONS}
         own = {name: value for name, value in own.items() if name != "dropout"}
+        own["drafter-options"] = common["drafter"]["drafter-options"].format(block=block)
     return {
         "src": preset["languages"][0],
         "tgt": preset["languages"][1],
@@ -82,7 +86,7 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
         "device_tokens": preset["device_tokens"],
         "save_every": min(preset["save_every"], drafter_updates),
         "keep": preset["keep"],
-        "block": common.get("block_size", drafter["block_size"]),
+        "block": block,
         "initialised": "yes" if initialised else "",
         "verifier_updates": verifier_updates,
         "drafter_updates": drafter_updates,

@@ -1,0 +1,170 @@
+"""Train a MarianMT model with transformers' own code: the imported model of docs/performance.md.
+
+    python benchmarks/marian.py --data FOLDER --output FOLDER [-s en] [-t de] [--updates 2200]
+
+FOLDER contains train and valid .SRC and .TGT (.gz allowed). The result looks like OPUS-MT: two SentencePiece models, one
+vocabulary with the padding symbol last, which starts the decoder and embeds as zero, tied embeddings, post-norm, swish.
+Interrupted training resumes. The saved model is the average of the last snapshots; its greedy BLEU on valid is printed.
+"""
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import sacrebleu
+import sentencepiece
+import torch
+from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer
+
+from specdec_plugins.text.lines import read_lines
+
+EVERY, KEPT, TOKENS = 100, 6, 2048  # updates between snapshots; snapshots averaged; tokens in an update, padding included
+LEARNING_RATE = 1e-3  # at its highest
+
+
+def read(data: Path, split: str, lang: str) -> list[str]:
+    return list(read_lines(next(path for path in (data / f"{split}.{lang}", data / f"{split}.{lang}.gz") if path.exists())))
+
+
+def tokenizer_of(args: argparse.Namespace) -> MarianTokenizer:
+    """A tokenizer with one SentencePiece model per side, trained once, and a vocabulary in OPUS-MT's order."""
+    pieces: dict[str, None] = {"</s>": None, "<unk>": None}
+    for side, lang in (("source", args.source_lang), ("target", args.target_lang)):
+        model = args.output / f"{side}.spm"
+        if not model.exists():
+            text = iter(read(args.data, "train", lang))
+            prefix = str(args.output / side)
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=text, model_prefix=prefix, vocab_size=args.pieces, character_coverage=1.0, minloglevel=2
+            )
+            Path(f"{prefix}.model").rename(model)
+        spm = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        ids = (number for number in range(len(spm)) if not spm.is_control(number) and not spm.is_unknown(number))
+        pieces |= dict.fromkeys(map(spm.id_to_piece, ids))
+    vocab = {piece: number for number, piece in enumerate([*pieces, "<pad>"])}
+    (args.output / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), "utf-8")
+    source, target, path = (str(args.output / name) for name in ("source.spm", "target.spm", "vocab.json"))
+    return MarianTokenizer(source, target, path, source_lang=args.source_lang, target_lang=args.target_lang)
+
+
+def model_of(args: argparse.Namespace, size: int) -> MarianMTModel:
+    shape: dict[str, Any] = {"layers": args.layers, "attention_heads": args.width // 64, "ffn_dim": 4 * args.width}
+    sides: dict[str, Any] = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in shape.items()}
+    special: dict[str, Any] = {
+        "pad_token_id": size - 1,
+        "decoder_start_token_id": size - 1,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+    }
+    how: dict[str, Any] = {
+        "dropout": 0.2,
+        "activation_function": "swish",
+        "scale_embedding": True,
+        "max_position_embeddings": 512,
+    }
+    model = MarianMTModel(MarianConfig(vocab_size=size, d_model=args.width, **sides, **special, **how))
+    model.generation_config = GenerationConfig(
+        **special, bad_words_ids=[[size - 1]], max_length=512, num_beams=4, renormalize_logits=True
+    )
+    return model
+
+
+def batches(pairs: list[tuple[list[int], list[int]]], seed: int) -> list[list[tuple[list[int], list[int]]]]:
+    """Batches of similar lengths with at most TOKENS tokens, padding included, in random order."""
+    generator = random.Random(seed)
+    made: list[list[tuple[list[int], list[int]]]] = [[]]
+    longest = 0
+    for pair in sorted(generator.sample(pairs, len(pairs)), key=lambda pair: (len(pair[1]), len(pair[0]))):
+        longest = max(longest, *map(len, pair))
+        if (len(made[-1]) + 1) * longest > TOKENS:
+            made.append([])
+            longest = max(map(len, pair))
+        made[-1].append(pair)
+    return generator.sample(made, len(made))
+
+
+def padded(rows: list[list[int]], value: int) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+
+
+def train(model: Any, pairs: list[tuple[list[int], list[int]]], updates: int, saved: Path) -> None:
+    """Adam, warm-up and linear decay, label smoothing; ends with the average of the last snapshots."""
+    pad, embedding = model.config.pad_token_id, model.get_input_embeddings().weight
+    adam = torch.optim.Adam(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98))
+    warmup = min(500, updates // 5)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda n: min((n + 1) / warmup, 1.02 - n / updates))
+    state: dict = {"done": 0, "epoch": 0, "snapshots": []}
+    if saved.exists():
+        state = torch.load(saved, weights_only=True)
+        model.load_state_dict(state["snapshots"][-1])
+        adam.load_state_dict(state["adam"])
+        schedule.load_state_dict(state["schedule"])
+    began, losses, todo = time.time(), list[float](), list[list[tuple[list[int], list[int]]]]()
+    while state["done"] < updates:
+        if not todo:
+            state["epoch"] += 1
+            todo = batches(pairs, state["epoch"])
+        batch = todo.pop()
+        source, target = padded([one for one, _ in batch], pad), padded([other for _, other in batch], -100)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(source, source.ne(pad).long(), labels=target, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), label_smoothing=0.1)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        schedule.step()
+        adam.zero_grad()
+        with torch.no_grad():
+            embedding[pad] = 0  # the output layer, which is tied, has changed it
+        state["done"] += 1
+        losses.append(loss.item())
+        if state["done"] % EVERY == 0 or state["done"] == updates:
+            print(f"{state['done']} updates, loss {sum(losses) / len(losses):.3f}, {time.time() - began:.0f} s", flush=True)
+            losses.clear()
+            snapshot = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            state["snapshots"] = [*state["snapshots"], snapshot][-KEPT:]
+            torch.save({**state, "adam": adam.state_dict(), "schedule": schedule.state_dict()}, saved)
+    last = state["snapshots"]
+    model.load_state_dict({name: sum(each[name] for each in last) / len(last) for name in last[-1]})
+
+
+@torch.inference_mode()
+def bleu(model: MarianMTModel, tokenizer: MarianTokenizer, sources: list[str], references: list[str]) -> str:
+    """Greedy, by transformers' own generation."""
+    outputs: list[str] = []
+    for first in range(0, len(sources), 32):
+        inputs = tokenizer(sources[first : first + 32], return_tensors="pt", padding=True)
+        outputs += tokenizer.batch_decode(model.generate(**inputs, num_beams=1), skip_special_tokens=True)
+    return str(sacrebleu.corpus_bleu(outputs, [references]))
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
+    p.add_argument("--data", type=Path, required=True, metavar="DIR")
+    p.add_argument("--output", type=Path, required=True, metavar="DIR")
+    p.add_argument("-s", "--source-lang", default="en")
+    p.add_argument("-t", "--target-lang", default="de")
+    p.add_argument("--updates", type=int, default=2200, metavar="N")
+    p.add_argument("--pieces", type=int, default=4500, metavar="N", help="of each SentencePiece model (default: 4500)")
+    p.add_argument("--width", type=int, default=256, metavar="N")
+    p.add_argument("--layers", type=int, default=4, metavar="N", help="of the encoder and of the decoder")
+    args = p.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(1)
+    tokenizer = tokenizer_of(args)
+    model = model_of(args, len(tokenizer.encoder))
+    text = {
+        split: [read(args.data, split, lang) for lang in (args.source_lang, args.target_lang)] for split in ("train", "valid")
+    }
+    sources, targets = tokenizer(text["train"][0])["input_ids"], tokenizer(text_target=text["train"][1])["input_ids"]
+    train(model, list(zip(sources, targets)), args.updates, args.output / "training.pt")
+    model.eval().save_pretrained(args.output)
+    tokenizer.save_pretrained(args.output)
+    print(f"valid, greedy: {bleu(model, tokenizer, *text['valid'])}")
+
+
+if __name__ == "__main__":
+    main()

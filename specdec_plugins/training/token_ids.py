@@ -1,0 +1,123 @@
+"""Any model's token ids as fairseq's data, for training a drafter of a model that fairseq does not know.
+
+fairseq reserves a dictionary's first symbols. The dictionary has them, then one symbol per token id, so that a token's index is
+its id plus `RESERVED`. A source is stored with all its special tokens, a target without eos, and fairseq ends both. Knows the ids
+of a model's special tokens, and no text.
+
+    python -m specdec_plugins.training.token_ids --model FOLDER --sources TEXT --outputs JSON --output DIR
+
+makes such data of a text and the JSON lines that ``specdec-translate --format json`` writes for it.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specdec_plugins.extras import needed
+from specdec_plugins.formats.spec import Symbols
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
+RESERVED = 4  # <s>, <pad>, </s>, <unk>
+LANGUAGES = "source", "target"
+VALID, MOST = 100, 1000  # one pair in VALID is for validation, at most MOST
+DRAFTED = 0.99  # fraction of a text's tokens that can be drafted: benchmarks/README.md
+Pair = tuple[Sequence[int], Sequence[int]]
+
+
+def dictionary(size: int, counts: Counter[int]) -> "Dictionary":
+    """The dictionary of a vocabulary, with how often each token occurs."""
+    with needed("train", "training data"):
+        from fairseq.data import Dictionary
+
+    made = Dictionary()
+    for token in range(size):
+        made.add_symbol(str(token), counts[token])
+    return made
+
+
+def counts_of(data: "Dictionary", size: int) -> Counter[int] | None:
+    """How often each token of a vocabulary occurs, if this is its `dictionary`."""
+    if data.symbols[RESERVED:] != [str(token) for token in range(size)]:
+        return None
+    return Counter(dict(enumerate(data.count[RESERVED:])))
+
+
+def token_ids(data: Tensor, symbols: Symbols, end: int) -> Tensor:
+    """Token ids for indices of a `dictionary`; ``end`` replaces fairseq's end of sentence."""
+    special = data.new_tensor([symbols.start, symbols.pad, end, symbols.mask])
+    return torch.where(data < RESERVED, special[data.clamp(max=RESERVED - 1)], data - RESERVED)
+
+
+def frequent(counts: Counter[int], special: Iterable[int]) -> list[int]:
+    """The fewest tokens that make up `DRAFTED` of a text, and these special ones, ascending."""
+    left, tokens = DRAFTED * counts.total(), set(special)
+    for token, count in counts.most_common():
+        if left <= 0:
+            break
+        tokens.add(token)
+        left -= count
+    return sorted(tokens)
+
+
+def binarise(pairs: Iterable[Pair], sizes: tuple[int, int], folder: Path) -> dict[str, int]:
+    """Write a training and a validation set of pairs, sources with their special tokens and targets without eos, and both
+    dictionaries. Returns the number of pairs in each set."""
+    with needed("train", "training data"):
+        from fairseq.data.indexed_dataset import make_builder
+
+    folder.mkdir(parents=True, exist_ok=True)
+    counts, written = (Counter[int](), Counter[int]()), {"train": 0, "valid": 0}
+    names = {(split, lang): str(folder / f"{split}.{'-'.join(LANGUAGES)}.{lang}") for split in written for lang in LANGUAGES}
+    builders = {key: make_builder(f"{name}.bin", "mmap", vocab_size=max(sizes) + RESERVED) for key, name in names.items()}
+    for number, pair in enumerate(pairs):
+        split = "valid" if number % VALID == 0 and written["valid"] < MOST else "train"
+        written[split] += 1
+        for lang, tokens, count in zip(LANGUAGES, pair, counts):
+            count.update(tokens)
+            builders[split, lang].add_item(torch.tensor([*(token + RESERVED for token in tokens), 2], dtype=torch.int32))
+    for key, name in names.items():
+        builders[key].finalize(f"{name}.idx")
+    for lang, size, count in zip(LANGUAGES, sizes, counts):
+        dictionary(size, count).save(str(folder / f"dict.{lang}.txt"))
+    return written
+
+
+def pairs_of(codec, sources: Iterable[str], outputs: Iterable[str]) -> Iterator[Pair]:
+    """The token ids of sources and their translations; none where a source was skipped."""
+    for source, output in zip(sources, outputs):
+        if tokens := json.loads(output)["tokens"]:
+            yield codec.encode(source).ids, codec.target.ids(tokens)
+
+
+def main(argv: list[str] | None = None) -> int:
+    from specdec_plugins.formats.folder import load_folder
+    from specdec_plugins.text.lines import read_lines
+
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import reports missing optional packages
+    parser = argparse.ArgumentParser(prog="token_ids", allow_abbrev=False)
+    for name in ("model", "sources", "outputs", "output"):
+        parser.add_argument(f"--{name}", required=True, type=Path)
+    options = parser.parse_args(argv)
+    try:
+        pair = load_folder(options.model)
+        pairs = pairs_of(pair.codec, read_lines(options.sources), read_lines(options.outputs))
+        written = binarise(pairs, (len(pair.source), len(pair.target)), options.output)
+    except (ValueError, OSError) as error:
+        print(f"token_ids: error: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.output}: {written['train']:,} pairs to train on, {written['valid']:,} to validate on")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
