@@ -45,13 +45,15 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def source() -> dict[str, str]:
-    """The ``commit`` of a checkout, with a + for uncommitted changes; elsewhere a `fingerprint` of the package's code."""
+    """The ``commit`` of a checkout, with a + for uncommitted changes; elsewhere a hash of the package's ``code``."""
     package = Path(__file__).parent.parent
     command = ["git", "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty=+"]
     try:
         return {"commit": subprocess.run(command, cwd=package, capture_output=True, text=True, check=True).stdout.strip()}
     except (OSError, subprocess.CalledProcessError):
-        return {"code": fingerprint(package.rglob("*.py"))}
+        files = sorted(package.rglob("*.py"))
+        lines = (f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in files)
+        return {"code": hashlib.sha256("".join(lines).encode()).hexdigest()[:16]}
 
 
 def cpu_name() -> str:
@@ -103,9 +105,3 @@ def tensor_bytes(*objects: Any) -> int:
             waiting.append(vars(item))
             total += getattr(item, "weight_bytes", 0)  # weights packed for the kernels
     return total
-
-
-def fingerprint(paths: Iterable[Path]) -> str:
-    """A hash of some files' names and contents."""
-    lines = (f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in sorted(paths))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
