@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import transformers
 
-from specdec_plugins.commands import translate
+from specdec_plugins.commands import datastore, translate
 from specdec_plugins.translator import SourceTooLong, Translator
 
 pytest.importorskip("transformers", reason="compares with transformers")
@@ -117,6 +117,19 @@ def test_documents_in_several_languages(many):
         first, second = text.split(". ")
         parts = plain.translate([f"{first}.", second], source_lang=source, target_lang=target)
         assert each.text == " ".join(part.text for part in parts if part.text)
+
+
+def test_a_datastore_of_a_multilingual_model(many, tmp_path, capfd):
+    folder, made = many[0], tmp_path / "made"
+    (tmp_path / "fr").write_text("Le chat est assis.\n", encoding="utf-8")
+    (tmp_path / "de").write_text("Ein Hund läuft.\n", encoding="utf-8")
+    arguments = ["--model", str(folder), "--output", str(made), "--source", str(tmp_path / "fr"), str(tmp_path / "de")]
+    assert datastore.main(arguments) == 1 and "needs a source language" in capfd.readouterr().err
+    assert datastore.main([*arguments, "-s", "fr", "-t", "de"]) == 0
+    options = {"threads": 1, "draft_with": "retrieval", "datastore": str(made)}
+    drafted, plain = (Translator.from_pretrained(folder, **each) for each in (options, {"threads": 1, "strategy": "ar"}))
+    texts = [each("Le chat est assis.", "fr", "de") for each in (drafted, plain)]
+    assert texts[0] == texts[1]
 
 
 def test_the_command(many, tmp_path, capfd):

@@ -24,6 +24,8 @@ def parser() -> Parser:
     p.add_argument("--source", action="append", metavar="FILE",
                    help="the sources of TEXT, line by line: the drafter then prefers translations of similar sources; once per "
                    "TEXT, in the same order")  # fmt: skip
+    p.add_argument("-s", "--source-lang", metavar="LANG", help="of the sources, for multilingual models")
+    p.add_argument("-t", "--target-lang", metavar="LANG", help="of TEXT")
     p.add_argument("text", nargs="+", metavar="TEXT", help="UTF-8 text, one sentence per line, .gz allowed")
     return p
 
@@ -51,7 +53,8 @@ def run(options: argparse.Namespace) -> None:
 
         if options.source:
             lines = counted(line for paths in zip(options.source, options.text) for line in aligned(*paths))
-            pairs = ((codec.encode(source).text, codec.encode_target(line)) for source, line in lines if line.strip())
+            languages = options.source_lang, options.target_lang
+            pairs = ((codec.encode(source, *languages).text, codec.encode_target(line)) for source, line in lines if line.strip())
             store = Datastore.of_pairs(pairs, eos, len(pair.source))
         else:
             texts = counted(line for path in options.text for line in read_lines(path))
