@@ -273,6 +273,10 @@ def test_an_imported_folder_is_certified(published, tmp_path, capsys):
     assert certificate["texts"] >= lines - 2  # a random M2M100 says ids past its vocabulary
     assert certificate["logits"] < 1e-3 and all(each["margin"] < 1e-3 for each in certificate["differences"])
     assert certificate["outputs"] + len(certificate["differences"]) == lines
+    assert (
+        f"outputs of 4 beams (float32): {certificate['searched']} of {lines} lines" in said
+        and certificate["searched"] > lines - 4
+    )
     pairs = [Translator.from_pretrained(str(each), strategy="ar", threads=1, dtype="float64") for each in (folder, output)]
     texts = [[each["translation_text"] for each in pair(LINES.split("\n")[:9], *languages)] for pair in pairs]
     assert texts[0] == texts[1] and len(set(texts[0])) > 5

@@ -1,9 +1,9 @@
-"""A certificate: how a folder's token ids, logits and greedy outputs compare with those of transformers, on some text."""
+"""A certificate: how a folder's token ids, logits and outputs compare with those of transformers, on some text."""
 
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from specdec_plugins.decoding.assembly import THREADS
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import agreeing
 from specdec_plugins.decoding.values import Source
-from specdec_plugins.engine import Engine
+from specdec_plugins.engine import Engine, beam_of
 from specdec_plugins.formats.files import write
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import Settings
@@ -87,6 +87,8 @@ class Certificate:
     texts: int
     logits: float  # largest difference between logits
     differences: tuple[Difference, ...]
+    beams: int = 1  # the model's default ..
+    searched: int = 0  # .. and the lines whose beam search has the identical output
     dtype: str = "float32"
     transformers: str = ""
     specdec: str = __version__
@@ -99,6 +101,7 @@ class Certificate:
             f"decoded texts: {self.texts} {of}",
             f"logits: largest difference {self.logits:.1e}",
         ]
+        said += [f"outputs of {self.beams} beams ({self.dtype}): {self.searched} {of}"] if self.beams > 1 else []
         said += [
             f"line {each.line}: token {each.token} differs; transformers prefers its own by {each.margin:.1e}"
             for each in self.differences[:SHOWN]
@@ -124,6 +127,11 @@ def library() -> Any:
     return transformers
 
 
+def ended(row: list[int], eos: int) -> list[int]:
+    """An output up to eos, if it has one."""
+    return row[: row.index(eos)] if eos in row else row
+
+
 @torch.inference_mode()
 def certify(
     original: str, folder: str, lines: Sequence[str] | None = None, source_lang: str | None = None, target_lang: str | None = None
@@ -142,6 +150,9 @@ def certify(
     sources = [pair.codec.encode(line, *languages) for line in lines]
     requests = [engine.request(number, source.ids, forced=source.forced) for number, source in enumerate(sources)]
     found = {each.index: each.tokens for each in engine.decode(requests, None, None)}
+    beam = beam_of(Settings(strategy="ar", beam=engine.rules.beams), engine.rules)
+    beams = [replace(request, beam=beam) for request in requests] if beam.size > 1 else []
+    searched = {each.index: each.tokens for each in engine.decode(beams, 1, None)}
     symbols, verifier = pair.verifier.spec.symbols, engine.roles.verifier
     counts, largest, differences = Counter[str](), 0.0, list[Difference]()
     for number, (line, source, request) in enumerate(zip(lines, sources, requests)):
@@ -151,8 +162,11 @@ def certify(
         forced = {"forced_bos_token_id": source.forced[0]} if source.forced else {}
         length = request.limit + 1 + engine.rules.ends  # `generate` counts the start token
         row = model.generate(torch.tensor([theirs]), num_beams=1, do_sample=False, max_length=length, **forced)[0, 1:].tolist()
-        wanted = row[: row.index(symbols.eos)] if symbols.eos in row else row
+        wanted = ended(row, symbols.eos)
         counts["outputs"] += wanted == tokens
+        if searched:
+            row = model.generate(torch.tensor([theirs]), do_sample=False, max_length=length, **forced)[0, 1:].tolist()
+            counts["searched"] += ended(row, symbols.eos) == searched[number]
 
         written = [symbols.start, *tokens]
         logits = model(torch.tensor([source.ids]), decoder_input_ids=torch.tensor([written])).logits[0]
@@ -167,6 +181,6 @@ def certify(
             best, own = ([*each, symbols.eos][at] for each in (wanted, tokens))
             differences.append(Difference(number + 1, at + 1, (logits[at, best] - logits[at, own]).item()))
     return Certificate(
-        len(lines), counts["sources"], counts["outputs"], counts["texts"], largest, tuple(differences),
-        transformers=transformers.__version__,
+        len(lines), counts["sources"], counts["outputs"], counts["texts"], largest, tuple(differences), beam.size,
+        counts["searched"], transformers=transformers.__version__,
     )  # fmt: skip
