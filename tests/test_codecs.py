@@ -216,5 +216,5 @@ def test_the_first_words_come_after_the_first_pass(monkeypatch):
     assert "".join(translator.stream_text(line)) == translator.translate([line])[0].text
     assert list(translator.stream_text(" ")) == []
     for options in ({"sampling": True, "num_samples": 2}, {"windows": "sentence"}):
-        with pytest.raises(ValueError, match="single sentence and sample"):
+        with pytest.raises(ValueError, match="single sentence and output"):
             next(Translator.from_pretrained(ROOT / "data" / "demo.en-de", strategy="ar", **options).stream_text(line))

@@ -68,7 +68,11 @@ class FairseqBpe:
                 raise ValueError(f"{self.config.folder} has no BPE codes, so it accepts only subwords (tokenized)")
             return []
         if side not in self._codes:
-            self._codes[side] = load_codes(self.tokenizer, self.config.files["codes"], getattr(self, side).symbols)
+            try:
+                self._codes[side] = load_codes(self.tokenizer, self.config.files["codes"], getattr(self, side).symbols)
+            except ImportError:  # input in subwords needs no BPE library
+                if line:
+                    raise
         return self._codes[side].apply(self._tokenizer(side).tokenize(line)).split() if line else []
 
     def _tokenizer(self, side: str) -> Tokenizer:
