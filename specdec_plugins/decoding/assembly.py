@@ -37,11 +37,6 @@ def assemble(
     return drafters.with_weights(drafter.code).build(drafter, drafting, loaded, *limited), ModelVerifier(loaded)
 
 
-def fastest(kind: str) -> str:
-    """The data type ``auto`` on a kind of device, such as ``cuda``; on a CPU, the kernels'."""
-    return {"cpu": "int8", "cuda": "float16"}.get(kind, "float32")
-
-
 def load(
     verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
     threads: int | None = None,
@@ -50,7 +45,7 @@ def load(
     drafter = drafter and drafters.as_transformer(drafter, verifier)
     where, automatic = torch.device(device), dtype == "auto"
     if automatic:
-        dtype = fastest(where.type)
+        dtype = {"cpu": "int8", "cuda": "float16"}.get(where.type, "float32")
     if dtype == "int8" and where.type != "cpu":
         raise ValueError(f"int8 runs only on CPUs, not on device {device}")
     if where.type == "cpu" and dtype in cpu.DTYPES:

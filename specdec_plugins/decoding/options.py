@@ -1,7 +1,6 @@
 """Options of a request. Imports no torch, so that commands can check them at once."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,24 +82,14 @@ class Sampling:
     rule: str = "coupled"
 
     def __post_init__(self) -> None:
-        for name, message in sampling_faults(self):
-            raise ValueError(f"{name} {message}")
-
-
-def sampling_faults(values: Any) -> Iterator[tuple[str, str]]:
-    """(field, message) of each invalid value of an object with the fields of `Sampling`."""
-    for name in ("temperature", "repetition_penalty"):
-        value = getattr(values, name)
-        if not is_number(value) or not 0 < value < math.inf:
-            yield name, f"{value!r} is not a number above 0"
-    if not is_number(values.top_p) or not 0 < values.top_p <= 1:
-        yield "top_p", f"{values.top_p!r} is not above 0 and at most 1"
-    if type(values.top_k) is not int or values.top_k < 0:
-        yield "top_k", f"{values.top_k!r} is not a whole number from 0 on"
-    elif values.top_k >= 1 << 31:
-        yield "top_k", f"{values.top_k} is more than any vocabulary has"
-    if values.rule not in RULES:
-        yield "rule", f"'{values.rule}' is unknown; available: {', '.join(RULES)}"
+        for name, most in (("temperature", 1e308), ("repetition_penalty", 1e308), ("top_p", 1)):
+            value = getattr(self, name)
+            if not is_number(value) or not 0 < value <= most:
+                raise ValueError(f"{name} {value!r} is not a number above 0 and at most {most:g}")
+        if type(self.top_k) is not int or not 0 <= self.top_k < 1 << 31:
+            raise ValueError(f"top_k {self.top_k!r} is not a whole number from 0 to {(1 << 31) - 1:,}")
+        if self.rule not in RULES:
+            raise ValueError(f"rule '{self.rule}' is unknown; available: {', '.join(RULES)}")
 
 
 @dataclass(frozen=True)

@@ -34,17 +34,25 @@ class Traits:
     wants: Want = LOGITS  # what `observe` reads of the verifier's pass
 
 
-class Drafter(Protocol):
+class Role(Protocol):
+    """What drafter and verifier have in common."""
+
+    def admit(self, state: Any, source: Source) -> None:
+        """Append the sentences of ``source`` as rows."""
+        return None
+
+    def bytes_for(self, request: Request) -> int:
+        """Memory that a request's group takes, for admission."""
+        return 0
+
+
+class Drafter(Role, Protocol):
     """Proposes tokens."""
 
     traits: Traits = Traits()
 
     def start(self, rows: int, shared: Any) -> Any:
         """A `State` for up to ``rows`` rows; None for a drafter that keeps nothing. ``shared`` is the verifier's state."""
-        return None
-
-    def admit(self, state: Any, source: Source) -> None:
-        """Append the sentences of ``source`` as rows."""
         return None
 
     def propose(self, state: Any, prefix: Prefix, plan: Plan) -> Draft:
@@ -54,10 +62,6 @@ class Drafter(Protocol):
         """Learn the verdict on a draft before its tokens are committed; see `Traits.follows`."""
         return None
 
-    def bytes_for(self, request: Request) -> int:
-        """Memory that a request's group takes, for admission."""
-        return 0
-
 
 class NoDrafter(Drafter):
     """Proposes nothing: the loop becomes plain autoregressive decoding."""
@@ -66,7 +70,7 @@ class NoDrafter(Drafter):
         return Draft([[] for _ in prefix.requests])
 
 
-class Verifier(Protocol):
+class Verifier(Role, Protocol):
     """Scores drafts."""
 
     limits: ModelLimits | None = None  # what requests are checked against; None: anything goes
@@ -80,10 +84,6 @@ class Verifier(Protocol):
         """A `State` for up to ``rows`` rows; None for a verifier that keeps nothing."""
         return None
 
-    def admit(self, state: Any, source: Source) -> None:
-        """Append the sentences of ``source`` as rows."""
-        return None
-
     def prefill(self, state: Any, prefix: Prefix, tokens: Sequence[Sequence[int]]) -> list[list[float]]:
         """Read the forced tokens after each row's prefix, if any, and return their log-probabilities (nats)."""
         return [[0.0] * len(row) for row in tokens]
@@ -95,10 +95,6 @@ class Verifier(Protocol):
     def commit(self, state: Any, prefix: Prefix, draft: Draft, verdict: Verdict) -> None:
         """Keep what the verdict accepts, before the prefix changes."""
         return None
-
-    def bytes_for(self, request: Request) -> int:
-        """Memory that a request's group takes, for admission."""
-        return 0
 
 
 class Acceptance(Protocol):

@@ -33,9 +33,7 @@ class Runner(Protocol):
         """The size to compute for a needed ``size``: a multiple of ``unit``."""
         ...
 
-    def run(
-        self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()
-    ) -> Results:  # fmt: skip
+    def run(self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()) -> Results:
         """``function(*caches, *settings, **inputs)``. Its results are valid until the same function is run again."""
         ...
 
@@ -48,9 +46,7 @@ class Eager:
     def round(self, size: int, unit: int = 1) -> int:
         return size
 
-    def run(
-        self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()
-    ) -> Results:  # fmt: skip
+    def run(self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()) -> Results:
         return function(*caches, *settings, **inputs)
 
 
@@ -73,9 +69,7 @@ class Recorder:
         """The next of ``unit``, 2 ``unit``, 4 ``unit``, ...: few sizes, and less than half of each wasted."""
         return unit << (max(1, -(-size // unit)) - 1).bit_length()
 
-    def run(
-        self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()
-    ) -> Results:  # fmt: skip
+    def run(self, function: Function, inputs: Inputs, caches: Sequence[KVCache] = (), settings: tuple = ()) -> Results:
         call = partial(function, *caches, *settings)
         if self.record is None:
             return call(**inputs)
