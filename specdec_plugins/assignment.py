@@ -54,20 +54,13 @@ def drafter_name(pair: Pair, settings: Settings, own: Drafter | None) -> str | N
     return settings.draft_with or (pair.drafter.code if pair.drafter else type(own).__name__)
 
 
-def block_size(settings: Settings, trained: int) -> int | str:
-    """The draft length, or auto."""
-    if settings.adaptive:
-        return "auto"
-    return settings.block_size if isinstance(settings.block_size, int) else trained
-
-
 def controller_of(settings: Settings, trained: int, drafter: Drafter) -> Controller:
     if settings.strategy == "ar":
         return FixedLength(0)
-    size = block_size(settings, trained)
-    if size != "auto":
-        return FixedLength(int(size), tree=Tree(settings.tree) if settings.tree else None)
-    return Throughput(trained, copies=drafter.traits.copies_text)
+    if settings.adaptive:
+        return Throughput(trained, copies=drafter.traits.copies_text)
+    size = settings.block_size if isinstance(settings.block_size, int) else trained
+    return FixedLength(size, tree=Tree(settings.tree) if settings.tree else None)
 
 
 def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.PairFacts:

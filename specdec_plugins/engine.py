@@ -63,7 +63,6 @@ class Engine:
             asked = "%s asks for %d beams; decoding is greedy (strategy ar with beam %d searches)"
             log.warning(asked, pair.name, self.rules.beams, self.rules.beams)
         self.drafter_name = assignment.drafter_name(pair, settings, drafter)
-        self.block_size = assignment.block_size(settings, self.trained_block_size)
         self.limits = limits_of(pair, settings)
         self.max_source, self.max_target = self.limits.source_positions, self.limits.target_positions - 1
         device = assignment.usable_device(settings.device)

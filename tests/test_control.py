@@ -188,7 +188,7 @@ def test_a_step_in_the_costs_is_found(seed):
 def test_a_machine_that_changes_its_pace():
     """Others use it, too, by turns for longer than a measurement is remembered."""
     shares = []
-    for seed in range(24):
+    for seed in range(12):
         machine, pace = Machine(1.0, 1.0, 0.12, 0.84, noise=1.0, seed=seed), random.Random(seed)
         controller = Throughput(8)
         best, chosen = max(machine.rate(length, 1) for length in range(17)), []

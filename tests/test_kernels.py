@@ -91,6 +91,7 @@ def test_product(variant, dtype):
     """(N, I) x (I, O) for shapes around the sizes of tiles, on any number of threads."""
     generator = torch.Generator().manual_seed(0)
     quantised = dtype == "int8" and any(name in variant._name for name in QUANTISING)
+    engines = [binding.Engine(threads) for threads in (1, 2, 3)]
     for rows, inputs, outputs in itertools.product((1, 2, 3, 5, 11, 12, 13, 25, 40), (32, 96, 128), (1, 31, 32, 33, 100)):
         weight, bias = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
         x = torch.randn(rows, inputs, generator=generator)
@@ -99,10 +100,8 @@ def test_product(variant, dtype):
             scale = expected.abs().amax(1, keepdim=True) / 127
             expected = (expected / scale).round() * scale
         expected = expected @ rounded(weight, dtype).T + bias
-        results = [
-            binding.NativeLinear(weight, bias, dtype)(binding.Engine(threads), x)
-            for threads in ((1, 2, 3) if rows > 12 else (1,))
-        ]
+        linear = binding.NativeLinear(weight, bias, dtype)
+        results = [linear(engine, x) for engine in (engines if rows > 12 else engines[:1])]
         assert all(torch.equal(result, results[0]) for result in results)
         # Quantising halves one way or the other, in the last bit of float32, moves a result by a step.
         torch.testing.assert_close(results[0].double(), expected, rtol=1e-5, atol=0.1 if quantised else 1e-4)
