@@ -10,6 +10,7 @@ from conftest import ROOT, make_verifier
 from naive import repeating
 from reference import encode, greedy, sampled
 from support import EOS, SHAPES, SYMBOLS, WORDS, Knowing, Lengths, Tilted, load, make_tilt, sentences, tilted_verifier
+from tapes import Tapes
 from test_beam_rules import TIE, naive_fairseq, naive_huggingface, searched
 from test_kernels import on_kernels, wide_verifier
 from test_session import KERNELS
@@ -204,6 +205,14 @@ def test_greedy_sampled_and_beam_requests_share_sessions(world, rows):
     model, verifier, tilt = world
     requests = requests_of(24 if rows == 8 else 120, 5)
     assert check_against_naive(model, tilt, requests, session_of(verifier, rows).run(requests)) > 12
+
+
+def test_recorded_passes_search_alike():
+    """With tapes in place of CUDA graphs."""
+    model, args = make_verifier(words=WORDS, **SHAPES["post-norm"])
+    tapes, tilt, requests = Tapes(), make_tilt(9, -1.0), requests_of(16, 9)
+    verifier = tilted_verifier(load((model.double(), args), runner=tapes)[0], tilt)
+    assert check_against_naive(model.double(), tilt, requests, session_of(verifier, 13).run(requests)) and tapes.recordings
 
 
 def test_searches_draft_nothing_where_others_do(world):

@@ -151,7 +151,7 @@ class Session:
         # 1. Draft, in one pass or one per token (`draft_in_turn`). A plain iteration drafts nothing, at no cost.
         began = time.perf_counter()
         searching = prefix.searching
-        if searching:
+        if searching and any(plan.lengths):
             plan = prefix.undrafted(plan)
         asked = any(plan.lengths) and max(prefix.room) > 0
         draft = self._draft(plan) if asked else Draft([[] for _ in prefix.requests])

@@ -12,10 +12,11 @@ from specdec_plugins.decoding.search.beam import Beams, Ranked, Search
 def step(search: Search, beams: Beams, candidates: Sequence[Ranked]) -> Beams:
     size, finished, live = search.beam.size, list(beams.finished), []
     for rank, (parent, node) in enumerate(search.continuations(beams, candidates)):
+        if len(live) == size:  # an eos from here on is not among the best
+            break
         if node.token != search.eos:
             live.append((parent, node))
         elif rank < size and len(finished) < size:
             finished.append((search.normalised(node), node))
-    live = live[:size]
     nodes, parents = tuple(node for _, node in live), tuple(parent for parent, _ in live)
     return Beams(nodes, tuple(finished), parents, over=len(finished) == size or not live)

@@ -17,11 +17,13 @@ def step(search: Search, beams: Beams, candidates: Sequence[Ranked]) -> Beams:
     stops = not search.ends and length >= search.limit
     live, ended = [], list(beams.finished)
     for rank, (parent, node) in enumerate(search.continuations(beams, candidates)):
+        if len(live) == size:  # an eos from here on is not among the best
+            break
         if not stops and node.token != search.eos:
             live.append((parent, node))
         elif rank < size:
             ended.append((search.normalised(node), node))
-    live, finished = live[:size], sorted(ended, key=lambda each: -each[0])[:size]
+    finished = sorted(ended, key=lambda each: -each[0])[:size]
     nodes, parents = tuple(node for _, node in live), tuple(parent for parent, _ in live)
     return Beams(
         nodes, tuple(finished), parents, over=not live or (len(finished) == size and not _improves(search, nodes, finished))
