@@ -6,11 +6,11 @@ hypotheses have finished, better ones or not. At the limit eos is forced, and it
 
 from collections.abc import Sequence
 
-from specdec_plugins.decoding.search.beam import Beams, Ranked, Search
+from specdec_plugins.decoding.search.beam import Beams, Node, Ranked, Search
 
 
 def step(search: Search, beams: Beams, candidates: Sequence[Ranked]) -> Beams:
-    size, finished, live = search.beam.size, list(beams.finished), []
+    size, finished, live = search.beam.size, list(beams.finished), list[tuple[int, Node]]()
     for rank, (parent, node) in enumerate(search.continuations(beams, candidates)):
         if len(live) == size:  # an eos from here on is not among the best
             break

@@ -7,7 +7,7 @@ longest length (never). An eos that the limit forces has score 0. Models without
 
 from collections.abc import Sequence
 
-from specdec_plugins.decoding.search.beam import Beams, Ranked, Search
+from specdec_plugins.decoding.search.beam import Beams, Node, Ranked, Search
 
 
 def step(search: Search, beams: Beams, candidates: Sequence[Ranked]) -> Beams:
@@ -15,7 +15,7 @@ def step(search: Search, beams: Beams, candidates: Sequence[Ranked]) -> Beams:
     if length > search.limit:
         candidates = [Ranked([search.eos], [0.0]) if search.ends else Ranked([], [])] * len(beams.live)
     stops = not search.ends and length >= search.limit
-    live, ended = [], list(beams.finished)
+    live, ended = list[tuple[int, Node]](), list(beams.finished)
     for rank, (parent, node) in enumerate(search.continuations(beams, candidates)):
         if len(live) == size:  # an eos from here on is not among the best
             break
