@@ -36,6 +36,23 @@ def write(path: Path, text: str) -> None:
 MADV_DONTNEED = 4
 
 
+class Mapped:
+    """Unloads files of weights while they are read, so that few of their pages are in memory at a time."""
+
+    MOST = 1 << 26  # bytes
+
+    def __init__(self) -> None:
+        self._addresses, self._bytes = set[int](), 0
+
+    def read(self, address: int, size: int) -> None:
+        """Note that these bytes, of a mapped file or not, have been read and are not needed for now."""
+        self._addresses.add(address)
+        self._bytes += size
+        if self._bytes >= self.MOST:
+            unload(self._addresses)
+            self._addresses, self._bytes = set(), 0
+
+
 def unload(addresses: Iterable[int]) -> None:
     """Release the memory of files of weights mapped at any of these addresses; pages are read again on access.
 

@@ -16,7 +16,7 @@ token's, and there are at least ``max_positions`` rows from there. Tied tensors 
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from specdec_plugins.decoding.options import LIBRARIES, MAX_BEAMS, MAX_LENGTH_PENALTY, STOPPING
 from specdec_plugins.formats.errors import listed
+from specdec_plugins.formats.files import Mapped
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
 # Far beyond known models; a tiny file must not claim all memory.
@@ -318,8 +319,19 @@ def weight_fault(tensor: Any) -> str | None:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether all floats are finite. A finite sum implies finite terms, at memory speed; that of large terms may overflow."""
-    return math.isfinite(tensor.detach().sum()) or bool(tensor.isfinite().all())
+    """Whether all values are. A finite sum implies it, at memory speed and without copies; the sum of large ones may overflow."""
+    return all(math.isfinite(part.sum()) or bool(part.isfinite().all()) for part in _parts(tensor))
+
+
+PART = 1 << 22
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor's values in order, `PART` at a time: little is computed from them, and in memory of a mapped file, at once."""
+    mapped = Mapped()
+    for part in tensor.detach().reshape(-1).split(PART):
+        yield part
+        mapped.read(part.data_ptr(), part.nbytes)
 
 
 def symbol_faults(spec: ModelSpec, source_size: int, target_size: int) -> list[str]:
@@ -344,7 +356,7 @@ def fingerprint(model: Model) -> str:
     for name, tensor in sorted(model.tensors.items()):
         if name in tables and torch.equal(tensor, tables[name]):
             continue
-        values = tensor.detach().half() if tensor.is_floating_point() else tensor.detach()
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        digest.update(values.contiguous().cpu().numpy().ravel().data)
+        for part in _parts(tensor):
+            digest.update((part.half() if part.is_floating_point() else part).cpu().numpy().data)
     return digest.hexdigest()

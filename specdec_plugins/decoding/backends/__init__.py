@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch import device as Device
 
 from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.backends.reading import Reading
@@ -97,11 +98,17 @@ class LoadedModel(Protocol):
     """A model on a backend."""
 
     spec: ModelSpec
-    target_embeddings: Tensor  # (V, D) of the target side, for drafters that share them
+    device: Device
+    target_vocabulary: int  # its size
 
     @property
     def recordings(self) -> int:
         """How many passes have been recorded, here and in models that share the runner; 0 where nothing is recorded."""
+        ...
+
+    @property
+    def target_embeddings(self) -> Tensor:
+        """(V, D) of the target side, for drafters that share them, in the data type of hidden states."""
         ...
 
     @property

@@ -94,7 +94,7 @@ class CachedDrafter(Drafter, Generic[Row]):
             self.traits = replace(self.traits, wants=Want(attention=budget.attends))
 
     def start(self, rows: int, shared: object) -> CachedRows[Row]:
-        chosen = Chosen(self.budget, self.model.target_embeddings.device) if self.budget else None
+        chosen = Chosen(self.budget, self.model.device) if self.budget else None
         return CachedRows(self.model.start(rows), self.held, chosen)
 
     def admit(self, state: CachedRows[Row], source: Source) -> None:

@@ -34,7 +34,7 @@ class WindowDrafter(Drafter):
         self.traits = Traits(needs_verifier=True, wants=Want(attention=budget.attends))
 
     def start(self, rows: int, shared: RowState) -> WindowState:
-        return WindowState(shared, Chosen(self.budget, self.model.target_embeddings.device))
+        return WindowState(shared, Chosen(self.budget, self.model.device))
 
     def admit(self, state: WindowState, source: Source) -> None:
         state.chosen.admit(source.lengths)

@@ -25,11 +25,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-VERSION = 19  # of the interface: `specdec_version` in api.cpp
+from specdec_plugins.formats.files import Mapped
+
+VERSION = 20  # of the interface: `specdec_version` in api.cpp
 VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")  # instruction sets, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
+TABLES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # data types of embeddings that passes read
+WIDENED = 1 << 20  # weights that are packed, and widened to float32 for it, at a time
 TILE = 32  # outputs computed together; all widths except the vocabulary's are multiples of it
 
 Pair = tuple[Tensor, Tensor]  # a norm's weight and bias
@@ -175,14 +179,21 @@ def watch_forks() -> "weakref.WeakSet[Engine]":
 class NativeLinear(Handle):
     """A linear layer's packed weights."""
 
+    mapped = Mapped()  # what all layers were packed from
+
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
         """Pack ``weight`` (O, I) in ``dtype``, one of `DTYPES`; ``bias`` (O,) or None. Raises ValueError for other shapes."""
         if weight.dim() != 2 or weight.size(1) % TILE or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
             raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
         self.outputs, self.inputs = weight.shape
-        sources = floats(weight), None if bias is None else floats(bias)  # the library copies them
-        super().__init__("linear", *map(address, sources), self.outputs, self.inputs, DTYPES[dtype])
+        super().__init__("linear", self.outputs, self.inputs, DTYPES[dtype])
+        biases, rows = None if bias is None else floats(bias), max(1, WIDENED // self.inputs)
+        for first in range(0, self.outputs, rows):
+            part = floats(weight[first : first + rows])
+            own = None if biases is None else biases[first : first + rows]
+            self.library.specdec_pack(self.pointer, address(part), address(own), first, len(part))
+            self.mapped.read(weight[first].data_ptr(), len(part) * weight[0].nbytes)
         padded = -(-self.outputs // TILE) * TILE
         self.weight_bytes = padded * (self.inputs * WEIGHT_BYTES[dtype] + 12)  # 12: bias, scale and offset
 
@@ -210,14 +221,15 @@ class Stack(Handle):
         token embedding is zero with ``zero_start``. ``gate`` is the successor network's.
         """
         self.engine, self.projection, self.gate = engine, projection, gate
-        self.tables = floats(tokens), floats(positions)  # the library reads them in every pass
+        # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
+        self.tables = tokens.detach().contiguous() if tokens.dtype in TABLES else floats(tokens), floats(positions)
         self.width, self.vocabulary = tokens.size(1), projection.outputs if projection else 0
         self.layers: list[list[NativeLinear | None]] = []
         norms = pairs(embedding_norm, last_norm)
         super().__init__(
-            "stack", self.width, heads, ACTIVATIONS[activation], prenorm, zero_start, address(self.tables[0]), scale,
-            address(self.tables[1]), offset, positions.size(0) - 1, addresses(norms), projection and projection.pointer,
-            gate and gate.pointer,
+            "stack", self.width, heads, ACTIVATIONS[activation], prenorm, zero_start, address(self.tables[0]),
+            TABLES[self.tables[0].dtype], scale, address(self.tables[1]), offset, positions.size(0) - 1, addresses(norms),
+            projection and projection.pointer, gate and gate.pointer,
         )  # fmt: skip
 
     def add_layer(self, linears: Sequence[NativeLinear | None], norms: Sequence[Pair | None]) -> None:

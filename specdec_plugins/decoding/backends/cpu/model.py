@@ -7,7 +7,7 @@ B rows, Q tokens read, W of them with a prediction, S source positions, D width,
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -87,7 +87,8 @@ class NativeHeads:
         if weight.dim() != 2 or len(weight) % model.width or weight.size(1) != model.width * (1 + reads_token):
             raise ValueError(f"weights of heads are {tuple(weight.shape)}, which does not fit width {model.width}")
         self.engine, self.linear = model.engine, NativeLinear(weight, bias, model.dtype)
-        self.embeddings = address(model.stack.tables[0]) if reads_token else None
+        self._table = model.target_embeddings if reads_token else None
+        self.embeddings = address(self._table)
         self.width, self.scale = model.width, model.spec.decoder.embedding_scale
         self.count = self.linear.outputs // self.width
 
@@ -126,6 +127,7 @@ class CpuModel:
     """A `Transformer` on the kernels, with another's ``encoder`` and ``projection`` if given."""
 
     recordings = 0
+    device = torch.device("cpu")
 
     def __init__(
         self, model: Transformer, engine: Engine, dtype: str, encoder: CpuEncoder | None = None,
@@ -141,11 +143,16 @@ class CpuModel:
         self.memory = NativeLinear(decoder.memory.weight, decoder.memory.bias, dtype) if decoder.memory else None
         self.layers, self.width = len(decoder.layers), decoder.width
         self.successor, self.copy = decoder.successor, decoder.copy
-        self.source_embedding, self.target_embeddings = model.encoder.embedding, decoder.embedding.tokens
-        self.source_vocabulary = len(self.source_embedding.tokens)
+        self.source_embedding = model.encoder.embedding
+        self.source_vocabulary, self.target_vocabulary = len(self.source_embedding.tokens), len(decoder.embedding.tokens)
         self.vocabulary = None if decoder.vocabulary is None else decoder.vocabulary.tolist()  # the token of each logit
         self.token_ids = None if self.vocabulary is None else integers(self.vocabulary)  # the same for the kernels
         self.logits, self.gates, self.features, self.attention, self.block = (Buffer() for _ in range(5))
+
+    @cached_property
+    def target_embeddings(self) -> Tensor:
+        """A copy if they are stored in another data type than float32."""
+        return floats(self.stack.tables[0])
 
     def start(self, rows: int) -> SlottedState:
         layers = self.layers + (self.copy is not None)

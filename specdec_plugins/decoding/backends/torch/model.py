@@ -115,6 +115,7 @@ class TorchModel:
     def __init__(self, transformer: Transformer, runner: Runner = EAGER):
         self.transformer, self.spec, self.runner = transformer, transformer.spec, runner
         self.target_embeddings = transformer.decoder.embedding.tokens
+        self.target_vocabulary, self.device = len(self.target_embeddings), self.target_embeddings.device
         vocabulary = transformer.decoder.vocabulary
         self.vocabulary = None if vocabulary is None else vocabulary.tolist()  # the token of each logit, if not all have one
         self.idle: list[tuple[KVCache, KVCache]] = []  # of former states: recordings are bound to their memory

@@ -4,7 +4,7 @@ B rows, S source positions, Q positions computed, T positions seen, D width, V v
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.values import Source
-from specdec_plugins.formats.files import unload
+from specdec_plugins.formats.files import Mapped, unload
 from specdec_plugins.formats.spec import (
     DrafterModel,
     Model,
@@ -43,8 +43,8 @@ class UnsupportedModel(ValueError):
 class Weights:
     """A model's tensors by name, grouped as passes use them."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]):
-        self.tensors = tensors
+    def __init__(self, tensors: Mapping[str, Tensor], packing: bool = False):
+        self.tensors, self.packing = tensors, packing
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -55,6 +55,8 @@ class Weights:
     def linear(self, *names: str) -> "Linear":
         """One product of several projections of the same input."""
         weights, biases = ([self(f"{name}.{part}") for name in names] for part in ("weight", "bias"))
+        if self.packing and len(names) > 1:
+            return Joined(weights, biases)
         return Linear(*(parts[0] if len(names) == 1 else torch.cat(parts) for parts in (weights, biases)))
 
     def norm(self, name: str) -> "Norm":
@@ -68,6 +70,16 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class Joined(Linear):
+    """Projections to pack: they are joined whenever they are read, so that no second copy stays in memory."""
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]):
+        object.__setattr__(self, "parts", {"weight": weights, "bias": biases})
+
+    def __getattr__(self, name: str) -> Tensor:
+        return torch.cat(self.__dict__["parts"][name])
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,7 @@ class Embedding:
 
     def embed(self, tokens: Tensor, embeddings: Tensor | None = None) -> Tensor:
         """(B, Q, D) scaled embeddings of tokens (B, Q), or of rows of other ``embeddings`` (N, D)."""
-        return F.embedding(tokens, self.tokens if embeddings is None else embeddings) * self.scale
+        return F.embedding(tokens, self.tokens if embeddings is None else embeddings).to(self.positions.dtype) * self.scale
 
     def place(self, positions: Tensor) -> Tensor:
         """(B, Q, D) embeddings of positions, counted from 0; past the table's end, for hidden entries only, its last row."""
@@ -215,7 +227,12 @@ class Successor:
         name = "decoder.successor"
         self.gate = weights.linear(f"{name}.from_feature")  # G, (R, D), and its bias
         token, out = weights(f"{name}.from_token.weight"), weights(f"{name}.out.weight")  # (R, D), (D, R)
-        self.tokens, self.out = embeddings @ token.T, projection.to(out) @ out  # T and P, (V, R)
+        self.tokens, self.out = _product(embeddings, token.T), _product(projection, out)  # T and P, (V, R)
+
+
+def _product(table: Tensor, matrix: Tensor) -> Tensor:
+    """table (V, D) @ matrix (D, R) in the matrix's data type, without a copy of a large table in it."""
+    return torch.cat([part.to(matrix) @ matrix for part in table.split(1 << 15)])
 
 
 class Decoder:
@@ -314,8 +331,11 @@ class Transformer:
     code: str | None = None
 
     @classmethod
-    def load(cls, model: Model | DrafterModel, encoder: Encoder | None = None) -> "Transformer":
-        """Build a model on its tensors, with another's encoder if given. Raises UnsupportedModel naming every fault."""
+    def load(cls, model: Model | DrafterModel, encoder: Encoder | None = None, packing: bool = False) -> "Transformer":
+        """Build a model on its tensors, with another's encoder if given. Raises UnsupportedModel naming every fault.
+
+        ``packing``: a backend will pack the weights, and nothing else reads them.
+        """
         code = model.code if isinstance(model, DrafterModel) else None
         if model.spec is None:
             raise UnsupportedModel(f"drafter '{code}' is no Transformer")
@@ -333,19 +353,19 @@ class Transformer:
             faults.append("a source copy with an encoder and a decoder of different widths")
         if faults:
             raise UnsupportedModel("; ".join(faults))
-        weights = Weights(model.tensors)
+        weights = Weights(model.tensors, packing)
         return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code), code)
 
 
-LINEAR = ("_proj.weight", "fc1.weight", "fc2.weight", "output_projection.weight")
+AS_STORED = ("_proj.weight", "fc1.weight", "fc2.weight", "output_projection.weight", "embed_tokens.weight")
 
 
 class Placement:
     """Puts models' tensors on ``device`` in ``dtype``, each once: tied tensors stay tied, and a tensor that equals its namesake
     in a model placed before becomes that one.
 
-    With ``packing`` linear layers keep their stored data type: packing widens them one at a time, so that a float16 model is
-    never held in float32 as well.
+    With ``packing`` linear layers and embeddings keep their stored data type: the kernels widen them piece by piece, so that a
+    float16 model is never held in float32 as well.
     """
 
     def __init__(self, device: torch.device | str, dtype: torch.dtype, packing: bool = False):
@@ -355,7 +375,7 @@ class Placement:
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         origins = {name: (tensor.data_ptr(), tensor.shape, tensor.stride()) for name, tensor in tensors.items()}
-        converted = {origin for name, origin in origins.items() if not (self.packing and name.endswith(LINEAR))}
+        converted = {origin for name, origin in origins.items() if not (self.packing and name.endswith(AS_STORED))}
         for name, tensor in tensors.items():
             origin, twin = origins[name], self._named.get(name)
             if origin not in self._placed:
@@ -387,17 +407,17 @@ def load_pair(
     unload(map(Tensor.data_ptr, tensors))  # checking has read all of them
     place = Placement(device, dtype, packing)
     placed = replace(verifier, tensors=place(verifier.tensors))
-    model, second = Transformer.load(placed), None
+    model, second = Transformer.load(placed, packing=packing), None
     if drafter is not None and drafter.spec is not None:
         other = replace(drafter, tensors=place(drafter.tensors))
-        second = Transformer.load(other, model.encoder if same_encoder(placed, other) else None)
+        second = Transformer.load(other, model.encoder if same_encoder(placed, other) else None, packing)
     unload(map(Tensor.data_ptr, tensors))
     return model, second
 
 
 def check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) -> None:
     """Raise UnsupportedModel naming the first tensor that cannot be a weight, or vocabularies of different sizes."""
-    checked: set[int] = set()  # tensors that both models have are checked once
+    checked, mapped = set[int](), Mapped()  # tensors that both models have are checked once
     for role, model in (("verifier", verifier), ("drafter", drafter)):
         for name, tensor in model.tensors.items() if model is not None and model.spec is not None else ():
             if id(tensor) in checked:
@@ -406,6 +426,7 @@ def check_weights(verifier: Model | DrafterModel, drafter: DrafterModel | None) 
             fault = storage_fault(tensor) if name == DRAFT_VOCABULARY else weight_fault(tensor)
             if fault:
                 raise UnsupportedModel(f"the {role}'s {name} {fault}")
+            mapped.read(tensor.data_ptr(), tensor.nbytes)
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
         sizes = [len(model.tensors[name]) for model in (verifier, drafter) if model is not None and name in model.tensors]
         if len(set(sizes)) > 1 and drafter is not None and drafter.spec is not None:

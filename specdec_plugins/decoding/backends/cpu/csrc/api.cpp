@@ -52,7 +52,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 19; }
+int specdec_version() { return 20; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -79,19 +79,23 @@ EXPORTED(Engine*, engine, int threads) {
 }
 EXPORTED(void, engine_free, Engine* engine) { delete engine; }
 
-// Packs weight (O, I) and bias (O) or NULL; the caller may free both.
-EXPORTED(Linear*, linear, const float* weight, const float* bias, int outputs, int inputs, int kind) {
-    return made([&] { return new Linear(weight, bias, outputs, inputs, Kind(kind)); });
+// A linear layer without weights, until `pack` has set those of all outputs.
+EXPORTED(Linear*, linear, int outputs, int inputs, int kind) {
+    return made([&] { return new Linear(outputs, inputs, Kind(kind)); });
+}
+// Packs weight (count, I) and bias (count) or NULL of the outputs from `first` on; the caller may free both.
+EXPORTED(void, pack, Linear* linear, const float* weight, const float* bias, int first, int count) {
+    for (int o = 0; o < count; ++o) linear->pack(weight + size_t(o) * linear->inputs, bias ? bias[o] : 0.0f, first + o);
 }
 EXPORTED(void, linear_free, Linear* linear) { delete linear; }
 
-// An encoder or decoder without layers yet. Passes read `tokens` (V, D) and `positions` (positions, D), where row `first` is
-// position 0 and row `last` the last. With `zero_start` the token embedding of position 0 is zero. `norms`: weight and bias of
+// An encoder or decoder without layers yet. Passes read `tokens` (V, D), a `Table` of that kind, and `positions` (positions, D),
+// where row `first` is position 0 and row `last` the last. With `zero_start` the token embedding of position 0 is zero. `norms`: weight and bias of
 // the norms after the embedding and after the last layer; NULL where there is none.
-EXPORTED(Stack*, stack, int width, int heads, int activation, int prenorm, int zero_start, const float* tokens, float scale,
+EXPORTED(Stack*, stack, int width, int heads, int activation, int prenorm, int zero_start, const void* tokens, int kind, float scale,
          const float* positions, int first, int last, const float* const* norms, const Linear* projection, const Linear* gate) {
     return made([&] {
-        Embedding embedding{tokens, positions, scale, first, last, bool(zero_start), norm_of(norms, width)};
+        Embedding embedding{tokens, Table(kind), positions, scale, first, last, bool(zero_start), norm_of(norms, width)};
         return new Stack{width, heads, activation, bool(prenorm), embedding, {}, norm_of(norms + 2, width), projection, gate};
     });
 }

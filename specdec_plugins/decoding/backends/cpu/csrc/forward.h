@@ -46,12 +46,24 @@ struct Layer {
     Norm norm, cross_norm, final_norm;
 };
 
+enum Table { TABLE_FLOAT32, TABLE_BFLOAT16, TABLE_FLOAT16 };
+
 struct Embedding {
-    const float *tokens, *positions;  // (V, D), (positions, D)
+    const void* tokens;      // (V, D), of this `kind`
+    Table kind;
+    const float* positions;  // (positions, D)
     float scale;
     int64_t first, last;  // rows of `positions` for position 0 and for the last one
     bool zero_start;      // the token embedding at position 0 counts as zero
     Norm norm;            // empty if there is none
+
+    // A token's embedding: in the table, or widened -> to (D).
+    const float* of(int64_t token, int width, float* to) const {
+        if (kind == TABLE_FLOAT32) return static_cast<const float*>(tokens) + token * width;
+        const uint16_t* from = static_cast<const uint16_t*>(tokens) + token * width;
+        std::transform(from, from + width, to, kind == TABLE_BFLOAT16 ? from_bfloat16 : from_float16);
+        return to;
+    }
 };
 
 struct Stack {
@@ -226,7 +238,7 @@ class Forward {
         } else if (embedding.zero_start && what.position == 0) {
             std::copy(place, place + width, x(row));
         } else {
-            const float* token = (pass.embeddings ? pass.embeddings : embedding.tokens) + what.token * width;
+            const float* token = pass.embeddings ? pass.embeddings + what.token * width : embedding.of(what.token, width, x(row));
             for (int i = 0; i < width; i += W) store(x(row) + i, load(token + i) * embedding.scale + load(place + i));
         }
         if (!embedding.norm.empty()) embedding.norm(x(row), x(row));

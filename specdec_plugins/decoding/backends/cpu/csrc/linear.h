@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -30,17 +31,32 @@ constexpr int TILE = 32;  // outputs per panel of weights
 constexpr int C = TILE / W;  // vectors per row of a panel
 
 struct Free {
-    void operator()(void* memory) const { std::free(memory); }
+    void* mapped = nullptr;  // what the system gave, of this size; NULL: from the heap
+    size_t size = 0;
+    void operator()(void* memory) const {
+#if defined(__linux__)
+        if (mapped) return void(munmap(mapped, size));
+#endif
+        std::free(memory);
+    }
 };
 using Memory = std::unique_ptr<void, Free>;
 
 // Uninitialised. Throws std::bad_alloc.
 inline Memory allocate(size_t bytes) {
-    const size_t page = bytes >= (1 << 21) ? 1 << 21 : 64;
-    void* memory = std::aligned_alloc(page, (bytes + page - 1) / page * page);
 #if defined(__linux__)
-    if (memory && page > 64) madvise(memory, bytes, MADV_HUGEPAGE);  // huge pages: fewer misses of address translation
+    // Large weights in huge pages: fewer misses of address translation. Not from the heap, where they would lie between buffers that
+    // are free by now. The end stays in small pages, as it may need little of a huge one.
+    constexpr size_t page = 1 << 21;
+    if (bytes >= page) {
+        void* mapped = mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapped == MAP_FAILED) throw std::bad_alloc();
+        void* memory = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(mapped) + page - 1) / page * page);
+        madvise(memory, bytes / page * page, MADV_HUGEPAGE);
+        return Memory(memory, {mapped, bytes + page});
+    }
 #endif
+    void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!memory) throw std::bad_alloc();
     return Memory(memory);
 }
@@ -58,6 +74,15 @@ inline uint16_t to_bfloat16(float value) {  // to the nearest, ties to even
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+inline float from_bfloat16(uint16_t value) { return std::bit_cast<float>(uint32_t(value) << 16); }
+inline float from_float16(uint16_t value) {  // finite; the factor moves the exponent's bias, for subnormal numbers, too
+    const float magnitude = std::bit_cast<float>(uint32_t(value & 0x7fff) << 13) * 0x1p112f;
+    return value & 0x8000 ? -magnitude : magnitude;
+}
+
+// A small number rounded to the nearest integer, ties to even, as `lrintf` does, which is a call. The sum's last bits are integers.
+inline int8_t rounded(float value) { return int8_t(std::bit_cast<int32_t>(value + 0x1.8p23f) - std::bit_cast<int32_t>(0x1.8p23f)); }
+
 // A panel's data besides its weights.
 struct Trailer {
     float bias[TILE], scale[TILE];
@@ -71,11 +96,36 @@ struct Linear {
     int outputs, inputs, panels;
     Kind kind;
 
-    Linear(const float* w, const float* b, int outputs, int inputs, Kind kind)
+    // Without weights until `pack` has been called for all outputs.
+    Linear(int outputs, int inputs, Kind kind)
         : outputs(outputs), inputs(inputs), panels((outputs + TILE - 1) / TILE), kind(kind),
           memory(allocate(panels * panel_bytes())) {
-        std::memset(memory.get(), 0, panels * panel_bytes());
-        for (int o = 0; o < outputs; ++o) pack(w + size_t(o) * inputs, b ? b[o] : 0.0f, o);
+        if (panels) std::memset(static_cast<char*>(memory.get()) + (panels - 1) * panel_bytes(), 0, panel_bytes());
+    }
+    // Sets output o's weights (I) and bias.
+    void pack(const float* row, float bias, int o) {
+        const size_t column = o % TILE;
+        char* weights = const_cast<char*>(this->weights<char>(o / TILE));
+        Trailer& trailer = const_cast<Trailer&>(this->trailer(o / TILE));
+        trailer.bias[column] = bias;
+        trailer.offset[column] = 0;
+        float& scale = trailer.scale[column] = 1;
+        if (kind == FLOAT32)
+            for (int i = 0; i < inputs; ++i) reinterpret_cast<float*>(weights)[size_t(i) * TILE + column] = row[i];
+        if (kind == BFLOAT16)
+            for (int i = 0; i < inputs; ++i) reinterpret_cast<uint16_t*>(weights)[size_t(i) * TILE + column] = to_bfloat16(row[i]);
+        if (kind != INT8) return;
+        float bound = 0;
+        for (int i = 0; i < inputs; ++i) bound = std::max(bound, std::fabs(row[i]));
+        scale = bound > 0 ? bound / 127 : 1;
+        int sum = 0;
+        for (int i = 0; i < inputs; ++i) {
+            const int8_t value = rounded(row[i] / scale);
+            const size_t quartet = size_t(i / 4) * TILE * 4 + column * 4 + i % 4;
+            weights[QUANTISED_INPUT ? quartet : size_t(i) * TILE + column] = char(value);
+            sum += value;
+        }
+        trailer.offset[column] = 128 * sum;
     }
     // The weights of a panel: float, uint16_t or int8_t.
     template <class Weight>
@@ -89,29 +139,6 @@ struct Linear {
   private:
     size_t panel_bytes() const {
         return size_t(TILE) * inputs * (kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1) + sizeof(Trailer);
-    }
-    void pack(const float* row, float bias, int o) {
-        const size_t column = o % TILE;
-        void* weights = const_cast<char*>(this->weights<char>(o / TILE));
-        Trailer& trailer = const_cast<Trailer&>(this->trailer(o / TILE));
-        trailer.bias[column] = bias;
-        float& scale = trailer.scale[column] = 1;
-        if (kind == INT8) {
-            float bound = 0;
-            for (int i = 0; i < inputs; ++i) bound = std::max(bound, std::fabs(row[i]));
-            scale = bound > 0 ? bound / 127 : 1;
-        }
-        for (int i = 0; i < inputs; ++i) {
-            const size_t place = size_t(i) * TILE + column;
-            if (kind == FLOAT32) static_cast<float*>(weights)[place] = row[i];
-            if (kind == BFLOAT16) static_cast<uint16_t*>(weights)[place] = to_bfloat16(row[i]);
-            if (kind == INT8) {
-                const int8_t value = int8_t(std::lrintf(row[i] / scale));
-                const size_t quartet = size_t(i / 4) * TILE * 4 + column * 4 + i % 4;
-                static_cast<int8_t*>(weights)[QUANTISED_INPUT ? quartet : place] = value;
-                trailer.offset[column] += 128 * value;
-            }
-        }
     }
     Memory memory;
 };
