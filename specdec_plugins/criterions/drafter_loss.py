@@ -169,10 +169,10 @@ class DrafterLoss(GlatLoss):
         source = source.gather(1, padded.long().argsort(dim=1, stable=True))  # fairseq pads sources on the left
         device = target.device.type
         with torch.autocast(device, torch.bfloat16, device == "cpu" and torch.get_float32_matmul_precision() == "medium"):
-            loss, count, right = model(Batch(source, prefix, target, symbols, verifier))
+            loss, count, right, present = model(Batch(source, prefix, target, symbols, verifier))
         log = {"loss": loss.data, "nll_loss": loss.data, "sample_size": count, "ntokens": sample["ntokens"]}
         if right is not None:
-            log |= {**acceptance_counts(right), "nblocks": right.size(0)}
+            log |= {**acceptance_counts(right, None if model.training else present), "nblocks": right.size(0)}
         return loss, count, {**log, "nsentences": target.size(0)}
 
 

@@ -39,11 +39,12 @@ DECAY = 0.85  # weight of a block position's loss relative to the previous one's
 
 class Loss(NamedTuple):
     """``total`` in nats, summed over ``predictions``. ``right`` (N, K) bool, optional: which predictions of N blocks are right;
-    logged as ``accept_len``."""
+    logged as ``accept_len``. ``present`` (N, K) bool, optional: which have a target; validation then logs ``block_acc``."""
 
     total: Tensor
     predictions: Tensor | int
     right: Tensor | None = None
+    present: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ def block_loss(features: Tensor, block: ManyBlocks, verifier: FrozenVerifier) ->
     weights = DECAY ** block.offsets[block.masked].float()
     total, hits = verifier.cross_entropy(features, block.target[block.masked], weights)
     right = torch.zeros_like(block.masked).masked_scatter(block.masked, hits)
-    return Loss(total, weights.sum(), right[block.masked[..., 0]])
+    some = block.masked[..., 0]
+    return Loss(total, weights.sum(), right[some], block.masked[some])
 
 
 def blocks(right: Tensor, present: Tensor, size: int) -> Tensor:
