@@ -202,7 +202,7 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
     named = [0, 1, 2, 3, *sorted(rng.sample(range(4, 500), size - 4))] if names else None
     vocabulary = None if named is None else torch.tensor(named)
     successor = SimpleNamespace(**{name: torch.randn(size, 32, generator=generator) / 4 for name in ("tokens", "out")})
-    decoder = SimpleNamespace(successor=successor, vocabulary=vocabulary, embedding=SimpleNamespace(tokens=None))
+    decoder = SimpleNamespace(successor=successor, vocabulary=vocabulary, embedding=SimpleNamespace(tokens=successor.tokens))
     eager = TorchModel(SimpleNamespace(decoder=decoder, spec=None), EAGER)
     native = SimpleNamespace(
         engine=binding.Engine(2), successor=successor if gate else None, vocabulary=named,

@@ -235,7 +235,7 @@ def test_choice_is_pytorchs(vocabulary, variant):
 
     generator = torch.Generator().manual_seed(vocabulary)
     successor = SimpleNamespace(**{name: torch.randn(vocabulary, 32, generator=generator) for name in ("tokens", "out")})
-    decoder = SimpleNamespace(successor=successor, vocabulary=None, embedding=SimpleNamespace(tokens=None))
+    decoder = SimpleNamespace(successor=successor, vocabulary=None, embedding=SimpleNamespace(tokens=successor.tokens))
     eager = TorchModel(SimpleNamespace(decoder=decoder, spec=None), EAGER)
     native = SimpleNamespace(
         engine=binding.Engine(2), successor=successor, vocabulary=None, stack=SimpleNamespace(vocabulary=vocabulary)

@@ -565,7 +565,7 @@ MISUSE = {
     "--max-len-a inf": "--max-len-a inf is more than 1,000",
     "--max-len-b 0": "--max-len-b 0 leaves no room for an output, with 0.0 tokens per source token",
     "--resume": "--resume requires --output",
-    "--verifier x --drafter x": "--model cannot be combined with --verifier, --drafter",
+    "--verifier x --drafter x": "--model cannot be combined with --verifier",
     "--reference x": "--reference requires --format fairseq",
     "--input setup.py --output setup.py": "--output setup.py is also an input",
     "--trace setup.py": "--trace setup.py is not named .html; for a trace on stderr, put --trace after the input files",
