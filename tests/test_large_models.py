@@ -13,8 +13,8 @@ from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Request
-from specdec_plugins.formats import spec
-from specdec_plugins.formats.files import Mapped
+from specdec_plugins.formats import files, spec
+from specdec_plugins.formats.files import Mapped, unload
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -63,3 +63,16 @@ def test_mapped_files_are_unloaded_while_they_are_read(monkeypatch):
     for address in (10, 20, 30):
         mapped.read(address, Mapped.MOST // 2)
     assert unloaded == [[10, 20]]
+
+
+def test_only_files_of_weights_are_unloaded(tmp_path):
+    """A tensor's memory may become that of a library, whose pages must stay: they hold more than its file."""
+    found = {}
+    for name in ("weights", "library"):
+        path = tmp_path / name
+        path.write_bytes(bytes(1 << 16))
+        found[name] = torch.from_file(str(path), shared=False, size=1 << 16, dtype=torch.uint8)
+        found[name].fill_(7)  # of private pages
+    files.mapping(tmp_path / "weights")
+    unload(each.data_ptr() for each in found.values())
+    assert not found["weights"].any() and found["library"].eq(7).all()

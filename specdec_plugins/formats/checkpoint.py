@@ -93,6 +93,8 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
 
 def unpickled(path: str | os.PathLike[str], mapped: bool = False) -> Any:
     """What `torch.save` wrote, on the CPU, or ``mapped`` into memory. Raises CheckpointError for what is not just weights."""
+    if mapped:
+        files.mapping(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except FileNotFoundError:

@@ -34,6 +34,12 @@ def write(path: Path, text: str) -> None:
 
 
 MADV_DONTNEED = 4
+_mapped = set[str]()  # the files of weights that this process has mapped
+
+
+def mapping(path: str | os.PathLike[str]) -> None:
+    """Note that a file of weights will be mapped. `unload` drops the pages of no other: a library's hold its relocated data."""
+    _mapped.add(os.path.realpath(path))
 
 
 class Mapped:
@@ -49,12 +55,16 @@ class Mapped:
         self._addresses.add(address)
         self._bytes += size
         if self._bytes >= self.MOST:
-            unload(self._addresses)
-            self._addresses, self._bytes = set(), 0
+            self.unload()
+
+    def unload(self) -> None:
+        """Unload now. Later, the memory of a tensor that is gone may be another's."""
+        unload(self._addresses)
+        self._addresses, self._bytes = set(), 0
 
 
 def unload(addresses: Iterable[int]) -> None:
-    """Release the memory of files of weights mapped at any of these addresses; pages are read again on access.
+    """Release the memory of files of weights mapped at any of these addresses (`mapping`); pages are read again on access.
 
     A loaded model has packed its weights, but mapped pages still count as the process's memory. Changes to them are lost.
     """
@@ -65,7 +75,7 @@ def unload(addresses: Iterable[int]) -> None:
         return
     for line in lines:
         place, *_, path = line.split(maxsplit=5)
-        if path.startswith("/"):
+        if path in _mapped:
             start, end = (int(number, 16) for number in place.split("-"))
             if any(start <= address < end for address in needed):
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.formats.errors import brief
-from specdec_plugins.formats.files import unload, whole
+from specdec_plugins.formats.files import mapping, unload, whole
 from specdec_plugins.formats.spec import aligned, all_finite
 
 # The format's names of data types: https://github.com/huggingface/safetensors
@@ -35,6 +35,7 @@ def read(path: Path) -> dict[str, Tensor]:
     """A file's tensors as stored, mapped into memory."""
     from safetensors.torch import load_file
 
+    mapping(path)
     with readable(path):
         tensors = load_file(path)
     return {name: aligned(each) for name, each in tensors.items()}

@@ -34,7 +34,6 @@ from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder, Linear, Norm, Transformer
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Source
-from specdec_plugins.formats.files import unload
 
 __all__ = ["DTYPES", "CpuModel", "load", "obstacles"]
 
@@ -217,7 +216,7 @@ def stack_of(
         norms = layer.norm, layer.cross_norm if cross else None, layer.final_norm
         packed = [NativeLinear(each.weight, each.bias, dtype) if each else None for each in linears]
         stack.add_layer(packed, list(map(pair, norms)))
-    unload(layer.fc1.weight.data_ptr() for layer in side.layers)
+    NativeLinear.mapped.unload()
     return stack
 
 
