@@ -1,4 +1,4 @@
-"""Train a MarianMT model with transformers' own code: the imported model of docs/performance.md.
+"""Train a MarianMT model with transformers' own code: the imported model of benchmarks/README.md.
 
     python benchmarks/marian.py --data FOLDER --output FOLDER [-s en] [-t de] [--updates 2200]
 
