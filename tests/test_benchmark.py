@@ -141,6 +141,7 @@ def gpu_script(*arguments, **environment):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_gpu_script_says_what_it_needs(tmp_path):
     (tmp_path / "results.jsonl").write_text("")
     for arguments, message in (

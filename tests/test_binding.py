@@ -459,6 +459,7 @@ def test_every_variant_is_compiled():
     assert compiled == (set(binding.VARIANTS) if x86 else {"generic"})
 
 
+@pytest.mark.long
 def test_members_that_share_a_core_give_up():
     """Two threads on one core: a pass takes about as long as on one thread and gives the same."""
     program = """

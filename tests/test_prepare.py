@@ -287,6 +287,7 @@ def test_workers_do_not_change_the_result(tmp_path, corpus, fake_fairseq, monkey
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
 
 
+@pytest.mark.long
 def test_fairseqs_complaint_is_shown(tmp_path, corpus, capsys):
     (tmp_path / "dict").write_text("no dictionary\n")
     output = tmp_path / "out"
@@ -459,6 +460,7 @@ def text(words: str) -> list[str]:
     return [f"{words} {number} {words[::-1]}." for number in range(12)]
 
 
+@pytest.mark.long
 def test_wmt14_from_folder_and_archives(tmp_path):
     local = tmp_path / "local"
     english, german = text("the house"), text("das Haus")
