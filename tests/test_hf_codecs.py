@@ -12,7 +12,7 @@ import pytest
 
 from specdec_plugins.formats.spec import Symbols
 from specdec_plugins.text.codec import CodecConfig, NoLanguage, open_codec
-from specdec_plugins.text.huggingface import codec_entry, default_languages, forces_language
+from specdec_plugins.text.huggingface import TokenizerFolder
 from specdec_plugins.text.languages import language
 from specdec_plugins.text.lines import read_lines
 
@@ -36,10 +36,11 @@ LANGUAGES = {"m2m100": ("fr", "de"), "mbart": ("fr_XX", "de_DE"), "mbart50": ("f
 
 
 def open_folder(folder, config):
-    entry = codec_entry(folder, config)
+    tokenizer = TokenizerFolder(folder, config)
+    entry = tokenizer.entry()
     files = {role: folder / name for role, name in entry.files.items()}
     symbols = Symbols(config["pad_token_id"], config["eos_token_id"], config["pad_token_id"], 1)
-    return open_codec(CodecConfig(entry.name, str(folder), files, *default_languages(folder, config), entry.options), symbols)
+    return open_codec(CodecConfig(entry.name, str(folder), files, *tokenizer.languages(), entry.options), symbols)
 
 
 @pytest.fixture(scope="module")
@@ -183,15 +184,15 @@ def test_default_languages(tmp_path):
     config = hf_text.nllb(tmp_path / "nllb", src_lang="fra_Latn")
     codec = open_folder(tmp_path / "nllb", config)
     german = codec.options.languages["deu_Latn"]
-    assert default_languages(tmp_path / "nllb", {**config, "forced_bos_token_id": german}) == ("fra_Latn", "deu_Latn")
+    assert TokenizerFolder(tmp_path / "nllb", {**config, "forced_bos_token_id": german}).languages() == ("fra_Latn", "deu_Latn")
     assert codec.encode("a", target_lang="de").ids == codec.encode("a", "fr", "fra").ids
-    assert forces_language(codec_entry(tmp_path / "nllb", config))
+    assert TokenizerFolder(tmp_path / "nllb", config).forces_language
     config = hf_text.mbart(tmp_path / "mbart")
     romanian = open_folder(tmp_path / "mbart", config).options.languages["ro_RO"]
     config["decoder_start_token_id"] = romanian
     codec = open_folder(tmp_path / "mbart", config)
     assert codec.encode("a", "en").forced == codec.encode("a", "en", "ro").forced == ()
-    assert not forces_language(codec_entry(tmp_path / "mbart", config))
+    assert not TokenizerFolder(tmp_path / "mbart", config).forces_language
     with pytest.raises(ValueError, match="target languages are ro_RO; 'de' is none of them"):
         codec.encode("a", "en", "de")
 

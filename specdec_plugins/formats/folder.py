@@ -28,8 +28,7 @@ from specdec_plugins.formats.description import CodecEntry, Description, Drafter
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.spec import DrafterModel, Model
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
-from specdec_plugins.text.huggingface import codec_entry as codec_entry_of
-from specdec_plugins.text.huggingface import default_languages, forces_language
+from specdec_plugins.text.huggingface import TokenizerFolder
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 from specdec_plugins.text.vocabulary import SPECIAL, Vocabulary
 
@@ -92,11 +91,12 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
 
 def _load_huggingface(folder: Path) -> Pair:
     model, settings = huggingface.read_model(folder)
-    entry = codec_entry_of(folder, settings)
-    if forces_language(entry):  # requests choose the language; the config's is only the default
+    tokenizer = TokenizerFolder(folder, settings)
+    entry = tokenizer.entry()
+    if tokenizer.forces_language:  # requests choose the language; the config's is only the default
         model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, forced=()))
     files = {role: _inside(folder, name, MAX_CODEC_BYTES) for role, name in entry.files.items()}
-    config = CodecConfig(entry.name, str(folder), files, *default_languages(folder, settings), entry.options)
+    config = CodecConfig(entry.name, str(folder), files, *tokenizer.languages(), entry.options)
     return _checked(Pair.open(model, None, config))
 
 

@@ -63,27 +63,8 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def codec_entry(folder: Path, config: Mapping[str, Any]) -> CodecEntry:
-    """The codec for a model's folder; ``config`` is its ``config.json`` under ``generation_config.json``. Raises ValueError.
-
-    Where `forces_language`, the codec begins outputs with the target's language token, and ``forced_bos_token_id`` is only the
-    default, no part of the model.
-    """
-    return _Folder(Path(folder), config).entry()
-
-
-def default_languages(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The source and target languages of requests that name none; empty where each request must."""
-    return _Folder(Path(folder), config).languages()
-
-
-def forces_language(entry: CodecEntry) -> bool:
-    """Whether outputs begin with a language token that requests choose."""
-    return "source" in str(entry.options.get("frame", "")).split() and not entry.options.get("fixed_target")
-
-
-class _Folder:
-    """A folder's tokenizer files."""
+class TokenizerFolder:
+    """A folder's tokenizer files; ``config`` is its ``config.json`` under ``generation_config.json``. Raises ValueError."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]):
         self.folder, self.config = folder, config
@@ -105,13 +86,21 @@ class _Folder:
             self.settings |= self.read("special_tokens_map.json")
 
     def entry(self) -> CodecEntry:
+        """The codec."""
         options = json.loads(json.dumps(asdict(self.options)))
         usual = {each.name: each.default for each in fields(TextOptions)}
         return CodecEntry(
             self.family.codec, self.files, {key: value for key, value in options.items() if value not in (usual[key], [], {})}
         )
 
+    @property
+    def forces_language(self) -> bool:
+        """Whether the codec begins outputs with a language token that requests choose. ``forced_bos_token_id`` is then only the
+        default, no part of the model."""
+        return "source" in self.options.frame.split() and not self.options.fixed_target
+
     def languages(self) -> tuple[str, str]:
+        """The source and target languages of requests that name none; empty where each request must."""
         given = ("source_lang", "target_lang") if self.name == "MarianTokenizer" else ("src_lang", "tgt_lang")
         source, target = (self.settings.get(name) or "" for name in given)
         if not isinstance(source, str) or not isinstance(target, str):
