@@ -123,3 +123,8 @@ class Beam:
         for name, words in (("rules", LIBRARIES), ("early_stopping", STOPPING), ("renormalize", (False, True))):
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown; available: {', '.join(map(str, words))}")
+
+    @property
+    def candidates(self) -> int:
+        """How many continuations a step looks at: two for each live hypothesis, as each may have eos among its best."""
+        return 2 * self.size

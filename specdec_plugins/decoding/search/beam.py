@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from specdec_plugins.decoding.options import Beam
 
-CANDIDATES = 2  # per live hypothesis, as each may have eos among its best
-
 
 class Node(NamedTuple):
     """A hypothesis of ``length`` tokens: the one before it, and one more token. ``total`` sums the scores (nats)."""
@@ -98,5 +96,5 @@ class Search:
             if score > -math.inf
         ]
         pool.sort()
-        for _, parent, _, token, score in pool[: CANDIDATES * self.beam.size]:
+        for _, parent, _, token, score in pool[: self.beam.candidates]:
             yield parent, beams.live[parent].then(token, score)

@@ -19,7 +19,6 @@ from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.search.beam import CANDIDATES as PER_BEAM
 from specdec_plugins.decoding.search.beam import Ranked
 from specdec_plugins.decoding.trees import within_rows
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Verdict, rejecting
@@ -94,7 +93,7 @@ class CpuPass:
 
     def rank(self, bounds: Bounds, beams: Sequence[Beam | None]) -> list[Ranked]:
         logits, engine, symbols = self.logits(), self.model.engine, bounds.constraints.symbols
-        few = [PER_BEAM * beam.size if beam else 0 for beam in beams]
+        few = [beam.candidates if beam else 0 for beam in beams]
         width, banned, repeats = max(few), integers(bounds.constraints.banned), repeat_numbers(bounds)
         numbers = integers(few, bounds.room, bounds.minimum, [beam is not None and beam.renormalize for beam in beams])
         penalty = array("d", [beam.unk_penalty if beam else 0.0 for beam in beams])

@@ -15,7 +15,7 @@ from specdec_plugins.decoding.backends.torch.graphs import Results, Runner
 from specdec_plugins.decoding.constraints import Bounds, Constraints, repeat_table, repeated, restrict
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.sampling import Table, warp
-from specdec_plugins.decoding.search.beam import CANDIDATES, Ranked
+from specdec_plugins.decoding.search.beam import Ranked
 from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Draws, Verdict, pad_rows, rejecting, send
 
 COLUMNS = 5  # of a table's row before the drafted tokens: offered, minimum, room, beta, tau's bits
@@ -62,7 +62,7 @@ def judge(
 
 def rank(runner: Runner, logits: Tensor, bounds: Bounds, beams: Sequence[Beam | None]) -> list[Ranked]:
     """See `Pass.rank`; by logits (R, .., V), whose first position follows the prefix."""
-    few = [CANDIDATES * beam.size if beam else 0 for beam in beams]
+    few = [beam.candidates if beam else 0 for beam in beams]
     logits = pad_rows(logits[:, :1], runner.round(len(logits)))
     rows, vocabulary = len(logits), logits.size(2)
     lines = [
