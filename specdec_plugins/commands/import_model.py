@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from specdec_plugins.commands.runner import Parser, run_command
+from specdec_plugins.commands.runner import Parser, command
 from specdec_plugins.settings import Fault
 
 
@@ -21,10 +21,6 @@ def parser() -> Parser:
     p.add_argument("-s", "--source-lang", metavar="LANG", help="of the text to check (default: the model's)")
     p.add_argument("-t", "--target-lang", metavar="LANG")
     return p
-
-
-def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, check)
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
@@ -50,6 +46,8 @@ def run(options: argparse.Namespace) -> None:
         if options.output:
             certificate.save(options.output)
 
+
+main = command(parser, run, check)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -52,9 +52,7 @@ class NativeBlock:
         self.positions = self.model.spec.decoder.max_positions
         self._read = array("q")  # while a call drafts
 
-    def begin(
-        self, call: Structure, state: CachedRows[int], prefix: Prefix, longest: int
-    ) -> tuple[SlottedState, list[list[int]]]:
+    def begin(self, call: Structure, state: CachedRows[int], prefix: Prefix, longest: int) -> Begun:
         """Fill in a call. Returns the model's state and each row's unread tokens, which end with the prefix's last one."""
         if not longest:
             return cast(SlottedState, state.cache), [[token] for token in prefix.last]

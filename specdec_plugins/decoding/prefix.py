@@ -200,11 +200,11 @@ class Prefix:
         beams, search, found = self.beams_of(row), self.search(row), list[Hypothesis]()
         live = [] if beams.over else [(search.normalised(node), node) for node in beams.live]
         for score, node in [*beams.best(), *live][: request.beam.nbest]:
-            tokens, scores = [each.token for each in node.path()], [each.score for each in node.path()]
+            path, prefilled = node.path(), self.prefilled[row]
+            tokens, scores = [each.token for each in path], [each.score for each in path]
             if tokens[-1:] == [self.symbols.eos]:
                 tokens.pop()
-            prefilled = self.prefilled[row]
-            steps = [Step([], 0, each.token) for each in node.path()[prefilled:]]
+            steps = [Step([], 0, each.token) for each in path[prefilled:]]
             cut = beams.over and len(tokens) >= request.limit
             found.append(Hypothesis(request.index, tokens, scores, steps, cut, len(found), prefilled, self.errors[row], score))
         return found

@@ -127,8 +127,12 @@ def contradictions(family: Family, config: Asked) -> Iterator[str]:
 def vocabularies(family: Family, config: Asked) -> tuple[int, int]:
     """The sizes of source and target vocabulary."""
     size = config.whole("vocab_size", least=1)
-    separate = family.separates and not config.flag("share_encoder_decoder_embeddings", True)
-    return size, config.whole("decoder_vocab_size", size, least=1) if separate else size
+    return size, config.whole("decoder_vocab_size", size, least=1) if separate(family, config) else size
+
+
+def separate(family: Family, config: Asked) -> bool:
+    """Whether source and target have embeddings of their own."""
+    return family.separates and not config.flag("share_encoder_decoder_embeddings", True)
 
 
 def canonical(family: Family, config: Asked, named: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -137,16 +141,15 @@ def canonical(family: Family, config: Asked, named: dict[str, Tensor]) -> dict[s
     As transformers 5, tensors that the config ties but the file has with different values stay apart.
     """
     tensors = {name: tensor for name, tensor in named.items() if name not in UNUSED}
-    shared = tensors.pop("shared.weight", None)
-    tied = config.flag("tie_word_embeddings", True)
-    separate = family.separates and not config.flag("share_encoder_decoder_embeddings", True)
-    groups = [[ENCODER, DECODER, PROJECTION]] if tied and not separate else [[DECODER, PROJECTION]] if tied else []
-    for group in groups:
-        present = [tensors[name] for name in group if name in tensors]
-        main = shared if shared is not None and not separate else next(iter(present), None)
+    shared, apart = tensors.pop("shared.weight", None), separate(family, config)
+    if apart:
+        shared = None
+    if config.flag("tie_word_embeddings", True):
+        group = [DECODER, PROJECTION] if apart else [ENCODER, DECODER, PROJECTION]
+        main = next((tensors[name] for name in group if name in tensors), None) if shared is None else shared
         if main is not None:
             tensors |= {name: one_of(tensors.get(name), main) for name in group}
-    if shared is not None and not separate:
+    if shared is not None:
         tensors = {ENCODER: shared, DECODER: shared} | tensors
     if PROJECTION in tensors:
         tensors["decoder.output_projection.weight"] = tensors.pop(PROJECTION)
