@@ -212,7 +212,7 @@ def windows_of(
     )
     lang = source_lang or translator.pair.config.source_lang
     texts = sentences(line, two_letters(lang) or lang, most, tokenized)
-    tokens = (translator.encoded(text, tokenized, source_lang, target_lang).text for text in texts)
+    tokens = (translator.tokens_of(text, tokenized, source_lang, target_lang) for text in texts)
     return windows(tokens, most, alone, lambda sentence: cut(vocabulary.tokens(sentence[:most]), most))
 
 

@@ -9,7 +9,6 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Literal
@@ -22,7 +21,7 @@ from specdec_plugins.engine import BatchSize, Engine
 from specdec_plugins.formats.folder import Pair, load_folder, with_drafter
 from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.text.agreement import most_agreed
-from specdec_plugins.text.codec import Encoded, NoLanguage
+from specdec_plugins.text.codec import NoLanguage
 from specdec_plugins.translations import Source, SourceTooLong, Translation
 
 __all__ = ["SourceTooLong", "Translation", "Translator"]
@@ -44,7 +43,7 @@ class Translator:
         self.max_source = min(self.engine.max_source, self.codec.max_length or self.engine.max_source)
         if isinstance(windows, int) and windows >= self.max_source:
             raise OptionError([("windows", f"of {windows} tokens: the models read at most {self.max_source - 1:,}")])
-        with suppress(ImportError, NoLanguage):  # who brings subwords needs no library for them
+        with suppress(NoLanguage):  # requests may name one
             self.codec.encode("")  # loads the codec's files, so that faults show up front
 
     @classmethod
@@ -205,7 +204,7 @@ class Translator:
             more = len(words) > limit or sum(map(len, words)) > letters
             line = " ".join(words[:limit])[: letters + limit] if more else line
         if not more or too_long == "truncate":
-            text = self.encoded(line, tokenized, *languages).text
+            text = self.tokens_of(line, tokenized, *languages)
             shortened = more or len(text) > limit
             if not shortened or too_long == "truncate":
                 return Source(frame.framed(text[:limit]), text[:limit], shortened, frame.forced)
@@ -214,12 +213,9 @@ class Translator:
             raise SourceTooLong(index, count, limit)
         return Source([], [], True)
 
-    def encoded(self, line: str, tokenized: bool, source_lang: str | None = None, target_lang: str | None = None) -> Encoded:
-        """A source in its frame; with ``tokenized``, its subwords are given."""
-        if not tokenized:
-            return self.codec.encode(line, source_lang, target_lang)
-        frame = self.codec.encode("", source_lang, target_lang)
-        return replace(frame, ids=frame.framed(self.codec.source.ids(line.split())))
+    def tokens_of(self, line: str, tokenized: bool, source_lang: str | None, target_lang: str | None) -> list[int]:
+        """The token ids of a source without special tokens at its ends; with ``tokenized``, its subwords are given."""
+        return self.codec.source.ids(line.split()) if tokenized else self.codec.encode(line, source_lang, target_lang).text
 
     def finish(
         self, source: Source, hypothesis: Hypothesis | None, sample: int, keep_bpe: bool, keep_tokens: bool
