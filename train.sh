@@ -45,7 +45,8 @@ options:
   --mono FILE      additional source text to distil (raw, one sentence per line, .gz allowed)
   --updates N      train both models for N updates instead of the preset's
   --seed N         random seed (default: 1)
-  -- OPTION ...    options of fairseq-train for both models; they override the preset's (several machines: docs/reproduce.md)
+  -- OPTION ...    options of fairseq-train for both models; they override the preset's (several machines: docs/reproduce.md).
+                   --encoder-* and --decoder-* shape the verifier; only the recipe published has a shape of its own
 TEXT
 }
 
@@ -282,6 +283,14 @@ stage_init() {
         --data "$bin" --seed "$seed" "${init_options[@]}"
 }
 
+without_shape() { # without_shape OPTION...: a drafter on the verifier takes its shape from it
+    local word kept=yes
+    for word in "$@"; do
+        case $word in --encoder-*|--decoder-*) kept= ;; --*) kept=yes ;; esac
+        [ -z "$kept" ] || printf '%s\n' "$word"
+    done
+}
+
 stage_drafter() {
     need distill "$distilled/bin/train.$src-$tgt.$src.idx"; need verifier "$verifier_file"
     local start=$verifier_file
@@ -291,6 +300,9 @@ stage_drafter() {
         start=$out/init.pt
         need init "$start"
         how=("${drafter_task[@]}" --total-up $drafter_updates --finetune-from-model "$start")
+    else
+        local shapeless; mapfile -t shapeless < <(without_shape "${fairseq_options[@]}")
+        local fairseq_options=("${shapeless[@]}")
     fi
     echo $recipe >"$out/recipe"
     train "$out/drafter" "$distilled/bin" "$start" $drafter_updates "${how[@]}" \
