@@ -14,6 +14,7 @@ import torch
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.native import Iterations, native_loop
+from specdec_plugins.decoding.native_search import native_search
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
 from specdec_plugins.decoding.search.groups import advance, unjudged
@@ -58,6 +59,7 @@ class Session:
         self.drafting = drafter.start(rows, self.verifying)
         self.stats = DecodeStats() if stats is None else stats
         self.native = native_loop(drafter, verifier, acceptance, self.prefix.constraints)
+        self.searches = native_search(drafter, verifier, self.prefix.constraints)
         self._failed: list[Hypothesis] = []  # outputs of failed requests, until they are returned
         self._thread = get_ident()
 
@@ -124,6 +126,15 @@ class Session:
         finished: list[int] = []
         made, seconds, recordings = 0, 0.0, self.verifier.recordings
         while made < times and not finished and len(prefix) == rows:
+            if self.searches and searching == rows and not any(plan.lengths):
+                searched = self.searches(self.verifying, prefix, times - made)
+                if self.drafting is not None:
+                    self.drafting.select(searched.order)
+                stats.book(verifying=searched.seconds)
+                stats.lap("elsewhere", device)
+                steps, finished = steps + searched.steps, searched.finished
+                made, seconds = made + searched.times, seconds + searched.seconds
+                continue
             batch = None
             if self.native and not searching:
                 batch = self.native(self.verifying, self.drafting, prefix, plan, times - made)

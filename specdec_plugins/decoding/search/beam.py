@@ -1,7 +1,7 @@
 """The state of a beam search, which never changes: a step makes a new one. Knows nothing about models or batches."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,14 @@ class Node(NamedTuple):
             nodes.append(node)
             node = node.before
         return nodes[::-1]
+
+    def after(self, length: int) -> list[int]:
+        """Its tokens after the first ``length``."""
+        tokens, node = [], self
+        while node.length > length and node.before is not None:
+            tokens.append(node.token)
+            node = node.before
+        return tokens[::-1]
 
 
 ROOT = Node(None, -1, 0.0, 0.0, 0)
@@ -86,6 +94,10 @@ class Search:
 
     def normalised(self, node: Node) -> float:
         return node.total / max(1, node.length) ** self.beam.length_penalty
+
+    def kept(self, finished: Iterable[tuple[float, Node]]) -> tuple[tuple[float, Node], ...]:
+        """The best ``size`` finished hypotheses, best first."""
+        return tuple(sorted(finished, key=lambda each: -each[0])[: self.beam.size])
 
     def continuations(self, beams: Beams, candidates: Sequence[Ranked]) -> Iterator[tuple[int, Node]]:
         """The best continuations, with their parents. Of equal ones the higher parent's come first."""

@@ -23,11 +23,9 @@ def step(search: Search, beams: Beams, candidates: Sequence[Ranked]) -> Beams:
             live.append((parent, node))
         elif rank < size:
             ended.append((search.normalised(node), node))
-    finished = sorted(ended, key=lambda each: -each[0])[:size]
+    finished = search.kept(ended)
     nodes, parents = tuple(node for _, node in live), tuple(parent for parent, _ in live)
-    return Beams(
-        nodes, tuple(finished), parents, over=not live or (len(finished) == size and not _improves(search, nodes, finished))
-    )
+    return Beams(nodes, finished, parents, over=not live or (len(finished) == size and not _improves(search, nodes, finished)))
 
 
 def _improves(search: Search, live: Sequence, finished: Sequence) -> bool:

@@ -50,6 +50,18 @@ class SlottedState:
             self._fork(order, slots)
         self.slots, self.held = slots, [self.held[row] for row in order]
 
+    def moved(self, order: list[int], slots: list[int], taken: Sequence[int], held: list[int]) -> None:
+        """As `select`, after the kernels have forked the rows: row i, which holds ``held[i]`` positions, lies in ``slots[i]``.
+
+        They used the slots ``taken``, all rows' among them.
+        """
+        sources = self.sources.slots
+        if [sources[row] for row in order] != sources:
+            self.sources.select(order)
+        for slot in set(taken).difference(slots):
+            self.targets.release(slot)
+        self.slots, self.held = slots, held
+
     @torch.inference_mode()
     def _fork(self, order: list[int], slots: list[int]) -> None:
         """Give each repetition of a row its own slot, with a copy of the positions that the row holds."""

@@ -16,6 +16,7 @@
 #include "linear.h"
 #include "loop.h"
 #include "rank.h"
+#include "search.h"
 #include "team.h"
 
 namespace {
@@ -52,7 +53,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 20; }
+int specdec_version() { return 21; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -412,6 +413,11 @@ EXPORTED(int, warp, const Sampling* sampling, const float* logits, int64_t vocab
 // Decodes until a row finishes: see `Decoding` and `decode` in loop.h.
 EXPORTED(int, decode, Engine* engine, Decoding* decoding) {
     return status_of([&] { decode(*engine, *decoding); });
+}
+
+// Beam searches until one is over: see `Searching` and `Searches` in search.h.
+EXPORTED(int, search, Engine* engine, Searching* searching) {
+    return status_of([&] { Searches(*searching).run(*engine); });
 }
 
 // For tests: attention of N queries (N, D) over the entries that each sees (`Seen` in attention.h) -> to (N, D), together, as in

@@ -40,16 +40,22 @@ inline int64_t best_of(const float* values, int64_t count) {
 inline void best_few(const float* values, int64_t count, int64_t few, int64_t* to) {
     int64_t found = 0;
     float least = -INFINITY;  // the smallest of those found, once there are `few`
-    for (int64_t start = 0; start < count; start += PART) {
-        const int64_t end = std::min(start + PART, count);
-        if (found == few && largest(values + start, end - start) <= least) continue;  // true of most parts soon
-        for (int64_t i = start; i < end; ++i) {
+    const auto take = [&](int64_t from, int64_t end) {
+        for (int64_t i = from; i < end; ++i) {
             if (found == few && values[i] <= least) continue;
             int64_t at = found < few ? found++ : few - 1;
             for (; at && values[to[at - 1]] < values[i]; --at) to[at] = to[at - 1];
             to[at] = i;
             if (found == few) least = values[to[few - 1]];
         }
+    };
+    for (int64_t start = 0; start < count; start += PART) {
+        const int64_t end = std::min(start + PART, count);
+        if (found == few && largest(values + start, end - start) <= least) continue;  // true of most parts soon
+        int64_t i = start;
+        for (; i + W <= end; i += W)
+            if (found < few || any(load(values + i) > least)) take(i, i + W);
+        take(i, end);
     }
 }
 

@@ -1,0 +1,337 @@
+// Iterations of beam searches without returning to Python: the twin of `Session.step` (decoding/loop.py) and of the steps in
+// search/, for batches in which every row searches. Stops when a search is over.
+//
+// B rows, one for each live hypothesis, V vocabulary, C candidates of a row.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "batch.h"
+#include "exported.h"
+#include "forward.h"
+#include "loop.h"
+#include "rank.h"
+#include "team.h"
+
+namespace {
+
+// A call's inputs, and where its results go. Here B is the sum of the searches' sizes.
+SHARED_STRUCT(Searching,
+    const Stack* verifier;
+    Caches caches;
+    float* logits;  // (B, V)
+    int64_t start, eos, unk, banned_count;
+    const int64_t* banned;
+    int64_t ends;             // whether a hypothesis at the limit ends with eos
+    int64_t context;          // tokens before each output that count where n-grams must not repeat
+    int64_t searches, steps;  // their number, and the maximum number of steps
+    const int64_t* numbers;   // of each search: see `BeamSearch`
+    const double* values;     // the same
+    int64_t* slots;           // (B) of each search, those of its live hypotheses first; updated
+    int64_t* record;          // by step and search: see `BeamSearch::write`
+    float* scores;            // the same
+    double seconds;           // spent
+    int64_t taken;            // number of steps run
+)
+
+// A live hypothesis one token longer.
+struct Continuation {
+    double total;
+    int64_t parent, rank, token;
+    float score;
+    int64_t lane = -1;  // once it has one
+
+    // Of equal ones the higher parent's comes first.
+    bool operator<(const Continuation& other) const {
+        if (total != other.total) return total > other.total;
+        return parent != other.parent ? parent < other.parent : rank < other.rank;
+    }
+};
+
+// A search: its options, and its state between steps. Only the constructor allocates.
+class BeamSearch {
+  public:
+    // numbers: size, whether the rules are Hugging Face's, early stopping, whether log-probabilities are among allowed tokens,
+    // limit, minimum length, the size of n-grams that must not repeat, source slot, source length, how many hypotheses live and
+    // have finished; for each live one its number of tokens, and these, after the context. values: length penalty, cost of
+    // `unk`, the totals of live hypotheses, the normalised scores of finished ones.
+    BeamSearch(const Searching& all, Numbers& numbers, const double*& values, int64_t* slots) : all(all), slots(slots) {
+        size = *numbers.take(1), huggingface = *numbers.take(1), stopping = *numbers.take(1), renormalise = *numbers.take(1);
+        limit = *numbers.take(1), minimum = *numbers.take(1), repeats = *numbers.take(1);
+        source_slot = *numbers.take(1), source_length = *numbers.take(1);
+        penalty = *values++, unk_penalty = *values++;
+        const int64_t living = *numbers.take(1), ending = *numbers.take(1);
+        lanes.resize(size);
+        for (int64_t i = 0; i < size; ++i) lanes[i].slot = slots[i];
+        for (int64_t i = 0; i < living; ++i) {
+            const int64_t count = *numbers.take(1), *tokens = numbers.take(count);
+            lanes[i].tokens.assign(tokens, tokens + count);
+            live.push_back({*values++, i});
+        }
+        finished.assign(values, values + ending);
+        values += ending;
+        length = lanes[0].tokens.size() - all.context;
+        candidates = std::min<int64_t>(2 * size, all.verifier->projection->outputs);
+        for (Lane& lane : lanes) lane.tokens.reserve(lanes[0].tokens.size() + all.steps);
+        for (auto* each : {&chosen, &ended}) each->reserve(size);
+        live.reserve(size), pool.reserve(size * candidates), finished.reserve(2 * size), taken.reserve(size);
+    }
+
+    // What follows a live hypothesis by its candidates: (rows, width) tokens and scores.
+    void step(const int64_t* tokens, const float* scores, int64_t width) {
+        ++length;
+        gather(tokens, scores, width);
+        chosen.clear(), ended.clear();
+        if (huggingface)
+            by_huggingface();
+        else
+            by_fairseq();
+        exhausted = chosen.empty() && ended.empty() && finished.empty();
+        over |= exhausted;
+        if (!over) move();
+    }
+
+    // Of the last step: how many hypotheses live, how many ended (-1: the live ones did, as no token was allowed), and whether
+    // the search is over; the parents, then the tokens of those that live; the same of those that ended; the tokens' scores.
+    void write(int64_t*& record, float*& scores) const {
+        *record++ = chosen.size(), *record++ = exhausted ? -1 : int64_t(ended.size()), *record++ = over;
+        for (const auto* some : {&chosen, &ended}) {
+            for (const Continuation& each : *some) *record++ = each.parent, *scores++ = each.score;
+            for (const Continuation& each : *some) *record++ = each.token;
+        }
+    }
+
+    // Writes the slots of the live hypotheses, then the free ones.
+    void place() {
+        int64_t* to = slots;
+        taken.assign(size, false);
+        for (const Hypothesis& each : live) *to++ = lanes[each.lane].slot, taken[each.lane] = true;
+        for (int64_t i = 0; i < size; ++i)
+            if (!taken[i]) *to++ = lanes[i].slot;
+    }
+
+    size_t rows() const { return live.size(); }
+    int64_t slot(size_t row) const { return lanes[live[row].lane].slot; }
+    const std::vector<int64_t>& tokens(size_t row) const { return lanes[live[row].lane].tokens; }
+    int64_t room() const { return limit - length; }
+
+    int64_t size, renormalise, minimum, repeats, source_slot, source_length, candidates;
+    int64_t length;  // of the live hypotheses
+    double unk_penalty;
+    bool over = false;
+
+  private:
+    enum Stopping { IF_NO_BETTER, AT_ONCE, NEVER };
+
+    struct Hypothesis {
+        double total;
+        int64_t lane;
+    };
+    // A slot, and the hypothesis that it holds the entries of: `held` positions, the start token's being the first.
+    struct Lane {
+        int64_t slot = 0, held = 0;
+        std::vector<int64_t> tokens;  // after the context
+    };
+
+    // The best continuations -> pool.
+    void gather(const int64_t* tokens, const float* scores, int64_t width) {
+        pool.clear();
+        const bool past = huggingface && length > limit;  // eos is all that remains, and costs nothing
+        for (size_t row = 0; row < live.size(); ++row, tokens += width, scores += width) {
+            const double total = live[row].total;
+            const int64_t parent = row;
+            if (past && all.ends) pool.push_back({total, parent, 0, all.eos, 0});
+            for (int64_t rank = 0; !past && rank < candidates && scores[rank] > -INFINITY; ++rank)
+                pool.push_back({total + scores[rank], parent, rank, tokens[rank], scores[rank]});
+        }
+        const size_t most = std::min<size_t>(2 * size, pool.size());
+        std::partial_sort(pool.begin(), pool.begin() + most, pool.end());
+        pool.erase(pool.begin() + most, pool.end());
+    }
+
+    // As search/fairseq.py.
+    void by_fairseq() {
+        for (size_t rank = 0; rank < pool.size() && int64_t(chosen.size()) < size; ++rank)
+            if (pool[rank].token != all.eos)
+                chosen.push_back(pool[rank]);
+            else if (int64_t(rank) < size && int64_t(finished.size()) < size)
+                end(pool[rank]);
+        over = int64_t(finished.size()) == size || chosen.empty();
+    }
+
+    // As search/huggingface.py.
+    void by_huggingface() {
+        const bool stops = !all.ends && length >= limit;
+        for (size_t rank = 0; rank < pool.size() && int64_t(chosen.size()) < size; ++rank)
+            if (!stops && pool[rank].token != all.eos)
+                chosen.push_back(pool[rank]);
+            else if (int64_t(rank) < size)
+                end(pool[rank]);
+        std::sort(finished.begin(), finished.end(), std::greater<>());
+        if (int64_t(finished.size()) > size) finished.resize(size);
+        over = chosen.empty() || (int64_t(finished.size()) == size && !improves());
+    }
+
+    // Whether the best live hypothesis may still become better than the worst finished one.
+    bool improves() const {
+        if (stopping == AT_ONCE) return false;
+        return normalised(chosen[0].total, stopping == NEVER && penalty > 0 ? limit + all.ends : length) > finished.back();
+    }
+
+    double normalised(double total, int64_t length) const { return total / std::pow(double(length), penalty); }
+    void end(const Continuation& each) {
+        ended.push_back(each);
+        finished.push_back(normalised(each.total, length));
+    }
+
+    // Gives each chosen hypothesis a lane. A parent's first child keeps its lane; the others take what no child has.
+    void move() {
+        for (const Hypothesis& each : live) lanes[each.lane].held = length;
+        taken.assign(size, false);
+        for (Continuation& each : chosen) {
+            const int64_t own = live[each.parent].lane;
+            if (!taken[own]) each.lane = own;
+            taken[own] = true;
+        }
+        for (Continuation& each : chosen)
+            if (each.lane < 0) each.lane = fork(lanes[live[each.parent].lane]);
+        live.clear();
+        for (const Continuation& each : chosen) {
+            lanes[each.lane].tokens.push_back(each.token);
+            live.push_back({each.total, each.lane});
+        }
+    }
+
+    // Copies a hypothesis to the free lane that already has most of it -> that lane. The hypotheses of a search differ in their
+    // last tokens, so there is little to copy.
+    int64_t fork(const Lane& from) {
+        int64_t best = -1, most = -1;
+        for (int64_t i = 0; i < size; ++i) {
+            if (taken[i]) continue;
+            const auto &own = lanes[i].tokens, &tokens = from.tokens;
+            const int64_t same = std::mismatch(own.begin(), own.end(), tokens.begin(), tokens.end()).first - own.begin();
+            const int64_t shared = std::clamp<int64_t>(same - all.context + 1, 0, lanes[i].held);
+            if (shared > most) best = i, most = shared;
+        }
+        Lane& to = lanes[best];
+        taken[best] = true;
+        const int64_t entry = 2 * all.verifier->width;
+        for (size_t layer = 0; layer < all.verifier->layers.size(); ++layer) {
+            float* entries = all.caches.cache + layer * all.caches.cache_layer;
+            const float *first = entries + from.slot * all.caches.cache_slot, *last = first + from.held * entry;
+            std::copy(first + most * entry, last, entries + to.slot * all.caches.cache_slot + most * entry);
+        }
+        to.tokens.assign(from.tokens.begin(), from.tokens.end());
+        to.held = from.held;
+        return best;
+    }
+
+    const Searching& all;
+    int64_t* slots;
+    int64_t huggingface, stopping, limit;
+    double penalty;
+    std::vector<Lane> lanes;
+    std::vector<Hypothesis> live;             // best first
+    std::vector<Continuation> chosen, ended;  // by the last step
+    std::vector<Continuation> pool;
+    std::vector<double> finished;  // normalised scores; Hugging Face's best first
+    std::vector<char> taken;       // by lane
+    bool exhausted = false;
+};
+
+// Runs steps of all searches until one is over, the caches are full, or `steps` are done; at least one.
+class Searches {
+  public:
+    explicit Searches(Searching& all) : all(all) {
+        Numbers numbers(all.numbers);
+        const double* values = all.values;
+        int64_t* slots = all.slots;
+        searches.reserve(all.searches);
+        for (int64_t i = 0; i < all.searches; ++i) {
+            searches.emplace_back(all, numbers, values, slots);
+            slots += searches.back().size;
+            width = std::max(width, searches.back().candidates);
+            bans |= searches.back().repeats > 0;
+        }
+    }
+
+    void run(Engine& engine) {
+        const auto began = Clock::now();
+        int64_t* record = all.record;
+        float* scores = all.scores;
+        bool over = false;
+        for (all.taken = 0; all.taken < all.steps && !over && (all.taken == 0 || fits()); ++all.taken) {
+            step(engine);
+            for (BeamSearch& each : searches) each.write(record, scores), over |= each.over;
+        }
+        for (BeamSearch& each : searches) each.place();
+        all.seconds = std::chrono::duration<double>(Clock::now() - began).count();
+    }
+
+  private:
+    bool fits() const {
+        return std::all_of(searches.begin(), searches.end(), [&](const auto& each) { return each.length < all.caches.positions; });
+    }
+
+    // A pass over the last token of every live hypothesis, their candidates, and each search's step.
+    void step(Engine& engine) {
+        collect();
+        const int64_t batch = last.size();
+        tokens.resize(batch * width), scores.resize(batch * width);
+        add_causal_rows(engine.scratch.rows, batch, 1, counts.data(), positions.data(), nullptr, slots.data(),
+                        source_slots.data(), source_lengths.data(), last.data());
+        const Caches& from = all.caches;
+        const Pass pass{{from.cache, from.cache_layer, from.cache_slot}, {from.memory, from.memory_layer, from.memory_slot},
+                        nullptr, false, false, all.logits, nullptr, nullptr};
+        const int64_t vocabulary = all.verifier->projection->outputs;
+        const Ranking ranking{all.logits, batch, vocabulary, width, all.unk, few.data(), room.data(), minimum.data(),
+                              renormalise.data(), penalty.data(), bans ? repeats.data() : nullptr, tokens.data(), scores.data()};
+        engine.forbid(vocabulary, all.eos, all.banned_count, all.banned);
+        Forward forward(*all.verifier, pass, engine.team, engine.scratch);
+        engine.team.run([&](int member) {
+            forward.run(member);
+            engine.team.sync();
+            ranking.run(engine, member);
+            engine.team.sync();
+            for (size_t i = member; i < searches.size(); i += engine.team.size)
+                searches[i].step(&tokens[firsts[i] * width], &scores[firsts[i] * width], width);
+        });
+    }
+
+    // The rows of the next pass.
+    void collect() {
+        for (auto* each : {&firsts, &last, &positions, &slots, &source_slots, &source_lengths, &few, &room, &minimum, &renormalise})
+            each->clear();
+        counts.assign(1, 0), penalty.clear(), repeats.clear();
+        for (const BeamSearch& each : searches) {
+            firsts.push_back(last.size());
+            for (size_t row = 0; row < each.rows(); ++row) {
+                const auto& tokens = each.tokens(row);
+                last.push_back(each.length ? tokens.back() : all.start), counts.push_back(last.size());
+                positions.push_back(each.length), slots.push_back(each.slot(row));
+                source_slots.push_back(each.source_slot), source_lengths.push_back(each.source_length);
+                few.push_back(each.candidates), room.push_back(each.room());
+                minimum.push_back(std::max<int64_t>(0, each.minimum - each.length));
+                renormalise.push_back(each.renormalise), penalty.push_back(each.unk_penalty);
+                repeats.push_back({each.repeats, tokens.data(), tokens.data() + tokens.size()});
+            }
+        }
+    }
+
+    Searching& all;
+    std::vector<BeamSearch> searches;
+    int64_t width = 0;  // C
+    bool bans = false;  // whether a search bans repeated n-grams
+    std::vector<int64_t> firsts;  // each search's first row
+    std::vector<int64_t> last, counts, positions, slots, source_slots, source_lengths, few, room, minimum, renormalise;  // (B)
+    std::vector<double> penalty;
+    std::vector<Repeats> repeats;
+    std::vector<int64_t> tokens;  // (B, C) candidates ..
+    std::vector<float> scores;    // .. and their log-probabilities
+};
+
+}  // namespace

@@ -1,0 +1,158 @@
+"""Many iterations of a session whose rows all search, in one call of the CPU kernels, with the results of the steps in `search/`.
+
+Requires a verifier on the kernels and a drafter that needs no feedback.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from ctypes import byref
+from dataclasses import dataclass, field
+from itertools import islice
+
+from specdec_plugins.decoding.backends.cpu.binding import integers, kernels, start
+from specdec_plugins.decoding.backends.cpu.model import CpuModel
+from specdec_plugins.decoding.backends.cpu.state import SlottedState
+from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.options import STOPPING
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.roles import Drafter, Verifier
+from specdec_plugins.decoding.search.beam import Beams, Node, Search
+from specdec_plugins.decoding.values import Step
+from specdec_plugins.decoding.verifier import ModelVerifier
+
+
+@dataclass
+class Group:
+    """A search in a call: its rows, and its state after the steps read so far."""
+
+    search: Search
+    rows: list[int]  # best hypothesis first
+    beams: Beams
+    slots: list[int]
+    origins: list[int] = field(default_factory=list)  # the row that each live hypothesis had
+
+    def __post_init__(self) -> None:
+        self.origins = self.rows
+
+    def follow(self, record: Iterator[int], scores: Iterator[float]) -> Step:
+        """Take what a step chose: see `BeamSearch::write` in search.h."""
+        living, ending, over = islice(record, 3)
+        live, parents = self._continued(living, record, scores)
+        ended, _ = self._continued(max(0, ending), record, scores)
+        if ending < 0:
+            ended = [*self.beams.live]
+        search, finished = self.search, self.beams.finished
+        if ended:
+            finished = search.kept([*finished, *((search.normalised(node), node) for node in ended)])
+        self.beams = Beams(tuple(live), finished, tuple(parents), bool(over))
+        self.origins = self.rows[:1] if over else [self.origins[parent] for parent in parents]
+        return Step([], 0, search.eos if over else live[0].token)
+
+    def _continued(self, count: int, record: Iterator[int], scores: Iterator[float]) -> tuple[list[Node], list[int]]:
+        """Hypotheses that are one token longer, and the ranks of those that they continue."""
+        parents, live = list(islice(record, count)), self.beams.live
+        grown = zip(parents, islice(record, count), islice(scores, count))
+        return [live[parent].then(token, score) for parent, token, score in grown], parents
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Iterations of searches: their number, a step for each search in each, the rows whose search is over, the former row of
+    each row, and the seconds that they took."""
+
+    times: int
+    steps: list[Step]
+    finished: list[int]
+    order: list[int]
+    seconds: float
+
+
+class NativeSearch:
+    """For one session."""
+
+    def __init__(self, verifier: CpuModel, constraints: Constraints):
+        self.verifier, self.context = verifier, constraints.context
+        symbols, self._banned = constraints.symbols, integers(constraints.banned)
+        self._record, self._scores = array("q"), array("f")
+        self._call = kernels().structs["Searching"](
+            verifier=verifier.stack.pointer, start=symbols.start, eos=symbols.eos, unk=symbols.mask,
+            banned_count=len(self._banned), banned=start(self._banned), ends=constraints.rules.ends, context=len(self.context),
+        )  # fmt: skip
+
+    def __call__(self, verifying: SlottedState, prefix: Prefix, times: int) -> Searched:
+        """Run up to ``times`` iterations; stop early when a search is over. Rows of the state and the prefix fork and move."""
+        verifying.encode()
+        groups = [self._group(rows, verifying, prefix) for rows in prefix.searches()]
+        call, cache, longest = self._call, verifying.cache, prefix.longest
+        cache.reserve(verifying.targets.bound, longest + 1)
+        call.caches = kernels().structs["Caches"](*cache.layout, *verifying.sources.cache.layout, cache.capacity)
+        slots = integers(*(group.slots for group in groups))
+        call.logits = self.verifier.logits.view(len(slots), 1, self.verifier.stack.vocabulary)[1]
+        numbers, values = array("q"), array("d")
+        for group in groups:
+            self._describe(group, verifying, prefix, numbers, values)
+        call.searches, call.steps = len(groups), min(times, cache.capacity)
+        self._reserve(call.steps * (3 * len(groups) + 4 * len(slots)))
+        call.numbers, call.values, call.slots = start(numbers), start(values), start(slots)
+        engine = self.verifier.engine
+        engine.library.specdec_search(engine.pointer, byref(call))
+        record, scores = iter(self._record), iter(self._scores)
+        steps = [group.follow(record, scores) for _ in range(call.taken) for group in groups]
+        order, finished = self._place(groups, verifying, prefix, slots.tolist())
+        return Searched(call.taken, steps, finished, order, call.seconds)
+
+    def _group(self, rows: list[int], verifying: SlottedState, prefix: Prefix) -> Group:
+        """A search, with slots for as many hypotheses as may live."""
+        search = prefix.search(rows[0])
+        free = [verifying.targets.take() for _ in range(search.beam.size - len(rows))]
+        return Group(search, rows, prefix.beams_of(rows[0]), [*(verifying.slots[row] for row in rows), *free])
+
+    def _describe(self, group: Group, verifying: SlottedState, prefix: Prefix, numbers: array, values: array) -> None:
+        """Append what the constructor of `BeamSearch` reads."""
+        beam, limit, row, beams = group.search.beam, group.search.limit, group.rows[0], group.beams
+        request, sources = prefix.requests[row], verifying.sources
+        numbers.extend((
+            beam.size, beam.rules == "huggingface", STOPPING.index(beam.early_stopping), beam.renormalize, limit,
+            request.min_length, request.no_repeat, sources.slots[row], sources.lengths[row], len(beams.live), len(beams.finished),
+        ))  # fmt: skip
+        for row in group.rows:
+            numbers.extend((len(self.context) + len(prefix.outputs[row]), *self.context, *prefix.outputs[row]))
+        values.extend((beam.length_penalty, beam.unk_penalty))
+        values.extend(node.total for node in beams.live)
+        values.extend(score for score, _ in beams.finished)
+
+    def _reserve(self, numbers: int) -> None:
+        """Room for what the call writes."""
+        if len(self._record) < numbers:
+            self._record, self._scores = array("q", bytes(8 * numbers)), array("f", bytes(4 * numbers))
+            self._call.record, self._call.scores = start(self._record), start(self._scores)
+
+    def _place(
+        self, groups: Sequence[Group], verifying: SlottedState, prefix: Prefix, slots: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """Order the rows by search and rank. Returns each one's former row, and the rows whose search is over."""
+        order, finished, placed, first = list[int](), list[int](), list[int](), 0
+        numbers, beams = list[int](), list[Beams]()
+        for group in groups:
+            rows = len(group.origins)
+            if group.beams.over:
+                finished.append(len(order))
+            order += group.origins
+            numbers += range(rows)
+            beams += [group.beams] * rows
+            placed += slots[first : first + rows]
+            first += group.search.beam.size
+        prefix.select(order)
+        prefix.numbers, prefix.beams = numbers, list(beams)
+        for output, passes, number, state in zip(prefix.outputs, prefix.steps, numbers, beams):
+            output += [prefix.symbols.eos] if state.over else state.live[number].after(len(output))
+            passes += [Step([], 0, prefix.symbols.eos)] * self._call.taken
+        verifying.moved(order, placed, slots, list(map(len, prefix.outputs)))
+        return order, finished
+
+
+def native_search(drafter: Drafter, verifier: Verifier, constraints: Constraints) -> NativeSearch | None:
+    """The native searches of these roles; None if they cannot run natively."""
+    if type(verifier) is not ModelVerifier or type(verifier.model) is not CpuModel or drafter.traits.follows:
+        return None
+    return NativeSearch(verifier.model, constraints)

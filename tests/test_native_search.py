@@ -1,0 +1,159 @@
+"""Searches in one native call against the pure steps of `search/`: the same outputs, scores, steps and sums, to the last bit."""
+
+import random
+
+import pytest
+import torch
+from support import EOS, SYMBOLS, WORDS, sentences
+from test_beam import requests_of
+from test_kernels import DTYPES, KERNEL_SHAPES, on_kernels, variant, wide_drafter, wide_verifier  # noqa: F401
+from test_session import KERNELS
+
+from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
+from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.constraints import Constraints
+from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
+from specdec_plugins.decoding.loop import TOGETHER, Session
+from specdec_plugins.decoding.native_search import NativeSearch
+from specdec_plugins.decoding.options import Beam
+from specdec_plugins.decoding.roles import NoDrafter
+from specdec_plugins.decoding.values import Request, Source
+from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.formats.spec import OutputRules
+
+pytestmark = KERNELS
+
+
+def run(verifier, requests, rows, native, times=TOGETHER, constraints=None, drafter=None, cancel=()):
+    """Outputs, statistics, and the iterations that each native call ran."""
+    roles = drafter or NoDrafter(), verifier, TopBetaTau(), FixedLength(0), BoundedAdmission(rows)
+    session, calls = Session(*roles, rows, constraints), []
+    assert isinstance(session.searches, NativeSearch)
+    if native:
+        searches = session.searches
+
+        def counted(*arguments):
+            done = searches(*arguments)
+            calls.append(done.times)
+            return done
+
+        session.searches = counted
+    else:
+        session.searches = None
+    for request in requests:
+        session.submit(request)
+    found, streams = [], {}
+    while not session.idle:
+        for commit in session.step(times):
+            streams.setdefault(commit[:2], []).extend(commit.tokens)
+            found += [commit.finished] if commit.finished else []
+        for index in cancel:
+            if session.prefix.group(index):
+                session.cancel(index)
+    for each in found:
+        assert streams[each.index, each.output] == each.tokens
+    stats = session.stats
+    assert not session.verifying.targets.users and session.verifying.slots == []  # every slot was given back
+    counts = stats.iterations, stats.committed, stats.cut, stats.prefilled, stats.sentences
+    kept = [each for each in found if each.index not in cancel]
+    return sorted(kept, key=lambda each: (each.index, each.output)), counts, calls
+
+
+def both(*arguments, **options):
+    """The native run; checks that the pure steps give the same. What a cancelled search did depends on the call it is in."""
+    native, pure = (run(*arguments, native, **options) for native in (True, False))
+    assert native[0] == pure[0] and (options.get("cancel") or native[1] == pure[1])
+    return native
+
+
+def verifier_of(dtype="float32", seed=0, threads=2, **changes):
+    """A random one whose outputs vary in length."""
+    verifier = wide_verifier(seed, **{**KERNEL_SHAPES["pre-norm"], "max_target_positions": 64, **changes})
+    with torch.no_grad():
+        verifier[0].decoder.output_projection.weight[EOS] *= 0.5
+    return ModelVerifier(on_kernels(verifier, dtype=dtype, threads=threads)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_is_the_pure_search(dtype, variant):  # noqa: F811
+    """Beams of all kinds, lengths and bans, under both rules, in batches that change all the time."""
+    requests = requests_of(16, 11, greedy=False)
+    for threads, rows in ((1, 8), (3, 29)):
+        outputs, _, calls = both(verifier_of(dtype, threads=threads), requests, rows)
+        assert len(outputs) == sum(request.beam.nbest for request in requests) and calls and max(calls) > 4
+
+
+def test_whatever_the_number_of_iterations_in_a_call():
+    """A call that ends in the middle of searches goes on where it stopped."""
+    verifier, requests = verifier_of(), requests_of(10, 12, greedy=False)
+    outputs = [both(verifier, requests, 19, times=times)[0] for times in (1, 2, 5, 16)]
+    assert all(each == outputs[0] for each in outputs)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("stopping", ["false", "true", "never"])
+def test_rules_of_imported_models(stopping, ends):
+    """Models without a forced end, context in n-grams, bans, penalties of either sign, and limits that cut."""
+    rng, rules = random.Random(4), OutputRules("huggingface", ends=ends)
+    constraints = Constraints(SYMBOLS, forced=(7,), suppressed=(0, 9), rules=rules)
+    requests = []
+    for index, source in enumerate(sentences(24, 13)):
+        size = rng.choice([1, 2, 4, 7])
+        beam = Beam(size, "huggingface", rng.choice([-0.5, 0, 1, 1.6]), rng.randint(1, size), 0.0, stopping, rng.random() < 0.5)
+        limit = rng.choice([2, 4, 12, 30])
+        requests.append(Request(index, source, limit, rng.choice([0, 1, 5]), beam=beam, no_repeat=rng.choice([0, 1, 2, 3])))
+    outputs, _, calls = both(verifier_of(seed=3), requests, 16, constraints=constraints)
+    assert any(each.cut for each in outputs) and calls
+
+
+def test_when_no_token_is_allowed():
+    """A search whose hypotheses have no continuation ends with what it has."""
+    constraints = Constraints(SYMBOLS, suppressed=(*range(5, WORDS + 4),))
+    requests = [
+        Request(index, source, 9, 6, beam=Beam(3, rules, nbest=2), no_repeat=1)
+        for index, (source, rules) in enumerate(zip(sentences(6, 2), 3 * ["fairseq", "huggingface"]))
+    ]
+    outputs, _, _ = both(verifier_of(), requests, 12, constraints=constraints)
+    assert outputs and all(len(set(each.tokens)) == len(each.tokens) < 6 for each in outputs)
+
+
+def test_large_beams_and_few_tokens():
+    """More candidates than the vocabulary has, and caches that grow within a search."""
+    requests = [Request(index, source, 60, 40, beam=Beam(30, nbest=30)) for index, source in enumerate(sentences(3, 21))]
+    outputs, _, calls = both(verifier_of(), requests, 60)
+    assert len(outputs) == 90 and sum(calls) > 80
+
+
+def test_cancelled_searches_leave_no_trace():
+    requests = requests_of(12, 14, greedy=False)
+    for cancel in ([0, 5], [3], [*range(0, 12, 2)]):
+        both(verifier_of(), requests, 17, times=3, cancel=cancel)
+
+
+def test_beside_a_drafter_that_waits():
+    """Its rows follow the searches: a greedy request that joins drafts as if alone, in the iterations' own way."""
+    given = wide_drafter(arch="block_causal", **KERNEL_SHAPES["pre-norm"])
+    models = on_kernels(wide_verifier(0, **KERNEL_SHAPES["pre-norm"], max_target_positions=64), given)
+    requests = requests_of(12, 15)
+    both(ModelVerifier(models[0]), requests, 15, drafter=CausalBlockDrafter(models[1]))
+
+
+def test_a_row_holds_what_reading_its_tokens_writes():
+    """After forks, which copy only what the overwritten hypothesis had not in common."""
+    verifier, source = verifier_of(), sentences(1, 3)[0]
+    session = Session(NoDrafter(), verifier, TopBetaTau(), FixedLength(0), BoundedAdmission(5), 5)
+    session.submit(Request(0, source, 30, 20, beam=Beam(5)))
+    checked = 0
+    while not session.idle:
+        session.step(2)
+        for row, output in enumerate(session.prefix.outputs):
+            fresh = verifier.start(1)
+            fresh.admit(Source([source], SYMBOLS))
+            verifier.model.read(fresh, Reading([[EOS, *output[:-1]]], [0])).logits()
+            state, held = session.verifying, len(output)
+            assert state.held[row] == held
+            assert torch.equal(state.cache.data[:, state.slots[row], :held], fresh.cache.data[:, fresh.slots[0], :held])
+            checked += 1
+    assert checked > 60
