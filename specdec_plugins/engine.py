@@ -55,10 +55,8 @@ class Engine:
             raise ValueError(f"{pair.name} has no drafter, which strategy {settings.strategy} requires")
         if settings.max_positions:
             pair = assignment.beyond_training(pair, settings.max_positions, settings.strategy != "ar")
-        self.pair, self.settings, self.stats, self.rules = pair, settings, DecodeStats(), pair.verifier.spec.outputs
-        self.min_length = self.rules.min_length if settings.min_len is None else settings.min_len
-        beam = beam_of(settings, self.rules)
-        self.beam = None if beam.size == 1 or settings.strategy == "fairseq" else beam
+        self.pair, self.stats, self.rules = pair, DecodeStats(), pair.verifier.spec.outputs
+        self.adopt(settings)
         if self.rules.beams > 1 and self.beam is None and settings.strategy != "fairseq" and not settings.sampling:
             asked = "%s asks for %d beams; decoding is greedy (strategy ar with beam %d searches)"
             log.warning(asked, pair.name, self.rules.beams, self.rules.beams)
@@ -70,10 +68,18 @@ class Engine:
             from specdec_plugins.measure.fairseq_generator import FairseqGenerator
 
             torch.set_num_threads(settings.threads or THREADS)
-            self._generator = FairseqGenerator(pair.verifier, beam, device, getattr(torch, settings.dtype))
+            self._generator = FairseqGenerator(
+                pair.verifier, beam_of(settings, self.rules), device, getattr(torch, settings.dtype)
+            )
         else:
             self.roles = assignment.assign(pair, settings, device, self.trained_block_size, drafter)
         self._kept: tuple[tuple, Session] | None = None  # the last session, with its caches, and its parameters
+
+    def adopt(self, settings: Settings) -> None:
+        """Take over the settings of requests. All others have shaped the roles."""
+        beam = beam_of(settings, self.rules)
+        self.settings, self.beam = settings, None if beam.size == 1 or settings.strategy == "fairseq" else beam
+        self.min_length = self.rules.min_length if settings.min_len is None else settings.min_len
 
     def generate(
         self, sources: Sequence[Sequence[int]], batch_size: BatchSize = "auto", max_tokens: int | None = None, first: int = 0

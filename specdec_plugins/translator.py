@@ -9,6 +9,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from itertools import islice
 from typing import Literal
@@ -35,14 +36,8 @@ class Translator:
     """A loaded pair and its settings, for one thread at a time. ``drafter`` replaces the pair's."""
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
-        self.codec, windows = pair.codec, settings.windows
-        if isinstance(windows, int) and not self.codec.concatenates:
-            raise OptionError([("windows", f"of several sentences are not supported by codec {pair.config.name}; use {WHOLE}")])
-        self.engine = Engine(pair, settings, drafter)
-        self.pair, self.settings = self.engine.pair, self.engine.settings
-        self.max_source = min(self.engine.max_source, self.codec.max_length or self.engine.max_source)
-        if isinstance(windows, int) and windows >= self.max_source:
-            raise OptionError([("windows", f"of {windows} tokens: the models read at most {self.max_source - 1:,}")])
+        self.codec = pair.codec
+        self._use(Engine(pair, settings, drafter))
         with suppress(NoLanguage):  # requests may name one
             self.codec.encode("")  # loads the codec's files, so that faults show up front
 
@@ -54,6 +49,22 @@ class Translator:
         if isinstance(drafter, str):
             return cls(with_drafter(pair, drafter), Settings(**settings))
         return cls(pair, Settings(**settings), drafter)
+
+    def through(self, engine: Engine) -> "Translator":
+        """This translator with another engine of the same models, and its settings."""
+        other = copy(self)
+        other._use(engine)
+        return other
+
+    def _use(self, engine: Engine) -> None:
+        self.engine, self.pair, self.settings = engine, engine.pair, engine.settings
+        self.max_source = min(engine.max_source, self.codec.max_length or engine.max_source)
+        windows = self.settings.windows
+        if isinstance(windows, int) and not self.codec.concatenates:
+            name = self.pair.config.name
+            raise OptionError([("windows", f"of several sentences are not supported by codec {name}; use {WHOLE}")])
+        if isinstance(windows, int) and windows >= self.max_source:
+            raise OptionError([("windows", f"of {windows} tokens: the models read at most {self.max_source - 1:,}")])
 
     @property
     def stats(self) -> DecodeStats:

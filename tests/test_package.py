@@ -25,12 +25,13 @@ MAY_IMPORT = {
     "assignment": ("decoding", "formats", "settings"),
     "engine": ("assignment", "decoding", "formats", "settings", "translations", "measure.fairseq_generator"),
     "translator": ("decoding", "documents", "engine", "formats", "settings", "text", "translations"),
+    "serving": ("decoding", "engine", "settings", "text", "translations", "translator"),
     "measure": ("decoding", "formats", "text", "cpus", "engine", "settings", "translator", "workers"),
     "commands": ("decoding", "formats", "text", "cpus", "settings", "translator", "workers", "measure", "training"),
     "models": ("decoding", "formats", "training", "criterions"),
     "criterions": ("decoding.networks", "formats", "training"),
     "tasks": ("decoding", "formats", "text", "training", "models", "criterions"),
-    "__init__": ("translator",),
+    "__init__": ("serving.engine", "translator"),
 }
 
 

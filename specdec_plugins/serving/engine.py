@@ -1,0 +1,407 @@
+"""Many callers, one session: concurrent calls share a model's batch, and each result is `Translator.translate`'s own.
+
+A call runs that method unchanged, in a thread of a pool. Only its session is replaced, by a `Guest`, which hands requests to the
+thread that owns the real one and waits for what it commits. The calls of a model take turns with everything else, mostly text,
+because a translator serves one thread at a time.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import partial
+from itertools import count
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, cast
+
+from specdec_plugins.decoding.control.steady import Steady
+from specdec_plugins.decoding.loop import TOGETHER, Session
+from specdec_plugins.decoding.options import Tolerance
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Commit, Hypothesis, Request
+from specdec_plugins.engine import Engine
+from specdec_plugins.settings import OptionError, Settings, option_of
+from specdec_plugins.text.codec import Codec
+from specdec_plugins.translations import Translation
+from specdec_plugins.translator import Translator
+
+ROWS = 64  # rows in flight
+QUEUE = 1024  # texts of all calls, waiting and in flight
+LATENCY = 0.01  # seconds that a request waits to join, and to stream, at most; a single pass may take longer
+# The settings that requests may change. All others shape the model.
+PER_REQUEST = {
+    "beta", "tau", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram_size", "beam", "nbest", "lenpen", "unkpen", "sampling",
+    "temperature", "top_k", "top_p", "repetition_penalty", "seed", "num_samples", "mbr", "rule", "windows", "context",
+}  # fmt: skip
+
+
+class QueueFull(Exception):
+    """Too many texts are waiting. ``retry_after`` is an estimate in seconds."""
+
+    def __init__(self, retry_after: int):
+        super().__init__(f"too many texts are waiting; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class Closed(Exception):
+    """The translator is closing and takes no more texts."""
+
+
+class Cancelled(Exception):
+    """Ends a call whose caller has gone."""
+
+
+class EngineThread:
+    """Owns the sessions of one or several models, and runs busy ones in turn."""
+
+    def __init__(self) -> None:
+        self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.desks: list[Desk] = []
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def post(self, job: Callable[[], None] | None) -> None:
+        """Run ``job`` on the thread, between passes; None ends the thread."""
+        self._mail.put(job)
+
+    def close(self) -> None:
+        self.post(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            busy = [desk.step() for desk in self.desks]
+            try:
+                job = self._mail.get(block=not any(busy))
+                while job is not None:
+                    job()
+                    job = self._mail.get_nowait()
+                return
+            except Empty:
+                pass
+
+
+class Desk:
+    """The session of one model. Guests' requests join it in rotation, so that none waits for all texts of another."""
+
+    def __init__(self, engine: Engine, rows: int, thread: EngineThread):
+        self.engine, self.rows, self.thread = engine, rows, thread
+        self.guests: deque[Guest] = deque()  # with requests that the session does not have yet
+        self.owners: dict[int, tuple[Guest, Request]] = {}  # of the session's requests
+        self.unfinished: dict[int, int] = {}  # outputs of these requests
+        self._numbers = count()
+        self._pass = LATENCY  # seconds of a pass
+        self.session: Session
+        thread.post(self._open)
+
+    def _open(self) -> None:
+        self.session = self.engine.session(self.rows)
+        if self.engine.settings.adaptive:
+            self.session.controller = Steady(self.session.controller, self.engine.trained_block_size)
+        if self not in self.thread.desks:
+            self.thread.desks.append(self)
+
+    def enter(self, guest: "Guest") -> None:
+        if guest.fresh and guest not in self.guests:
+            self.guests.append(guest)
+
+    def leave(self, guest: "Guest") -> None:
+        """Drop a guest's requests."""
+        guest.fresh.clear()
+        for number in [number for number, (owner, _) in self.owners.items() if owner is guest]:
+            self._forget(number)
+            self.session.cancel(number)
+
+    def step(self) -> bool:
+        """Admit requests and run passes for about `LATENCY`. Returns whether there is more to do."""
+        try:
+            self._fill()
+            if self.session.idle:
+                return False
+            times = 1 if any(owner.streams for owner, _ in self.owners.values()) else int(LATENCY / self._pass)
+            began, before = time.perf_counter(), self.session.stats.passes
+            commits = self.session.step(max(1, min(times, TOGETHER)))
+            if passes := self.session.stats.passes - before:
+                self._pass = (time.perf_counter() - began) / passes
+            self._deliver(commits)
+        except Exception as error:  # a pass failed: all its rows are lost, and nothing else
+            self._start_over(error)
+        return bool(self.guests) or not self.session.idle
+
+    def _fill(self) -> None:
+        """Hand requests to the session, one of each guest in turn."""
+        while self.guests and len(self.session.waiting) < self.rows:
+            guest = self.guests.popleft()
+            if not guest.fresh:
+                continue
+            number, request = next(self._numbers), guest.fresh.popleft()
+            self.owners[number], self.unfinished[number] = (guest, request), request.outputs
+            try:
+                self.session.submit(replace(request, index=number))
+            except ValueError as error:
+                self._end(number, error)
+            if guest.fresh:
+                self.guests.append(guest)
+
+    def _deliver(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            if commit.request not in self.owners:  # further outputs of a request that failed
+                continue
+            guest, request = self.owners[commit.request]
+            if commit.finished is not None:
+                self.unfinished[commit.request] -= 1
+                if not self.unfinished[commit.request] or commit.finished.error is not None:
+                    self._forget(commit.request)
+                finished = replace(commit.finished, index=request.index)
+                guest.inbox.put(commit._replace(request=request.index, finished=finished))
+            elif guest.streams and commit.tokens:
+                guest.inbox.put(commit._replace(request=request.index))
+
+    def _end(self, number: int, error: Exception) -> None:
+        """End a request with an error."""
+        guest, request = self._forget(number)
+        guest.inbox.put(Commit(request.index, 0, [], [], Hypothesis(request.index, [], [], [], False, error=error)))
+
+    def _forget(self, number: int) -> tuple["Guest", Request]:
+        del self.unfinished[number]
+        return self.owners.pop(number)
+
+    def _start_over(self, error: Exception) -> None:
+        """A new session with the waiting requests of the old one; those in flight end with the error."""
+        waiting = list(self.session.waiting)
+        for number in self.owners.keys() - {request.index for request in waiting}:
+            self._end(number, RuntimeError(f"{type(error).__name__}: {error}"))
+        self._open()
+        for request in waiting:
+            self.session.submit(request)
+
+
+class Guest:
+    """A call's view of a shared session: what an engine uses of `Session`, for the call's own thread.
+
+    ``turn`` is released while the guest waits. With ``on_commit``, commits arrive as passes make them.
+    """
+
+    def __init__(self, desk: Desk, turn: Lock, on_commit: Callable[[Commit], None] | None = None):
+        self.desk, self.turn, self.on_commit, self.streams = desk, turn, on_commit, on_commit is not None
+        self.stats = DecodeStats()
+        self.fresh: deque[Request] = deque()  # not in the session yet
+        self.inbox: SimpleQueue[Commit | None] = SimpleQueue()  # None: the caller has gone
+        self.waiting: dict[int, int] = {}  # outputs to come, by request
+        self.cancelled = False
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting
+
+    def submit(self, request: Request) -> None:
+        request.check(self.desk.engine.limits)
+        self.waiting[request.index] = request.outputs
+        self.fresh.append(request)
+
+    def step(self, times: int = 1) -> list[Commit]:
+        """Wait for commits. Raises `Cancelled`."""
+        if self.fresh:
+            self.desk.thread.post(partial(self.desk.enter, self))
+        self.turn.release()
+        try:
+            commits = [self.inbox.get()]
+        finally:
+            self.turn.acquire()
+        while not self.inbox.empty():
+            commits.append(self.inbox.get())
+        for commit in commits:
+            if commit is None:
+                raise Cancelled
+            if commit.finished is not None:
+                self.waiting[commit.request] -= 1
+                if not self.waiting[commit.request] or commit.finished.error is not None:
+                    del self.waiting[commit.request]
+            if self.on_commit is not None:
+                self.on_commit(commit)
+        return cast(list[Commit], commits)
+
+    def run(self, requests: Sequence[Request]) -> Iterator[Hypothesis]:
+        for request in requests:
+            self.submit(request)
+        while not self.idle:
+            for finished in [commit.finished for commit in self.step() if commit.finished is not None]:
+                if finished.error is not None:
+                    raise finished.error
+                yield finished
+
+    def cancel(self) -> None:
+        """From any thread: end the call."""
+        self.cancelled = True
+        self.inbox.put(None)
+        self.desk.thread.post(partial(self.desk.leave, self))
+
+
+class SharedEngine(Engine):
+    """An engine's models, with the settings of a call and a guest for a session."""
+
+    def __init__(self, engine: Engine, settings: Settings, guest: Guest):
+        vars(self).update(vars(engine))
+        self.stats, self.guest = guest.stats, guest
+        self.adopt(settings)
+
+    @contextmanager
+    def borrowed(self, rows: int, max_tokens: int | None) -> Iterator[Session]:
+        try:
+            yield cast(Session, self.guest)
+        finally:
+            if not self.guest.idle:
+                self.guest.cancel()
+
+    def request(self, index: int, source: Sequence[int], **options) -> Request:
+        settings = self.settings
+        tolerance = Tolerance(settings.beta, math.inf if settings.tau is None else settings.tau)
+        return super().request(index, source, **{"tolerance": tolerance, **options})
+
+
+class AsyncTranslator:
+    """A `Translator` for asyncio: any number of concurrent calls with options of their own, in one batch.
+
+    ``rows`` bounds the outputs in flight, a beam counting its size, and ``queue`` the texts. Models may share a ``thread``.
+    """
+
+    def __init__(self, translator: Translator, rows: int = ROWS, queue: int = QUEUE, thread: EngineThread | None = None):
+        if translator.settings.strategy == "fairseq":
+            raise OptionError([("strategy", "fairseq cannot share a batch between calls; use specdec or ar")])
+        self.translator, self.queue = translator, queue
+        self.thread, self._owned = thread or EngineThread(), thread is None
+        self.desk = Desk(translator.engine, rows, self.thread)
+        self.pending = 0  # texts
+        self.closing = False
+        self._turn = Lock()
+        self._pool = ThreadPoolExecutor(rows + 4, "translate")
+        self._calls: set[asyncio.Future] = set()
+
+    @classmethod
+    def from_pretrained(cls, folder: str, **settings) -> "AsyncTranslator":
+        """Load a model folder; keywords are fields of `Settings`."""
+        return cls(Translator.from_pretrained(folder, **settings))
+
+    async def translate(self, texts: str | Sequence[str], timeout: float | None = None, **options) -> list[Translation]:
+        """What `Translator.translate` returns for one text or several. ``options`` are its own, and `PER_REQUEST` settings.
+
+        Cancelling the call drops its texts, and so does ``timeout``, in seconds, with TimeoutError. Raises `QueueFull`, `Closed`,
+        and what `Translator.translate` and `Settings` raise.
+        """
+        texts = [texts] if isinstance(texts, str) else texts
+        return await self._call(Guest(self.desk, self._turn), texts, timeout, options)
+
+    async def stream(self, text: str, timeout: float | None = None, **options) -> AsyncIterator[str | Translation]:
+        """Yield the translation in pieces, as passes commit it, and at the end the `Translation`. Nothing is taken back."""
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        deltas = Deltas(self.translator.codec, lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece))
+        settings = settings_for(self.translator.settings, options)[0]
+        if settings.drawn > 1 or settings.context:
+            raise ValueError("a stream has one output; it does not support nbest, num_samples, mbr or context")
+        call = asyncio.ensure_future(self._call(Guest(self.desk, self._turn, deltas.push), [text], timeout, options))
+        call.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            yield (await call)[0]
+        finally:
+            call.cancel()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Refuse new calls, finish those that were accepted, up to ``grace`` seconds, and stop."""
+        self.closing = True
+        if self._calls:
+            _, late = await asyncio.wait(self._calls, timeout=grace)
+            for call in late:
+                call.cancel()
+        await asyncio.to_thread(self._pool.shutdown)
+        if self._owned:
+            await asyncio.to_thread(self.thread.close)
+
+    @property
+    def stats(self) -> DecodeStats:
+        """Totals over all calls."""
+        return self.translator.stats
+
+    async def _call(
+        self, guest: Guest, texts: Sequence[str], timeout: float | None, options: Mapping[str, Any]
+    ) -> list[Translation]:
+        if self.closing:
+            raise Closed("the server is stopping")
+        if self.pending + len(texts) > self.queue:
+            raise QueueFull(self._retry_after())
+        self.pending += len(texts)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, self._work, guest, texts, options)
+        self._calls.add(work)
+        try:
+            async with asyncio.timeout(timeout):
+                return await work
+        except (asyncio.CancelledError, TimeoutError):
+            guest.cancel()
+            raise
+        finally:
+            self.pending -= len(texts)
+            self._calls.discard(work)
+
+    def _work(self, guest: Guest, texts: Sequence[str], options: Mapping[str, Any]) -> list[Translation]:
+        """A call, in a thread of the pool."""
+        with self._turn:
+            if guest.cancelled:
+                raise Cancelled
+            settings, rest = settings_for(self.translator.settings, options)
+            engine = SharedEngine(self.translator.engine, settings, guest)
+            try:
+                return self.translator.through(engine).translate(texts, **rest)
+            finally:
+                self.stats.seconds["text"] += guest.stats.seconds["text"]
+
+    def _retry_after(self) -> int:
+        """Seconds until a queue that is full now may have room."""
+        return max(1, min(60, round(self.pending * self.desk._pass)))
+
+
+def settings_for(usual: Settings, options: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """The settings of a request, and the options that are not settings. Raises OptionError."""
+    known = {each.name for each in fields(Settings)}
+    changes = {name: value for name, value in options.items() if name in known}
+    if faults := [(name, "is the server's and cannot be set by a request") for name in changes.keys() - PER_REQUEST]:
+        raise OptionError(sorted(faults))
+    if changes.get("beam", 1) != 1 and usual.strategy == "specdec":  # whose drafts leave a search alone
+        plain = {each.name: each.default for each in fields(Settings) if "ar" not in option_of(each).strategies}
+        changes = {**plain, "strategy": "ar", **changes}
+    rest = {name: value for name, value in options.items() if name not in known}
+    return replace(usual, **changes) if changes else usual, rest
+
+
+class Deltas:
+    """The text of an output as its commits arrive; of a document, window by window, joined as `documents.joined` does."""
+
+    def __init__(self, codec: Codec, tell: Callable[[str], object]):
+        self.codec, self.tell = codec, tell
+        self.decoders: dict[int, Any] = {}
+        self.held: dict[int, str] = {}  # text of windows whose turn has not come
+        self.finished: set[int] = set()
+        self.window, self.told, self.begun = 0, False, False  # the present one; whether there is text of any, and of this one
+
+    def push(self, commit: Commit) -> None:
+        number = commit.request
+        if number not in self.decoders:
+            self.decoders[number] = self.codec.decoder()
+        text = self.decoders[number].push(commit.tokens)
+        if commit.finished is not None:
+            text += self.decoders[number].finish()
+            self.finished.add(number)
+        self.held[number] = self.held.get(number, "") + text
+        while True:
+            if text := self.held.pop(self.window, ""):
+                self.tell(" " * (self.told and not self.begun) + text)
+                self.told = self.begun = True
+            if self.window not in self.finished:
+                return
+            self.window, self.begun = self.window + 1, False

@@ -1,0 +1,197 @@
+"""Concurrent calls: each result is the translator's, whatever runs beside it; cancellation, deadlines, faults, closing."""
+
+import asyncio
+import functools
+import itertools
+import random
+import time
+
+import pytest
+from conftest import ROOT
+
+from specdec_plugins import AsyncTranslator, Translator
+from specdec_plugins.serving.engine import Closed, QueueFull, settings_for
+from specdec_plugins.settings import OptionError, Settings
+
+PAIR = str(ROOT / "data" / "demo.en-de")
+LINES = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
+OPTIONS: list[dict] = [
+    {},
+    {"beam": 3, "nbest": 2, "lenpen": 0.5},
+    {"sampling": True, "seed": 5, "num_samples": 2},
+    {"sampling": True, "rule": "rejection", "temperature": 0.7, "seed": 3},
+    {"beta": 3, "tau": 1.0},
+    {"windows": "sentence", "no_repeat_ngram_size": 2},
+    {"sampling": True, "mbr": 3},
+    {"max_len_b": 5, "too_long": "truncate"},
+]
+
+
+def asynchronous(test):
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(**fixtures):
+        asyncio.run(asyncio.wait_for(test(**fixtures), 100))
+
+    return run
+
+
+def load(**options):
+    return AsyncTranslator.from_pretrained(PAIR, threads=1, **options)
+
+
+def expected(texts, options, **base):
+    """The translator's own results."""
+    settings = settings_for(Settings(threads=1, **base), options)[0]
+    rest = {name: value for name, value in options.items() if not hasattr(settings, name)}
+    return translator(settings).translate(texts, **rest)
+
+
+def translator(settings, kept={}):  # noqa: B006
+    if settings not in kept:
+        kept[settings] = Translator.from_pretrained(PAIR, **vars(settings))
+    return kept[settings]
+
+
+def plain(results):
+    """What may not differ: everything but the drafts, which nothing depends on."""
+    return [(each.text, each.tokens, [round(score, 4) for score in each.token_scores], each.sample, each.cut) for each in results]
+
+
+async def finished(served):
+    """Once nothing is in flight."""
+    while served.desk.owners:
+        await asyncio.sleep(0.01)
+    return served.desk.session
+
+
+@asynchronous
+async def test_calls_of_all_kinds_side_by_side():
+    served = load()
+    texts = [[LINES[0] + " " + LINES[1]], LINES[2:4]]
+    asked = [*itertools.product(texts, OPTIONS)]
+    found = await asyncio.gather(*(served.translate(lines, **options) for lines, options in asked))
+    for (lines, options), results in zip(asked, found):
+        assert plain(results) == plain(expected(lines, options)), options
+    assert served.stats.sentences and served.stats.drafted
+    await served.close()
+
+
+@asynchronous
+async def test_streams_concatenate_to_the_translation():
+    served = load()
+    text = " ".join(LINES[:4])
+    for options in ({}, {"windows": "sentence"}, {"sampling": True, "seed": 1}, {"beam": 3}):
+        beside = asyncio.gather(*(served.translate(LINES[n : n + 3], windows="sentence") for n in range(5)))
+        *pieces, result = [piece async for piece in served.stream(text, **options)]
+        assert "".join(pieces) == result.text == expected([text], options)[0].text
+        assert len(pieces) > 2
+        await beside
+    assert [piece async for piece in served.stream("")] == expected([""], {})
+    with pytest.raises(ValueError, match="one output"):
+        await anext(served.stream(text, beam=3, nbest=2))
+    await served.close()
+
+
+@asynchronous
+async def test_who_leaves_frees_its_rows_and_disturbs_nobody():
+    served = load()
+    long = " ".join(LINES * 3)
+    calls = [asyncio.ensure_future(served.translate([long] * 8, windows="sentence", beam=4)) for _ in range(4)]
+    stream = served.stream(long, windows="sentence")
+    await anext(stream)
+    await asyncio.sleep(0.05)
+    for call in calls[1:]:
+        call.cancel()
+    await stream.aclose()
+    with pytest.raises(TimeoutError):
+        await served.translate([long] * 50, windows="sentence", timeout=0.02)
+    assert plain(await served.translate(LINES[:2])) == plain(expected(LINES[:2], {}))
+    calls[0].cancel()
+    assert all(isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*calls, return_exceptions=True))
+    session = await finished(served)
+    assert session.idle and not served.desk.guests and not served.pending
+    await served.close()
+
+
+@asynchronous
+async def test_a_fault_touches_nobody_else(monkeypatch):
+    served = load()
+    beside = asyncio.ensure_future(served.translate(LINES[:6], windows="sentence"))
+    for options, error, message in (
+        ({"beam": 65}, ValueError, "65 live hypotheses need as many rows"),
+        ({"beam": 0}, OptionError, "beam 0 is less than 1"),
+        ({"beam": "4"}, OptionError, "beam '4' is not an int"),
+        ({"dtype": "int8", "beam": 2}, OptionError, "dtype is the server's"),
+        ({"target_lang": "fr"}, ValueError, "target language is de"),
+        ({"max_lenb": 3}, TypeError, "max_lenb"),
+    ):
+        with pytest.raises(error, match=message):
+            await served.translate(LINES[0], **options)
+    with pytest.raises(ValueError, match="the models read at most"):
+        await served.translate([LINES[0], "dog " * 3000])
+    assert plain(await beside) == plain(expected(LINES[:6], {"windows": "sentence"}))
+
+    # A pass that fails takes its rows with it; those that wait, and all that come later, do not notice.
+    session = await finished(served)
+    step, raised = session.step, []
+
+    def failing(times):
+        if session.prefix.requests and not raised:
+            raised.append(1)
+            raise ValueError("broken")
+        return step(times)
+
+    monkeypatch.setattr(session, "step", failing)
+    first, *rest = await asyncio.gather(*(served.translate(LINES * 2) for _ in range(2)), return_exceptions=True)
+    outcomes = {type(each) for each in (first, *rest)}
+    assert outcomes <= {RuntimeError, list} and RuntimeError in outcomes
+    assert served.desk.session is not session
+    assert plain(await served.translate(LINES[:2])) == plain(expected(LINES[:2], {}))
+    await served.close()
+
+
+@asynchronous
+async def test_a_full_queue_and_closing():
+    served = AsyncTranslator(Translator.from_pretrained(PAIR, threads=1), rows=4, queue=len(LINES))
+    first = asyncio.ensure_future(served.translate(LINES))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull, match=r"try again in \d+ s") as full:
+        await served.translate(LINES[0])
+    assert full.value.retry_after >= 1
+    closing = asyncio.ensure_future(served.close())
+    await asyncio.sleep(0)
+    with pytest.raises(Closed):
+        await served.translate(LINES[0])
+    await closing
+    assert plain(await first) == plain(expected(LINES, {}))
+    served.translator.settings = Settings(strategy="fairseq")
+    with pytest.raises(OptionError, match="fairseq cannot share a batch"):
+        AsyncTranslator(served.translator)
+
+
+@pytest.mark.long
+@asynchronous
+async def test_hundreds_of_calls_a_tenth_cancelled():
+    served, choose = load(), random.Random(1)
+    calls = []
+    for number in range(400):
+        lines, options = choose.choices(LINES, k=choose.randrange(1, 5)), choose.choice(OPTIONS)
+        calls.append((lines, options, asyncio.ensure_future(served.translate(lines, **options)), number % 10 == 0))
+    began = time.monotonic()
+    for *_, call, leaves in calls:
+        if leaves:
+            await asyncio.sleep(choose.random() / 20)
+            call.cancel()
+    for lines, options, call, leaves in calls:
+        if not leaves or not call.cancelled():
+            try:
+                found = await call
+            except asyncio.CancelledError:
+                assert leaves
+                continue
+            assert plain(found) == plain(expected(lines, options)), options
+    print(f"{time.monotonic() - began:.1f} s")
+    assert (await finished(served)).idle
+    await served.close()
