@@ -50,14 +50,24 @@ def model_settings(**changes) -> argparse.Namespace:
 
 
 def make_drafter(seed: int = 0, dtype=torch.float64, words: int = 20, **changes):
-    from specdec_plugins.training.initialise import architectures
+    """A block drafter: ``block``, or ``block_causal``, fairseq's Transformer that reads mask symbols, and a successor network."""
+    from fairseq.models.transformer import TransformerModel, base_architecture
+
+    from specdec_plugins.decoding.networks.successor import Successor
+    from specdec_plugins.models.block import SCALED_FORM, BlockDrafterModel, block_architecture
 
     torch.manual_seed(seed)
     dictionary = make_dictionary(words)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     args = model_settings(**changes)
-    model_class, complete = architectures()[args.arch]
-    complete(args)
-    model = model_class.build_model(args, SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary))
+    if args.arch == "block":
+        block_architecture(args)
+        return BlockDrafterModel.build_model(args, task).to(dtype).eval()
+    base_architecture(args)
+    model = TransformerModel.build_model(args, task)
+    model.register_buffer("block_format", torch.tensor([SCALED_FORM]))
+    if hidden := getattr(args, "successor_width", 0):
+        model.decoder.successor = Successor(args.decoder_embed_dim, hidden)
     return model.to(dtype).eval()
 
 

@@ -3,10 +3,9 @@
 import math
 
 import torch
-from fairseq.models.transformer import TransformerDecoder
 
 from specdec_plugins.decoding.noise import Purpose, token_bits
-from specdec_plugins.models.block_causal import CausalBlockDrafterModel
+from specdec_plugins.models.block import BlockDrafterModel
 
 PAD, EOS, MASK = 1, 2, 3
 
@@ -138,18 +137,10 @@ def log_probabilities(model, source: list[int], output: list[int], tilt=None) ->
 
 @torch.no_grad()
 def drafted(model, source: list[int], prefix: list[int], num_tokens: int, mask: int = MASK, project: bool = True) -> torch.Tensor:
-    """(K, V) logits of the tokens that the plugin's drafter guesses after a prefix; or the (K, D) features they are made of.
-
-    A causal drafter is, decoder and all, a fairseq Transformer that reads mask symbols.
-    """
-    lengths = torch.tensor([len(source)])
-    if isinstance(model, CausalBlockDrafterModel):
-        tokens = torch.tensor([[EOS, *prefix, *[mask] * (num_tokens - 1)]])
-        features = TransformerDecoder.extract_features(model.decoder, tokens, model.encoder(torch.tensor([source]), lengths))[0]
-    else:
-        tokens = torch.tensor([prefix + [mask] * num_tokens])
-        features = model.decoder.extract_features(tokens, model.encoder(torch.tensor([source]), lengths))[0]
-    features = features[0, len(prefix) :]
+    """(K, V) logits of the tokens that a block drafter guesses after a prefix; or the (K, D) features they are made of."""
+    masks = [mask] * num_tokens
+    tokens = [*prefix, *masks] if isinstance(model, BlockDrafterModel) else [EOS, *prefix, *masks[1:]]
+    features = model.decoder.extract_features(torch.tensor([tokens]), encode(model, source))[0][0, len(prefix) :]
     return model.decoder.output_layer(features) if project else features
 
 

@@ -1,51 +1,61 @@
-"""The causal block drafter: attention in training, and equal results in the engine, pass after pass."""
+"""The causal block drafter against fairseq's own Transformer: many blocks in training, a cache in the engine."""
 
 import random
 
 import pytest
 import torch
-from conftest import make_batch, make_drafter, model_settings
+from conftest import make_batch, make_drafter, make_verifier, model_settings
 from reference import EOS, PAD, drafted
-from support import SHAPES, WORDS, commit, load, sentences, shaken, standing
+from support import SHAPES, SYMBOLS, WORDS, commit, load, sentences, shaken, standing
 
-from specdec_plugins.criterions.drafter_loss import BlockLoss
 from specdec_plugins.decoding.backends.torch.model import TorchPass
-from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
-from specdec_plugins.decoding.networks.masking import many_blocks, many_starts
+from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter, Network, Options
+from specdec_plugins.decoding.networks.drafter_code import DECAY, Batch, FrozenVerifier
+from specdec_plugins.decoding.networks.masking import leading_right, many_blocks, many_starts
 from specdec_plugins.decoding.values import Draft, uniform
+from specdec_plugins.formats import fairseq
 
 
 def make_causal(seed=0, **changes):
     return shaken(make_drafter(seed=seed, words=WORDS, arch="block_causal", src_embedding_copy=False, **changes), seed)
 
 
+def network_of(plugin, verifier, args, **options):
+    """The drafter's network with a plugin's decoder, and with its embeddings and encoder as those of the verifier."""
+    weights = {name: tensor for name, tensor in plugin.state_dict().items() if name in verifier.state_dict()}
+    frozen = FrozenVerifier(fairseq.read({"args": args, "cfg": None, "model": weights}, "verifier"), dtype=torch.float64)
+    options = Options(layers=args.decoder_layers, successor_width=8, dropout=0.0, **options)
+    network = Network(options, frozen).double()
+    network.load_state_dict({name: plugin.state_dict()[name] for name in network.state_dict()})
+    return network.eval(), frozen
+
+
+def batch_of(target, verifier):
+    prefix = torch.cat([torch.full((len(target), 1), EOS), target[:, :-1]], 1)
+    return Batch(make_batch([4, 6, 5], words=WORDS + 4), prefix, target, SYMBOLS, verifier)
+
+
+def unpadded(rows):
+    return [[token for token in row if token != PAD] for row in rows.tolist()]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("block_size", [1, 2, 5])
 def test_blocks_in_one_pass_are_blocks_one_at_a_time(shape, block_size):
-    """Also if a block extends past the end, a sentence has fewer blocks, or sources are padded on the left."""
-    model = make_causal(**SHAPES[shape])
-    lengths = (7, 3, 5)
-    source, target = make_batch([4, 6, 5], left=True, words=WORDS + 4), make_batch(lengths, seed=1, words=WORDS + 4)
+    """Also if a block extends past the end, or a sentence has fewer blocks."""
+    plugin = make_causal(successor_width=8, **SHAPES[shape])
+    network, frozen = network_of(plugin, *make_verifier(words=WORDS, **SHAPES[shape]))
+    target = make_batch((7, 3, 5), seed=1, words=WORDS + 4)
+    batch = batch_of(target, frozen)
     starts = torch.tensor([[6, 0, 3], [2, 0, -1], [1, 4, 2]])
     block = many_blocks(target, starts, block_size, PAD, EOS)
-    logits = model(source, None, block.prev_target, block)
     expected = []
-    for row, row_starts in enumerate(starts.tolist()):
-        tokens = source[row][source[row].ne(PAD)].tolist()
+    for source, sentence, row_starts in zip(unpadded(batch.source), unpadded(target), starts.tolist()):
         for start in row_starts:
             if start >= 0:
-                prefix = target[row, :start].tolist()
-                expected.append(drafted(model, tokens, prefix, block_size)[: lengths[row] - start])
-    torch.testing.assert_close(logits, torch.cat(expected))
-
-
-def test_every_parameter_gets_a_gradient():
-    """Distributed training without unused parameters requires it, also if no sentence has a prefix."""
-    model = make_causal(share_all_embeddings=False).train()
-    source, target = make_batch([4, 6]), make_batch([5, 2], seed=1)
-    block = many_blocks(target, torch.tensor([[0], [0]]), 3, PAD, EOS)
-    model(source, None, block.prev_target, block).sum().backward()
-    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+                features = drafted(plugin, source, sentence[:start], block_size, project=False)
+                expected.append(features[: len(sentence) - start])
+    torch.testing.assert_close(network.features(batch, block)[block.masked], torch.cat(expected), rtol=1e-5, atol=1e-5)
 
 
 def test_many_blocks_equal_a_loop():
@@ -63,34 +73,29 @@ def test_many_blocks_equal_a_loop():
 
 
 def test_loss_is_the_weighted_sum_over_blocks():
-    """Against a loop over predictions from the oracle's features."""
-    model = make_causal(successor_width=8)
-    source, target = make_batch([4, 6], words=WORDS + 4), make_batch([5, 3], seed=1, words=WORDS + 4)
-    block = many_blocks(target, torch.tensor([[3, 0], [1, -1]]), 4, PAD, EOS)
+    """Against a loop over predictions from the oracle's features, after each token of a target."""
+    plugin = make_causal(successor_width=8)
+    network, frozen = network_of(plugin, *make_verifier(words=WORDS), length=4)
+    batch = batch_of(make_batch([5, 3, 1], seed=1, words=WORDS + 4), frozen)
     total = weights = 0.0
-    leading = blocks = 0
-    for row, starts in enumerate(((3, 0), (1,))):
-        sentence = target[row][target[row].ne(PAD)].tolist()
-        tokens = source[row][source[row].ne(PAD)].tolist()
-        for start in starts:
-            features = drafted(model, tokens, sentence[:start], 4, project=False)
-            streak, blocks = True, blocks + 1
+    leading = []
+    for source, sentence in zip(unpadded(batch.source), unpadded(batch.target)):
+        for start in range(len(sentence)):
+            features = drafted(plugin, source, sentence[:start], 4, project=False)
+            leading.append(0)
             for offset, token in enumerate(sentence[start : start + 4]):
                 feature = features[offset]
                 if offset:
-                    before = model.decoder.embed_tokens.weight[sentence[start + offset - 1]]
-                    feature = feature + model.decoder.successor(feature, before)
-                scores = model.decoder.output_layer(feature).log_softmax(-1)
-                smoothed = 0.9 * scores[token] + 0.1 * scores.mean()
-                total, weights = total - 0.5**offset * smoothed, weights + 0.5**offset
-                streak = streak and int(scores.argmax()) == token
-                leading += streak
-    sample = {"net_input": {"src_tokens": source, "src_lengths": None}, "target": target, "ntokens": 8, "block": block}
-    loss, sample_size, log = BlockLoss(None, 0.1, 0.5)(model, sample)
-    torch.testing.assert_close(loss, total, check_dtype=False, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(sample_size, torch.tensor(weights))
-    assert (int(log["leading"]), int(log["nblocks"])) == (leading, blocks)
-    assert [int(log[f"present_00{position}"]) for position in range(1, 5)] == [3, 3, 1, 1]
+                    before = plugin.decoder.embed_tokens.weight[sentence[start + offset - 1]]
+                    feature = feature + plugin.decoder.successor(feature, before)
+                scores = plugin.decoder.output_layer(feature).log_softmax(-1)
+                total, weights = total - DECAY**offset * scores[token], weights + DECAY**offset
+                leading[-1] += leading[-1] == offset and int(scores.argmax()) == token
+    loss = network.loss(batch)
+    torch.testing.assert_close(loss.total, total, check_dtype=False, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss.predictions, torch.tensor(weights), rtol=1e-5, atol=1e-5)
+    assert leading_right(loss.right).tolist() == leading
+    assert loss.present.sum(0).tolist() == [9, 6, 4, 2]
 
 
 def test_many_starts_are_different_and_reach_everywhere():

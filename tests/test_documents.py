@@ -331,31 +331,6 @@ def test_the_command_reads_sources_beyond_training(folder, tmp_path, capfd):  # 
     assert len(json.loads(records[0])["tokens"]) > 99  # of the output, too
 
 
-MISUSE = {
-    "--windows 0": "--windows 0 is less than 1",
-    "--windows words": "--windows 'words' is unknown; available: a number, sentence",
-    "--windows 100": "--windows of 100 tokens: the models read at most 99",
-    "--windows 90 --max-len-b 50": "--windows of 90 tokens: the length limit would cut their output to 50 tokens",
-    "--context 1": "--context requires --windows",
-    "--windows 9 --context -1": "--context -1 is less than 0",
-    "--windows 9 --strategy fairseq": "--windows is not supported by strategy fairseq",
-    "--windows 9 --context 1 --strategy drafter": "--context is not supported by strategy drafter",
-    "--windows 9 --too-long skip": "--too-long cannot be combined with --windows, which splits long sources",
-    "--windows 9 --draft-with previous --hint x": "--windows cannot be combined with drafter previous, whose hints are for whole "
-    "lines; --hint holds whole lines and cannot be combined with --windows",
-    "--max-positions 0": "--max-positions 0 is less than 1",
-    "--max-positions 200 --strategy fairseq": "--max-positions is not supported by strategy fairseq",
-}
-
-
-@pytest.mark.parametrize("options", MISUSE)
-def test_options_that_cannot_be(folder, options, capfd, tmp_path):  # noqa: F811
-    empty = tmp_path / "empty"
-    empty.touch()
-    out, err = run(capfd, "--model", folder, *options.split(), "--input", empty, status=2)
-    assert err.startswith(f"specdec-translate: error: {MISUSE[options]}") and err.count("\n") == 1 and not out
-
-
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "documents"

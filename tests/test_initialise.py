@@ -50,7 +50,7 @@ def initial(verifier, output, *options):
         ({"encoder_normalize_before": True, "decoder_normalize_before": True, "activation_fn": "gelu"}, ["--apply-bert-init"]),
         ({"layernorm_embedding": True, "no_scale_embedding": True}, ["--decoder-layers", "1"]),
         ({"share_all_embeddings": False}, ["--src-embedding-copy"]),
-        ({"share_all_embeddings": False, "share_decoder_input_output_embed": True}, ["--init-decoder"]),
+        ({"share_all_embeddings": False, "share_decoder_input_output_embed": True}, []),
     ],
 )
 def test_encoder_is_the_verifiers(tmp_path, verifier, options, capsys):
@@ -61,21 +61,6 @@ def test_encoder_is_the_verifiers(tmp_path, verifier, options, capsys):
     ours, theirs = (m.double().encoder(SOURCE)["encoder_out"][0] for m in (drafter, model))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if options[:1] == ["--encoder-learned-pos"] else 1e-12)
     assert "copied" in capsys.readouterr().out
-
-
-def test_decoder_is_fresh_unless_asked(tmp_path):
-    model, path = save_verifier(tmp_path, decoder_layers=4)
-    outputs = {}
-    for name, options in (("fresh", []), ("copied", ["--init-decoder"])):
-        assert initial(path, tmp_path / f"{name}.pt", "--decoder-layers", 2, *options) == 0
-        outputs[name] = checkpoint.load(tmp_path / f"{name}.pt")["model"]
-    weights = model.state_dict()
-    for layer, source in ((0, 1), (1, 3)):  # evenly spread, including the last
-        name = "decoder.layers.{}.fc1.weight"
-        assert outputs["copied"][name.format(layer)].equal(weights[name.format(source)])
-        assert not outputs["fresh"][name.format(layer)].equal(weights[name.format(source)])
-    # embeddings are shared with the encoder's either way
-    assert outputs["fresh"]["decoder.output_projection.weight"].equal(weights["encoder.embed_tokens.weight"])
 
 
 def test_same_seed_same_checkpoint(tmp_path):
@@ -112,16 +97,16 @@ def test_learned_positions_cannot_become_sinusoidal():
     _, args = make_verifier(encoder_learned_pos=True)
     drafter = argparse.Namespace(**{**vars(args), "encoder_learned_pos": False})
     message = "encoder-learned-pos is True in the verifier, False in the drafter"
-    assert message in initialise.misfits(args, drafter, init_decoder=False)
+    assert message in initialise.misfits(args, drafter)
 
 
-@pytest.mark.parametrize("half", ["encoder", "decoder"])
-def test_only_learned_positions_are_limited(tmp_path, capsys, half):
-    """With sinusoidal positions, a side may be longer in the drafter."""
-    _, path = save_verifier(tmp_path, **{f"{half}_learned_pos": True})
-    for side, limit in (("encoder", "--max-source-positions"), ("decoder", "--max-target-positions")):
-        assert initial(path, tmp_path / "init.pt", "--init-decoder", limit, 100) == (side == half)
-        assert (f"{limit[2:]} is 64 in the verifier, 100" in capsys.readouterr().err) == (side == half)
+@pytest.mark.parametrize("learned", [False, True])
+def test_only_learned_positions_of_the_encoder_are_limited(tmp_path, capsys, learned):
+    """The decoder is fresh, and sinusoidal positions continue."""
+    _, path = save_verifier(tmp_path, encoder_learned_pos=learned, decoder_learned_pos=True)
+    assert initial(path, tmp_path / "init.pt", "--max-target-positions", 100) == 0
+    assert initial(path, tmp_path / "init.pt", "--max-source-positions", 100) == learned
+    assert ("max-source-positions is 64 in the verifier, 100" in capsys.readouterr().err) == learned
 
 
 def test_what_cannot_start_a_drafter_is_named(tmp_path, capsys):
@@ -131,8 +116,6 @@ def test_what_cannot_start_a_drafter_is_named(tmp_path, capsys):
     checkpoint.save(state, tmp_path / "decoder.pt")
     assert initial(tmp_path / "decoder.pt", tmp_path / "init.pt") == 1
     assert f"{tmp_path / 'decoder.pt'} is not a fairseq Transformer with an encoder" in capsys.readouterr().err
-    assert initial(path, tmp_path / "init.pt", "--arch", "block_causal", "--successor-width", -1) == 1
-    assert "successor-width is -1" in capsys.readouterr().err
 
 
 def test_other_dictionaries_are_refused(tmp_path, capsys):

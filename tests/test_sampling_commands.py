@@ -87,31 +87,6 @@ def test_streams_draw_as_whole_texts_do(folder, lines):  # noqa: F811
     assert [(each.index, each.output) for each in first] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-BAD = {
-    "--top-p 0": "--top-p 0.0 is not above 0",
-    "--top-p 1.5": "--top-p 1.5 is more than 1",
-    "--top-p nan": "--top-p nan is not a number",
-    "--temperature -1": "--temperature -1.0 is not above 0",
-    "--temperature inf": "--temperature inf is more than 1,000,000",
-    "--top-k -3": "--top-k -3 is less than 0",
-    "--num-samples 0": "--num-samples 0 is less than 1",
-    "--nbest 0": "--nbest 0 is less than 1",
-    "--mbr 1": "--mbr 1 is less than 2",
-    "--mbr 4 --num-samples 2": "--num-samples cannot be combined with --mbr, which sets the number of samples",
-    "--nbest 4 --num-samples 2": "--nbest cannot be combined with --num-samples or --mbr",
-    "--beta 3": "--beta cannot be combined with --sampling",
-    "--strategy fairseq": "--sampling is not supported by strategy fairseq",
-    "--strategy ar --rule rejection": "--rule is not supported by strategy ar",
-    "--strategy drafter --repetition-penalty 2": "--repetition-penalty is not supported by strategy drafter",
-}
-
-
-@pytest.mark.parametrize("options", BAD)
-def test_values_that_cannot_be(folder, options, capfd):  # noqa: F811
-    out, err = run(capfd, "--model", folder, "--sampling", *options.split(), status=2)
-    assert err == f"specdec-translate: error: {BAD[options]}\n" and not out
-
-
 def test_a_seed_that_is_no_number(folder, capfd):  # noqa: F811
     with pytest.raises(SystemExit) as ended:
         run(capfd, "--model", folder, "--sampling", "--seed", "x")

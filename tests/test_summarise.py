@@ -20,7 +20,6 @@ from test_trees import KERNELS
 from specdec_plugins.commands import pack, score, translate
 from specdec_plugins.decoding.constraints import Repeats, repeat_table, repeated
 from specdec_plugins.formats import checkpoint
-from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text import byte_level
 from specdec_plugins.text.byte_level import ALPHABET, ByteLevel
 from specdec_plugins.text.lines import read_lines
@@ -152,19 +151,6 @@ def test_outputs_are_fairseqs_and_the_same_with_drafts(dtype):
 def any_twice(tokens, size):
     ngrams = list(zip(*(tokens[start:] for start in range(size))))
     return len(set(ngrams)) < len(ngrams)
-
-
-def test_options_that_cannot_be():
-    for settings, message in (
-        ({"min_len": -1}, "min_len -1 is less than 0"),
-        ({"min_len": 201}, "min_len 201 is more than max_len_b, 200"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size -1 is less than 0"),
-        ({"no_repeat_ngram_size": 3, "strategy": "drafter"}, "no_repeat_ngram_size is not supported by strategy drafter"),
-        ({"min_len": 3, "strategy": "drafter"}, "min_len is not supported by strategy drafter"),
-    ):
-        with pytest.raises(OptionError) as error:
-            Settings(**settings)
-        assert message in str(error.value)
 
 
 # ---- BART

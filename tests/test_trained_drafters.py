@@ -231,6 +231,7 @@ def test_learning(name):
     network, verifier = make_network(name, make_model(), shake=0.0)
     losses = teach(network, batch_of(verifier))
     assert losses[-1] < 0.6 * losses[0]
+    assert all(each.grad is not None for each in network.parameters())  # as distributed training requires
     assert all(not tensor.requires_grad for tensor in verifier.tensors.values())
 
 
@@ -449,6 +450,14 @@ def test_no_more_layers_than_the_verifier_has(name):
     options = options_of(code.Options, ["layers=9"])
     with pytest.raises(ValueError, match="--drafter-options layers=9: the verifier has 2 to start from"):
         code.Network(options, FrozenVerifier(model))
+
+
+def test_layers_begin_as_the_verifiers_evenly_spread():
+    verifier, args = make_verifier(words=WORDS, decoder_layers=5, **WIDE)
+    frozen = FrozenVerifier(fairseq.read({"model": verifier.state_dict(), "args": args, "cfg": None}, "verifier"))
+    network = drafters.find("small").Network(options_of(drafters.find("small").Options, ["layers=2"]), frozen).state_dict()
+    for layer, source in ((0, 1), (1, 4)):
+        assert network[f"decoder.layers.{layer}.fc1.weight"].equal(frozen.tensors[f"decoder.layers.{source}.fc1.weight"])
 
 
 def test_a_verifier_without_decoder_layers_is_refused():

@@ -20,7 +20,7 @@ import pytest
 import torch
 from conftest import ROOT, make_drafter, make_verifier, run_python
 
-from specdec_plugins.commands import benchmark, pack, translate
+from specdec_plugins.commands import benchmark, pack, prepare, translate
 from specdec_plugins.commands.runner import REMOVED
 from specdec_plugins.commands.translation import answers
 from specdec_plugins.formats import checkpoint
@@ -28,6 +28,7 @@ from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import MOST_THREADS, Settings
 from specdec_plugins.text.bpe import Bpe
 from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.training import initialise
 from specdec_plugins.translator import SourceTooLong, Translator
 
 
@@ -323,7 +324,8 @@ def test_help_is_short_and_removed_options_are_named(capsys):
         assert ended.value.code == 0 and len(shown) <= most
         assert {"--model", "--strategy", "--block-size", "--beta", "--tau"} <= set(shown)
         assert ("--mbr" in shown) == (option == "--help-all")
-    commands = {"specdec-translate": translate, "specdec-benchmark": benchmark}
+    commands = {"specdec-translate": translate, "specdec-benchmark": benchmark, "specdec-prepare": prepare,
+                "encoder_initial.py": initialise}  # fmt: skip
     for name, options in REMOVED.items():
         for option, advice in options.items():
             with pytest.raises(SystemExit) as ended:
@@ -574,6 +576,39 @@ MISUSE = {
     "--strategy drafter --format fairseq": "--format fairseq requires scores, which strategy drafter does not produce",
     "--block-size 1000000": "--block-size 1,000,000 is more than 1,024",
     "--sampling --top-k 999999999999999999999": "--top-k 999,999,999,999,999,999,999 is more than 2,147,483,647",
+    "--min-len 201": "--min-len 201 is more than --max-len-b, 200",
+    "--no-repeat-ngram-size -1": "--no-repeat-ngram-size -1 is less than 0",
+    "--no-repeat-ngram-size 3 --min-len 3 --strategy drafter": (
+        "--min-len is not supported by strategy drafter; --no-repeat-ngram-size is not supported by strategy drafter"
+    ),
+    "--sampling --top-p 0": "--top-p 0.0 is not above 0",
+    "--sampling --top-p 1.5": "--top-p 1.5 is more than 1",
+    "--sampling --top-p nan": "--top-p nan is not a number",
+    "--sampling --temperature -1": "--temperature -1.0 is not above 0",
+    "--sampling --temperature inf": "--temperature inf is more than 1,000,000",
+    "--sampling --top-k -3": "--top-k -3 is less than 0",
+    "--sampling --num-samples 0": "--num-samples 0 is less than 1",
+    "--sampling --nbest 0": "--nbest 0 is less than 1",
+    "--sampling --mbr 1": "--mbr 1 is less than 2",
+    "--sampling --mbr 4 --num-samples 2": "--num-samples cannot be combined with --mbr, which sets the number of samples",
+    "--sampling --nbest 4 --num-samples 2": "--nbest cannot be combined with --num-samples or --mbr",
+    "--sampling --beta 3": "--beta cannot be combined with --sampling",
+    "--sampling --strategy fairseq": "--sampling is not supported by strategy fairseq",
+    "--sampling --strategy ar --rule rejection": "--rule is not supported by strategy ar",
+    "--sampling --strategy drafter --repetition-penalty 2": "--repetition-penalty is not supported by strategy drafter",
+    "--windows 0": "--windows 0 is less than 1",
+    "--windows words": "--windows 'words' is unknown; available: a number, sentence",
+    "--windows 100 --input README.md": "--windows of 100 tokens: the models read at most 99",
+    "--windows 90 --max-len-b 50": "--windows of 90 tokens: the length limit would cut their output to 50 tokens",
+    "--context 1": "--context requires --windows",
+    "--windows 9 --context -1": "--context -1 is less than 0",
+    "--windows 9 --strategy fairseq": "--windows is not supported by strategy fairseq",
+    "--windows 9 --context 1 --strategy drafter": "--context is not supported by strategy drafter",
+    "--windows 9 --too-long skip": "--too-long cannot be combined with --windows, which splits long sources",
+    "--windows 9 --draft-with previous --hint x": "--windows cannot be combined with drafter previous, whose hints are for whole "
+    "lines; --hint holds whole lines and cannot be combined with --windows",
+    "--max-positions 0": "--max-positions 0 is less than 1",
+    "--max-positions 200 --strategy fairseq": "--max-positions is not supported by strategy fairseq",
 }
 
 

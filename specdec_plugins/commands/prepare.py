@@ -199,7 +199,7 @@ class Preparation:
         for split, key in bpe_keys.items():
             self.step(f"bpe {split}", key, self.files("bpe", split), partial(self.make_bpe, split))
         if not options.mono:
-            bin_key = digest(bpe_keys, self.hashes.get(str(options.dict)), options.dict_size)
+            bin_key = digest(bpe_keys, self.hashes.get(str(options.dict)), None)  # None: as older data sets record it
             self.step("bin", bin_key, ["bin"], self.make_bin)
         write_json(self.output / "prepare.json", self.summary())
 
@@ -315,8 +315,6 @@ class Preparation:
             command += ["--srcdict", str(every)]
         if self.options.dict:
             command += ["--srcdict", str(self.options.dict.resolve())]
-        if self.options.dict_size:
-            command += ["--nwordssrc", str(self.options.dict_size)]
         for name in ("train", "valid", "test"):
             if splits := [f"bpe/{split}" for split in self.lines if split.startswith(name)]:
                 command += [f"--{name}pref", ",".join(splits)]
@@ -382,7 +380,6 @@ def parser() -> Parser:
         "(default 0)")  # fmt: skip
     add("--tokenized", action="store_true", help="the text is already tokenised")
     add("--dict", type=Path, metavar="FILE", help="use this fairseq dictionary; requires its --codes or --bpe-applied")
-    add("--dict-size", type=whole, metavar="N", help="keep only the N most frequent subwords")
     add("--max-length", type=whole, metavar="N",
         help="longest training sentence in subwords; 0: any (default 175; any with --bpe-applied)")  # fmt: skip
     add("--max-ratio", type=number, metavar="X",
@@ -393,7 +390,7 @@ def parser() -> Parser:
 
 def check(options: argparse.Namespace) -> list[Fault]:
     """Everything that is wrong with the options."""
-    faults = out_of_range(options, "bpe_operations", "dict_size", "workers")
+    faults = out_of_range(options, "bpe_operations", "workers")
     splits = options.train or options.valid or options.test
     if options.source_lang == options.target_lang:
         faults.append(("source_lang", "and --target-lang are the same"))
@@ -407,8 +404,6 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("dict", "requires the --codes it was made with, or --bpe-applied"))
     if options.restyle and (options.tokenized or options.bpe_applied or options.mono):
         faults.append(("restyle", "requires raw text in two languages"))
-    if options.dict_size and (options.dict or options.mono or options.tokenizer == BYTE_LEVEL):
-        faults.append(("dict_size", "cannot be combined with --dict, --mono or byte-level BPE"))
     if not 0 <= (options.max_length or 0) <= MOST:
         faults.append(("max_length", f"{options.max_length:,} is not a number from 0 to {MOST:,}"))
     if not (options.max_ratio or 0) >= 0:

@@ -43,6 +43,12 @@ REMOVED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("--user-dir", "--task", "--gen-subset", *ITERATIVE), "leave it out"),
     },
     "specdec-benchmark": {"--bpe": "use --tokenized for input in subwords"},
+    "specdec-prepare": {"--dict-size": "use --bpe-operations, which bounds the dictionary"},
+    "encoder_initial.py": {
+        "--arch": "only --arch block starts from a checkpoint; see --recipe in docs/train.md",
+        "--init-decoder": "the drafter's decoder starts fresh",
+        "--freeze-encoder": "drafters on the frozen verifier are --recipe block_causal and others, docs/train.md",
+    },
 }
 
 
@@ -55,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         self.rare: set[str] = set()
         self.add_argument("--version", action="version", version=f"%(prog)s {__version__}", help="show the version")
 
-    def parse_args(self, args=None, namespace=None):  # type: ignore[override]  # one signature is all that commands use
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]  # one signature is all that commands use
         given = sys.argv[1:] if args is None else list(args)
         given = given[: given.index("--")] if "--" in given else given
         removed = REMOVED.get(self.prog, {})
@@ -68,7 +74,7 @@ class Parser(argparse.ArgumentParser):
             self.rare = set()
             self.print_help()
             self.exit()
-        return super().parse_args(args, namespace)
+        return super().parse_known_args(args, namespace)
 
     def format_help(self) -> str:
         shown = {action: action.help for action in self._actions if action.dest in self.rare}

@@ -1,6 +1,6 @@
-"""The drafters' losses: ``--criterion glat_loss``, ``block_loss`` and ``drafter_loss``.
+"""The drafters' losses: ``--criterion glat_loss`` and ``drafter_loss``.
 
-B sentences, T target positions, A blocks per sentence, K block size, N predicted positions (over the batch), D width.
+B sentences, T target positions, K block size, N predicted positions (over the batch), D width.
 """
 
 import math
@@ -13,7 +13,7 @@ from fairseq.logging import metrics
 
 from specdec_plugins.decoding.networks.cross_entropy import cross_entropy
 from specdec_plugins.decoding.networks.drafter_code import Batch
-from specdec_plugins.decoding.networks.masking import ManyBlocks, MaskedBlock, block_view, leading_right, reveal
+from specdec_plugins.decoding.networks.masking import MaskedBlock, block_view, leading_right, reveal
 from specdec_plugins.training.token_ids import token_ids
 
 
@@ -42,8 +42,6 @@ class GlatLoss(FairseqCriterion):
         if "block" not in sample:
             raise ValueError("--criterion glat_loss requires --task translation_lev_modified and --noise block_mask")
         block: MaskedBlock = sample["block"]
-        if not isinstance(block, MaskedBlock):
-            raise ValueError("--criterion glat_loss requires --arch block; use --criterion block_loss with --arch block_causal")
         ratio = sample.get("glancing_ratio", 0.0)
         log = {"ntokens": sample["ntokens"], "nsentences": sample["target"].size(0)}
         masked = block.masked  # (B, T): glance rebinds it to the positions that stay masked in the pass with gradient
@@ -67,13 +65,13 @@ class GlatLoss(FairseqCriterion):
         log.update(loss=loss.data, nll_loss=nll_loss.data, sample_size=sample_size)
         return loss, sample_size, log
 
-    def compute_loss(self, model, features, target, masked, weights=None):
+    def compute_loss(self, model, features, target, masked):
         """Smoothed and plain loss in nats, summed over ``masked``, and a mask of right predictions, shaped like ``masked``.
 
-        Features (N, D) and weights (N,) are those of the masked positions.
+        Features (N, D) are those of the masked positions.
         """
         projection = model.decoder.output_projection.weight
-        loss, nll_loss, hits = cross_entropy(features, projection, target[masked], weights, self.label_smoothing)
+        loss, nll_loss, hits = cross_entropy(features, projection, target[masked], None, self.label_smoothing)
         right = torch.zeros_like(masked)
         right[masked] = hits
         return loss, nll_loss, right
@@ -108,42 +106,6 @@ class GlatLoss(FairseqCriterion):
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         return True
-
-
-@dataclass
-class BlockLossConfig(GlatLossConfig):
-    position_decay: float = field(
-        default=1.0, metadata={"help": "weight of each block position relative to the previous one, over 0 and at most 1"}
-    )
-
-
-@register_criterion("block_loss", dataclass=BlockLossConfig)
-class BlockLoss(GlatLoss):
-    """Cross-entropy over many blocks per sentence, each token predicted after the target's own.
-
-    It is a weighted sum, which fairseq divides by the sum of the weights over the update.
-    """
-
-    def __init__(self, task, label_smoothing, position_decay):
-        super().__init__(task, label_smoothing)
-        if not 0 < position_decay <= 1:
-            raise ValueError(f"--position-decay {position_decay} must be over 0 and at most 1")
-        self.position_decay = position_decay
-
-    def forward(self, model, sample, reduce=True):
-        """Returns (loss, sum of weights, logging output); ``sample["block"]`` is a ManyBlocks."""
-        block: ManyBlocks = sample.get("block")
-        if not isinstance(block, ManyBlocks):
-            raise ValueError("--criterion block_loss requires --arch block_causal and --noise block_mask")
-        source = sample["net_input"]["src_tokens"], sample["net_input"]["src_lengths"]
-        features = model(*source, block.prev_target, block, features_only=True)  # (N, D)
-        weights = self.position_decay ** block.offsets[block.masked].float()  # (N,)
-        loss, nll_loss, right = self.compute_loss(model, features, block.target, block.masked, weights)
-        right, present = right.flatten(0, 1), block.masked.flatten(0, 1)  # (B A, K)
-        counts = acceptance_counts(right) if model.training else acceptance_counts(right, present)
-        sample_size = weights.sum()
-        log = {"loss": loss.data, "nll_loss": nll_loss.data, "sample_size": sample_size, "ntokens": sample["ntokens"]}
-        return loss, sample_size, {**log, **counts, "nsentences": sample["target"].size(0), "nblocks": present[:, 0].sum()}
 
 
 @register_criterion("drafter_loss", dataclass=FairseqDataclass)

@@ -25,17 +25,8 @@ Glance = Callable[[Tensor], tuple[Tensor, Tensor]]
 class BlockEncoder(TransformerEncoder):
     """fairseq's encoder; also returns the source positions, for the decoder's copy attention."""
 
-    def __init__(self, args, dictionary, embed_tokens, return_fc=False):
-        super().__init__(args, dictionary, embed_tokens, return_fc)
-        self.frozen = getattr(args, "freeze_encoder", False)
-
-    def train(self, mode: bool = True):
-        """A frozen encoder has no dropout in training."""
-        return super().train(mode and not self.frozen)
-
     def forward(self, src_tokens, src_lengths=None, return_all_hiddens=False, token_embeddings=None):
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            encoder_out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
+        encoder_out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         encoder_out["encoder_positions"] = [self.embed_positions(src_tokens)]  # (B, S, D)
         return encoder_out
 
@@ -97,12 +88,10 @@ class BlockDecoder(TransformerDecoder):
 class BlockDrafterModel(TransformerModel):
     """fairseq's Transformer with a block decoder; parameters have fairseq's names, plus ``decoder.copy_attn``."""
 
-    causal = False  # trains on `masking.MaskedBlock`; a causal drafter trains on `masking.ManyBlocks`
-    decoder_class: type[TransformerDecoder] = BlockDecoder
-
     @classmethod
     def add_args(cls, parser):
-        add_common_args(parser)
+        TransformerModel.add_args(parser)
+        parser.add_argument("--apply-bert-init", action="store_true", help="initialise weights as BERT does")
         parser.add_argument(
             "--src-embedding-copy",
             action="store_true",
@@ -112,10 +101,7 @@ class BlockDrafterModel(TransformerModel):
     @classmethod
     def build_model(cls, args, task):
         refuse_unsupported(args)
-        model = super().build_model(args, task)
-        if getattr(args, "freeze_encoder", False):
-            model.encoder.requires_grad_(False)
-        return model
+        return super().build_model(args, task)
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens):
@@ -123,7 +109,7 @@ class BlockDrafterModel(TransformerModel):
 
     @classmethod
     def build_decoder(cls, args, tgt_dict, embed_tokens):
-        return initialised(cls.decoder_class(args, tgt_dict, embed_tokens), args)
+        return initialised(BlockDecoder(args, tgt_dict, embed_tokens), args)
 
     def __init__(self, args, encoder, decoder):
         super().__init__(args, encoder, decoder)
@@ -165,19 +151,8 @@ class BlockDrafterModel(TransformerModel):
         self.encoder.embed_scale, self.decoder.embed_scale = self._scales if form == SCALED_FORM else (1.0, 1.0)
 
 
-def add_common_args(parser) -> None:
-    """The options that both block drafters have."""
-    TransformerModel.add_args(parser)
-    parser.add_argument("--apply-bert-init", action="store_true", help="initialise weights as BERT does")
-    parser.add_argument(
-        "--freeze-encoder",
-        action="store_true",
-        help="do not train the encoder and the embeddings shared with it: decoding then runs one encoder for both models",
-    )
-
-
 def refuse_unsupported(args) -> None:
-    """Raise ValueError naming every setting of fairseq's Transformer that block drafters do not support."""
+    """Raise ValueError naming every setting of fairseq's Transformer that the drafter does not support."""
     unsupported = {
         "no_token_positional_embeddings": "a drafter without positions cannot tell mask symbols apart",
         "adaptive_softmax_cutoff": "it needs logits over the whole vocabulary",
@@ -201,6 +176,6 @@ def initialised(module, args):
 @register_model_architecture("block", "block")
 def block_architecture(args):
     """Transformer base (6 + 6 layers, D = 512), as published; every dimension has an option."""
-    for option in ("apply_bert_init", "src_embedding_copy", "freeze_encoder"):
+    for option in ("apply_bert_init", "src_embedding_copy"):
         setattr(args, option, getattr(args, option, False))
     base_architecture(args)

@@ -10,7 +10,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 # fairseq's --user-dir imports tasks and models, but not criterions.
 from specdec_plugins.criterions import document_loss, drafter_loss, verifier_loss  # noqa: F401
-from specdec_plugins.decoding.networks.masking import fixed_starts, lengths, many_blocks, many_starts, mask_blocks, random_starts
+from specdec_plugins.decoding.networks.masking import fixed_starts, lengths, mask_blocks, random_starts
 from specdec_plugins.models.block import BlockDrafterModel
 from specdec_plugins.tasks.generator import SpeculativeGenerator
 from specdec_plugins.text.vocabulary import fingerprint_of
@@ -26,7 +26,6 @@ class BlockTranslationConfig(TranslationConfig):
         default=None,
         metadata={"help": "mask positions in a block, K (default: 25 in training, the drafter's own in generation)"},
     )
-    blocks: int = field(default=4, metadata={"help": "blocks per sentence in a training pass of --arch block_causal"})
     start_p: float = field(default=0.5, metadata={"help": "glancing ratio at the first update"})
     minus_p: float = field(default=0.2, metadata={"help": "decrease of the glancing ratio over --total-up updates"})
     total_up: int = field(default=300000, metadata={"help": "updates over which the glancing ratio decreases linearly"})
@@ -78,25 +77,15 @@ class BlockTranslationTask(TranslationTask):
         return self.cfg.start_p - self.cfg.minus_p * min(1.0, update_num / self.cfg.total_up)
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
-        target_lengths = lengths(sample["target"], self.tgt_dict.pad())
-        if getattr(model, "causal", False):
-            extra = {"block": self.many_blocks(sample, many_starts(target_lengths, self.cfg.blocks))}
-        else:
-            block = self.mask(sample, random_starts(target_lengths))
-            # Drawn before the model's dropout: no two choices in an update share random numbers.
-            scores = torch.rand(block.masked.shape, device=block.masked.device)
-            extra = {"block": block, "reveal_scores": scores, "glancing_ratio": self.glancing_ratio(update_num)}
+        block = self.mask(sample, random_starts(lengths(sample["target"], self.tgt_dict.pad())))
+        # Drawn before the model's dropout: no two choices in an update share random numbers.
+        scores = torch.rand(block.masked.shape, device=block.masked.device)
+        extra = {"block": block, "reveal_scores": scores, "glancing_ratio": self.glancing_ratio(update_num)}
         return super().train_step(sample | extra, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample, model, criterion):
         starts = fixed_starts(lengths(sample["target"], self.tgt_dict.pad()), sample["id"])
-        block = self.many_blocks(sample, starts[:, None]) if getattr(model, "causal", False) else self.mask(sample, starts)
-        return super().valid_step({**sample, "block": block}, model, criterion)
-
-    def many_blocks(self, sample, starts):
-        """The batch's ManyBlocks after prefixes of lengths ``starts`` (B, A)."""
-        assert self.cfg.block_size is not None, "set in training"
-        return many_blocks(sample["target"], starts, self.cfg.block_size, self.tgt_dict.pad(), self.tgt_dict.eos())
+        return super().valid_step({**sample, "block": self.mask(sample, starts)}, model, criterion)
 
     def mask(self, sample, starts):
         """The batch's MaskedBlock after prefixes of lengths ``starts`` (B,); the mask symbol is <unk>, as published."""
@@ -109,8 +98,6 @@ def check_options(cfg: BlockTranslationConfig) -> None:
     faults = []
     if cfg.block_size is not None and cfg.block_size < 1:
         faults.append(f"--block-size {cfg.block_size} is less than 1")
-    if cfg.blocks < 1:
-        faults.append(f"--blocks {cfg.blocks} is less than 1")
     if cfg.total_up < 1:
         faults.append(f"--total-up {cfg.total_up} is less than 1")
     if not (0 <= cfg.start_p <= 1 and 0 <= cfg.start_p - cfg.minus_p <= 1):

@@ -1,15 +1,15 @@
-"""Make a block drafter's initial checkpoint from a verifier's: the library behind ``encoder_initial.py``.
+"""Make the initial checkpoint of ``--arch block`` from a verifier's: the library behind ``encoder_initial.py``.
 
-The drafter's encoder and shared embeddings are copied from the verifier, so its encoder initially computes the same function. The
-decoder starts fresh, or with ``--init-decoder`` from the verifier's. The checkpoint is complete: ``fairseq-train`` restores it
-strictly (``--finetune-from-model`` or ``--restore-file``).
+The drafter's encoder and shared embeddings are copied from the verifier, so its encoder initially computes the same function; the
+decoder is fresh. The checkpoint is complete: ``fairseq-train`` restores it strictly (``--finetune-from-model`` or
+``--restore-file``).
 """
 
 import argparse
 import copy
 import logging
 import os
-from collections.abc import Callable
+from collections import Counter
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +18,13 @@ from specdec_plugins.commands.runner import Parser, command, whole
 from specdec_plugins.extras import needed
 from specdec_plugins.settings import Fault
 
-# Settings that two Transformers must share for weights to mean the same in both: of either half, and of the whole.
-HALF_SETTINGS = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before")
-COMMON_SETTINGS = ("activation_fn", "no_scale_embedding", "layernorm_embedding")
+# Settings that two Transformers must share for an encoder's weights to mean the same in both.
+SETTINGS = (
+    "activation_fn", "no_scale_embedding", "layernorm_embedding", "encoder_embed_dim", "encoder_ffn_embed_dim",
+    "encoder_attention_heads", "encoder_normalize_before", "encoder_layers",
+)  # fmt: skip
 
 REQUIRED = ("encoder.layers.0.self_attn.q_proj.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-
-Origins = dict[str, str]  # parameter name -> "copied", "converted" or "fresh"
 
 
 class InitialParser(Parser):
@@ -39,14 +39,12 @@ def parser() -> Parser:
     p = InitialParser(
         prog="encoder_initial.py",
         description="Make a block drafter's initial checkpoint from a verifier.",
-        epilog="Further options are the drafter's, as for fairseq-train: --arch block_causal or block (the default), "
-        "--freeze-encoder, --decoder-layers N, --successor-width R (block_causal), --src-embedding-copy and --apply-bert-init "
-        "(block), or fairseq's own, such as --encoder-learned-pos. Defaults are the verifier's settings.",
+        epilog="Further options are the drafter's, as for fairseq-train --arch block: --src-embedding-copy, --apply-bert-init, "
+        "or fairseq's own, such as --decoder-layers N and --encoder-learned-pos. Defaults are the verifier's settings.",
     )
     p.add_argument("--verifier", required=True, metavar="PT", help="fairseq checkpoint of the verifier")
     p.add_argument("--output", required=True, metavar="PT", help="the drafter's initial checkpoint")
     p.add_argument("--data", metavar="DIR", help="binarised data of the drafter, to check its dictionaries")
-    p.add_argument("--init-decoder", action="store_true", help="copy the decoder from the verifier too")
     p.add_argument("--seed", type=whole, default=1, metavar="N", help="random seed of fresh parameters")
     return p
 
@@ -63,6 +61,7 @@ def run(options: argparse.Namespace) -> None:
 
     from specdec_plugins.formats import checkpoint, fairseq
     from specdec_plugins.formats.spec import Model, fingerprint
+    from specdec_plugins.models.block import BlockDrafterModel
 
     verifier = checkpoint.load(options.verifier)
     verifier_args = checkpoint.model_args(verifier)
@@ -71,71 +70,50 @@ def run(options: argparse.Namespace) -> None:
     if not {*REQUIRED} <= {*weights} or not hasattr(verifier_args, "decoder_layers"):
         raise ValueError(f"{options.verifier} is not a fairseq Transformer with an encoder")
     dictionaries, faults = load_dictionaries(verifier, options.data)
-    if faults := misfits(verifier_args, args, options.init_decoder) + faults:
+    if faults := misfits(verifier_args, args) + faults:
         raise ValueError(f"{options.verifier} cannot initialise this drafter: " + "; ".join(faults))
 
     torch.manual_seed(options.seed)
     try:
-        drafter = architectures()[args.arch][0].build_model(args, dictionaries)
+        drafter = BlockDrafterModel.build_model(args, dictionaries)
     except AssertionError as error:  # such as heads that do not divide the width
         raise ValueError(f"fairseq cannot build this drafter: {error}") from None
-    origins = copy_weights(drafter, weights, verifier_args, options.init_decoder)
+    origins = copy_weights(drafter, weights)
     state = drafter.state_dict()
     with suppress(ValueError):  # a verifier that the engine does not support can still train a drafter
         model = fairseq.read(verifier, "verifier")
         if isinstance(model, Model):
             state["block_verifier"] = torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8)
     checkpoint.save(complete_checkpoint(verifier, args, state), options.output)
-    print(table(origins, {name: tensor.numel() for name, tensor in drafter.named_parameters()}))
-    print(f"wrote {options.output}")
-
-
-def architectures() -> dict[str, tuple[Any, Callable[[argparse.Namespace], None]]]:
-    """Model and default settings of the drafters that ``--arch`` can name."""
-    from specdec_plugins.models.block import BlockDrafterModel, block_architecture
-    from specdec_plugins.models.block_causal import CausalBlockDrafterModel, block_causal_architecture
-
-    return {
-        "block": (BlockDrafterModel, block_architecture),
-        "block_causal": (CausalBlockDrafterModel, block_causal_architecture),
-    }
+    print(f"{options.output}: {', '.join(f'{count:,} parameters {origin}' for origin, count in origins.items())}")
 
 
 def drafter_args(verifier_args: argparse.Namespace, overrides: list[str]) -> argparse.Namespace:
     """The drafter's model settings: the verifier's, with ``overrides`` from the command line."""
+    from specdec_plugins.models.block import BlockDrafterModel, block_architecture
+
     parser = Parser("encoder_initial.py", add_help=False)
-    parser.add_argument("--arch", default="block", choices=list(architectures()))
-    arch = parser.parse_known_args(overrides)[0].arch
-    model, complete = architectures()[arch]
-    model.add_args(parser)
+    BlockDrafterModel.add_args(parser)
     for action in parser._actions:
         action.default = argparse.SUPPRESS  # only given options override
     given = vars(parser.parse_args(overrides))
-    args = argparse.Namespace(**{**vars(verifier_args), **given, "arch": arch, "_name": arch})
-    complete(args)
+    args = argparse.Namespace(**{**vars(verifier_args), **given, "arch": "block", "_name": "block"})
+    block_architecture(args)
     return args
 
 
-def misfits(verifier: argparse.Namespace, drafter: argparse.Namespace, init_decoder: bool) -> list[str]:
+def misfits(verifier: argparse.Namespace, drafter: argparse.Namespace) -> list[str]:
     """Every reason why the verifier's weights would not mean the same in the drafter."""
     from specdec_plugins.models.block import refuse_unsupported
 
-    halves = ("encoder", "decoder") if init_decoder else ("encoder",)
-    settings = [*COMMON_SETTINGS, *(f"{half}_{setting}" for half in halves for setting in HALF_SETTINGS), "encoder_layers"]
-    different = [name for name in settings if (getattr(drafter, name, None) or False) != (getattr(verifier, name, None) or False)]
-    for half in halves:
-        limit = f"max_{'source' if half == 'encoder' else 'target'}_positions"
-        if getattr(verifier, f"{half}_learned_pos", False):
-            different += [f"{half}_learned_pos"] * (not getattr(drafter, f"{half}_learned_pos", False))
-            different += [limit] * (getattr(drafter, limit) > getattr(verifier, limit))
+    different = [name for name in SETTINGS if (getattr(drafter, name, None) or False) != (getattr(verifier, name, None) or False)]
+    if getattr(verifier, "encoder_learned_pos", False):
+        different += ["encoder_learned_pos"] * (not getattr(drafter, "encoder_learned_pos", False))
+        different += ["max_source_positions"] * (drafter.max_source_positions > verifier.max_source_positions)
     if drafter.share_all_embeddings and not getattr(verifier, "share_all_embeddings", False):
         different.append("share_all_embeddings")
     pairs = ((name.replace("_", "-"), getattr(verifier, name, None), getattr(drafter, name, None)) for name in different)
     faults = [f"{name} is {theirs} in the verifier, {ours} in the drafter" for name, theirs, ours in pairs]
-    if init_decoder and drafter.decoder_layers > verifier.decoder_layers:
-        faults.append(f"--init-decoder: {drafter.decoder_layers} layers from a verifier with {verifier.decoder_layers}")
-    if getattr(drafter, "successor_width", 0) < 0:
-        faults.append(f"successor-width is {drafter.successor_width}, less than 0")
     try:
         refuse_unsupported(drafter)
     except ValueError as error:
@@ -181,37 +159,32 @@ def load_dictionaries(verifier: dict[str, Any], data: str | None) -> tuple[Simpl
     return SimpleNamespace(source_dictionary=loaded[0], target_dictionary=loaded[1]), faults
 
 
-def copy_weights(drafter, weights: dict[str, Any], verifier_args: argparse.Namespace, init_decoder: bool) -> Origins:
-    """Fill ``drafter`` in place from the verifier's ``weights``; returns where each parameter came from."""
+def copy_weights(drafter, weights: dict[str, Any]) -> Counter[str]:
+    """Fill ``drafter`` in place from the verifier's ``weights``; counts the numbers copied, converted and left fresh."""
     import torch
     from fairseq.modules import SinusoidalPositionalEmbedding
 
-    from specdec_plugins.decoding.networks.decoder import decoder_layer_map, rename_layer
-
-    layers = decoder_layer_map(len(drafter.decoder.layers), verifier_args.decoder_layers)
-    origins: Origins = {}
+    origins = Counter[str]()
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():  # a shared embedding appears once, by its encoder name
-            in_encoder, positions = name.startswith("encoder."), name.endswith("embed_positions.weight")
-            wanted = in_encoder or init_decoder
-            source = name if in_encoder else rename_layer(name, layers)
-            if wanted and source in weights:
-                value, origin = weights[source], "copied"
+            positions = name.endswith("embed_positions.weight")
+            if not name.startswith("encoder."):
+                origins["fresh"] += parameter.numel()
+                continue
+            if name in weights:
+                value, origin = weights[name], "copied"
                 if positions:
                     value = value[: parameter.size(0)]
-            elif wanted and positions:  # the verifier's are sinusoidal; 1 is fairseq's padding index
+            elif positions:  # the verifier's are sinusoidal; 1 is fairseq's padding index
                 value, origin = SinusoidalPositionalEmbedding.get_embedding(*parameter.shape, 1), "converted"
-            elif in_encoder:
-                raise ValueError(f"the verifier has no {name}")
             else:
-                origins[name] = "fresh"
-                continue
+                raise ValueError(f"the verifier has no {name}")
             if value.shape != parameter.shape:
                 raise ValueError(
-                    f"the verifier's {source} is {tuple(value.shape)}, not {tuple(parameter.shape)} as its settings say"
+                    f"the verifier's {name} is {tuple(value.shape)}, not {tuple(parameter.shape)} as its settings say"
                 )
             parameter.copy_(value)
-            origins[name] = origin
+            origins[origin] += parameter.numel()
     return origins
 
 
@@ -220,7 +193,7 @@ def complete_checkpoint(verifier: dict[str, Any], args: argparse.Namespace, stat
     from specdec_plugins.formats import checkpoint
 
     task = {"_name": "translation_lev_modified", "noise": "block_mask"}
-    criterion = {"_name": "glat_loss" if args.arch == "block" else "block_loss", "label_smoothing": 0.0}
+    criterion = {"_name": "glat_loss", "label_smoothing": 0.0}
     settings: dict[str, Any] = {"args": None, "cfg": None}
     if verifier.get("args") is not None:
         old = {**vars(verifier["args"]), **vars(args), "task": task["_name"], "noise": task["noise"]}
@@ -229,18 +202,6 @@ def complete_checkpoint(verifier: dict[str, Any], args: argparse.Namespace, stat
         settings["cfg"] = copy.deepcopy(dict(verifier["cfg"]))
         settings["cfg"].update(model=args, task={**dict(verifier["cfg"]["task"]), **task}, criterion=criterion)
     return {**checkpoint.untrained(), **settings, "model": state}
-
-
-def table(origins: Origins, sizes: dict[str, int]) -> str:
-    """The numbers of parameters copied, converted or fresh in each part of the model."""
-    from tabulate import tabulate
-
-    parts: dict[tuple[str, str], int] = {}
-    for name, origin in origins.items():
-        part = ".".join(name.split(".")[: 3 if ".layers." in name else 2])
-        parts[part, origin] = parts.get((part, origin), 0) + sizes[name]
-    rows = [(*key, f"{size:,}") for key, size in parts.items()]
-    return tabulate(rows, ("part", "origin", "parameters"), tablefmt="plain", colalign=("left", "left", "right"))
 
 
 main = command(parser, run, check)

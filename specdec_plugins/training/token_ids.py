@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from specdec_plugins.commands.runner import Parser, command
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.spec import Symbols
 
@@ -99,25 +100,25 @@ def pairs_of(codec, sources: Iterable[str], outputs: Iterable[str]) -> Iterator[
             yield codec.encode(source).ids, codec.target.ids(tokens)
 
 
-def main(argv: list[str] | None = None) -> int:
+def parser() -> Parser:
+    p = Parser("token_ids")
+    for name in ("model", "sources", "outputs", "output"):
+        p.add_argument(f"--{name}", required=True, type=Path)
+    return p
+
+
+def run(options: argparse.Namespace) -> None:
     from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.text.lines import read_lines
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import reports missing optional packages
-    parser = argparse.ArgumentParser(prog="token_ids", allow_abbrev=False)
-    for name in ("model", "sources", "outputs", "output"):
-        parser.add_argument(f"--{name}", required=True, type=Path)
-    options = parser.parse_args(argv)
-    try:
-        pair = load_folder(options.model)
-        pairs = pairs_of(pair.codec, read_lines(options.sources), read_lines(options.outputs))
-        written = binarise(pairs, (len(pair.source), len(pair.target)), options.output)
-    except (ValueError, OSError) as error:
-        print(f"token_ids: error: {error}", file=sys.stderr)
-        return 1
+    pair = load_folder(options.model)
+    pairs = pairs_of(pair.codec, read_lines(options.sources), read_lines(options.outputs))
+    written = binarise(pairs, (len(pair.source), len(pair.target)), options.output)
     print(f"{options.output}: {written['train']:,} pairs to train on, {written['valid']:,} to validate on")
-    return 0
 
+
+main = command(parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,27 +20,17 @@ if TYPE_CHECKING:
 
 
 def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, Tensor]]:
-    """Initial tensors of the decoder's layers and final norm, copied from the verifier."""
+    """Initial tensors of the decoder's layers and final norm: the verifier's, of evenly spread layers, including the last."""
     wanted, available = spec.decoder.layers, verifier.spec.decoder.layers
     if wanted > available:
         raise ValueError(f"--drafter-options layers={wanted}: the verifier has {available} to start from")
-    layers = decoder_layer_map(wanted, available)
     for name in shapes(spec, verifier.vocabulary, verifier.vocabulary):
-        if name.startswith(("decoder.layers.", "decoder.layer_norm.")):
-            yield name, verifier.tensors[rename_layer(name, layers)].clone()
-
-
-def decoder_layer_map(wanted: int, available: int) -> dict[int, int]:
-    """The verifier layer each drafter layer is copied from: evenly spread, including the last."""
-    return {layer: (layer + 1) * available // wanted - 1 for layer in range(wanted)}
-
-
-def rename_layer(name: str, layer_map: dict[int, int]) -> str:
-    """``decoder.layers.I.x`` with I mapped; other names unchanged."""
-    parts = name.split(".")
-    if parts[:2] == ["decoder", "layers"]:
-        parts[2] = str(layer_map[int(parts[2])])
-    return ".".join(parts)
+        _, kind, number, *rest = name.split(".")
+        if name.startswith("decoder.layers."):
+            number = str((int(number) + 1) * available // wanted - 1)
+        elif not name.startswith("decoder.layer_norm."):
+            continue
+        yield name, verifier.tensors[".".join(["decoder", kind, number, *rest])].clone()
 
 
 def adopt(module: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:

@@ -14,11 +14,11 @@ A preset has
     tokens, device_tokens   tokens of the longer side, padding included: per update, and at most per batch on a device
     save_every, keep        updates between checkpoints, and how many are kept and averaged
     verifier                a training: ``updates``, ``schedule``, ``options`` of fairseq-train; none for a model folder
-    drafter                 a training per recipe, with ``block_size`` and, where they differ from the recipe's, options of
-                            the initial checkpoint (``init``)
+    drafter                 a training per recipe, with ``block_size``
 
-A recipe with ``init`` trains one of the plugin's architectures from an initial checkpoint. Any other has the name of a drafter
-that is one file and a ``block_size``; it trains that drafter on the frozen verifier as the preset trains the default recipe's.
+A recipe with ``init`` trains ``--arch block`` from an initial checkpoint, made with these options. Any other has the name of a
+drafter that is one file and a ``block_size``; it trains that drafter on the frozen verifier as the preset trains the default
+recipe's.
 
 Options have fairseq's names and their values, true for a flag. This module imports neither fairseq nor torch.
 """
@@ -92,7 +92,7 @@ def settings(name: str, recipe: str | None = None, updates: int | None = None) -
         "drafter_updates": drafter_updates,
         "verifier_options": command_line(shape, schedule(verifier, verifier_updates), verifier["options"]),
         "drafter_options": command_line(drafter_shape, common["drafter"], schedule(drafter, drafter_updates), own),
-        "init_options": command_line(common["init"], drafter.get("init", {})) if initialised else [],
+        "init_options": command_line(common.get("init", {})),
     }
 
 
