@@ -187,7 +187,7 @@ def beam_of(settings: Settings, rules: OutputRules) -> Beam:
         rules = OutputRules()
     penalty = rules.length_penalty if settings.lenpen is None else settings.lenpen
     size, nbest = settings.beam, min(settings.beam, settings.nbest)
-    return Beam(size, rules.library, penalty, nbest, settings.unkpen, rules.early_stopping, rules.renormalize)
+    return replace(rules.beam(), size=size, length_penalty=penalty, nbest=nbest, unk_penalty=settings.unkpen)
 
 
 def limits_of(pair: Pair, settings: Settings) -> ModelLimits:

@@ -29,6 +29,7 @@ from specdec_plugins.formats.spec import DrafterModel, OutputRules
 from specdec_plugins.measure.certificate import LINES
 from specdec_plugins.settings import Settings
 from specdec_plugins.text.codec import CodecConfig
+from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.translator import Translator
 
@@ -278,12 +279,13 @@ def test_an_imported_folder_is_certified(published, tmp_path, capsys):
         and certificate["searched"] > lines - 4
     )
     pairs = [Translator.from_pretrained(str(each), strategy="ar", threads=1, dtype="float64") for each in (folder, output)]
-    texts = [[each["translation_text"] for each in pair(LINES.split("\n")[:9], *languages)] for pair in pairs]
+    lines = list(read_lines(LINES))[:9]
+    texts = [[each["translation_text"] for each in pair(lines, *languages)] for pair in pairs]
     assert texts[0] == texts[1] and len(set(texts[0])) > 5
     drafted = Translator.from_pretrained(str(folder), drafter=str(output), threads=1, dtype="float64", block_size=3)
-    assert [each["translation_text"] for each in drafted(LINES.split("\n")[:9], *languages)] == texts[0]
+    assert [each["translation_text"] for each in drafted(lines, *languages)] == texts[0]
     assert drafted.stats.accepted > 20 and drafted.engine.drafter_name == "small"
-    (tmp_path / "text").write_text("\n".join(LINES.split("\n")[:9]) + "\n")
+    (tmp_path / "text").write_text("\n".join(lines) + "\n")
     command = ["--model", folder, "--drafter", output, *options, tmp_path / "text", "-o", tmp_path / "out", "--quiet"]
     assert translate.main([*map(str, command), "--threads", "1"]) == 0
     assert len((tmp_path / "out").read_text().split("\n")) == 10

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec_plugins.decoding.options import LIBRARIES, MAX_BEAMS, MAX_LENGTH_PENALTY, STOPPING
+from specdec_plugins.decoding.options import Beam
 from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.files import Mapped
 
@@ -73,27 +73,28 @@ class OutputRules:
     last four, greedy decoding uses none.
     """
 
-    library: str = "fairseq"  # one of `LIBRARIES`
+    library: str = "fairseq"
     ends: bool = True  # an output at the limit ends with eos
     limit: int | None = None  # most tokens before eos; None: the engine's default
     min_length: int = 1  # tokens before eos may follow
     no_repeat: int = 0  # no n-gram of this size twice; 0: no ban
     beams: int = 1
     length_penalty: float = 1.0
-    early_stopping: str = "false"  # or true, or never
+    early_stopping: str = "false"
     renormalize: bool = False
 
     def __post_init__(self) -> None:
-        if self.library not in LIBRARIES or self.early_stopping not in STOPPING:
-            raise ValueError(
-                f"unknown rules for outputs: library {self.library!r:.40}, early_stopping {self.early_stopping!r:.40}"
-            )
+        self.beam()  # raises ValueError for its own fields
         if not 1 <= (1 if self.limit is None else self.limit) < HUGE or not all(
             0 <= n < HUGE for n in (self.min_length, self.no_repeat)
         ):
             raise ValueError(f"lengths of outputs from {self.min_length:,} to {self.limit} tokens, n-grams of {self.no_repeat:,}")
-        if not 1 <= self.beams <= MAX_BEAMS or not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
-            raise ValueError(f"{self.beams:,} beams with a length penalty of {self.length_penalty}")
+
+    def beam(self) -> Beam:
+        """The beam search that the model asks for."""
+        return Beam(
+            self.beams, self.library, self.length_penalty, early_stopping=self.early_stopping, renormalize=self.renormalize
+        )
 
 
 @dataclass(frozen=True)

@@ -14,58 +14,14 @@ from specdec_plugins.decoding.assembly import THREADS
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import agreeing
 from specdec_plugins.decoding.values import Source
-from specdec_plugins.engine import Engine, beam_of
+from specdec_plugins.engine import Engine
 from specdec_plugins.formats.files import write
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.settings import Settings
+from specdec_plugins.text.lines import read_lines
 
 SHOWN = 5  # differences printed
-LINES = """\
-A dog runs through the snow.
-Two men are sitting on a bench, talking about the weather.
-The committee adopted the report by 12 votes to 3 (with 4 abstentions).
-"Where is the station?" she asked.
-It costs $3,499.00 — or €3.250,00 in Berlin.
-See https://example.org/path?x=1&y=2 and write to info@example.org.
-He didn't say it's theirs; they'd never agree.
-e = mc², H₂O, 10 µm, 25 °C, ½ cup
-Ein Hund läuft durch den Schnee.
-Die Straße war naß, größer als früher, über Österreich.
-Où est la gare ? Ça va très bien, merci beaucoup !
-L'été, l'eau coule à flots; « c'est la vie ».
-¿Dónde está la biblioteca? ¡Mañana será otro día!
-O menino não comeu o pão de queijo.
-Il ragazzo è andato via perché pioveva.
-Zażółć gęślą jaźń.
-Příliš žluťoučký kůň úpěl ďábelské ódy.
-Szerencsére minden rendben volt a vonaton.
-Două femei stau de vorbă în piață.
-İstanbul'da güneşli bir gün.
-Hyvää päivää, mitä kuuluu?
-Собака бежит по снегу.
-Вулиця була порожня, і лише кіт сидів біля дверей.
-Ο σκύλος τρέχει στο χιόνι.
-הכלב רץ בשלג.
-الكلب يجري في الثلج.
-سگ در برف می‌دود.
-कुत्ता बर्फ में दौड़ता है।
-কুকুরটি বরফের মধ্যে দৌড়াচ্ছে।
-நாய் பனியில் ஓடுகிறது.
-สุนัขวิ่งผ่านหิมะ
-Con chó chạy qua tuyết.
-狗在雪地里奔跑。
-這是一個測試，請不要擔心。
-犬が雪の中を走っています。
-개가 눈 속을 달린다.
-ძაღლი თოვლში გარბის.
-Շունը վազում է ձյան միջով։
-Naïve café, ﬁne ﬂour, ＦＵＬＬ width, ｶﾀｶﾅ
-Smile 😀, flag 🇩🇪, family 👨‍👩‍👧, done ✅
-two  spaces,	a tab, and trailing space\u0020
-UPPER CASE TEXT AND mIxEd CaSe
-1234567890 3.14159 1/2 10:45 2026-11-26
-supercalifragilisticexpialidocious antidisestablishmentarianism
-x"""
+LINES = Path(__file__).with_name("certificate.txt")  # of many languages
 
 
 @dataclass(frozen=True)
@@ -138,7 +94,7 @@ def certify(
 ) -> Certificate:
     """Compare ``folder`` with transformers' reading of the ``original``. Raises ValueError or ImportError."""
     transformers, pair = library(), load_folder(folder)
-    lines = LINES.split("\n") if lines is None else lines
+    lines = list(read_lines(LINES)) if lines is None else lines
     languages = source_lang or pair.config.source_lang or None, target_lang or pair.config.target_lang or None
     named = {
         name: lang for name, lang in zip(("src_lang", "tgt_lang"), languages) if lang and pair.config.options.get("languages")
@@ -150,7 +106,7 @@ def certify(
     sources = [pair.codec.encode(line, *languages) for line in lines]
     requests = [engine.request(number, source.ids, forced=source.forced) for number, source in enumerate(sources)]
     found = {each.index: each.tokens for each in engine.decode(requests, None, None)}
-    beam = beam_of(Settings(strategy="ar", beam=engine.rules.beams), engine.rules)
+    beam = engine.rules.beam()
     beams = [replace(request, beam=beam) for request in requests] if beam.size > 1 else []
     searched = {each.index: each.tokens for each in engine.decode(beams, 1, None)}
     symbols, verifier = pair.verifier.spec.symbols, engine.roles.verifier
