@@ -289,7 +289,7 @@ def test_each_request_has_its_own_options(world, error):
     for index, source in enumerate(sources[:20]):
         forced = [rng.randrange(4, WORDS) for _ in range(rng.choice([0, 0, 1, 4]))]
         request = Request(index, source, limit=rng.randrange(1, 14), min_length=rng.choice([0, 1, 6]), forced=forced,
-                          no_repeat=rng.choice([0, 1, 2, 3]))  # fmt: skip
+                          no_repeat=rng.choice([0, 1, 2, 3, 1 << 30]))  # fmt: skip
         requests.append(request)
         expected.append(constrained(model, request, tilt))
     assert len({len(output) for output in expected}) > 3

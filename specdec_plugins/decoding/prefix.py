@@ -73,8 +73,10 @@ class Prefix:
         minimum = [max(0, request.min_length - size) for request, size in zip(self.requests, sizes)]
         repeats = None
         if any(request.no_repeat for request in self.requests):
-            rows, before = zip(self.requests, self.outputs), self.constraints.context
-            repeats = [Repeats(request.no_repeat, [*before, *output] if request.no_repeat else ()) for request, output in rows]
+            before = self.constraints.context
+            # An n-gram longer than the output never recurs; PyTorch's memory for the ban grows with n.
+            bans = [request.no_repeat * (request.no_repeat <= len(before) + request.limit) for request in self.requests]
+            repeats = [Repeats(size, [*before, *output] if size else ()) for size, output in zip(bans, self.outputs)]
         return Bounds(self.constraints, self.room, minimum, repeats)
 
     def draws(self) -> list[Draws | None] | None:
