@@ -53,7 +53,6 @@ def test_what_it_counts(text):
         assert row["of"] == 3 and row["tokens_per_second"] > 0 and row["peak_memory_mib"] > 50 and row["differing"] == 0
         assert ("latency_p99_ms" in row) == (kind == "latency")
         assert (row["workers"], row["threads"]) == (1 if kind == "latency" else machine.usable_cpus(), 1)
-        assert row["peak_memory_mib"] > row["weights_mib"] + row["caches_mib"] and row["caches_mib"] > 0
         counts = {int(length): passes for length, passes in row["accepted_lengths"].items()}
         assert sum(length * passes for length, passes in counts.items()) == row["tokens"]
         assert row["mean_accepted_length"] == round(row["tokens"] / sum(counts.values()), 3)
@@ -64,13 +63,9 @@ def test_what_it_counts(text):
             assert sum(row["lengths"].values()) > 0 and set(row["lengths"]) == {"4"}
         else:
             assert row["mean_accepted_length"] == 1.0 and row["acceptance_by_position"] == []
-    ours, theirs = (rows[f"ar {dtype}", "latency", 1] for dtype in ("int8", "float32"))
-    sizes = {tensor.data_ptr(): tensor.numel() for tensor in exact.pair.verifier.tensors.values()}
-    numbers = sum(sizes.values())  # embeddings stay in float32, and the output projection has its own copy
-    assert numbers < ours["weights_mib"] * 2**20 < 3 * numbers and 4 * numbers < theirs["weights_mib"] * 2**20 < 6 * numbers
+    alone, together = (rows["ar float32", kind, 1]["peak_memory_mib"] for kind in KINDS)
     workers = min(3, machine.usable_cpus())  # with a sentence or more each
-    for name in ("weights_mib", "caches_mib"):
-        assert rows["ar float32", "throughput", 1][name] == pytest.approx(workers * theirs[name], abs=0.03 * workers)
+    assert together == pytest.approx(workers * alone, rel=0.2)
     row = rows["specdec float32 K=4", "latency", 1]
     assert row["mean_accepted_length"] == round(exact.stats.mean_accepted_length, 3)
     steps = [step for translation in found for step in translation.steps if step.drafted]
@@ -222,10 +217,10 @@ def test_time_runs_from_the_common_start():
     for kind, expected in (("throughput", [(3, 4)]), ("latency", [(1, 1)] * 3)):
         asked: list[tuple[int, int]] = []
         start = time.monotonic() + 0.05
-        seconds, latencies, outputs = timed(decode, ["a", "b", "c"], Order("decode", kind, 4, [0, 1, 2], start))
+        seconds, latencies, outputs = timed(decode, ["a", "b", "c"], Order(kind, 4, [0, 1, 2], start))
         assert time.monotonic() >= start and 0 <= seconds < time.monotonic() - start + 1e-6
         assert asked == expected and outputs == ["a", "b", "c"] and len(latencies) == (3 if kind == "latency" else 0)
-    late, _, _ = timed(decode, ["a"], Order("decode", "throughput", 4, [0], time.monotonic() - 1))
+    late, _, _ = timed(decode, ["a"], Order("throughput", 4, [0], time.monotonic() - 1))
     assert late >= 1  # who was not ready has lost the time
 
 
@@ -236,12 +231,10 @@ class Sleeper:
         self.sources, self.number, self.mix = sources, number, mix
 
     def __call__(self, order):
-        if order.task == "memory":
-            return {"weights": 10, "peak": 100 + self.number}
         name = f"{self.number} {self.mix}"
         decode = partial(self.decode, name)
         seconds, latencies, outputs = timed(decode, [self.sources[index] for index in order.sources], order)
-        return Run(seconds, latencies, outputs)
+        return Run(seconds, latencies, outputs, peak=100 + self.number)
 
     def decode(self, name, sources, batch_size):
         time.sleep(0.2 * self.number)
@@ -256,10 +249,10 @@ def test_processes_begin_together_and_the_last_one_ends_the_run(monkeypatch):
     try:
         run = running.decode("throughput", 8)
         assert run.outputs == [["0 1 x 3", "2"], ["0 1 x 3", "5"], ["1 1 x 3", "3"]]
-        assert run.seconds >= 0.2 and running.memory("throughput", 8) == {"weights": 20, "peak": 201}
+        assert run.seconds >= 0.2 and run.peak == 201
         run = running.decode("latency", 1)
         assert run.outputs == [["0 1 x 3", "2"], ["0 1 x 3", "5"], ["0 1 x 3", "3"]] and len(run.latencies) == 3
-        assert running.memory("latency", 1) == {"weights": 10, "peak": 100}
+        assert run.peak == 100
         assert len(running.decode("throughput", 8, count=1).outputs) == 2  # a sentence per worker
     finally:
         running.stop()
@@ -286,9 +279,6 @@ class Fake:
         seconds = (4.0 if peer else 3.0) / (self.mix.threads if peer else workers) / batch_size
         outputs = [["Ein", "Hund", f"{workers}" if peer else "."], ["Zwei", "Hunde"]]
         return Run(seconds, [seconds / 4, seconds / 2] if kind == "latency" else [], outputs, accepted_lengths=Counter({1: 7}))
-
-    def memory(self, kind, batch_size):
-        return {"peak": 2**20}
 
     def stop(self):
         pass

@@ -81,27 +81,3 @@ def peak_memory(device: str = "cpu") -> int:
         return torch.cuda.max_memory_allocated(device)
     lines = Path("/proc/self/status").read_text().splitlines()  # rusage has at least the parent's
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
-def tensor_bytes(*objects: Any) -> int:
-    """Bytes of all tensors and kernel weights reachable from some objects, each counted once."""
-    import torch
-
-    total, seen, waiting = 0, set(), list(objects)
-    while waiting:
-        item = waiting.pop()
-        storage = item.untyped_storage() if isinstance(item, torch.Tensor) else None
-        key = storage.data_ptr() if storage else id(item)
-        if key in seen or isinstance(item, type):
-            continue
-        seen.add(key)
-        if storage:
-            total += storage.nbytes()
-        elif isinstance(item, list | tuple):
-            waiting += item
-        elif isinstance(item, dict):
-            waiting += item.values()
-        elif hasattr(item, "__dict__"):
-            waiting.append(vars(item))
-            total += getattr(item, "weight_bytes", 0)  # weights packed for the kernels
-    return total

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,15 +39,8 @@ class RunningSystem:
         if count:
             parts = [part[:: max(1, len(part) // count)] for part in parts]
         start = time.monotonic() + LEAD
-        runs = self._ask(Order("decode", kind, batch_size, part, start) for part in parts)
+        runs = self._ask(Order(kind, batch_size, part, start) for part in parts)
         return joined(runs, parts)
-
-    def memory(self, kind: str, batch_size: int) -> dict[str, int]:
-        """Bytes of all processes: weights and caches where known, and ``peak`` memory so far."""
-        found: Counter[str] = Counter()
-        for held in self._ask(Order("memory", kind, batch_size, part) for part in self._split(kind)):
-            found.update(held)
-        return dict(found)
 
     def stop(self) -> None:
         for process in self.processes:
@@ -58,7 +52,7 @@ class RunningSystem:
             return [list(range(len(self.sources)))]
         return split(self.sources, len(self.processes))
 
-    def _ask(self, orders: Iterable[Order]) -> list[Any]:
+    def _ask(self, orders: Iterable[Order]) -> list[Run]:
         try:
             for process in self.processes[self.loaded :]:
                 process.receive()
@@ -78,11 +72,12 @@ def split(sources: Sources, count: int) -> list[list[int]]:
 
 
 def joined(runs: Sequence[Run], parts: Sequence[Sequence[int]]) -> Run:
-    """Parallel runs as one: outputs in the order of the sources, seconds until the last run ended, counts added up."""
+    """Parallel runs as one: outputs in the order of the sources, seconds until the last run ended, all else added up."""
     placed = {index: output for run, part in zip(runs, parts) for index, output in zip(part, run.outputs)}
     names = ("phases", "drafted", "accepted", "lengths", "accepted_lengths")
     counts = [sum((getattr(run, name) for run in runs), Counter[Any]()) for name in names]
-    return Run(max(run.seconds for run in runs), runs[0].latencies, [placed[index] for index in sorted(placed)], *counts)
+    outputs = [placed[index] for index in sorted(placed)]
+    return Run(max(run.seconds for run in runs), runs[0].latencies, outputs, *counts, peak=sum(run.peak for run in runs))
 
 
 class SystemServer:
@@ -101,11 +96,9 @@ class SystemServer:
         with refusals():
             self.decoder: OwnSystem | CTranslate2 = build(system, pair, mix, sources)
 
-    def __call__(self, order: Order) -> Any:
+    def __call__(self, order: Order) -> Run:
         with refusals():
-            if order.task == "decode":
-                return self.decoder.decode(order)
-            return {**self.decoder.memory(order), "peak": peak_memory(self.device)}
+            return replace(self.decoder.decode(order), peak=peak_memory(self.device))
 
 
 @contextmanager

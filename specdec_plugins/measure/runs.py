@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 WARM_UP = 48  # sentences per worker before a measurement; at least a batch
 PERCENTILES = (50, 95, 99)
-MEMORY = ("weights", "caches", "recordings")  # of our own strategies; the last on a GPU
 
 
 class Progress(Protocol):
@@ -75,7 +74,6 @@ class Measured:
     runs: list[Run]
     seconds: dict[Mix, list[float]]
     differing: int  # sentences whose output depends on the mix
-    memory: dict[str, int]  # bytes in all processes: peak; for our own strategies also weights and caches
 
 
 def read_text(reader: "Translator", source: str, reference: str | None, count: int | None, tokenized: bool = False) -> Text:
@@ -144,8 +142,7 @@ def measure(plan: Plan, sources: list[list[int]], progress: Progress) -> tuple[l
             differing = sum(any(output != first for output in others) for first, *others in by_sentence)
             if differing:
                 progress.warn(f"{system.name}: {differing} outputs depend on the mix of workers and threads")
-            memory = systems[system][mix.threads].memory(workload.kind, workload.batch_size)
-            measured.append(Measured(system, workload, mix, found[mix], seconds, differing, memory))
+            measured.append(Measured(system, workload, mix, found[mix], seconds, differing))
     return measured, left_out
 
 
@@ -171,8 +168,7 @@ def summarise(measured: Measured, expected: list[list[str]]) -> dict[str, Any]:
         "acceptance_by_position": [round(rate, 3) for rate in first.acceptance_by_position],
         "time_by_phase": {name: round(value / spent, 3) for name, value in first.phases.items()},
         "identical": sum(ours == theirs for ours, theirs in zip(first.outputs, expected)), "of": len(expected),
-        "peak_memory_mib": round(measured.memory["peak"] / 2**20),
-        **{f"{name}_mib": round(measured.memory[name] / 2**20, 2) for name in MEMORY if name in measured.memory},
+        "peak_memory_mib": round(found[-1].peak / 2**20),
     }  # fmt: skip
     if workload.kind == "latency":
         latencies = np.median([run.latencies for run in found], axis=0)  # of each sentence

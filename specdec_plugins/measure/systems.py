@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specdec_plugins.extras import needed
-from specdec_plugins.measure.machine import Mix, tensor_bytes
+from specdec_plugins.measure.machine import Mix
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.values import Hypothesis
@@ -48,7 +48,7 @@ class System:
 
 @dataclass(frozen=True)
 class Run:
-    """One pass over the sources: seconds in total and per sentence (latency), outputs in subwords, counts."""
+    """One pass over the sources: seconds in total and per sentence (latency), outputs in subwords, counts, memory."""
 
     seconds: float
     latencies: list[float]
@@ -58,6 +58,7 @@ class Run:
     accepted: Counter[int] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)  # passes by draft length
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # row passes by committed tokens
+    peak: int = 0  # bytes of memory so far
 
     @property
     def mean_accepted_length(self) -> float:
@@ -71,9 +72,8 @@ class Run:
 
 
 class Order(NamedTuple):
-    """A task for a process: ``decode`` some of its sources, or measure its ``memory`` for them."""
+    """A task for a process: decode some of its sources."""
 
-    task: str
     kind: str  # latency: one call per sentence; throughput: one call for all
     batch_size: int
     sources: list[int]  # indices
@@ -97,7 +97,6 @@ class OwnSystem:
         if system.block:
             settings["block_size"] = system.block if system.block == "auto" else int(system.block)
         self.sources, self.engine = sources, Engine(pair, Settings(**settings))
-        self.weights = tensor_bytes(vars(self.engine).get("roles"))  # before any buffers exist
 
     def decode(self, order: Order) -> Run:
         self.engine.take_stats()
@@ -107,21 +106,6 @@ class OwnSystem:
         outputs = [self.engine.pair.target.tokens(hypothesis.tokens) for hypothesis in hypotheses]
         drafted, accepted, committed = count_steps(hypotheses)
         return Run(seconds, latencies, outputs, Counter(stats.seconds), drafted, accepted, stats.lengths, committed)  # type: ignore[arg-type]
-
-    def memory(self, order: Order) -> dict[str, int]:
-        """Bytes of ``weights``, of ``caches`` after decoding the longest sources together and, on a GPU, of ``recordings``."""
-        if self.engine.settings.strategy == "fairseq":
-            return {}
-        session = self.engine.session(order.batch_size)
-        sources = sorted((self.sources[index] for index in order.sources), key=len)
-        for index, source in enumerate(sources[-order.batch_size :]):
-            session.submit(self.engine.request(index, source))
-        while not session.idle:
-            session.step()
-        runner = getattr(getattr(self.engine.roles.verifier, "model", None), "runner", None)
-        held = getattr(runner, "held", None)  # 0 on a GPU without recordings
-        recordings = {} if held is None else {"recordings": held}
-        return {"weights": self.weights, "caches": tensor_bytes(session.verifying, session.drafting), **recordings}
 
 
 class CTranslate2:
@@ -148,9 +132,6 @@ class CTranslate2:
 
         seconds, latencies, found = timed(translate, [self.sources[index] for index in order.sources], order)
         return Run(seconds, latencies, [each.hypotheses[0] for each in found])
-
-    def memory(self, order: Order) -> dict[str, int]:
-        return {}  # unknown
 
 
 def timed(

@@ -114,11 +114,7 @@ def acceptance(rows: list[Row], signature: dict[str, Any]) -> str:
 
 
 def memory(rows: list[Row], signature: dict[str, Any]) -> str:
-    def held(row: Row) -> str:
-        states = f"{row['weights_mib'] + row['caches_mib']:.0f}" if "weights_mib" in row else "?"
-        return f"{states} / {row['peak_memory_mib']:,}"
-
-    return by_batch(of_kind(rows, "throughput") or rows, signature, "model states / peak, MiB", held)
+    return by_batch(of_kind(rows, "throughput") or rows, signature, "peak, MiB", lambda row: f"{row['peak_memory_mib']:,}")
 
 
 TABLES: dict[str, Callable[[list[Row], dict[str, Any]], str]] = {
@@ -134,6 +130,5 @@ ABOUT = {
     "quality": "At the smallest batch size. Intervals are from sacreBLEU's paired bootstrap, 1,000 samples, seed 12345.",
     "acceptance": "At the smallest batch size. Tokens per pass include the verifier's own: 1.00 is plain decoding. A position's "
     "rate counts the drafts that reach it; without a fixed length these can be few.",
-    "memory": "All processes of the throughput mix. Model states: weights in memory, and keys and values while the longest "
-    "sources are decoded. Peak: maximum, including interpreter, libraries and loading.",
+    "memory": "The maximum of all processes of the throughput mix, including interpreter, libraries and loading.",
 }
