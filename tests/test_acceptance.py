@@ -1,18 +1,22 @@
-"""Acceptance rules against hand-made tables and a loop over positions: ties, boundaries, ragged drafts."""
+"""Acceptance rules against hand-made tables and a loop over positions: ties, boundaries, constraints, ragged drafts."""
 
 import math
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from naive import repeating
+from support import compiled_for
+from test_kernels import by_speed
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
-from specdec_plugins.decoding.backends.cpu.binding import Engine, library
+from specdec_plugins.decoding.backends.cpu.binding import VARIANTS, Engine, library
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.judge import judge as judge_tensors
-from specdec_plugins.decoding.constraints import Bounds, Constraints
+from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.values import Draft
 from specdec_plugins.decoding.verifier import accept_all
@@ -58,23 +62,25 @@ def on_kernels(logits, draft, bounds, tolerances):
     return CpuPass.of(SimpleNamespace(engine=Engine(2)), logits).judge(draft, bounds, tolerances)
 
 
-def on_tensors(*arguments):
-    return judge_tensors(EAGER, *arguments)
+@pytest.fixture(params=["float64", "float32", "bfloat16", *by_speed()])
+def how(request, monkeypatch):
+    """A rule and its logits' data type: PyTorch's, and that of the kernels as compiled for each set of instructions."""
+    if request.param not in VARIANTS:
+        return partial(judge_tensors, EAGER), getattr(torch, request.param)
+    request.addfinalizer(library.cache_clear)
+    if not compiled_for(request.param, monkeypatch):
+        pytest.skip(f"not compiled for {request.param}, or not for this CPU")
+    return on_kernels, torch.float32
 
 
-RULES = {name: (on_tensors, getattr(torch, name)) for name in ("float64", "float32", "bfloat16")}
-if library():
-    RULES["kernels"] = (on_kernels, torch.float32)
-
-
-def bounds_of(room, minimum=None, symbols=None, suppressed=()):
+def bounds_of(room, minimum=None, symbols=None, suppressed=(), repeats=None):
     """The constraints of a step; by default an output may be empty."""
-    return Bounds(Constraints(symbols or Symbols(), (), suppressed), room, minimum or [0] * len(room))
+    return Bounds(Constraints(symbols or Symbols(), (), suppressed), room, minimum or [0] * len(room), repeats)
 
 
-@pytest.mark.parametrize(("rule", "dtype"), RULES.values(), ids=RULES)
 @pytest.mark.parametrize("case", CASES)
-def test_table(case, rule, dtype):
+def test_table(case, how):
+    rule, dtype = how
     logits, draft, offered, beta, tau, accepted, correction = CASES[case]
     words = len(logits[0])
     logits = [[*row, -INF, -INF] for row in logits]  # pad and eos, out of the way
@@ -88,11 +94,12 @@ def test_table(case, rule, dtype):
     torch.testing.assert_close(torch.tensor(verdict.scores[0]), expected)
 
 
-def judge(logits, draft, tolerance, room, minimum, suppressed, pad=1, eos=2):
+def judge(logits, draft, tolerance, room, minimum, repeats, suppressed, pad=1, eos=2):
     """The rule as the docstrings have it, one position after the other: accepted, own token, cut, scores."""
     scores = []
     for position, row in enumerate(logits):
         banned = {pad, *suppressed, *([eos] if position < minimum else [])}
+        banned |= repeating([*repeats.prefix, *draft[:position]], repeats.size)
         allowed = [-INF if token in banned else row[token] for token in range(len(row))]
         ranked = sorted(range(len(row)), key=lambda token: (-allowed[token], token))
         cut = position >= room and ranked[0] != eos
@@ -107,13 +114,12 @@ def judge(logits, draft, tolerance, room, minimum, suppressed, pad=1, eos=2):
             return position, said, cut, scores
 
 
-@pytest.mark.parametrize(("rule", "dtype"), RULES.values(), ids=RULES)
-def test_rule_equals_a_loop_over_positions(rule, dtype):
+def test_rule_equals_a_loop_over_positions(how):
     """Small integers as logits: nearly every position has ties, at the top and at both boundaries. Widths around a vector's.
 
-    Every row has its own tolerance, limit and minimum.
+    Every row has its own tolerance, limit, minimum and n-grams that it must not repeat. Banned tokens count in scores.
     """
-    rng = random.Random(0)
+    rng, seen, again, (rule, dtype) = random.Random(0), set(), 0, how
     for _ in range(600):
         rows, width, vocabulary = rng.randrange(1, 6), rng.randrange(5), rng.choice([5, 6, 15, 16, 17, 40])
         drafts = [[rng.randrange(vocabulary) for _ in range(rng.randrange(width + 1))] for _ in range(rows)]
@@ -123,19 +129,28 @@ def test_rule_equals_a_loop_over_positions(rule, dtype):
             scores[rng.randrange(vocabulary)] = -INF
             scores[2 if rng.random() < 0.1 else rng.randrange(3, vocabulary)] = rng.randrange(-2, 4)
             scores[3] = max(scores[3], -2)  # at least one is allowed
+            scores[1] += rng.choice([0, 0, 20])
         minimum = [rng.choice([0, 0, 1, 2]) for _ in range(rows)]
         room = [rng.randrange(len(draft), width + 3) for draft in drafts]  # nothing is drafted beyond the limit
         suppressed = rng.choice([(), (0,), (0, vocabulary - 1)]) if vocabulary > 6 else ()
         tolerances = [Tolerance(rng.randrange(1, 8), rng.choice([0, 0.5, 1, 2, INF])) for _ in range(rows)]
-        bounds = bounds_of(room, minimum, suppressed=suppressed)
+        sizes = [rng.choice([0, 1, 2, 3]) if vocabulary == 40 else 0 for _ in drafts]
+        repeats = [Repeats(size, rng.choices(draft or [5], k=rng.randrange(12))) for size, draft in zip(sizes, drafts)]
+        bounds = bounds_of(room, minimum, None, suppressed, repeats if any(sizes) else None)
         for row in logits:
             for scores in row:
                 scores[2] = max(scores[2], -2)
         verdict = rule(torch.tensor(logits, dtype=dtype), Draft(drafts), bounds, tolerances)
-        expected = [judge(*row, suppressed) for row in zip(logits, drafts, tolerances, room, minimum)]
+        expected = [judge(*row, suppressed) for row in zip(logits, drafts, tolerances, room, minimum, repeats)]
         assert list(zip(verdict.accepted, verdict.own, verdict.cut)) == [row[:3] for row in expected]
         for found, (_, _, _, scores) in zip(verdict.scores, expected):
             assert found == pytest.approx(scores, abs=1e-5)
+        for row, (accepted, own, cut, _) in enumerate(expected):
+            seen.add((accepted > 2, cut, own == 2, tolerances[row].beta > 1))
+            again += logits[row][accepted].index(max(logits[row][accepted])) in repeating(
+                [*repeats[row].prefix, *drafts[row][:accepted]], sizes[row]
+            )
+    assert len(seen) >= 8 and again > 5
 
 
 def test_unverified_drafts_stand_as_offered():

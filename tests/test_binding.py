@@ -1,4 +1,4 @@
-"""The kernels' functions on random stacks: against a plain PyTorch forward and a plain acceptance rule, and against themselves.
+"""The kernels' functions on random stacks: against a plain PyTorch forward, and against themselves.
 
 B rows, S source positions, T target positions, D width, V vocabulary, R width of the successor network.
 """
@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import random
-from array import array
 from functools import partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, run_python
-from naive import repeating
 from support import QUANTISING
 from test_kernels import DTYPES, rounded, variant  # noqa: F401
 
@@ -271,124 +269,7 @@ def test_ragged_blocks_are_those_of_rows_alone(dtype, variant):  # noqa: F811
             assert together[row, :count].isfinite().all() and together[row, count:].isnan().all()
 
 
-# ---- the rule
-
-
-def judged(logits, draft, beta, tau, room, minimum, banned, size, prefix):
-    """Tokens that pass, the row's own token, whether the limit made it eos, and scores, by the plain rule; logits (K + 1, V)."""
-    scores = []
-    for k in range(len(draft) + 1):
-        values = logits[k].double().clone()
-        values[list(banned)] = -math.inf
-        if k < minimum:
-            values[EOS] = -math.inf
-        values[list(repeating([*prefix, *draft[:k]], size))] = -math.inf
-        ranking = sorted(range(VOCABULARY), key=lambda token: (-values[token].item(), token))
-        near = [token for token in ranking[:beta] if values[ranking[0]] - values[token] <= tau and values[token] > -math.inf]
-        candidates, cut = near, False
-        if k >= room:
-            cut, candidates = candidates[0] != EOS, [EOS]
-        passes = k < len(draft) and draft[k] in candidates
-        said = draft[k] if passes else candidates[0]
-        scores.append(logits[k].double().log_softmax(0)[said].item())
-        if not passes:
-            return k, said, cut, scores
-    raise AssertionError("a row ends with its own token")
-
-
-def random_case(rng, generator, width=9, rows=7):
-    """Per-row options that matter, and logits in quarters, for ties."""
-    logits = (4 * torch.randn(rows, width, VOCABULARY, generator=generator)).round() / 4
-    logits[:, :, EOS] += rng.choice([0, 4])
-    logits[:, :, rng.choice([PAD, 7])] += rng.choice([0, 200])  # banned tokens count in scores
-    tokens = [[rng.choice(logits[row, k].topk(6).indices.tolist()) for k in range(rng.randrange(width))] for row in range(rows)]
-    options = SimpleNamespace(
-        beta=[rng.choice([1, 1, 2, 5, 60]) for _ in range(rows)],
-        tau=[rng.choice([0.0, 0.5, 2.0, math.inf]) for _ in range(rows)],
-        room=[rng.choice([0, 2, 5, 99]) for _ in range(rows)],
-        minimum=[rng.choice([-3, 0, 1, 4]) for _ in range(rows)],
-        banned=rng.choice([[], [PAD], [PAD, 7, 9], [EOS, 5, 5, PAD]]),
-        repeats=rng.choice([None, [rng.choice([0, 1, 2, 3]) for _ in range(rows)]]),
-        prefixes=[rng.choices(tokens[row] or [5], k=rng.randrange(12)) for row in range(rows)],
-    )
-    return logits, tokens, options
-
-
-def option_parts(options):
-    return options.beta, options.room, options.minimum
-
-
-def rule_arguments(options, rows, width):
-    """The last arguments of judge and verify, and the arrays that they point to."""
-    held = SimpleNamespace(
-        banned=integers(options.banned), tau=array("d", options.tau), judged=integers([-9] * (3 * rows)),
-        scores=torch.full((rows, width), math.nan),
-        repeats=options.repeats and integers(options.repeats, starts(options.prefixes), *options.prefixes),
-    )  # fmt: skip
-    pointers = start(held.banned), start(held.tau), start(held.judged), held.scores.data_ptr(), None
-    return (EOS, len(options.banned), *pointers, held.repeats and start(held.repeats)), held
-
-
-def test_judging_is_the_rule_in_words(variant):  # noqa: F811
-    rng, generator, engine = random.Random(1), torch.Generator().manual_seed(1), Engine(2)
-    seen, repeats = set(), 0
-    for _ in range(100):
-        logits, drafts, options = random_case(rng, generator)
-        rows, width, _ = logits.shape
-        numbers = integers(starts(drafts), *option_parts(options), *drafts)
-        arguments, held = rule_arguments(options, rows, width)
-        given = logits.clone()
-        engine.library.specdec_judge(engine.pointer, given.data_ptr(), rows, width, VOCABULARY, start(numbers), *arguments)
-        assert torch.equal(given, logits)
-        for row in range(rows):
-            accepted, own, cut, scores = judged(
-                logits[row], drafts[row], options.beta[row], options.tau[row], options.room[row], options.minimum[row],
-                options.banned, options.repeats[row] if options.repeats else 0, options.prefixes[row],
-            )  # fmt: skip
-            assert held.judged.tolist()[row::rows] == [accepted, own, cut]
-            torch.testing.assert_close(held.scores[row, : accepted + 1].tolist(), scores, rtol=1e-5, atol=1e-5)
-            assert held.scores[row, accepted + 1 :].isnan().all()
-            seen.add((accepted > 3, cut, own == EOS, options.beta[row] > 1))
-            again = options.repeats and repeating([*options.prefixes[row], *drafts[row][:accepted]], options.repeats[row])
-            repeats += bool(again) and logits[row, accepted].argmax().item() in again
-    assert len(seen) > 8 and repeats > 5
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_verify_is_read_and_judge(dtype, variant):  # noqa: F811
-    """One call gives, bit for bit, what two give."""
-    rng, generator = random.Random(2), torch.Generator().manual_seed(2)
-    encoded, rows, width = torch.randn(2, 7, WIDTH, generator=generator), 5, 9
-    sources = [0, 1, 1, 0, 1], [[7, 3][slot] for slot in (0, 1, 1, 0, 1)]
-    prefixes, places = texts(rng, (3, 1, 6, 2, 9)), [3, 1, 6, 2, 9]
-    for threads in (1, 2):
-        decoder = Decoder(dtype, threads, prenorm=True)
-        decoder.remember(encoded, [7, 3], [0, 1])
-        for _ in range(5):
-            _, _, options = random_case(rng, generator, width, rows)
-            tokens = texts(rng, [rng.randrange(1, width + 1) for _ in range(rows)])
-            decoder.read(prefixes, [0] * rows, range(rows), *sources)
-            read = decoder.read(tokens, places, range(rows), *sources)
-            for row, result in enumerate(read):  # the best tokens, mostly: some of the draft passes
-                best = result.logits[: len(tokens[row]) - 1].argmax(-1).tolist()
-                tokens[row][1:] = [rng.choice([token, token, 7]) for token in best]
-            read = decoder.read(tokens, places, range(rows), *sources)
-            logits = torch.nn.utils.rnn.pad_sequence([result.logits for result in read], batch_first=True)
-            drafts = [row[1:] for row in tokens]
-            arguments, two = rule_arguments(options, rows, logits.size(1))
-            numbers = integers(starts(drafts), *option_parts(options), *drafts)
-            decoder.library.specdec_judge(
-                decoder.engine.pointer, logits.data_ptr(), rows, logits.size(1), VOCABULARY, start(numbers), *arguments
-            )
-            decoder.cache[:] = math.nan
-            decoder.read(prefixes, [0] * rows, range(rows), *sources)
-            output = torch.empty_like(logits)
-            arguments, one = rule_arguments(options, rows, logits.size(1))
-            numbers = integers(starts(tokens), places, range(rows), *sources, *option_parts(options), *tokens)
-            decoder.library.specdec_verify(*decoder.call(tokens, logits.size(1), numbers), output.data_ptr(), *arguments)
-            assert one.judged == two.judged
-            assert torch.equal(one.scores.nan_to_num(), two.scores.nan_to_num())
-            assert all(torch.equal(result.logits, row[: len(result.logits)]) for result, row in zip(read, output))
+# ---- drafts
 
 
 @pytest.mark.parametrize("gate", [False, True])

@@ -13,7 +13,6 @@ from support import (
     SHAPES,
     WORDS,
     Knowing,
-    Lengths,
     Planned,
     check_balance,
     decode,
@@ -24,7 +23,6 @@ from support import (
     sentences,
     tilted_verifier,
 )
-from tapes import Transfers
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.constraints import restrict
@@ -101,25 +99,6 @@ def test_adaptive_lengths_leave_the_verifiers_output(arch):
         assert [hypothesis.tokens for hypothesis in found] == expected
         check_balance(stats, found)
         assert sum(stats.lengths.values()) == stats.passes and stats.lengths[0] and len(stats.lengths) > 1
-
-
-@ARCHITECTURES
-@pytest.mark.parametrize(("block", "beta"), [([0], 1), ([5], 1), ([5], 3), ([0, 0, 5, 0], 1)])
-def test_an_iteration_waits_for_the_device_once(arch, block, beta):
-    """For the verdict. Rows come and leave on the way, and some are encoded for the drafter only after they have moved."""
-    _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter={"arch": arch})
-    requests = [Request(index, source, 6 + index % 3) for index, source in enumerate(sentences(12, seed=3))]
-    stats, controller, mode = DecodeStats(), Lengths(block), Transfers()
-    counts = []
-
-    def plan(prefix, original=controller.plan):
-        counts.append(mode.count)
-        return original(prefix)
-
-    controller.plan = plan
-    with mode:
-        list(speculative_decode(drafter, verifier, TopBetaTau(beta, 2.0), controller, requests, 5, stats))
-    assert stats.passes > 3 and {after - before for before, after in itertools.pairwise(counts)} == {1}
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)

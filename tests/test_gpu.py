@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT
 from random_pair import Shape, random_pair
-from support import EOS, decode
+from support import EOS, Lengths, decode
 from tapes import Tapes, Transfers
 
 from specdec_plugins.decoding import drafters
@@ -22,7 +22,6 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, Eager, Recorder, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import COPY, load_pair
-from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.values import Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -130,7 +129,7 @@ def test_recordings_leave_when_memory_is_short(device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-def test_what_cannot_be_recorded_runs_as_it_comes(caplog):
+def test_what_cannot_be_recorded_runs_eagerly(caplog):
     """A pass that reads a number cannot be recorded; decoding continues without recordings."""
     device = torch.device("cuda")
 
@@ -209,7 +208,7 @@ def waits(device):
 
 
 def test_waits_are_counted(device):
-    """Otherwise the next test could not fail."""
+    """Without which the next test could not fail."""
     x = torch.ones(3, device=device)
     with waits(device) as count:
         before = count()
@@ -224,13 +223,14 @@ def test_waits_are_counted(device):
 
 
 @pytest.mark.parametrize("code", ["block", "block_causal"])
-@pytest.mark.parametrize("block", [0, 5])
-def test_an_iteration_waits_once(code, block, device):
-    """For the verdict, also where requests join and leave. Recordings wait, too: memory grows in the first run, the second run
-    records, the third replays."""
+@pytest.mark.parametrize(("block", "beta"), [([0], 1), ([5], 1), ([5], 3), ([0, 0, 5, 0], 1)])
+def test_an_iteration_waits_once(code, block, beta, device):
+    """For the verdict, also where requests join and leave, and some are encoded for the drafter only after they have moved.
+    Recordings wait, too: memory grows in the first run, the second run records, the third replays."""
     verifier, drafter = loaded(tiny(code), device, "float32", recorder(device) if device.type == "cuda" else EAGER)
     for _ in range(3):
-        session = Session(drafter, verifier, TopBetaTau(), FixedLength(block), BoundedAdmission(4), 4, device=device)
+        rule, lengths = TopBetaTau(beta, 2.0), Lengths(block)
+        session = Session(drafter, verifier, rule, lengths, BoundedAdmission(4), 4, device=device)
         for index, source in enumerate(tiny_sources(12)):
             session.submit(Request(index, source, 6 + index % 5, no_repeat=index % 3))
         counts = []

@@ -1,4 +1,4 @@
-"""Recorded passes: what a CUDA graph does, done on a CPU, under the same promises as passes that run as they come."""
+"""Recorded passes, with tapes in place of CUDA graphs, keep the promises of eager ones."""
 
 import pickle
 from typing import ClassVar
@@ -36,7 +36,7 @@ def test_recorded_passes_leave_the_verifiers_output(kind):
 
 
 @pytest.mark.parametrize("beta", [1, 3])
-def test_recorded_passes_say_what_passes_say(beta):
+def test_recorded_passes_give_the_results_of_eager_ones(beta):
     """Tokens, scores and every step, also with tolerance."""
     found = []
     for runner in (EAGER, Tapes()):
@@ -50,7 +50,7 @@ def test_recorded_passes_say_what_passes_say(beta):
 
 
 def test_a_recording_is_bound_to_memory_not_to_a_cache():
-    """Memory that a cache gave back may become another cache's, for which the recordings are then used."""
+    """Another cache may reuse the memory of a freed one, and with it the recordings."""
     runner = Tapes()
     _, (verifier, drafter), _ = make_pair(bias=-1.0, drafter=DRAFTERS["successor"], shake=0.1, runner=runner)
     sources, limits = sentences(9, seed=5), [5 + index for index in range(9)]
@@ -77,7 +77,7 @@ def plus(add, x):
 
 
 @pytest.mark.parametrize("fault", ["refused", "wrong"])
-def test_without_recordings_everything_runs_as_it_comes(caplog, fault):
+def test_passes_that_cannot_be_recorded_run_eagerly(caplog, fault):
     """One warning, and right results."""
 
     def record(compute):
@@ -94,8 +94,8 @@ def test_without_recordings_everything_runs_as_it_comes(caplog, fault):
     assert len(caplog.records) == 1 and reason in caplog.text and not runner.held
 
 
-def test_what_a_recording_is_for():
-    """Sizes, types and settings; what was not used for long goes."""
+def test_a_recording_is_for_sizes_types_and_settings():
+    """The least recently used one goes."""
     runner = Tapes(most=3 * GRAPH_BYTES + 1000)  # of some bytes each
     kinds = [(torch.zeros(2), 1), (torch.zeros(3), 1), (torch.zeros(2, dtype=torch.float64), 1), (torch.zeros(2), 2)]
     turns = [(3, kinds[:3]), (3, kinds[:3]), (4, kinds[3:]), (4, kinds[2:]), (5, kinds[:1]), (5, kinds[3:])]
@@ -114,11 +114,11 @@ def test_sizes():
 
 
 def test_a_gpu_books_its_own_time(monkeypatch):
-    """Laps are booked when the GPU has come to them, in order; nobody waits but at the end."""
+    """Laps are booked in order, once the GPU has passed them; the host waits only at the end."""
     waited = []
 
     class Event:
-        """The GPU comes to a lap when the host has made two more."""
+        """The GPU passes a lap when the host has made two more."""
 
         made: ClassVar = []
 

@@ -8,6 +8,7 @@ B rows, K drafted tokens, V vocabulary, C candidates.
 
 import math
 import random
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from support import EOS, SYMBOLS, Lengths, commit
 from test_kernels import DTYPES, ROLES, on_kernels, variant, wide_drafter, wide_verifier  # noqa: F401
 from test_native_loop import both, controllers, requests_of, roles_of, run, with_vocabulary
+from test_sampling import improbability
 
 from specdec_plugins.decoding import noise
 from specdec_plugins.decoding.acceptance import rejection
@@ -237,21 +239,12 @@ def test_drafting_is_pytorchs(names, gate, variant):  # noqa: F811
 # ---- distributions
 
 
-def p_value(counts, probabilities):
-    """The p-value of the chi-square test; impossible outcomes must not occur."""
-    possible = probabilities > 1e-12
-    assert counts[~possible].sum() == 0
-    expected = probabilities[possible] * counts.sum()
-    statistic = ((counts[possible] - expected) ** 2 / expected).sum()
-    return torch.special.gammaincc((possible.sum() - 1) / 2, statistic / 2).item()
-
-
 @pytest.mark.parametrize("kind", ["certain", "drawn"])
 def test_rejection_keeps_the_distribution(kind):
     """For the first token, drafted or recovered, and for the second after each accepted first token.
 
-    The second depends on the first, by the logits and by the penalty. Of the drafter's tokens it says one far too often, two a
-    bit too seldom, and top-p rules one out.
+    The second depends on the first through the logits and the penalty. The drafter says one of its tokens far too often, two
+    slightly too seldom, and one that top-p rules out.
     """
     rows, words, rule = 100_000, 10, Sampling(0.8, 8, 0.9, 1.3, "rejection")
     generator = torch.Generator().manual_seed(4)
@@ -275,15 +268,15 @@ def test_rejection_keeps_the_distribution(kind):
 
     def expected(values, drafted=()):
         values[SYMBOLS.pad] = -math.inf
-        return warp(values[None, None], Table.of([Draws(rule, 0, drafted)], 1, words, CPU))[0, 0]
+        return dict(enumerate(warp(values[None, None], Table.of([Draws(rule, 0, drafted)], 1, words, CPU))[0, 0].tolist()))
 
     said = torch.where(accepted, drafted, own)
     assert 0.05 < accepted.double().mean() < 0.95
-    assert p_value(said.bincount(minlength=words), expected(first)) > 1e-3
+    assert improbability(Counter(said.tolist()), expected(first)) > 1e-3
     for token in set(drafted.tolist()):
         follow = own[accepted & (drafted == token)]
         if len(follow) > 1000:
-            assert p_value(follow.bincount(minlength=words), expected(second[token].clone(), [token])) > 1e-3
+            assert improbability(Counter(follow.tolist()), expected(second[token].clone(), [token])) > 1e-3
 
 
 # ---- decoding

@@ -34,9 +34,9 @@ WARPS = {
 
 
 def improbability(counts, chances) -> float:
-    """Pearson's chi-square test: the probability of counts as far from ``chances`` as these. What is rare counts as one thing."""
+    """The p-value of Pearson's chi-square test of counts against ``chances``. Rare outcomes are pooled."""
     total, rare, statistic, kinds = sum(counts.values()), [0.0, 0], 0.0, 0
-    assert all(chances.get(key, 0) > 0 for key in counts), "something came that cannot be"
+    assert all(chances.get(key, 0) > 0 for key in counts), "an impossible outcome"
     for key, chance in chances.items():
         if chance * total < 8:
             rare = [rare[0] + chance * total, rare[1] + counts.get(key, 0)]

@@ -75,9 +75,9 @@ def joined(runs: Sequence[Run], parts: Sequence[Sequence[int]]) -> Run:
     """Parallel runs as one: outputs in the order of the sources, seconds until the last run ended, all else added up."""
     placed = {index: output for run, part in zip(runs, parts) for index, output in zip(part, run.outputs)}
     names = ("phases", "drafted", "accepted", "lengths", "accepted_lengths")
-    counts = [sum((getattr(run, name) for run in runs), Counter[Any]()) for name in names]
+    counts: dict[str, Any] = {name: sum((getattr(run, name) for run in runs), Counter[Any]()) for name in names}
     outputs = [placed[index] for index in sorted(placed)]
-    return Run(max(run.seconds for run in runs), runs[0].latencies, outputs, *counts, peak=sum(run.peak for run in runs))
+    return Run(max(run.seconds for run in runs), runs[0].latencies, outputs, **counts, peak=sum(run.peak for run in runs))
 
 
 class SystemServer:

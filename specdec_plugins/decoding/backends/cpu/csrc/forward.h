@@ -164,8 +164,8 @@ class Forward {
   private:
     // Minimum rows per thread for splitting a pass by sentence.
     static constexpr int MIN_ROWS_APART = 8;
-    // Rows that a member working alone takes through the pass at a time, with int8 products. Others are too slow for the caches
-    // to matter, and rereading larger weights takes longer.
+    // Rows that a member working alone takes through the pass at a time, with int8 products. Products of wider weights are too
+    // slow for caches to matter, and rereading those weights takes longer.
     static constexpr int ROWS_AT_A_TIME = 32;
     // Rows of a sentence whose attention is computed together: a typical verification. Each takes about 130 KB of scratch memory
     // for 4,000 positions and 8 heads.
@@ -399,8 +399,8 @@ class Forward {
     std::vector<int>& bounds;
     std::vector<std::vector<float>>& attention;
     int count;   // rows still being computed
-    bool apart;  // members work alone and meet only at the end
-    bool divided;  // .. on few enough rows at a time to stay in their caches
+    bool apart;    // members work alone and meet only at the end,
+    bool divided;  // on few enough rows at a time to stay in their caches
 };
 
 }  // namespace

@@ -45,8 +45,8 @@ using Memory = std::unique_ptr<void, Free>;
 // Uninitialised. Throws std::bad_alloc.
 inline Memory allocate(size_t bytes) {
 #if defined(__linux__)
-    // Large weights in huge pages: fewer misses of address translation. Not from the heap, where they would lie between buffers that
-    // are free by now. The end stays in small pages, as it may need little of a huge one.
+    // Large weights go into huge pages, for fewer TLB misses, and not onto the heap, where they would lie between freed buffers.
+    // The end stays in small pages: it may need little of a huge one.
     constexpr size_t page = 1 << 21;
     if (bytes >= page) {
         void* mapped = mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -80,7 +80,7 @@ inline float from_float16(uint16_t value) {  // finite; the factor moves the exp
     return value & 0x8000 ? -magnitude : magnitude;
 }
 
-// A small number rounded to the nearest integer, ties to even, as `lrintf` does, which is a call. The sum's last bits are integers.
+// A small number rounded to the nearest integer, ties to even: `lrintf` without the call. The sum's last bits are the integer.
 inline int8_t rounded(float value) { return int8_t(std::bit_cast<int32_t>(value + 0x1.8p23f) - std::bit_cast<int32_t>(0x1.8p23f)); }
 
 // A panel's data besides its weights.
@@ -166,8 +166,8 @@ struct Input {
     }
 };
 
-// Prefetch distance in bytes. Weights are read sequentially, but hardware prefetching stops at each page. AMD's does better alone:
-// without these instructions a pass on Zen 4 takes 3 to 20 % less time.
+// Prefetch distance in bytes. Weights are read sequentially, but hardware prefetching stops at each page. On AMD it does better
+// alone: without these instructions a pass on Zen 4 takes 3 to 20 % less time.
 constexpr int PREFETCH = 2048;
 #if defined(__x86_64__)
 const bool PREFETCHES = (__builtin_cpu_init(), !__builtin_cpu_is("amd"));
@@ -175,9 +175,8 @@ const bool PREFETCHES = (__builtin_cpu_init(), !__builtin_cpu_is("amd"));
 constexpr bool PREFETCHES = true;
 #endif
 
-// Keeps a vector in its register. GCC would reload or convert it again for each row, and the row would wait.
-// Not a template: deducing the type drops `aligned(4)` from `Floats`, and the reference would then promise an alignment that
-// vectors on the stack do not have, which UBSan rightly reports.
+// Keeps a vector in its register. GCC would reload or convert it for each row, and the row would wait. Not a template: type
+// deduction drops `aligned(4)` from `Floats`, and the reference would promise an alignment that vectors on the stack lack (UBSan).
 inline void hold(Floats& vector) {
 #if defined(__AVX512F__)
     __asm__("" : "+v"(vector));

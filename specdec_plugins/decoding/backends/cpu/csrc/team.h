@@ -47,8 +47,8 @@ inline Duration core_time() {
     return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) ? 0ns : std::chrono::seconds(time.tv_sec) + 1ns * time.tv_nsec;
 }
 
-// The number of members that take part. If stalls take more than a quarter of the time, it drops by one, for a period four times
-// as long as the last. After a quiet period it rises by one, for half as long. Under lasting load, attempts thus become rare.
+// The number of members that take part. If stalls take more than a quarter of the time, it drops by one, for four times the last
+// period. After a quiet period it rises by one, for half of it. Under lasting load, attempts thus become rare.
 class Attendance {
   public:
     explicit Attendance(int all) : all(all), size(all) {}
