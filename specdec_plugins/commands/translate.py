@@ -25,9 +25,11 @@ from specdec_plugins.commands.runner import (
 )  # fmt: skip
 from specdec_plugins.commands.trace import open_trace
 from specdec_plugins.commands.translation.answers import FORMATS, Answerer, Answers, identity, settings_of
+from specdec_plugins.commands.translation.files import Files, UnitAnswerer, is_folder, output_of
 from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buffers
 from specdec_plugins.commands.translation.output import Output
 from specdec_plugins.commands.translation.summary import summary
+from specdec_plugins.files import MARKUP, format_of
 from specdec_plugins.settings import UNTRAINED, Fault, Option, OptionError, Settings, option_of
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.workers import Workers
@@ -65,15 +67,24 @@ def parser() -> Parser:
     model("-s", "--source-lang", metavar="LANG", help="for multilingual models, or without a folder; such as fra_Latn, fra or fr")
     model("-t", "--target-lang", metavar="LANG", help="the same for the output")
 
-    text("files", nargs="*", metavar="FILE", help="UTF-8 text, .gz allowed (default: stdin)")
+    text("files", nargs="*", metavar="FILE",
+         help="lines of UTF-8 text, or by its ending md, html, po, xliff, json, srt, vtt, csv, tsv; .gz or .zst may follow "
+         "(default: stdin)")  # fmt: skip
     text("-i", "--input", metavar="FILE", help="the same, as an option")
-    text("-o", "--output", metavar="FILE", help="translations; .gz is compressed (default: stdout)")
+    text("-o", "--output", metavar="FILE|DIR", help="translations, in a folder one file for each; .gz, .zst (default: stdout)")
     text("--resume", action="store_true", help="continue the --output of an interrupted run")
     text("--format", choices=FORMATS, default="text",
          help="text; json: one object per output, scores in nats; fairseq: S, T, H, D and P lines, scores to base 2")  # fmt: skip
     text("--tokenized", action="store_true", help="input and output are subwords, separated by spaces")
     text("--remove-bpe", action="store_true", help="join the output's subwords; with --tokenized or --format fairseq")
     text("--reference", metavar="FILE", help="reference translations, for the T lines of --format fairseq")
+    text("--markup", choices=sorted(MARKUP), help="lines, or the texts in files, are HTML or XML: keep and place their tags")
+    text("--ignore-tags", metavar="NAMES", help="tags whose content is not translated, besides code, pre and the like")
+    text("--columns", metavar="NAMES", help="columns of csv and tsv files to translate, by number or header, such as 2,4")
+    text("--on-error", choices=("stop", "skip"), default="stop",
+         help="lines that are not text or too long, unreadable files: stop, or report and skip them (default: stop)")  # fmt: skip
+    text("--min-confidence", type=number, metavar="P", help="report texts of files whose translation is less probable per token; "
+         "in po and xliff they need review")  # fmt: skip
     text("--too-long", choices=("error", "truncate", "skip"), default="error",
          help="what to do with sources longer than the model reads: stop, cut them, or write an empty line "
          "(default: error)")  # fmt: skip
@@ -134,11 +145,13 @@ def check(options: argparse.Namespace) -> list[Fault]:
     if options.files and options.input:
         faults.append(("input", "cannot be combined with input files as arguments"))
     options.files = options.files or [options.input] * bool(options.input)
+    if options.on_error == "skip" and options.too_long == "error" and options.windows is None:
+        options.too_long = "skip"
     try:
         settings_of(options)
     except OptionError as error:
         faults += error.faults
-    faults += [*model_faults(options), *file_faults(options)]
+    faults += [*model_faults(options), *file_faults(options), *format_faults(options)]
     if options.format == "fairseq" and options.strategy == "drafter":
         faults.append(("format", "fairseq requires scores, which strategy drafter does not produce"))
     if options.remove_bpe and not options.tokenized and options.format != "fairseq":
@@ -181,18 +194,71 @@ def file_faults(options: argparse.Namespace) -> Iterator[Fault]:
     if options.trace and not options.trace.endswith((".html", ".htm")):  # perhaps an input file, which it would overwrite
         yield "trace", f"{options.trace} is not named .html; for a trace on stderr, put --trace after the input files"
     inputs = *options.files, options.reference, options.hint
-    for name, others in (("output", inputs), ("trace", (*inputs, options.output))):
-        written = getattr(options, name)
-        if any(same_file(written, path) for path in others):
-            yield name, f"{written} is also an input" + ", or the output" * (name == "trace")
+    outputs = [output_of(options, path) for path in options.files] if is_folder(options.output) else [options.output]
+    for name, written, others in (("output", outputs, inputs), ("trace", [options.trace], (*inputs, options.output))):
+        for mine in written:
+            if any(same_file(mine, path) for path in others):
+                yield name, f"{mine} is also an input" + ", or the output" * (name == "trace")
     if options.resume and options.trace and os.path.exists(options.trace):
         yield "trace", f"{options.trace} exists and --resume would overwrite it; name another file"
 
 
+def has_formats(options: argparse.Namespace) -> bool:
+    """Whether files are translated whole, each to one of its own, rather than line by line."""
+    return is_folder(options.output) or any(format_of(path) not in (None, "lines") for path in options.files)
+
+
+def format_faults(options: argparse.Namespace) -> Iterator[Fault]:
+    """Faults of the options that concern files other than lines of text, or marked-up lines."""
+    files = has_formats(options)
+    if files or options.markup:
+        what = "files of other formats than lines, -o DIR" if files else "--markup"
+        names = ["format", "tokenized", "reference", "hint", "trace"] + ["resume", "remove_bpe"] * files
+        if given := [option_name(name) for name in names if getattr(options, name) not in (None, False, "text")]:
+            yield given[0][2:].replace("-", "_"), f"cannot be combined with {what}"
+        if max(options.nbest or 1, options.num_samples or 1) > 1:
+            yield "nbest", f"cannot be combined with {what}"
+    if files and not options.files:
+        yield "output", f"{options.output} is a folder; name the input files"
+    if files and len(options.files) > 1 and not is_folder(options.output):
+        yield "output", "must be a folder (-o DIR/) for several files of other formats than lines"
+    names = [os.path.basename(path) for path in options.files]
+    if is_folder(options.output) and len(set(names)) < len(names):
+        yield "output", "would have two files of one name"
+    if options.min_confidence is not None and not files:
+        yield "min_confidence", "is for files of other formats than lines, or with -o DIR"
+    if options.min_confidence is not None and not 0 <= options.min_confidence <= 1:
+        yield "min_confidence", f"{options.min_confidence:g} is not between 0 and 1"
+
+
+def run_files(options: argparse.Namespace) -> None:
+    """Translate files whole. Raises ValueError or OSError."""
+    with ExitStack() as stack:
+        work: Callable[[Iterable], Iterator]
+        if options.workers > 1:
+            work = stack.enter_context(Workers(options.workers, partial(UnitAnswerer, options))).map
+        else:
+            work = partial(map, UnitAnswerer(options))
+        files = Files(options, report)
+        settings, began = settings_of(options), time.perf_counter()
+        size = options.buffer_size or BUFFER_SIZE
+        stats = files.write(work(files.batches(size)))
+        if stats and not options.quiet:
+            print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
+
+
+def report(what: str) -> None:
+    print(f"specdec-translate: {what}", file=sys.stderr)
+
+
 def run(options: argparse.Namespace, progress: Progress) -> None:
     """Translate, a buffer of lines at a time. Raises ValueError or OSError."""
+    if has_formats(options):
+        return run_files(options)
     with ExitStack() as stack:
-        source = stack.enter_context(Inputs(options.files, None if options.windows is None else MAX_DOCUMENT_BYTES))
+        longest = None if options.windows is None else MAX_DOCUMENT_BYTES
+        skipped = None if options.on_error == "stop" else lambda error: report(f"{error}, skipped")
+        source = stack.enter_context(Inputs(options.files, longest, skipped))
         terminal = not options.files and sys.stdin.isatty()
         beside = [stack.enter_context(LineReader(path)) if path else None for path in (options.reference, options.hint)]
         work: Callable[[Iterable[Buffer]], Iterator[Answers]]  # loads the model before an existing output is touched
@@ -226,9 +292,8 @@ def write(output: Output, source: Inputs, answered: Iterable[Answers], trace: Ca
             for traced in answer.traced:
                 trace(traced)
             shown.update()
-            if answer.shortened:
-                message = f"specdec-translate: {source.place(index)}: too long for the model, {answer.shortened}"
-                shown.write(message, file=sys.stderr)
+            if answer.said:
+                shown.write(f"specdec-translate: {source.place(index)}: {answer.said}", file=sys.stderr)
         output.write([(answer.line, answer.text) for answer in answers.lines])
         if answers.too_long:
             raise ValueError(f"{source.place(output.lines)}: {answers.too_long}")

@@ -1,14 +1,14 @@
-"""Read lines of text: UTF-8, plain or gzip, with every error naming file and line."""
+"""Read lines of text: UTF-8, plain or compressed, with every error naming file and line."""
 
 import errno
-import gzip
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
+
+from specdec_plugins.text.compressed import open_read
 
 # A longer "line" is a file without line ends. A megabyte far exceeds what any model reads, so a source that is too long is still
 # reported by its number of tokens.
@@ -17,18 +17,22 @@ MAX_DOCUMENT_BYTES = 16_000_000  # of a line that is split into windows: over tw
 
 
 class LineReader:
-    """Iterates over the lines of a UTF-8 text file (plain or ``.gz``), or of stdin without a path. A context manager.
+    """Iterates over the lines of a UTF-8 text file (plain, ``.gz`` or ``.zst``), or of stdin without a path. A context manager.
 
     Lines come without their ends. Only ``\\n`` ends a line, as for ``wc -l``; U+2028 does not, so parallel files stay parallel. A
     carriage return is dropped at the end of a line and becomes a space elsewhere, because other tools would end the line there. A
     byte order mark is dropped. ``name`` is the file's name in messages, and ``number`` the number of lines read so far.
 
     Raises ValueError, naming file and line, if a line is not UTF-8, contains a NUL byte or exceeds ``most`` bytes
-    (`MAX_LINE_BYTES`), or if the file cannot be read.
+    (`MAX_LINE_BYTES`), or if the file cannot be read. With ``skipped``, which is called with the error, such a line is empty.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, most: int | None = None):
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, most: int | None = None,
+        skipped: Callable[[ValueError], None] | None = None,
+    ):  # fmt: skip
         self.name, self.number, self.most = "stdin" if path is None else str(path), 0, most or MAX_LINE_BYTES
+        self.skipped = skipped
         try:
             self.stream = _open(path)
         except OSError as error:
@@ -38,7 +42,16 @@ class LineReader:
         try:
             while data := self.stream.readline(self.most + 1):
                 self.number += 1
-                yield self._text(data)
+                try:
+                    line = self._text(data)
+                except ValueError as error:
+                    if self.skipped is None:
+                        raise
+                    self.skipped(error)
+                    line = ""
+                    while len(data) > self.most and not data.endswith(b"\n"):
+                        data = self.stream.readline(self.most + 1)
+                yield line
         except (OSError, EOFError, zlib.error) as error:
             raise self._unreadable(error) from None
 
@@ -81,9 +94,21 @@ def count_line_ends(path: str | os.PathLike[str]) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))
 
 
+def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+    """The content of a file, plain or compressed. Raises ValueError, naming it, if unreadable or over ``most`` bytes."""
+    try:
+        with open_read(path) as stream:
+            data = stream.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > most:
+        raise ValueError(f"{path}: larger than {most:,} bytes")
+    return data
+
+
 def _open(path: str | os.PathLike[str] | None) -> BinaryIO:
-    if path is None:
-        if sys.stdin is None:
-            raise OSError(errno.EBADF, "closed")
-        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-    return cast(BinaryIO, gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb"))
+    if path is not None:
+        return open_read(path)
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, "closed")
+    return os.fdopen(os.dup(sys.stdin.fileno()), "rb")

@@ -8,12 +8,12 @@ Moses'. A wrong split damages a sentence while a missed one only joins two, so a
 import html
 import re
 from collections.abc import Collection, Iterator
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 
 from specdec_plugins.text.bpe import remove_bpe
 from specdec_plugins.text.moses import sacremoses
 from specdec_plugins.text.reversible import JOINER
-from specdec_plugins.text.words import CONTINUED
+from specdec_plugins.text.words import CONTINUED, Span
 
 MAX_WORD = 1_000  # characters; a longer "word" is data, and is split, because BPE is quadratic in the length of a word
 _WORD = re.compile(rf"\S{{1,{MAX_WORD}}}")
@@ -48,6 +48,14 @@ def sentences(line: str, language: str, most: int, tokenized: bool = False) -> I
             words = words[at:]
     if words:
         yield " ".join(words)
+
+
+def sentence_spans(text: str, language: str, most: int) -> Iterator[Span]:
+    """The characters of each sentence of a text; between them is only white space."""
+    words = _WORD.finditer(text)
+    for sentence in sentences(text, language, most):
+        found = list(islice(words, sentence.count(" ") + 1))
+        yield found[0].start(), found[-1].end()
 
 
 def cut(subwords: list[str], most: int) -> int:

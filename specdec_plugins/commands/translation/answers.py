@@ -8,15 +8,18 @@ import gc
 import hashlib
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specdec_plugins.commands.runner import option_name
 from specdec_plugins.commands.trace import TracedSentence, TracedStep
 from specdec_plugins.commands.translation.inputs import Buffer
+from specdec_plugins.files import MARKUP, Options, TextFile, Unreadable, split
 from specdec_plugins.settings import Settings, option_of
 
 if TYPE_CHECKING:  # with --workers, only the workers load torch
@@ -25,23 +28,35 @@ if TYPE_CHECKING:  # with --workers, only the workers load torch
     from specdec_plugins.translator import Translation
 
 RESOURCES = ("device", "threads")  # settings that do not change the text
-TEXT = ("format", "tokenized", "remove_bpe", "too_long", "source_lang", "target_lang")  # options that do
+TEXT = (
+    "format",
+    "tokenized",
+    "remove_bpe",
+    "too_long",
+    "source_lang",
+    "target_lang",
+    "markup",
+    "ignore_tags",
+    "on_error",
+)  # options that do
 FORMATS = ("text", "fairseq", "json")
+SKIPPED = "too long for the model, skipped"
 Format = Callable[[int, Sequence["Translation"], str | None], str]  # line number from 0, its outputs, reference
 
 
 class Answer(NamedTuple):
-    """An input line, the text to write for it (without the last line end), its trace, and what was done to an overlong source."""
+    """An input line, the text to write for it (without the last line end), its trace, and what there is to say about the line."""
 
     line: str
     text: str
     traced: list[TracedSentence]
-    shortened: Literal["", "cut", "skipped"]
+    said: str = ""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to a buffer's lines, up to the first fault: an overlong line (``too_long``) or unreadable input (``fault``)."""
+    """The answers to a buffer's lines, up to the first fault: a line that is not translated (``too_long``, such as an overlong
+    one) or unreadable input (``fault``)."""
 
     lines: list[Answer]
     too_long: str
@@ -72,6 +87,8 @@ class Answerer:
         """Answer all lines, or those before the first overlong source."""
         from specdec_plugins.translator import SourceTooLong
 
+        if self.options.markup:
+            return self._marked_up(buffer)
         lines, hints, too_long = buffer.lines, buffer.hints or None, ""
         try:
             results = self.translator.translate(lines, first=buffer.first, hints=hints, **self.choices)
@@ -85,12 +102,44 @@ class Answerer:
         answers = [self._answer(number, *each) for number, each in numbered]
         return Answers(answers, too_long, buffer.fault, self.translator.engine.take_stats())
 
+    def _marked_up(self, buffer: Buffer) -> Answers:
+        """Answer lines of markup."""
+        from specdec_plugins.translator import SourceTooLong
+        from specdec_plugins.units import translate_units
+
+        form, told = MARKUP[self.options.markup], Options(ignored=split(self.options.ignore_tags))
+        contents, fault = list[TextFile | Unreadable](), ""
+        for line in buffer.lines:
+            try:
+                contents.append(TextFile(line, form, told))
+            except Unreadable as error:
+                if self.options.on_error == "stop":
+                    fault = error.what
+                    break
+                contents.append(error)
+        units = [content.units if isinstance(content, TextFile) else [] for content in contents]
+        try:
+            placed = translate_units(self.translator, list(chain(*units)), first=buffer.first, **self.choices)
+        except SourceTooLong as error:
+            ends = list(accumulate(map(len, units)))
+            units = units[: bisect_right(ends, error.index)]
+            fault = str(error)
+            placed = translate_units(self.translator, list(chain(*units)), first=buffer.first, **self.choices)
+        rest, answers = iter(placed), list[Answer]()
+        for line, content, own in zip(buffer.lines, contents, (list(islice(rest, len(each))) for each in units)):
+            if isinstance(content, Unreadable):
+                answers.append(Answer(line, "", [], f"{content.what}, skipped"))
+            else:
+                skipped = None in own
+                answers.append(Answer(line, "" if skipped else content.translated(own), [], SKIPPED * skipped))
+        return Answers(answers, fault, buffer.fault, self.translator.engine.take_stats())
+
     def _answer(self, number: int, line: str, outputs: Sequence["Translation"], reference: str | None) -> Answer:
         shown = [] if self.options.trace is None else [self._traced(output) for output in outputs]
-        shortened: Literal["", "cut", "skipped"] = ""
+        said = ""
         if outputs[0].shortened:
-            shortened = "cut" if outputs[0].source_tokens else "skipped"
-        return Answer(line, self.format(number, outputs, reference), shown, shortened)
+            said = "too long for the model, cut" if outputs[0].source_tokens else SKIPPED
+        return Answer(line, self.format(number, outputs, reference), shown, said)
 
     def _traced(self, result: "Translation") -> TracedSentence:
         words = self.translator.codec.target.tokens

@@ -1,6 +1,6 @@
 """The input of ``specdec-translate``: buffers of lines with their references and hints."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -24,10 +24,12 @@ class Buffer:
 class Inputs:
     """The lines of several files in turn, or of stdin. A context manager."""
 
-    def __init__(self, paths: Sequence[str], longest: int | None = None):
+    def __init__(
+        self, paths: Sequence[str], longest: int | None = None, skipped: Callable[[ValueError], None] | None = None
+    ):  # fmt: skip
         with ExitStack() as stack:
             given: Sequence[str | None] = paths or [None]
-            self.readers = [stack.enter_context(LineReader(path, longest)) for path in given]
+            self.readers = [stack.enter_context(LineReader(path, longest, skipped)) for path in given]
             self._open = stack.pop_all()
         self.name = self.readers[0].name if len(self.readers) == 1 else "the input"
 

@@ -6,7 +6,6 @@ lines and of the file. Nothing is modified until all of it is verified.
 
 import errno
 import fcntl
-import gzip
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from typing import Any
 
 from specdec_plugins.commands.translation.inputs import Inputs
 from specdec_plugins.formats import files
+from specdec_plugins.text.compressed import compress
 
 INTERVAL = 1.0  # seconds between records, which is what a killed run has to repeat
 CHUNK = 1 << 20  # bytes per read
@@ -30,7 +30,7 @@ class Output:
     """Writes the text of each input line; ``lines`` counts those written. A context manager.
 
     ``identity()`` names what determines the text; it is called only for a record because it reads the model. A path ending in
-    ``.gz`` is compressed, one gzip member per `write`.
+    ``.gz`` or ``.zst`` is compressed, one member or frame per `write`.
     """
 
     def __init__(self, path: str | None, resume: bool, identity: Callable[[], Identity]):
@@ -118,8 +118,8 @@ class Output:
     def write(self, answers: Sequence[tuple[str, str]]) -> None:
         """Write (input line, text) pairs; after an OSError, a regular file has none of them."""
         data = "".join(f"{text}\n" for _, text in answers).encode()
-        if data and self.path and self.path.endswith(".gz"):
-            data = gzip.compress(data, mtime=0)
+        if data and self.path:
+            data = compress(data, self.path)
         left = memoryview(data)
         try:
             while left:

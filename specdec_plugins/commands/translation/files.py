@@ -1,0 +1,165 @@
+"""Translates files of other formats than lines: read whole, translated in batches that reach from one file to the next, each
+written whole or not at all."""
+
+import argparse
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from specdec_plugins.commands.translation.answers import Answerer
+from specdec_plugins.files import MOST, Options, TextFile, Unreadable, format_of, split
+from specdec_plugins.formats.files import whole
+from specdec_plugins.text.compressed import compress
+from specdec_plugins.text.lines import read_bytes
+from specdec_plugins.text.placing import Placed, Unit
+
+if TYPE_CHECKING:
+    from specdec_plugins.decoding.stats import DecodeStats
+
+FULL = 1 << 18  # characters that end a batch
+
+
+@dataclass
+class File:
+    """A file under way: what it holds, and the translations of its first units."""
+
+    name: str
+    output: str | None
+    mark: str  # the byte order mark
+    content: TextFile
+    units: list[Unit]
+    placed: list[Placed | None] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: str, output: str | None, form: str, options: Options, markup: str | None) -> "File":
+        """Raises ValueError naming the file and the line."""
+        data = read_bytes(path, MOST)
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{path}, line {line}: not UTF-8") from None
+        source = text.removeprefix("\ufeff")
+        try:
+            content = TextFile(source, form, options, markup)
+        except Unreadable as error:
+            where = "" if error.at is None else f", line {source.count(chr(10), 0, error.at) + 1}"
+            raise ValueError(f"{path}{where}: {error.what}") from None
+        return cls(path, output, text[: len(text) - len(source)], content, content.units)
+
+    def write(self, least: float) -> list[str]:
+        """Write the file, which is whole. Returns what a person should know about its texts."""
+        data = (self.mark + self.content.translated(self.placed, least)).encode()
+        if self.output is None:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        else:
+            with whole(self.output) as temporary:
+                temporary.write_bytes(compress(data, self.output))
+        said = []
+        for line, each in zip(self.content.lines(), self.placed):
+            if each is None:
+                said.append(f"{self.name}, line {line}: too long for the model, not translated")
+            elif each.confidence < least:
+                said.append(f"{self.name}, line {line}: confidence {each.confidence:.2f}")
+        return said
+
+
+class Translated(NamedTuple):
+    """The translations of a batch, up to the first text that is too long, and what is said about that."""
+
+    placed: list[Placed | None]
+    too_long: str
+    stats: "DecodeStats"
+
+
+class UnitAnswerer:
+    """Translates batches of units. ``number`` counts worker processes."""
+
+    def __init__(self, options: argparse.Namespace, number: int = 0):
+        answerer = Answerer(options, number)
+        self.translator, self.choices = answerer.translator, answerer.choices
+
+    def __call__(self, batch: tuple[int, list[Unit]]) -> Translated:
+        from specdec_plugins.translator import SourceTooLong
+        from specdec_plugins.units import translate_units
+
+        (first, units), too_long = batch, ""
+        try:
+            placed = translate_units(self.translator, units, first=first, **self.choices)
+        except SourceTooLong as error:
+            too_long = f"{error} (--on-error skip continues)"
+            placed = translate_units(self.translator, units[: error.index], first=first, **self.choices)
+        return Translated(placed, too_long, self.translator.engine.take_stats())
+
+
+class Files:
+    """Reads files one after the other as batches are taken, and writes each when it has all its translations."""
+
+    def __init__(self, options: argparse.Namespace, say: Callable[[str], None]):
+        self.options, self.say = options, say
+        self.under_way: deque[File] = deque()
+        self.fault: ValueError | None = None  # of a file that is not read, after which no other is
+        self.skipped = 0
+
+    def batches(self, size: int) -> Iterator[tuple[int, list[Unit]]]:
+        """Up to ``size`` units at a time, with the number of the first."""
+        first, batch = 0, list[Unit]()
+        for file in self._read():
+            self.under_way.append(file)
+            for unit in file.units:
+                batch.append(unit)
+                if len(batch) == size or sum(len(each.text) for each in batch) > FULL:
+                    yield first, batch
+                    first, batch = first + len(batch), []
+        if batch:
+            yield first, batch
+
+    def write(self, answered: Iterable[Translated]) -> "DecodeStats | None":
+        """Write the files. Raises ValueError for the first that cannot be translated, after those before it."""
+        stats = None
+        for placed, too_long, more in answered:
+            for each in placed:
+                self._finish()  # those without units
+                self.under_way[0].placed.append(each)
+            self._finish()
+            if too_long:
+                file = self.under_way[0]
+                raise ValueError(f"{file.name}, line {file.content.lines()[len(file.placed)]}: {too_long}")
+            stats = more if stats is None else stats + more
+        self._finish()
+        if self.fault:
+            raise self.fault
+        if self.skipped:
+            raise ValueError(f"{self.skipped:,} of {len(self.options.files):,} files skipped")
+        return stats
+
+    def _finish(self) -> None:
+        while self.under_way and len(self.under_way[0].placed) == len(self.under_way[0].units):
+            for said in self.under_way.popleft().write(self.options.min_confidence or 0.0):
+                self.say(said)
+
+    def _read(self) -> Iterator[File]:
+        options = self.options
+        told = Options(split(options.columns), split(options.ignore_tags))
+        for path in options.files:
+            try:
+                yield File.read(path, output_of(options, path), format_of(path) or "lines", told, options.markup)
+            except ValueError as error:
+                if options.on_error == "stop":
+                    self.fault = error
+                    return
+                self.skipped += 1
+                self.say(f"{error}; file skipped")
+
+
+def output_of(options: argparse.Namespace, path: str) -> str | None:
+    """The output of an input file: of the same name if ``--output`` is a folder."""
+    return os.path.join(options.output, os.path.basename(path)) if is_folder(options.output) else options.output
+
+
+def is_folder(path: str | None) -> bool:
+    return path is not None and (path.endswith(os.sep) or os.path.isdir(path))

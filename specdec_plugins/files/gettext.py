@@ -1,0 +1,37 @@
+"""PO files, by polib: the translations of entries that have none. One that needs review is fuzzy."""
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from specdec_plugins.extras import needed
+from specdec_plugins.files import Options, Span, Unreadable
+
+
+def spans(source: str, options: Options) -> Iterator[Span]:
+    with needed("files", "PO"):
+        import polib
+    try:
+        entries = polib.pofile(source + "\n")  # with the line end it cannot be the name of a file, which polib would read
+    except (OSError, ValueError, IndexError, AttributeError) as error:
+        raise Unreadable(None, f"not a PO file ({error})") from None
+    lines = source.splitlines(keepends=True)  # as polib counts them
+    starts = [0, *accumulate(map(len, lines))]
+    for entry in entries:
+        if entry.obsolete or entry.msgstr or any(entry.msgstr_plural.values()):
+            continue
+        number = max(0, entry.linenum - 1)
+        while not lines[number].startswith("msg"):
+            number += 1
+        begin, texts = starts[number], [entry.msgid]
+        while not lines[number].startswith("msgstr"):
+            number += 1
+        while number < len(lines) and lines[number].startswith(("msgstr", '"')):
+            if lines[number].startswith("msgstr"):
+                quotes = starts[number] + lines[number].index('""')
+
+                def write(text: str, doubtful: bool, first=begin, last=quotes) -> str:
+                    return "#, fuzzy\n" * doubtful + f'{source[first:last]}"{polib.escape(text)}"'
+
+                yield Span(begin, quotes + 2, texts[-1], write=write, always=True)
+                begin, texts = quotes + 2, [entry.msgid_plural]
+            number += 1

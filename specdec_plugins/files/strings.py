@@ -1,0 +1,27 @@
+"""JSON of translatable strings: all values that are strings, at any depth; keys stay."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]
+
+from specdec_plugins.files import Options, Span, Unreadable
+
+
+def spans(source: str, options: Options) -> Iterator[Span]:
+    try:
+        json.loads(source)
+    except json.JSONDecodeError as error:
+        raise Unreadable(error.pos, f"not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(None, f"not JSON that can be read ({error})") from None
+    at = source.find('"')
+    while at >= 0:
+        text, end = scanstring(source, at + 1)
+        if not source.startswith(":", WHITESPACE.match(source, end).end()):
+            yield Span(at + 1, end - 1, text, partial(escape, ascii_only="\\u" in source[at:end]))
+        at = source.find('"', end)
+
+
+def escape(text: str, ascii_only: bool) -> str:
+    return json.dumps(text, ensure_ascii=ascii_only)[1:-1]

@@ -1,0 +1,26 @@
+"""SubRip and WebVTT: the lines below each ``-->``, up to an empty line, with their tags."""
+
+from collections.abc import Iterator
+
+from specdec_plugins.files import Options, Span, html
+from specdec_plugins.files.markup import span_of
+
+
+def spans(source: str, options: Options) -> Iterator[Span]:
+    entities = source.lstrip("\ufeff").startswith("WEBVTT")  # SubRip has none
+    start, cue = 0, -1
+    for line in [*source.splitlines(keepends=True), ""]:
+        if cue >= 0 and not line.strip():
+            yield from cue_spans(source, cue, start, entities)
+            cue = -1
+        elif cue < 0 and "-->" in line:
+            cue = start + len(line)
+        start += len(line)
+
+
+def cue_spans(source: str, start: int, end: int, entities: bool) -> Iterator[Span]:
+    tokens = [token._replace(start=start + token.start, end=start + token.end) for token in html.tokens(source[start:end])]
+    if not entities:
+        tokens = [each._replace(text=source[each.start : each.end]) if each.kind == "text" else each for each in tokens]
+    if span := span_of(source, tokens, None if entities else {}):
+        yield span

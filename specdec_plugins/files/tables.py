@@ -1,0 +1,66 @@
+"""CSV and TSV (RFC 4180, separated by commas or tabs): the text in the columns that are named."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from specdec_plugins.files import Options, Span, Unreadable
+
+
+def commas(source: str, options: Options) -> Iterator[Span]:
+    return spans(source, options, ",")
+
+
+def tabs(source: str, options: Options) -> Iterator[Span]:
+    return spans(source, options, "\t")
+
+
+def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
+    if not options.columns:
+        raise Unreadable(None, "a table: name its columns with --columns, such as --columns 2 or --columns title,text")
+    columns: list[int] | None = None
+    for row in rows(source, separator):
+        if columns is None:
+            columns, header = chosen(options.columns, [text for _, _, text in row])
+            if header:
+                continue
+        for column in columns:
+            if column < len(row):
+                start, end, text = row[column]
+                yield Span(start, end, text, write=partial(write, separator=separator, quoted=source[start:end][:1] == '"'))
+
+
+def chosen(columns: Sequence[str], first: Sequence[str]) -> tuple[list[int], bool]:
+    """The columns from 0, and whether the first row is a header, because it has their names."""
+    if all(column.isdecimal() for column in columns) and not set(columns) <= set(first):
+        return [int(column) - 1 for column in columns if int(column)], False
+    if missing := [column for column in columns if column not in first]:
+        raise Unreadable(0, f"no column is named {missing[0]!r}; there are {', '.join(first)[:200]}")
+    return [first.index(column) for column in columns], True
+
+
+def rows(source: str, separator: str) -> Iterator[list[tuple[int, int, str]]]:
+    """The fields of each row: the first character, the one after the last, and the text."""
+    ending = re.compile(rf"{separator}|\r\n?|\n|\Z")
+    at, row = 0, list[tuple[int, int, str]]()
+    while at < len(source) or row:
+        start, text = at, ""
+        if source.startswith('"', at):
+            while at == start or source.startswith('"', at):
+                at = source.find('"', at + 1) + 1
+                if not at:
+                    raise Unreadable(start, "a quoted field is not closed")
+            text = source[start + 1 : at - 1].replace('""', '"')
+        match = ending.search(source, at)
+        assert match is not None
+        row.append((start, match.start(), text + source[at : match.start()]))
+        at = match.end()
+        if match[0] != separator:
+            yield row
+            row = []
+
+
+def write(text: str, doubtful: bool, separator: str, quoted: bool) -> str:
+    if quoted or text.startswith('"') or any(each in text for each in (separator, "\n", "\r")):
+        return '"' + text.replace('"', '""') + '"'
+    return text

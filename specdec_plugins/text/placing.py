@@ -1,0 +1,240 @@
+"""Puts the inline tags of a sentence around the words of its translation, as a word alignment says.
+
+Tags form a tree, and each is placed once: an element gets the range of target words, inside its parent's and apart from its
+siblings', with the most words aligned to its own and the fewest aligned to others. So the result is always well formed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from specdec_plugins.text.words import Span
+
+DEEPEST = 100  # tags within tags, in one sentence; formats refuse more
+Pieces = list[str | int]  # text, and indices of marks
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An inline tag between characters ``start`` and ``end`` of a text, which are equal unless it replaces text, such as code.
+
+    ``partner`` is the index of the tag that closes or opens it; without one, it stands alone.
+    """
+
+    start: int
+    end: int
+    partner: int | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A text to translate, with its inline tags. A ``whole`` one is not split into sentences."""
+
+    text: str
+    marks: Sequence[Mark] = ()
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A translated unit: text, and the indices of its marks. ``changed``: it differs from the source. ``confidence``: the lowest
+    of its sentences' (geometric mean of the probabilities of the tokens)."""
+
+    pieces: Pieces
+    changed: bool
+    confidence: float = 1.0
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A translation, and the characters of a word of its source with those of a word of its own, for each such pair."""
+
+    text: str
+    links: Sequence[tuple[Span, Span]]
+
+
+@dataclass
+class Node:
+    """An element or a single tag. A tag that belongs to another sentence is None."""
+
+    start: int
+    end: int
+    opening: int | None = None
+    closing: int | None = None
+    alone: bool = False
+    inside: "list[Node]" = field(default_factory=list)
+
+
+def place(text: str, marks: Sequence[tuple[int, Mark]], translation: Aligned) -> Pieces:
+    """The translation of a sentence with its marks, which come with their indices."""
+    nodes = tree(len(text), marks)
+    return list(Placer(text, kept(text, nodes, translation)).pieces(nodes))
+
+
+def unmoved(text: str, marks: Sequence[tuple[int, Mark]]) -> Pieces:
+    """A text with its marks where they are."""
+    pieces: Pieces = []
+    at = 0
+    for index, mark in marks:
+        pieces += [text[at : mark.start], index]
+        at = mark.end
+    return [*pieces, text[at:]]
+
+
+def tree(length: int, marks: Sequence[tuple[int, Mark]]) -> list[Node]:
+    """The elements of a sentence."""
+    here = {index for index, _ in marks}
+    levels: list[list[Node]] = [[]]
+    open_nodes: list[Node] = []
+    for index, mark in marks:
+        if mark.partner is None:
+            levels[-1].append(Node(mark.start, mark.end, index, alone=True))
+        elif mark.partner > index:
+            open_nodes.append(Node(mark.start, length, index))
+            levels[-1].append(open_nodes[-1])
+            levels.append(open_nodes[-1].inside)
+        elif mark.partner in here:
+            node = open_nodes.pop()
+            node.end, node.closing = mark.start, index
+            levels.pop()
+        else:  # opened in an earlier sentence: it holds all before it
+            levels = [[Node(0, mark.start, closing=index, inside=levels[0])]]
+    return levels[0]
+
+
+def kept(text: str, nodes: Sequence[Node], translation: Aligned) -> Aligned:
+    """The alignment, in which text that tags replace is linked to the same text of the translation, where that has it."""
+    links, at = list(translation.links), 0
+    for node in replacing(nodes):
+        part = text[node.start : node.end]
+        start = max(translation.text.find(part, at), translation.text.find(part) if part not in translation.text[at:] else -1)
+        if start >= 0:
+            at = start + len(part)
+            own, new = (node.start, node.end), (start, at)
+            links = [each for each in links if not touch(each[0], own) and not touch(each[1], new)] + [(own, new)]
+    return replace(translation, links=links)
+
+
+def touch(one: Span, other: Span) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def replacing(nodes: Sequence[Node]) -> Iterator[Node]:
+    for node in nodes:
+        if node.alone and node.start < node.end:
+            yield node
+        yield from replacing(node.inside)
+
+
+def within(words: Sequence[Span], start: int, end: int) -> range:
+    """The words that have characters from ``start`` to ``end``."""
+    found = [n for n, (first, last) in enumerate(words) if first < end and last > start]
+    return range(found[0], found[-1] + 1) if found else range(0)
+
+
+class Placer:
+    def __init__(self, text: str, translation: Aligned):
+        self.text, self.translation = text, translation.text
+        self.words, self.own = (sorted({link[side] for link in translation.links}) for side in (1, 0))
+        numbers = [{word: number for number, word in enumerate(words)} for words in (self.own, self.words)]
+        self.targets: list[list[int]] = [[] for _ in self.own]
+        self.sources: list[list[int]] = [[] for _ in self.words]
+        for source, target in translation.links:
+            self.targets[numbers[0][source]].append(numbers[1][target])
+            self.sources[numbers[1][target]].append(numbers[0][source])
+
+    def pieces(self, nodes: Sequence[Node]) -> Iterator[str | int]:
+        yield from self._inside(nodes, 0, len(self.words), range(len(self.own)), 0, len(self.translation))
+
+    def _inside(
+        self, nodes: Sequence[Node], first: int, last: int, parent: range, start: int, end: int
+    ) -> Iterator[str | int]:  # fmt: skip
+        """Characters ``start`` to ``end`` of the translation, its words ``first`` to ``last``, with nodes among them."""
+        at = start
+        for node, words, own in sorted(self._laid(nodes, first, last, parent), key=lambda each: (each[1].start, each[1].stop)):
+            before, after = "", ""
+            if words:
+                begin, stop = self.words[words[0]][0], self.words[words[-1]][1]
+                begin, stop = (
+                    (start if node.opening is None else begin),
+                    (end if node.closing is None and not node.alone else stop),
+                )
+            else:
+                begin, before, after = self._gap(node, words.start, at, end)
+                stop = begin
+            begin, stop = max(at, begin), max(at, stop)
+            yield self.translation[at:begin] + before
+            if node.opening is not None:
+                yield node.opening
+            if not node.alone:
+                yield from self._inside(node.inside, words.start, words.stop, own, begin, stop)
+            if node.closing is not None:
+                yield node.closing
+            if after:
+                yield after
+            at = stop
+        yield self.translation[at:end]
+
+    def _laid(self, nodes: Sequence[Node], first: int, last: int, parent: range) -> Iterator[tuple[Node, range, range]]:
+        """Each node with its words in the translation and in the source."""
+        taken: set[int] = set()
+        for node in nodes:
+            own = within(self.own, node.start, node.end) if node.start < node.end else range(0)
+            everything = own and own == parent and not node.alone
+            words = range(first, last) if everything else self._best(node, own, first, last, taken)
+            if not words:
+                gap = self._near(node, first, last)
+                while first < gap < last and gap in taken and gap - 1 in taken:  # within a sibling
+                    gap += 1
+                words = range(gap, gap)
+            taken.update(words)
+            yield node, words, own
+
+    def _best(self, node: Node, own: range, first: int, last: int, taken: set[int]) -> range:
+        """The range of free words that has the most words of ``own`` and the fewest others."""
+        if not own:
+            return range(0)
+        values = [self._value(word, own) if word not in taken else float("-inf") for word in range(first, last)]
+        starts = range(len(values)) if node.opening is not None else range(min(1, len(values)))
+        best, found = 0.0, range(0)
+        for start in starts:
+            if values[start] <= 0 and node.opening is not None:
+                continue
+            for length, value in enumerate(accumulate(values[start:]), 1):
+                if value == float("-inf"):
+                    break
+                if value > best and (node.closing is not None or node.alone or start + length == len(values)):
+                    best, found = value, range(first + start, first + start + length)
+        return found
+
+    def _value(self, word: int, own: range) -> float:
+        sources = self.sources[word]
+        inside = sum(source in own for source in sources)
+        return (2 * inside - len(sources)) / len(sources) if sources else 0.0
+
+    def _near(self, node: Node, first: int, last: int) -> int:
+        """The word of the translation that a tag without words of its own precedes."""
+        if node.opening is None:
+            return first
+        if node.closing is None and not node.alone:
+            return last
+        before = [max(found) + 1 for (_, end), found in zip(self.own, self.targets) if end <= node.start and found]
+        after = [min(found) for (start, _), found in zip(self.own, self.targets) if start >= node.end and found]
+        nearest = [*after[:1], *before[-1:]] if self._joined(node)[1] else [*before[-1:], *after[:1]]
+        return min(max([*nearest, first][0], first), last)
+
+    def _joined(self, node: Node) -> tuple[bool, bool]:
+        """Whether a tag follows a word without a space, and whether it precedes only the next one without a space."""
+        before, after = self.text[: node.start][-1:], self.text[node.end :][:1]
+        left = bool(before) and not before.isspace()
+        return left, not left and bool(after) and not after.isspace()
+
+    def _gap(self, node: Node, word: int, at: int, end: int) -> tuple[int, str, str]:
+        """Where to write a tag without words before a word of the translation, and the spaces around it."""
+        words = self.words
+        left, right = self._joined(node)
+        if right and word < len(words) and at <= words[word][0] <= end:
+            return words[word][0], "", ""
+        place = words[word - 1][1] if word and at <= words[word - 1][1] <= end else at
+        spaced = not left and bool(self.text) and not node.inside
+        return place, " " * (spaced and place > 0), " " * (spaced and place == 0)
