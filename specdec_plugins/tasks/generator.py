@@ -1,4 +1,4 @@
-"""Speculative decoding in fairseq-generate and fairseq-interactive, with ``--drafter-path``."""
+"""The engine in fairseq-generate and fairseq-interactive: beam search, and speculative decoding with ``--drafter-path``."""
 
 import argparse
 import atexit
@@ -17,7 +17,8 @@ from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
 from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.noise import mixed
-from specdec_plugins.decoding.options import Sampling
+from specdec_plugins.decoding.options import Beam, Sampling
+from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis, Request
 from specdec_plugins.formats import checkpoint, fairseq
@@ -30,87 +31,137 @@ logger = logging.getLogger(__name__)
 # fairseq's options that are not supported here, with the values that change nothing. A beam of 5 is fairseq's default, so it
 # may not have been requested: the log says that it is ignored.
 HARMLESS: dict[str, tuple[Any, ...]] = {
-    "min_len": (1,), "match_source_len": (False,), "unkpen": (0,), "score_reference": (False,), "prefix_size": (0,),
-    "no_repeat_ngram_size": (0,), "constraints": (None,), "diverse_beam_groups": (-1,), "diversity_rate": (-1.0,),
-    "print_alignment": (None,), "lm_path": (None,), "retain_dropout": (False,),
+    "match_source_len": (False,), "score_reference": (False,), "constraints": (None,), "diverse_beam_groups": (-1,),
+    "diversity_rate": (-1.0,), "print_alignment": (None,), "lm_path": (None,), "retain_dropout": (False,),
 }  # fmt: skip
+HARMLESS_BEAMS = {"temperature": (1.0,), "sampling": (False,)}
+HARMLESS_DRAFTED = {"unkpen": (0,)}
 HARMLESS_GREEDY = {"beam": (1, 5), "nbest": (1,), "temperature": (1.0,), "sampling_topk": (-1,), "sampling_topp": (-1.0,)}
 
 
-class SpeculativeGenerator:
-    """Replaces fairseq's `SequenceGenerator` for one verifier and its drafter; exact with ``beta=1``.
+def unsupported(models, options, harmless: dict[str, tuple[Any, ...]]) -> list[str]:
+    """What fairseq's ``options`` ask for that generators here do not support."""
+    faults = [
+        f"--{name.replace('_', '-')} {getattr(options, name)}"
+        for name, values in {**HARMLESS, **harmless}.items()
+        if getattr(options, name, values[0]) not in values
+    ]
+    return faults + ([f"an ensemble of {len(models)} models"] if len(models) != 1 else [])
+
+
+class EngineGenerator:
+    """Replaces fairseq's `SequenceGenerator` for one model."""
+
+    roles: tuple[Drafter, Verifier, Acceptance, Controller]
+    rows = 1  # of a request, at most
+
+    def __init__(self, models, dictionaries, options):
+        """``models`` and generation ``options`` are fairseq's."""
+        self.eos = dictionaries[1].eos()  # fairseq strips it from outputs
+        self.symbols = Symbols(dictionaries[1].pad(), self.eos, self.eos, dictionaries[1].unk())
+        self.options, self.max_positions, self.unnumbered = options, models[0].max_decoder_positions(), 0
+        self.length_penalty = 0.0 if options.unnormalized else options.lenpen
+        weight = next(models[0].parameters())
+        self.device, self.dtype = weight.device, str(weight.dtype).removeprefix("torch.")
+        self.stats = DecodeStats()
+
+    def how(self, line: int) -> dict[str, Any]:
+        """Options of the request for the sentence with that number."""
+        raise NotImplementedError
+
+    def generate(self, models, sample, prefix_tokens=None, constraints=None, **unused) -> list[list[dict[str, Any]]]:
+        """fairseq's hypotheses per sentence, in the order of ``src_tokens`` (B, S), padded on either side; ``prefix_tokens``
+        (B, P) begin them."""
+        tokens, options = sample["net_input"]["src_tokens"], self.options
+        # fairseq's limit depends on the batch's padded length; so do the outputs that it truncates.
+        limit = min(int(options.max_len_a * tokens.size(1) + options.max_len_b), self.max_positions - 1)
+        if options.min_len > limit:
+            raise ValueError(f"--min-len {options.min_len} is more than the limit of {limit} tokens")
+        sources = self._unpadded(tokens)
+        prefixes = [list[int]() for _ in sources] if prefix_tokens is None else self._unpadded(prefix_tokens)
+        # fairseq-interactive does not number sentences.
+        numbers = sample["id"].tolist() if "id" in sample else range(self.unnumbered, self.unnumbered + len(sources))
+        self.unnumbered += len(sources)
+        requests = []
+        for index, (source, forced, line) in enumerate(zip(sources, prefixes, numbers)):
+            most = limit
+            if self.eos in forced:  # the whole output is given, so it ends at its limit
+                forced = forced[: forced.index(self.eos)]
+                most = max(1, min(limit, len(forced)))
+            least = min(options.min_len, most)
+            how = {"forced": forced, "no_repeat": options.no_repeat_ngram_size, **self.how(line)}
+            requests.append(Request(index, source, most, least, **how))
+        groups: list[list[dict[str, Any]]] = [[] for _ in requests]
+        rows = len(requests) * self.rows
+        done = speculative_decode(*self.roles, requests, rows, self.stats, Constraints(self.symbols), self.device)
+        for output in sorted(done, key=lambda output: output.output):
+            groups[output.index].append(self.hypothesis(output))
+        return [sorted(group, key=lambda hypothesis: -hypothesis["score"]) for group in groups]
+
+    def _unpadded(self, tokens: torch.Tensor) -> list[list[int]]:
+        return [[token for token in row if token != self.symbols.pad] for row in tokens.tolist()]
+
+    def hypothesis(self, output: Hypothesis) -> dict[str, Any]:
+        """An output as fairseq's dictionary."""
+        scores = torch.tensor(output.token_scores)
+        score = scores.sum() / len(scores) ** self.length_penalty if output.score is None else torch.tensor(output.score)
+        return {
+            "tokens": torch.tensor([*output.tokens, self.eos]), "score": score, "positional_scores": scores,
+            "attention": None, "alignment": torch.empty(0), "steps": len(output.steps),
+        }  # fmt: skip
+
+
+class BeamGenerator(EngineGenerator):
+    """Beam search by fairseq's rules, with fairseq's output."""
+
+    def __init__(self, models, dictionaries, options):
+        """Raises ValueError naming everything unsupported."""
+        if faults := unsupported(models, options, HARMLESS_BEAMS):
+            raise ValueError(", ".join(faults))
+        super().__init__(models, dictionaries, options)
+        size = min(options.beam, len(dictionaries[1]) - 1)
+        self.beam = Beam(size, "fairseq", self.length_penalty, min(size, options.nbest), options.unkpen)
+        self.rows = size
+        self.roles = *assemble(read_loaded(models[0]), None, self.device, self.dtype), TopBetaTau(), FixedLength(0)
+
+    def how(self, line: int) -> dict[str, Any]:
+        return {"beam": self.beam}
+
+
+class SpeculativeGenerator(EngineGenerator):
+    """For a model and its drafter; exact with ``beta=1``.
 
     Greedy, or with ``--sampling`` under the coupled rule: ``--beam`` samples per sentence, best first, seeded by fairseq's
     ``--seed`` and the sentence's number.
     """
 
     def __init__(self, models, dictionaries, drafter_path: str, block_size: int | None, beta: int, tau: float | None, options):
-        """``models`` and generation ``options`` are fairseq's. Raises ValueError naming everything unsupported."""
+        """Raises ValueError naming everything unsupported."""
         sampling = getattr(options, "sampling", False)
-        faults = [
-            f"--{name.replace('_', '-')} {getattr(options, name)}"
-            for name, values in {**HARMLESS, **({} if sampling else HARMLESS_GREEDY)}.items()
-            if getattr(options, name, values[0]) not in values
-        ]
+        faults = unsupported(models, options, {**HARMLESS_DRAFTED, **({} if sampling else HARMLESS_GREEDY)})
         if sampling and beta > 1:
             faults.append(f"--beta {beta} together with --sampling")
         if beta > 1 and tau is None:
             faults.append(f"--beta {beta} without --tau")
-        if len(models) != 1:
-            faults.append(f"an ensemble of {len(models)} models")
         if faults:
             raise ValueError("--drafter-path cannot be combined with " + ", ".join(faults))
-        self.samples, self.sampling, self.seed, self.unnumbered = 1, None, torch.initial_seed(), 0
+        super().__init__(models, dictionaries, options)
+        self.sampling, self.seed = None, torch.initial_seed()
         if sampling:
             top_k, top_p = max(0, options.sampling_topk), options.sampling_topp  # fairseq's -1 means no limit
-            self.samples, self.sampling = options.beam, Sampling(options.temperature, top_k, top_p if top_p > 0 else 1.0)
+            self.rows, self.sampling = options.beam, Sampling(options.temperature, top_k, top_p if top_p > 0 else 1.0)
         elif getattr(options, "beam", 1) != 1:
             logger.info("speculative decoding is greedy: --beam %d is ignored", options.beam)
-        self.eos = dictionaries[1].eos()  # fairseq strips it from outputs
-        self.symbols = Symbols(dictionaries[1].pad(), self.eos, self.eos, dictionaries[1].unk())
-        self.options, self.max_positions = options, models[0].max_decoder_positions()
         drafter = load_drafter(drafter_path, dictionaries)
-        verifier = read_loaded(models[0])
-        weight = next(models[0].parameters())
-        self.device = weight.device
-        roles = assemble(verifier, drafter, weight.device, str(weight.dtype).removeprefix("torch."))
+        roles = assemble(read_loaded(models[0]), drafter, self.device, self.dtype)
         fixed = block_size or beta > 1  # with tolerance, the draft length changes the output
         length = block_size or drafter.block_size
         rule = TopBetaTau(beta, math.inf if tau is None else tau)
         self.roles = *roles, rule, FixedLength(length) if fixed else Throughput(length)
-        self.stats = DecodeStats()
         atexit.register(self.log_stats)  # fairseq has no hook for the end
 
-    def generate(self, models, sample, prefix_tokens=None, constraints=None, **unused) -> list[list[dict[str, Any]]]:
-        """fairseq's hypotheses per sentence, in the order of ``src_tokens`` (B, S), padded on either side."""
-        tokens = sample["net_input"]["src_tokens"]
-        # fairseq's limit depends on the batch's padded length; so do the outputs that it truncates.
-        limit = int(self.options.max_len_a * tokens.size(1) + self.options.max_len_b)
-        limit = min(limit, self.max_positions - 1)
-        sources = [[token for token in row if token != self.symbols.pad] for row in tokens.tolist()]
-        # fairseq-interactive does not number sentences.
-        numbers = sample["id"].tolist() if "id" in sample else range(self.unnumbered, self.unnumbered + len(sources))
-        self.unnumbered += len(sources)
-        samples = range(self.samples)
-        requests = [
-            Request(index, source, limit, sampling=self.sampling, seeds=[mixed(self.seed, line, number) for number in samples])
-            for index, (source, line) in enumerate(zip(sources, numbers))
-        ]
-        rows = len(requests) * self.samples
-        groups: list[list[dict[str, Any]]] = [[] for _ in requests]
-        done = speculative_decode(*self.roles, requests, rows, self.stats, Constraints(self.symbols), self.device)
-        for output in sorted(done, key=lambda output: output.output):
-            groups[output.index].append(self.hypothesis(output))
-        return [sorted(group, key=lambda hypothesis: -hypothesis["score"]) for group in groups]
-
-    def hypothesis(self, output: Hypothesis) -> dict[str, Any]:
-        """An output as fairseq's dictionary."""
-        scores = torch.tensor(output.token_scores)
-        length = 1.0 if self.options.unnormalized else len(scores) ** self.options.lenpen
-        return {
-            "tokens": torch.tensor([*output.tokens, self.eos]), "score": scores.sum() / length,
-            "positional_scores": scores, "attention": None, "alignment": torch.empty(0), "steps": len(output.steps),
-        }  # fmt: skip
+    def how(self, line: int) -> dict[str, Any]:
+        return {"sampling": self.sampling, "seeds": [mixed(self.seed, line, number) for number in range(self.rows)]}
 
     def log_stats(self) -> None:
         if self.stats.iterations:

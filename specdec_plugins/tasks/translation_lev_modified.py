@@ -1,5 +1,6 @@
 """``--task translation_lev_modified``, as published: fairseq's translation task with the noise ``block_mask``."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -12,8 +13,10 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from specdec_plugins.criterions import document_loss, drafter_loss, verifier_loss  # noqa: F401
 from specdec_plugins.decoding.networks.masking import fixed_starts, lengths, mask_blocks, random_starts
 from specdec_plugins.models.block import BlockDrafterModel
-from specdec_plugins.tasks.generator import SpeculativeGenerator
+from specdec_plugins.tasks.generator import BeamGenerator, SpeculativeGenerator
 from specdec_plugins.text.vocabulary import fingerprint_of
+
+logger = logging.getLogger(__name__)
 
 PUBLISHED_BLOCK_SIZE = 25
 
@@ -63,6 +66,12 @@ class BlockTranslationTask(TranslationTask):
             return SpeculativeGenerator(
                 models, dictionaries, self.cfg.drafter_path, self.cfg.block_size, self.cfg.beta, self.cfg.tau, args
             )
+        own = kwargs.get("seq_gen_cls") is None and kwargs.get("prefix_allowed_tokens_fn") is None
+        if own and not models[0].training:  # else its weights will change, as in --eval-bleu
+            try:
+                return BeamGenerator(models, (self.source_dictionary, self.target_dictionary), args)
+            except ValueError as error:
+                logger.info("fairseq's own generator decodes, as ours does not support %s", error)
         return super().build_generator(models, args, **kwargs)
 
     def load_state_dict(self, state_dict):
