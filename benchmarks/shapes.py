@@ -41,6 +41,8 @@ DRAFTED = 0.41  # of the vocabulary, as in the pair that ships
 EOS, OTHER = 2, 5
 # The demo pair's acceptance by position, given acceptance of all before: test2016, int8, blocks of 12
 ACCEPTANCE = [0.822, 0.835, 0.836, 0.851, 0.86, 0.823, 0.833, 0.83, 0.832, 0.804, 0.822, 0.903]
+# By beam: how often all survivors of a pass's first, second, .. step are drafted nodes, given that those before it were
+REPLAYED = {2: [0.5], 4: [0.4], 5: [0.3], 8: [0.2]}
 
 
 def main() -> int:
@@ -57,6 +59,7 @@ def main() -> int:
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--block-sizes", nargs="+", default=["4", "8", "12", "auto"], metavar="K")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--beam", type=int, choices=[1, *REPLAYED], default=1, help="beam search, ours alone")
     parser.add_argument("--sentences", type=int, default=64, help="at least as many as the batch size are decoded")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=usable_cpus())
@@ -107,6 +110,33 @@ class Replayed:
         return verdict._replace(
             accepted=counts, own=own, scores=[[0.0] * (count + 1) for count in counts], cut=[False] * len(counts)
         )
+
+
+def replaying(shares: list[float]) -> Callable:
+    """`replay` of beam searches, in which a trained pair's share of steps finds all its survivors drafted. Only those that are
+    no drafted nodes are the random pair's own."""
+    from specdec_plugins.decoding.search import groups, step
+    from specdec_plugins.decoding.trees import ROOT, parents_of
+
+    chance = random.Random(1)
+
+    def replay(search: Any, beams: Any, rows: Any, ranked: Any, draft: Any) -> Any:
+        read, depth = [(row, ROOT) for row in rows], 0
+        nodes = [(row, *each) for row in rows for each in enumerate(zip(parents_of(draft, row), draft.tokens[row]))]
+        while True:
+            after = step(search, beams, [ranked[row][node + 1] for row, node in read])
+            if after.over:
+                return after, read[:1]
+            places = {place: rank for rank, place in enumerate(read)}
+            drafted = [(places[row, parent], row, node, token) for row, node, (parent, token) in nodes if (row, parent) in places]
+            drafted = drafted[: len(after.live)]
+            if len(drafted) < len(after.live) or chance.random() >= shares[min(depth, len(shares) - 1)]:
+                return after, [read[parent] for parent in after.parents]
+            live = tuple(beams.live[parent].then(token, -1.0) for parent, _, _, token in drafted)
+            beams = groups.Beams(live, after.finished, tuple(parent for parent, *_ in drafted))
+            read, depth = [(row, node) for _, row, node, _ in drafted], depth + 1
+
+    return replay
 
 
 Decode = Callable[[list[list[int]], int], tuple[float, int, float]]  # sources, batch size: seconds, tokens, tokens per pass
@@ -181,20 +211,28 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
     from specdec_plugins.decoding.control.fixed import FixedLength
     from specdec_plugins.decoding.control.throughput import Throughput
     from specdec_plugins.decoding.loop import speculative_decode
+    from specdec_plugins.decoding.options import Beam
+    from specdec_plugins.decoding.search import groups
     from specdec_plugins.decoding.stats import DecodeStats
     from specdec_plugins.decoding.values import Request
 
-    device = options.device
+    device, beam, shortest = options.device, None, 1
+    if options.beam > 1:
+        beam, shortest, groups.replay = Beam(options.beam), OUTPUT - 1, replaying(REPLAYED[options.beam])
     drafter, verifier = assemble(pair.verifier, pair.drafter if block != "0" else None, device, dtype, options.threads)
-    controller: Controller = Throughput(pair.block_size) if block == "auto" else FixedLength(int(block))
+    controller: Controller = FixedLength(0 if block == "auto" else int(block))
+    if block == "auto":
+        controller = Throughput(pair.block_size, searches=beam is not None)
     replayed, constraints = Replayed(TopBetaTau(), ACCEPTANCE), Constraints.of(pair.verifier.spec)
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
-        stats, requests = DecodeStats(), [Request(number, source, OUTPUT - 1) for number, source in enumerate(sources)]
+        stats = DecodeStats()
+        requests = [Request(number, source, OUTPUT - 1, shortest, beam=beam) for number, source in enumerate(sources)]
         began = time.perf_counter()
         groups = [[request] for request in requests] if batch_size == 1 else [requests]
         for group in groups:
-            list(speculative_decode(drafter, verifier, replayed, controller, group, batch_size, stats, constraints, device))
+            rows = batch_size * options.beam
+            list(speculative_decode(drafter, verifier, replayed, controller, group, rows, stats, constraints, device))
         return time.perf_counter() - began, stats.committed, stats.mean_accepted_length
 
     return decode
@@ -203,6 +241,8 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
 def systems_of(dtype: str, options: argparse.Namespace) -> list[tuple[str, str]]:
     """The measured systems: `ar` first, each with its block size or its number of threads."""
     systems = [("ar", "0"), *(("specdec", block) for block in options.block_sizes)]
+    if options.beam > 1:
+        return systems
     if find_spec("fairseq") is None:
         print("fairseq is not installed, and is left out, as is ctranslate2, which reads fairseq's checkpoints", file=sys.stderr)
         return systems

@@ -58,7 +58,7 @@ class Engine:
         self.pair, self.stats, self.rules = pair, DecodeStats(), pair.verifier.spec.outputs
         self.adopt(settings)
         if self.rules.beams > 1 and self.beam is None and settings.strategy != "fairseq" and not settings.sampling:
-            asked = "%s asks for %d beams; decoding is greedy (strategy ar with beam %d searches)"
+            asked = "%s asks for %d beams; decoding is greedy (beam %d searches)"
             log.warning(asked, pair.name, self.rules.beams, self.rules.beams)
         self.drafter_name = assignment.drafter_name(pair, settings, drafter)
         self.limits = limits_of(pair, settings)

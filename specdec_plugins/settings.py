@@ -103,7 +103,8 @@ def count(default: int | None, help: str = "", letter: str = "N", **rest: Any) -
     return option(default, help, letter, **{"kind": int, "least": 1, "most": MOST, **rest})
 
 
-DRAFTED, SCORED, OWN, SEARCHING = ("specdec",), ("specdec", "ar"), ("specdec", "ar", "drafter"), ("ar", "fairseq")
+DRAFTED, SCORED, OWN = ("specdec",), ("specdec", "ar"), ("specdec", "ar", "drafter")
+SEARCHING = ("specdec", "ar", "fairseq")
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Settings:
         strategies=("specdec", "ar", "fairseq"), group="limits",
     )  # fmt: skip
 
-    beam: int = count(1, "beam size, with --strategy ar or fairseq (default: 1, greedy)", most=MAX_BEAMS, strategies=SEARCHING,
+    beam: int = count(1, "beam size (default: 1, greedy)", most=MAX_BEAMS, strategies=SEARCHING,
                       group="beam search")  # fmt: skip
     nbest: int = count(1, "write the N best outputs per line; with --sampling the same as --num-samples (default: 1)",
                        most=100_000, group="beam search")  # fmt: skip
@@ -206,10 +207,7 @@ class Settings:
             elif value is None and each.default is not None:
                 yield each.name, f"None is not a{'n int' if how.kind is int else f' {how.kind.__name__}'}"
             if self._given(each.name) and self.strategy in STRATEGIES and self.strategy not in how.strategies:
-                other = (
-                    "; use ar, as speculation does not search yet" if each.name == "beam" and self.strategy == "specdec" else ""
-                )
-                yield each.name, f"is not supported by strategy {self.strategy}{other}"
+                yield each.name, f"is not supported by strategy {self.strategy}"
 
     def _combinations(self) -> Iterable[Fault]:
         """Values that cannot be combined."""
@@ -253,6 +251,8 @@ class Settings:
         """Beam search."""
         if self.beam > 1 and self.sampling:
             yield "beam", "cannot be combined with `sampling`"
+        if self.beam > 1:
+            yield from ((name, "cannot be combined with `beam`") for name in ("beta", "tau", "tree") if self._given(name))
         if self.nbest > self.beam and not self.sampling:
             yield "nbest", f"{self.nbest} requires a `beam` of at least {self.nbest}, or `sampling`"
         if self.nbest > 1 and self.beam > 1 and self.windows is not None:

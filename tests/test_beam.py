@@ -3,13 +3,14 @@
 import math
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT, make_verifier
 from naive import repeating
 from reference import encode, greedy, sampled
-from support import EOS, SHAPES, SYMBOLS, WORDS, Knowing, Lengths, Tilted, load, make_tilt, sentences, tilted_verifier
+from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Tilted, load, make_tilt, sentences, tilted_verifier
 from tapes import Tapes
 from test_beam_rules import TIE, naive_fairseq, naive_huggingface, searched
 from test_kernels import on_kernels, wide_verifier
@@ -20,14 +21,14 @@ from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu.passes import CpuPass
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
-from specdec_plugins.decoding.backends.torch.judge import rank
+from specdec_plugins.decoding.backends.torch.model import TorchPass
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.options import Beam, Sampling
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.search.beam import Search
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Request, Source
+from specdec_plugins.decoding.values import Draft, Request, Source
 from specdec_plugins.decoding.verifier import ModelVerifier, Unverified, accept_all
 from specdec_plugins.translator import Translator
 
@@ -48,15 +49,16 @@ def test_candidates_are_the_best_allowed_tokens(backend):
         logits = 3 * torch.randn(rows, 2, vocabulary, generator=generator)
         bounds = Bounds(constraints, room, minimum, rng.choice([None, repeats]))
         if backend == "torch":
-            found = rank(EAGER, logits, bounds, beams)
+            done = TorchPass(SimpleNamespace(runner=EAGER), {"logits": logits.clone()})
         else:
             done = CpuPass.of(on_kernels(wide_verifier())[0], logits.clone())
-            found = done.rank(bounds, beams)
-            assert torch.equal(done.logits(), logits)  # restored
-        for row, (beam, ranked) in enumerate(zip(beams, found)):
+        found = done.rank(Draft([[] for _ in beams]), bounds, beams)
+        assert torch.equal(done.logits(), logits)  # restored
+        for row, (beam, every) in enumerate(zip(beams, found)):
+            assert len(every) == (beam is not None)
             if beam is None:
-                assert ranked == ([], [])
                 continue
+            (ranked,) = every
             values = logits[row, 0].double().tolist()
             again = repeating(outputs[row], repeats[row].size) if bounds.repeats else set()
             banned = {0, 1, 4, *again, *([EOS] if minimum[row] else [])} if room[row] else {*range(vocabulary)} - {EOS}
@@ -139,9 +141,9 @@ class Planned(Lengths):
         assert 0 < len(outcome.steps) <= len(outcome.plan.lengths)
 
 
-def session_of(verifier, rows, drafter=None, lengths=(0,)):
+def session_of(verifier, rows, drafter=None, lengths=(0,), constraints=None):
     roles = drafter or NoDrafter(), verifier, TopBetaTau(), Planned(list(lengths), ragged=True), BoundedAdmission(rows)
-    return Session(*roles, rows, stats=DecodeStats())
+    return Session(*roles, rows, constraints, stats=DecodeStats())
 
 
 def outputs_by(hypotheses):
@@ -213,15 +215,6 @@ def test_recorded_passes_search_alike():
     tapes, tilt, requests = Tapes(), make_tilt(9, -1.0), requests_of(16, 9)
     verifier = tilted_verifier(load((model.double(), args), runner=tapes)[0], tilt)
     assert check_against_naive(model.double(), tilt, requests, session_of(verifier, 13).run(requests)) and tapes.recordings
-
-
-def test_searches_draft_nothing_where_others_do(world):
-    model, verifier, tilt = world
-    requests = requests_of(16, 6)
-    outputs = [greedy(model, request.tokens, request.limit, tilt) for request in requests]
-    session = session_of(verifier, 11, Knowing(outputs, 0.3), (3, 0, 5))
-    found = list(session.run(requests))
-    assert session.stats.drafted and check_against_naive(model, tilt, requests, found)
 
 
 def test_what_is_streamed_of_a_search_is_its_best_output(world):

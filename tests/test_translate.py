@@ -554,7 +554,8 @@ MISUSE = {
         "--block-size is not supported by strategy ar; --beta is not supported by strategy ar"
     ),
     "--strategy fairseq --dtype auto": "--dtype auto is not supported by strategy fairseq",
-    "--beam 5": "--beam is not supported by strategy specdec; use ar, as speculation does not search yet",
+    "--beam 5 --tree 9": "--tree cannot be combined with --beam",
+    "--strategy drafter --beam 5": "--beam is not supported by strategy drafter",
     "--strategy ar --beam 3 --nbest 4": "--nbest 4 requires a --beam of at least 4, or --sampling",
     "--strategy ar --beam 3 --sampling": "--beam cannot be combined with --sampling",
     "--strategy ar --beam 3 --nbest 2 --windows 9": "--nbest of a --beam cannot be combined with --windows",

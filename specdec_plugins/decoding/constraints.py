@@ -65,6 +65,15 @@ class Bounds(NamedTuple):
     minimum: list[int]
     repeats: Sequence[Repeats] | None = None
 
+    def after(self, paths: Sequence[tuple[int, Sequence[int]]]) -> "Bounds":
+        """The constraints after each (row, tokens that follow its prefix)."""
+        constraints, room, minimum, repeats = self
+        return Bounds(
+            constraints, [room[row] - len(path) for row, path in paths],
+            [max(0, minimum[row] - len(path)) for row, path in paths],
+            repeats and [repeats[row]._replace(prefix=[*repeats[row].prefix, *path]) for row, path in paths],
+        )  # fmt: skip
+
 
 def restrict(
     logits: Tensor, constraints: Constraints, minimum: Tensor, room: Tensor | None = None, repeats: Tensor | None = None

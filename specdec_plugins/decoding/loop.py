@@ -12,12 +12,14 @@ from threading import get_ident
 import torch
 
 from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.backends import Pass, Reordered
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.native import Iterations, native_loop
 from specdec_plugins.decoding.native_search import native_search
+from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
-from specdec_plugins.decoding.search.groups import advance, unjudged
+from specdec_plugins.decoding.search.groups import advance
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import (
     LOGITS,
@@ -35,6 +37,7 @@ from specdec_plugins.decoding.values import (
 from specdec_plugins.decoding.verifier import Unverified
 
 TOGETHER = 16  # iterations per step of a run: Python overhead is negligible from four on
+BRANCHING = Tree(16)  # drafts of beam searches, unless drafters follow the search: see `branched`
 PREFILL = 24  # forced tokens per pass: more would need more memory for logits than a long draft
 
 
@@ -161,9 +164,9 @@ class Session:
 
         # 1. Draft, in one pass or one per token (`draft_in_turn`). A plain iteration drafts nothing, at no cost.
         began = time.perf_counter()
-        searching = prefix.searching
-        if searching and any(plan.lengths):
-            plan = prefix.undrafted(plan)
+        searching, searches_only = prefix.searching, prefix.searching == len(prefix)
+        if searches_only and self.drafter.traits.trees and plan.tree is None:
+            plan = plan._replace(tree=BRANCHING)
         asked = any(plan.lengths) and max(prefix.room) > 0
         draft = self._draft(plan) if asked else Draft([[] for _ in prefix.requests])
         if draft is None:
@@ -175,21 +178,22 @@ class Session:
         observes = asked or self.drafter.traits.follows
         scores = self.verifier.score(self.verifying, prefix, draft, self.drafter.traits.wants if observes else LOGITS)
 
-        # 3. Accept the longest prefix of the draft that passes; the verifier's own token follows it.
-        idle = searching == len(prefix) and not observes  # nobody needs a verdict
-        verdict = unjudged(len(prefix)) if idle else self.acceptance(scores, draft, prefix)
-        ranked = scores.rank(prefix.bounds(), [request.beam for request in prefix.requests]) if searching and scores else []
+        # 3. Accept the longest prefix of the draft that passes; the verifier's own token follows it. Searches take steps as far
+        # as the draft has their survivors, which move to other rows, fork or leave.
+        observed: Pass | Reordered | None = scores
+        verdict = None if searches_only else self.acceptance(scores, draft, prefix)
+        if searching and scores is not None:
+            ranked = scores.rank(draft, prefix.bounds(), [request.beam for request in prefix.requests])
+            order, draft, verdict = advance(prefix, ranked, draft, verdict)
+            self._select(order)
+            observed = Reordered(scores, order)
+        assert verdict is not None
 
         # 4. Let both models keep or learn from the verdict.
         self.verifier.commit(self.verifying, prefix, draft, verdict)
         if observes:
-            self.drafter.observe(self.drafting, scores, draft, verdict)
+            self.drafter.observe(self.drafting, observed, draft, verdict)
         iteration = Iteration.of(draft, verdict, prefix.symbols.eos)
-
-        # 5. Searches choose the surviving hypotheses, which move to other rows, fork or leave.
-        if searching:
-            order, iteration = advance(prefix, ranked, iteration)
-            self._select(order)
         stats.lap("verifying", device)
         return Iterations([iteration], drafted - began, time.perf_counter() - drafted)
 

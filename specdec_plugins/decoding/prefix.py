@@ -5,6 +5,7 @@ B rows, T target positions.
 
 from collections.abc import Sequence
 from copy import copy
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.search import begin
 from specdec_plugins.decoding.search.beam import Beams, Search
-from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, Iteration, Plan, Request, Step, send
+from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, Iteration, Request, Step, send
 
 
 class Prefix:
@@ -204,9 +205,9 @@ class Prefix:
         for score, node in [*beams.best(), *live][: request.beam.nbest]:
             path, prefilled = node.path(), self.prefilled[row]
             tokens, scores = [each.token for each in path], [each.score for each in path]
+            steps = self._passes(row, tokens[prefilled:])
             if tokens[-1:] == [self.symbols.eos]:
                 tokens.pop()
-            steps = [Step([], 0, each.token) for each in path[prefilled:]]
             cut = beams.over and len(tokens) >= request.limit
             found.append(Hypothesis(request.index, tokens, scores, steps, cut, len(found), prefilled, self.errors[row], score))
         return found
@@ -264,10 +265,11 @@ class Prefix:
         """The state of a row's search."""
         return self.beams[row] or begin(self.search(row), self.outputs[row], self.scores[row])
 
-    def undrafted(self, plan: Plan) -> Plan:
-        """The plan without drafts for searches."""
-        rows = zip(plan.lengths, self.requests)
-        return plan._replace(lengths=[length if request.beam is None else 0 for length, request in rows])
+    def _passes(self, row: int, tokens: Sequence[int]) -> list[Step]:
+        """The passes in which a search of ``row`` found the tokens of a hypothesis. Refused tokens are not among them."""
+        ends = [0, *accumulate(step.accepted + 1 for step in self.steps[row])]
+        parts = [[*tokens[first:end]] for first, end in pairwise(ends) if first < len(tokens)]
+        return [Step(part[:-1], len(part) - 1, part[-1]) for part in parts]
 
     def counted(self, steps: Sequence[Step]) -> list[Step]:
         """One step for each output, or search."""

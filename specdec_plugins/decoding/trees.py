@@ -6,11 +6,15 @@ A row's nodes are numbered from 0, parents before their children. The root, -1, 
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from specdec_plugins.decoding.options import Tree
-from specdec_plugins.decoding.values import Draft
+from specdec_plugins.decoding.prefix import Prefix
+from specdec_plugins.decoding.values import Draft, Plan
 
+ROOT = -1
+SPARE = 1.5  # hypotheses drafted at each depth of a beam search, for each live one
 Key = TypeVar("Key")  # identifies a node when its children are asked for
 Child = tuple[float, int, Key]  # log-probability after the parent, token, key
 Children = Callable[[Key], Iterable[Child[Key]]]
@@ -57,10 +61,81 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
     return path[::-1]
 
 
+def parents_of(draft: Draft, row: int) -> Sequence[int]:
+    """The node that each of a row's drafted tokens follows, in a chain the one before it."""
+    return draft.parents[row] if draft.parents else range(ROOT, len(draft.tokens[row]) - 1)
+
+
+def nodes_of(draft: Draft, rows: Iterable[int]) -> list[tuple[int, int]]:
+    """(row, node) of some rows, each root first."""
+    return [(row, node) for row in rows for node in range(ROOT, len(draft.tokens[row]))]
+
+
+def tokens_to(draft: Draft, nodes: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
+    """The row and the drafted tokens of the path to each (row, node)."""
+    if not draft.parents:
+        return [(row, draft.tokens[row][: node + 1]) for row, node in nodes]
+    return [(row, [draft.tokens[row][each] for each in path_to(node, draft.parents[row])]) for row, node in nodes]
+
+
+def by_row(nodes: Sequence[tuple[int, int]], values: Sequence[Key], rows: int) -> list[list[Key]]:
+    """The values of each row's nodes."""
+    found: list[list[Key]] = [[] for _ in range(rows)]
+    for (row, _), value in zip(nodes, values):
+        found[row].append(value)
+    return found
+
+
 def within_rows(tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[list[int]]:
     """The index in its row of the token that each token follows, -1 for the first; a row's last tokens are its tree's nodes."""
     rows = ((len(row) - len(tree), tree) for row, tree in zip(tokens, parents))
     return [[*range(-1, first - 1), *(first + parent for parent in tree)] for first, tree in rows]
+
+
+def branched(children: Sequence[Children[Key]], roots: Sequence[Key], prefix: Prefix, plan: Plan) -> TreeDraft:
+    """A tree for each row, by the row's ``children``: see `grow`. The rows of a beam search share one tree: see `ahead`."""
+    assert plan.tree is not None
+    trees: list[tuple[list[int], list[int]]] = [([], []) for _ in roots]
+    for _, width, rows in groves_of(prefix, plan.tree):
+        if not width:
+            trees[rows[0]] = grow(children[rows[0]], roots[rows[0]], plan.tree)
+            continue
+        totals = [node.total for node in prefix.beams_of(rows[0]).live]
+        own = [children[row] for row in rows], [roots[row] for row in rows]
+        for row, tree in zip(rows, ahead(*own, totals, width, max(plan.lengths), prefix.symbols.eos)):
+            trees[row] = tree
+    return TreeDraft([tokens for tokens, _ in trees], [parents for _, parents in trees])
+
+
+def groves_of(prefix: Prefix, tree: Tree) -> list[tuple[int, int, list[int]]]:
+    """Rows whose trees grow together, with nodes of a tree and, for searches, hypotheses at each depth, else 0."""
+    alone = [(tree.nodes, 0, [row]) for row, request in enumerate(prefix.requests) if request.beam is None]
+    searches = ((rows, prefix.requests[rows[0]].beam) for rows in prefix.searches())
+    return alone + [(0, int(SPARE * beam.size), rows) for rows, beam in searches if beam]
+
+
+def ahead(
+    children: Sequence[Children[Key]], roots: Sequence[Key], totals: Sequence[float], width: int, longest: int, eos: int
+) -> list[tuple[list[int], list[int]]]:
+    """Tokens and parents of the trees behind live hypotheses with these ``totals`` (nats): the ``width`` survivors of each of
+    ``longest`` steps of a beam search by the drafter's scores."""
+    trees: list[tuple[list[int], list[int]]] = [([], []) for _ in roots]
+    live = [(total, row, ROOT, root) for row, (total, root) in enumerate(zip(totals, roots))]
+    for _ in range(longest):
+        found = [
+            (total + score, row, node, token, key)
+            for total, row, node, above in live
+            for score, token, key in islice(children[row](above), width)
+            if token != eos and score > -math.inf
+        ]
+        found.sort(key=lambda each: -each[0])
+        live = []
+        for total, row, node, token, key in found[:width]:
+            tokens, parents = trees[row]
+            tokens.append(token)
+            parents.append(node)
+            live.append((total, row, len(tokens) - 1, key))
+    return trees
 
 
 def grow(children: Children[Key], root: Key, tree: Tree) -> tuple[list[int], list[int]]:

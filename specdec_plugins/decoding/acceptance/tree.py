@@ -24,10 +24,8 @@ from specdec_plugins.decoding.constraints import Bounds, repeat_table, repeated,
 from specdec_plugins.decoding.noise import Purpose, uniform
 from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.sampling import Table, draw, warp
-from specdec_plugins.decoding.trees import TreeDraft, depths, path_to
-from specdec_plugins.decoding.values import Draft, Draws, Verdict, send
-
-ROOT = -1  # the last committed token, after which a tree begins
+from specdec_plugins.decoding.trees import ROOT, TreeDraft, depths, nodes_of, path_to, tokens_to
+from specdec_plugins.decoding.values import Draft, Draws, Verdict, rejecting, send
 
 
 class Accepted(NamedTuple):
@@ -47,20 +45,10 @@ class Forest:
     bounds: Bounds
     draws: Sequence[Draws | None] | None
 
-    def nodes(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """(row, node) of some rows, roots included."""
-        return [(row, node) for row in rows for node in range(ROOT, len(self.draft.tokens[row]))]
-
     def after(self, nodes: Sequence[tuple[int, int]]) -> tuple[Bounds, list[Draws | None] | None]:
         """`Bounds` and `Draws` after each (row, node), its path being part of the prefix."""
-        tokens, parents = self.draft.tokens, self.draft.parents
-        paths = [(row, [tokens[row][each] for each in path_to(node, parents[row])]) for row, node in nodes]
-        constraints, room, minimum, repeats = self.bounds
-        bounds = Bounds(
-            constraints, [room[row] - len(path) for row, path in paths],
-            [max(0, minimum[row] - len(path)) for row, path in paths],
-            repeats and [repeats[row]._replace(prefix=[*repeats[row].prefix, *path]) for row, path in paths],
-        )  # fmt: skip
+        paths = tokens_to(self.draft, nodes)
+        bounds = self.bounds.after(paths)
         if self.draws is None:
             return bounds, None
         rows = ((self.draws[row], path) for row, path in paths)
@@ -72,6 +60,8 @@ def judge(
     scores: Pass, draft: TreeDraft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None
 ) -> Verdict:
     """Judge trees by a pass that has read each row's last token and its nodes."""
+    if scores.judges_trees and not (draws and rejecting(draws)):
+        return scores.judge(draft, bounds, tolerances, draws)
     forest = Forest(draft, bounds, draws)
     rejects = [draw is not None and draw.sampling.rule == "rejection" for draw in draws or [None] * len(draft.tokens)]
     by_path = [row for row, walks in enumerate(rejects) if not walks]
@@ -92,7 +82,7 @@ def longest_paths(scores: Pass, forest: Forest, rows: Sequence[int], tolerances:
     node itself. The root is an empty chain.
     """
     tokens, parents = forest.draft.tokens, forest.draft.parents
-    logits, nodes = scores.logits(), forest.nodes(rows)
+    logits, nodes = scores.logits(), nodes_of(forest.draft, rows)
     before = [(row, ROOT if node == ROOT else parents[row][node]) for row, node in nodes]
     width = logits.size(1)
     pairs = [[row * width + parent + 1, row * width + node + 1] for (row, node), (_, parent) in zip(nodes, before)]
@@ -124,7 +114,7 @@ def best_path(parents: Sequence[int], judged: Sequence[tuple[int, int, list[floa
 def walk(logits: Tensor, forest: Forest, rows: Sequence[int]) -> list[Accepted]:
     """By the rejection rule, with logits (R, W, V): position 0 of a row is after its root, position i + 1 after node i."""
     tokens, parents = forest.draft.tokens, forest.draft.parents
-    device, width, nodes = logits.device, logits.size(1), forest.nodes(rows)
+    device, width, nodes = logits.device, logits.size(1), nodes_of(forest.draft, rows)
     numbers = {node: number for number, node in enumerate(nodes)}
     after = logits.flatten(0, 1)[send([row * width + node + 1 for row, node in nodes], device)]  # (N, V)
     bounds, draws = forest.after(nodes)

@@ -5,12 +5,12 @@ V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 from torch import device as Device
 
-from specdec_plugins.decoding.backends.candidates import Candidates
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.constraints import Bounds
 from specdec_plugins.decoding.options import Beam, Tolerance
@@ -49,6 +49,8 @@ class RowState(Protocol):
 class Pass(Protocol):
     """A pass over some tokens. It runs once, when a result is asked for, and may fuse with `choose` or `judge`."""
 
+    judges_trees: ClassVar[bool]  # whether `judge` takes trees, of rows that are not under the rejection rule
+
     def logits(self) -> Tensor:
         """(R, W, V); undefined past a row's results."""
         ...
@@ -73,8 +75,8 @@ class Pass(Protocol):
         """
         ...
 
-    def candidates(self, prefix: Prefix) -> Candidates:
-        """The likeliest tokens at each position, with their scores after each candidate before them: what a tree grows from."""
+    def branch(self, prefix: Prefix, plan: Plan) -> Draft:
+        """The trees of a plan, whose node at depth k is among the likeliest candidates of position k, as in `choose`."""
         ...
 
     def judge(
@@ -86,12 +88,30 @@ class Pass(Protocol):
         """
         ...
 
-    def rank(self, bounds: Bounds, beams: Sequence[Beam | None]) -> list[Ranked]:
-        """The best tokens to follow each row that has a beam, two for each live hypothesis; nothing for others.
+    def rank(self, draft: Draft, bounds: Bounds, beams: Sequence[Beam | None]) -> list[list[Ranked]]:
+        """The best tokens to follow the prefix, and each drafted node, of rows that have a beam, two for each live hypothesis;
+        nothing for other rows.
 
         Scores are log-probabilities under the unconstrained model, unless the beam renormalises. At the limit only eos remains.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """What drafters observe of a ``done`` pass, with its rows in another ``order``."""
+
+    done: Pass
+    order: list[int]
+
+    def logits(self) -> Tensor:
+        return self.done.logits()[self.order]
+
+    def features(self) -> Tensor:
+        return self.done.features()[self.order]
+
+    def attention(self) -> Tensor:
+        return self.done.attention()[self.order]
 
 
 class LoadedModel(Protocol):

@@ -6,8 +6,9 @@ depend on the token before, which takes a successor network, else 1.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from specdec_plugins.decoding.backends.torch.transformer import Successor
 from specdec_plugins.decoding.noise import Purpose, exponential
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, warp
+from specdec_plugins.decoding.trees import TreeDraft, branched
+from specdec_plugins.decoding.values import Plan
 from specdec_plugins.formats.spec import Symbols
 
 CANDIDATES = 16  # per position, for a successor network or sampling to choose from
@@ -87,3 +90,23 @@ def candidates_of(
         drawn = torch.where(table.rejects[..., None, None], warped, coupled)
         scores = torch.where(table.temperature[..., None, None] > 0, drawn, scores)
     return Candidates(tokens.tolist(), scores.tolist())
+
+
+Place = tuple[int, int]  # a node's depth and index among the candidates there
+
+
+def branch(found: Candidates, prefix: Prefix, plan: Plan) -> TreeDraft:
+    """The trees of a plan. ``csrc/branch.h`` grows the same ones."""
+    eos = prefix.symbols.eos
+
+    def children(
+        row: Sequence[Sequence[int]], scores: Sequence[Sequence[Sequence[float]]], length: int, above: Place
+    ) -> Iterator[tuple[float, int, Place]]:
+        depth, number = above
+        if depth < length and not (depth and row[depth - 1][number] == eos):
+            after = scores[depth][min(number, len(scores[depth]) - 1)]
+            for rank in sorted(range(len(after)), key=after.__getitem__, reverse=True):  # few of them are taken
+                yield after[rank], row[depth][rank], (depth + 1, rank)
+
+    rows = zip(*found, plan.lengths)
+    return branched([partial(children, *row) for row in rows], [(0, 0)] * len(prefix), prefix, plan)

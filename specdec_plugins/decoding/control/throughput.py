@@ -20,6 +20,7 @@ from specdec_plugins.decoding.control.exploration import CREDIT, TrialBudget, Tr
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 LONGEST = 2  # longest draft, in block sizes
+SEARCHED = 8  # largest block size for beam searches, whose passes seldom replay more than a few steps
 # Expected tokens per second, relative to the present choice or to plain passes:
 GAIN, GAIN_FROM_PLAIN = 1.03, 1.05  # what another choice must promise (hysteresis)
 LOST = 0.7  # drafts that promise less after one trial are not tried once more
@@ -95,11 +96,13 @@ class Throughput:
     """For a drafter trained on blocks of ``block_size`` tokens.
 
     A drafter that ``copies`` text often offers fewer tokens than planned, and costs by what it offers; a model's cost depends on
-    the plan. A copying drafter has nothing to catch up with, so the last rows of a batch draft at once.
+    the plan. A copying drafter has nothing to catch up with, so the last rows of a batch draft at once. Where the rows are those
+    of beam ``searches``, a pass reads several nodes for each and drafts seldom pay, so trials are rationed in all batches.
     """
 
-    def __init__(self, block_size: int, copies: bool = False):
-        self.block_size, self.longest, self.copies = block_size, LONGEST * block_size, copies
+    def __init__(self, block_size: int, copies: bool = False, searches: bool = False):
+        self.block_size = min(block_size, SEARCHED) if searches else block_size
+        self.longest, self.copies, self.searches = LONGEST * self.block_size, copies and not searches, searches
         self.acceptance = (CopyEstimate if self.copies else AcceptanceEstimate)(self.longest)
         self.pace, self.budget = Pace(), TrialBudget()
         self.classes: dict[int, BatchClass] = {}
@@ -176,7 +179,7 @@ class Throughput:
     def _new_class(self, key: int) -> BatchClass:
         # The last rows of a batch are few only for a moment, so the cost of trials counts. (Other drafters wait there.)
         ending = self.copies and any(other > key for other in self.classes)
-        batch = BatchClass(key, Trials(self.block_size, is_small(key) and not ending))
+        batch = BatchClass(key, Trials(self.block_size, is_small(key) and not ending and not self.searches))
         if self.decided:
             similar = self._similar(batch)
             batch.choice = similar.choice

@@ -3,16 +3,11 @@
 Its decoder attends in both directions, so the target side cannot be cached: every draft reads the whole prefix again.
 """
 
-from collections.abc import Iterator
-
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.trees import TreeDraft, grow
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source
 from specdec_plugins.formats.spec import DrafterModel
-
-Place = tuple[int, int]  # a node's depth and index among the candidates there
 
 
 class BlockDrafter(Drafter):
@@ -37,24 +32,7 @@ class BlockDrafter(Drafter):
 
 def drafted(done: Pass, prefix: Prefix, plan: Plan) -> Draft:
     """The chain or tree of a plan, from a pass over the positions to draft."""
-    if plan.tree is None:
-        return done.choose(prefix, plan)
-    tokens: list[list[int]] = []
-    parents: list[list[int]] = []
-    for row, scores, length in zip(*done.candidates(prefix), plan.lengths):
-
-        def children(
-            above: Place, row: list[list[int]] = row, scores: list[list[list[float]]] = scores, length: int = length
-        ) -> Iterator[tuple[float, int, Place]]:
-            depth, number = above
-            if depth < length and not (depth and row[depth - 1][number] == prefix.symbols.eos):
-                after = scores[depth][min(number, len(scores[depth]) - 1)]
-                for rank in sorted(range(len(after)), key=after.__getitem__, reverse=True):  # few of them are taken
-                    yield after[rank], row[depth][rank], (depth + 1, rank)
-
-        for whole, part in zip((tokens, parents), grow(children, (0, 0), plan.tree)):
-            whole.append(part)
-    return TreeDraft(tokens, parents)
+    return done.choose(prefix, plan) if plan.tree is None else done.branch(prefix, plan)
 
 
 def within_positions(draft: Draft, prefix: Prefix, model: LoadedModel) -> Draft:

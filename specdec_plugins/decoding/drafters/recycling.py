@@ -7,6 +7,7 @@ branches.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.trees import TreeDraft, grow
+from specdec_plugins.decoding.trees import TreeDraft, branched
 from specdec_plugins.decoding.values import Draft, Plan, Source, Verdict, send
 
 KEPT = 8  # successors of each token in trees, as in the paper
@@ -58,8 +59,8 @@ class Recycling(Drafter):
     def propose(self, state: Rows[int], prefix: Prefix, plan: Plan) -> Draft:
         state.rows = prefix.last
         if plan.tree is not None:
-            trees = [self.tree(token, length, plan) for token, length in zip(state.rows, plan.lengths)]
-            return TreeDraft([tokens for tokens, _ in trees], [parents for _, parents in trees])
+            followers = [partial(self.children, length) for length in plan.lengths]
+            return branched(followers, [(0, token) for token in state.rows], prefix, plan)
         return Draft([self.chain(token, length) for token, length in zip(state.rows, plan.lengths)])
 
     def chain(self, token: int, length: int) -> list[int]:
@@ -71,20 +72,15 @@ class Recycling(Drafter):
             tokens.append(token)
         return tokens
 
-    def tree(self, token: int, length: int, plan: Plan) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the likeliest paths of up to ``length`` tokens after a token."""
-        assert plan.tree is not None
-
-        def children(key: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
-            depth, before = key
-            if depth == length:
-                return []
-            known = self.branches.get(before)
-            if known is None:
-                known = [(TAUGHT, self.successors[before])] if before in self.successors else []
-            return [(score, follower, (depth + 1, follower)) for score, follower in known]
-
-        return grow(children, (0, token), plan.tree)
+    def children(self, length: int, key: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
+        """What may follow a token at a depth of less than ``length``."""
+        depth, before = key
+        if depth == length:
+            return []
+        known = self.branches.get(before)
+        if known is None:
+            known = [(TAUGHT, self.successors[before])] if before in self.successors else []
+        return [(score, follower, (depth + 1, follower)) for score, follower in known]
 
     def observe(self, state: Rows[int], scores: Any, draft: Draft, verdict: Verdict) -> None:
         if isinstance(draft, TreeDraft):

@@ -7,20 +7,20 @@ from array import array
 from collections.abc import Sequence
 from ctypes import byref
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of, numbered
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, branch, candidates_of, numbered
 from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, kernels, start, starts
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
-from specdec_plugins.decoding.constraints import Bounds
+from specdec_plugins.decoding.constraints import Bounds, Repeats
 from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.trees import within_rows
+from specdec_plugins.decoding.trees import TreeDraft, by_row, groves_of, nodes_of, tokens_to, within_rows
 from specdec_plugins.decoding.values import Distribution, Draft, Draws, Plan, Verdict, rejecting
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ BLOCK = 16  # attention is written in whole blocks of positions, at most this lo
 
 class CpuPass:
     """A pass that runs when a result is asked for. Results are valid until the model's next pass."""
+
+    judges_trees: ClassVar[bool] = True
 
     def __init__(self, model: "CpuModel", rows: int, width: int):
         self.model, self.rows, self.width = model, rows, width
@@ -76,35 +78,71 @@ class CpuPass:
         )  # fmt: skip
         return choosing.draft()
 
-    def candidates(self, prefix: Prefix) -> Candidates:
-        model, logits = self.model, self.logits()
-        return candidates_of(logits, self.results.get("gates"), model.successor, model.vocabulary, prefix)
+    def branch(self, prefix: Prefix, plan: Plan) -> Draft:
+        model, logits, gates, tree = self.model, self.logits(), self.results.get("gates"), plan.tree
+        if prefix.draws() is not None or tree is None or tree.shape:
+            return branch(candidates_of(logits, gates, model.successor, model.vocabulary, prefix), prefix, plan)
+        own, groves = numbered(prefix.symbols, model.vocabulary), groves_of(prefix, tree)
+        most = max(max(nodes, width * self.width) for nodes, width, _ in groves)
+        heads = ((nodes, width, len(rows), *rows) for nodes, width, rows in groves)
+        numbers = integers(plan.lengths, [not output for output in prefix.outputs], [len(groves)], *heads)
+        totals = array("d", bytes(8 * self.rows))
+        for _, width, rows in groves:
+            for row, node in zip(rows, prefix.beams_of(rows[0]).live if width else ()):
+                totals[row] = node.total
+        grown, (before, after, candidates) = array("q", bytes(8 * self.rows * (2 * most + 1))), successor_tables(model)
+        model.engine.library.specdec_branch(
+            model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), own.pad, own.eos, start(numbers),
+            address(gates), 0 if gates is None else gates.size(2), before, after, candidates,
+            model.token_ids and start(model.token_ids), start(totals), most, start(grown),
+        )  # fmt: skip
+        flat, parents = grown.tolist(), self.rows * most  # from a row's tokens to their parents
+        firsts = range(self.rows, self.rows * (most + 1), most)
+        ends = [first + count for first, count in zip(firsts, flat)]
+        tokens = [flat[first:end] for first, end in zip(firsts, ends)]
+        return TreeDraft(tokens, [flat[first + parents : end + parents] for first, end in zip(firsts, ends)])
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
         judging = Judging(self.rows, self.width, draft, bounds, tolerances, draws)
-        numbers = integers(starts(draft.tokens), *judging.options, *draft.tokens)
+        numbers = integers(starts(draft.tokens), *judging.options, *draft.tokens, *draft.parents)
         logits, engine = self.logits(), self.model.engine
-        engine.library.specdec_judge(
-            engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(numbers), *judging.arguments()
-        )
-        return judging.verdict()
+        call = engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(numbers), *judging.arguments()
+        if not draft.parents:
+            engine.library.specdec_judge(*call)
+            return judging.verdict()
+        paths = array("q", bytes(8 * self.rows * self.width))
+        engine.library.specdec_judge_trees(*call, start(paths))
+        verdict = judging.verdict()
+        firsts = range(0, self.rows * self.width, self.width)
+        return verdict._replace(paths=[paths[first : first + n].tolist() for first, n in zip(firsts, verdict.accepted)])
 
-    def rank(self, bounds: Bounds, beams: Sequence[Beam | None]) -> list[Ranked]:
+    def rank(self, draft: Draft, bounds: Bounds, beams: Sequence[Beam | None]) -> list[list[Ranked]]:
         logits, engine, symbols = self.logits(), self.model.engine, bounds.constraints.symbols
-        few = [beam.candidates if beam else 0 for beam in beams]
-        width, banned, repeats = max(few), integers(bounds.constraints.banned), repeat_numbers(bounds)
-        numbers = integers(few, bounds.room, bounds.minimum, [beam is not None and beam.renormalize for beam in beams])
-        penalty = array("d", [beam.unk_penalty if beam else 0.0 for beam in beams])
-        tokens, scores = array("q", bytes(8 * self.rows * width)), array("f", bytes(4 * self.rows * width))
+        nodes = nodes_of(draft, [row for row, beam in enumerate(beams) if beam])
+        own, size = bounds.after(tokens_to(draft, nodes)), self.rows * self.width
+        options, penalty = [(0, 0, 0, False)] * size, array("d", bytes(8 * size))  # no candidates where nothing was read
+        repeats = [Repeats(0, ())] * size
+        places = [row * self.width + node + 1 for row, node in nodes]
+        for number, (place, (row, _)) in enumerate(zip(places, nodes)):
+            beam = beams[row]
+            assert beam is not None
+            options[place] = beam.candidates, own.room[number], own.minimum[number], beam.renormalize
+            penalty[place] = beam.unk_penalty
+            if own.repeats:
+                repeats[place] = own.repeats[number]
+        few, width = [each[0] for each in options], max(beam.candidates for beam in beams if beam)
+        numbers, banned = integers(*zip(*options)), integers(bounds.constraints.banned)
+        bans = repeat_numbers(bounds._replace(repeats=repeats if own.repeats else None))
+        tokens, scores = array("q", bytes(8 * size * width)), array("f", bytes(4 * size * width))
         engine.library.specdec_rank(
-            engine.pointer, address(logits), self.rows, logits.stride(0), logits.size(2), start(numbers), symbols.mask,
-            start(penalty), symbols.eos, len(banned), start(banned), repeats and start(repeats), width,
-            start(tokens), start(scores),
+            engine.pointer, address(logits), size, logits.size(2), logits.size(2), start(numbers), symbols.mask, start(penalty),
+            symbols.eos, len(banned), start(banned), bans and start(bans), width, start(tokens), start(scores),
         )  # fmt: skip
-        starts, found, values = range(0, self.rows * width, width or 1), tokens.tolist(), scores.tolist()
-        return [Ranked(found[start : start + size], values[start : start + size]) for start, size in zip(starts, few)]
+        found, values = tokens.tolist(), scores.tolist()
+        ranges = (slice(place * width, place * width + few[place]) for place in places)
+        return by_row(nodes, [Ranked(found[each], values[each]) for each in ranges], self.rows)
 
 
 class CausalPass(CpuPass):

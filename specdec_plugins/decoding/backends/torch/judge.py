@@ -60,13 +60,13 @@ def judge(
     return Verdict(counts, [int(row[1]) for row in judged], scores, [row[2] > 0 for row in judged])
 
 
-def rank(runner: Runner, logits: Tensor, bounds: Bounds, beams: Sequence[Beam | None]) -> list[Ranked]:
-    """See `Pass.rank`; by logits (R, .., V), whose first position follows the prefix."""
-    few = [beam.candidates if beam else 0 for beam in beams]
-    logits = pad_rows(logits[:, :1], runner.round(len(logits)))
+def rank(runner: Runner, logits: Tensor, bounds: Bounds, beams: Sequence[Beam]) -> list[Ranked]:
+    """The best tokens by logits (B, V): see `Pass.rank`."""
+    few = [beam.candidates for beam in beams]
+    logits = pad_rows(logits[:, None], runner.round(len(logits)))
     rows, vocabulary = len(logits), logits.size(2)
     lines = [
-        (minimum, room, beam is not None and beam.renormalize, bits(beam.unk_penalty if beam else 0.0))
+        (minimum, room, beam.renormalize, bits(beam.unk_penalty))
         for minimum, room, beam in zip(bounds.minimum, bounds.room, beams)
     ]
     inputs: dict[str, Tensor | tuple[Tensor, ...]] = {

@@ -8,14 +8,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.cache import KVCache, hide, span
-from specdec_plugins.decoding.backends.candidates import CANDIDATES, Candidates, candidates_of, forbid, numbered
+from specdec_plugins.decoding.backends.candidates import CANDIDATES, branch, candidates_of, forbid, numbered
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.backends.sources import Sources
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Results, Runner
@@ -34,7 +34,7 @@ from specdec_plugins.decoding.options import Beam, Tolerance
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.sampling import Table, draw_candidate
 from specdec_plugins.decoding.search.beam import Ranked
-from specdec_plugins.decoding.trees import within_rows
+from specdec_plugins.decoding.trees import by_row, nodes_of, tokens_to, within_rows
 from specdec_plugins.decoding.values import (
     LOGITS,
     DeviceDraft,
@@ -58,6 +58,7 @@ class TorchPass:
 
     model: "TorchModel"
     results: Results
+    judges_trees: ClassVar[bool] = False
 
     def logits(self) -> Tensor:
         return self.results["logits"]
@@ -80,9 +81,10 @@ class TorchPass:
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         return self.model.choose(self.logits(), self.results.get("gates"), prefix, plan)
 
-    def candidates(self, prefix: Prefix) -> Candidates:
+    def branch(self, prefix: Prefix, plan: Plan) -> Draft:
         successor = self.model.transformer.decoder.successor
-        return candidates_of(self.logits(), self.results.get("gates"), successor, self.model.vocabulary, prefix)
+        found = candidates_of(self.logits(), self.results.get("gates"), successor, self.model.vocabulary, prefix)
+        return branch(found, prefix, plan)
 
     @torch.inference_mode()
     def judge(
@@ -91,8 +93,11 @@ class TorchPass:
         return judge(self.model.runner, self.logits(), draft, bounds, tolerances, draws)
 
     @torch.inference_mode()
-    def rank(self, bounds: Bounds, beams: Sequence[Beam | None]) -> list[Ranked]:
-        return rank(self.model.runner, self.logits(), bounds, beams)
+    def rank(self, draft: Draft, bounds: Bounds, beams: Sequence[Beam | None]) -> list[list[Ranked]]:
+        logits, nodes = self.logits(), nodes_of(draft, [row for row, beam in enumerate(beams) if beam])
+        places = send([row * logits.size(1) + node + 1 for row, node in nodes], logits.device)
+        own, kinds = bounds.after(tokens_to(draft, nodes)), [beam for row, _ in nodes if (beam := beams[row])]
+        return by_row(nodes, rank(self.model.runner, logits.flatten(0, 1)[places], own, kinds), len(beams))
 
 
 class Extent(NamedTuple):

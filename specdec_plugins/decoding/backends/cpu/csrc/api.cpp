@@ -18,6 +18,7 @@
 #include "rank.h"
 #include "search.h"
 #include "team.h"
+#include "trees.h"
 
 namespace {
 
@@ -53,7 +54,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 21; }
+int specdec_version() { return 22; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -275,6 +276,22 @@ EXPORTED(int, judge, Engine* engine, float* logits, int64_t batch, int64_t width
     });
 }
 
+// Judges trees: see `TreeJudging`; otherwise as `judge`.
+// numbers: starts (B + 1), beta (B), room (B), minimum (B), tokens, parents.
+EXPORTED(int, judge_trees, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary,
+         const int64_t* numbers, int64_t eos, int64_t banned_count, const int64_t* banned, const double* tau, int64_t* judged,
+         float* scores, const Sampling* sampling, const int64_t* repeats, int64_t* paths) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        const int64_t *starts = parts.take(batch + 1), *beta = parts.take(batch), *room = parts.take(batch);
+        const int64_t *minimum = parts.take(batch), *tokens = parts.take(starts[batch]);
+        TreeJudging judging{logits, batch, width, starts, beta, room, minimum, tokens, parts.take(starts[batch]), tau,
+                            take(sampling, batch, engine->draws), take(repeats, batch, engine->repeats), judged, paths, scores};
+        judging.reserve(*engine, vocabulary, eos, banned_count, banned);
+        engine->team.run([&](int member) { judging.run(*engine, member); });
+    });
+}
+
 // Chooses a token at each of row b's first drafted[b] positions by logits (B, width, V) -> to (B, width): never pad, and not eos
 // at the first position where empty[b]; sets those logits to minus infinity. Pad and eos are indices of logits, -1 if a drafter
 // has no such logit. Without `gates` (B, width, R) it takes the best token; with them the best of the `candidates` best after the
@@ -322,6 +339,26 @@ EXPORTED(int, propose, Engine* engine, const Stack* stack, int64_t batch, int64_
             engine->team.sync();
             choice.run(*engine, member);
         });
+    });
+}
+
+// Grows trees by logits (B, width, V), in which it bans tokens as `choose` does: see `Branching`. `to`: each row's number of
+// nodes (B), their tokens (B, most) and their parents (B, most).
+// numbers: lengths (B), empty (B), number of groves, and of each: nodes, width, size, its rows.
+EXPORTED(int, branch, Engine* engine, float* logits, int64_t batch, int64_t width, int64_t vocabulary, int64_t pad, int64_t eos,
+         const int64_t* numbers, const float* gates, int64_t gate_width, const float* tokens, const float* outs,
+         int64_t candidates, const int64_t* token_ids, const double* totals, int64_t most, int64_t* to) {
+    return status_of([&] {
+        Numbers parts(numbers);
+        const int64_t *lengths = parts.take(batch), *empty = parts.take(batch);
+        Branching branching{logits, batch, width, vocabulary, pad, eos, lengths, empty, gates, gate_width, tokens, outs,
+                            candidates, token_ids, totals, most, to, to + batch, to + batch * (most + 1), {}};
+        for (int64_t left = *parts.take(1); left; --left) {
+            const int64_t* head = parts.take(3);
+            branching.groves.push_back({head[0], head[1], head[2], parts.take(head[2])});
+        }
+        branching.reserve(*engine);
+        engine->team.run([&](int member) { branching.run(*engine, member); });
     });
 }
 
