@@ -97,14 +97,13 @@ def placed(parts: Sequence[Part], results: Sequence[Translation]) -> Placed | No
             pieces += unmoved(part.text, part.marks)
         else:
             changed = True
-            aligned = Aligned(result.text, diagonal(part.text, result.text))
-            pieces += place(part.text, part.marks, aligned) if part.marks else [result.text]
+            pieces += place(part.text, part.marks, diagonal(part.text, result.text)) if part.marks else [result.text]
         if result is not None and result.token_scores:
             confidence = min(confidence, math.exp(sum(result.token_scores) / len(result.token_scores)))
     return Placed(pieces, changed, confidence)
 
 
-def diagonal(source: str, text: str) -> list[tuple[Span, Span]]:
-    """Words linked in order, in proportion."""
+def diagonal(source: str, text: str) -> Aligned:
+    """A translation whose words correspond to those of the source in order, for want of an alignment."""
     own, words = ([match.span() for match in WORD.finditer(each)] for each in (source, text))
-    return [(own[number * len(own) // len(words)], word) for number, word in enumerate(words)] if own else []
+    return Aligned(text, own, words, [(number * len(own) // len(words), number) for number in range(len(words) if own else 0)])

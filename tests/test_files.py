@@ -291,6 +291,12 @@ def test_sentences_are_translated_one_at_a_time():
     assert fake.seen == ["One.", "Two three!", "Four.", "Five.", "Six seven.", "Eight"]
 
 
+def test_cues_keep_their_number_of_lines():
+    cue = "1\n00:01,000 --> 00:02,000\n<v Ann>This function\nreturns a <i>list of</i> strings\n\n2\n00:03,000 --> 00:04,000\n"
+    new = cue.replace("This function\nreturns a <i>list of</i> strings", "THIS FUNCTION RETURNS A\n<i>LIST OF</i> STRINGS")
+    assert translated(cue + "- Go.\n- No.\n", "srt", str.upper) == new + "- GO.\n- NO.\n"
+
+
 def test_tables_are_told_their_columns():
     source = "id,title\n1,go there\n"
     assert translated(source, "csv", str.upper, Options(columns=["title"])) == "id,title\n1,GO THERE\n"

@@ -1,6 +1,7 @@
 """SubRip and WebVTT: the lines below each ``-->``, up to an empty line, with their tags."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from specdec_plugins.files import Options, Span, html
 from specdec_plugins.files.markup import span_of
@@ -23,4 +24,17 @@ def cue_spans(source: str, start: int, end: int, entities: bool) -> Iterator[Spa
     if not entities:
         tokens = [each._replace(text=source[each.start : each.end]) if each.kind == "text" else each for each in tokens]
     if span := span_of(source, tokens, None if entities else {}):
-        yield span
+        ends = source[span.start : span.end].splitlines(keepends=True)
+        yield replace(span, write=lambda text, doubtful: broken(text, len(ends), ends[0][len(ends[0].rstrip()) :]))
+
+
+def broken(text: str, lines: int, end: str) -> str:
+    """The text in so many lines of about equal length, unless it has several already; tags are not broken."""
+    spaces, inside = list[int](), False
+    for index, character in enumerate(text):
+        inside = character == "<" or (inside and character != ">")
+        spaces += [index] * (character == " " and not inside)
+    if "\n" in text or not spaces:
+        return text
+    chosen = {min(spaces, key=lambda at: abs(at * lines - len(text) * number)) for number in range(1, lines)}
+    return "".join(end if index in chosen else character for index, character in enumerate(text))

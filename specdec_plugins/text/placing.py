@@ -47,10 +47,12 @@ class Placed:
 
 @dataclass(frozen=True)
 class Aligned:
-    """A translation, and the characters of a word of its source with those of a word of its own, for each such pair."""
+    """A translation, the words of its source and its own as characters, and the numbers of those that correspond."""
 
     text: str
-    links: Sequence[tuple[Span, Span]]
+    source: Sequence[Span]
+    target: Sequence[Span]
+    pairs: Sequence[tuple[int, int]]
 
 
 @dataclass
@@ -103,20 +105,25 @@ def tree(length: int, marks: Sequence[tuple[int, Mark]]) -> list[Node]:
 
 
 def kept(text: str, nodes: Sequence[Node], translation: Aligned) -> Aligned:
-    """The alignment, in which text that tags replace is linked to the same text of the translation, where that has it."""
-    links, at = list(translation.links), 0
+    """The alignment, in which text that tags replace corresponds to the same words of the translation, where that has them."""
+    pairs, free = set(translation.pairs), set(range(len(translation.target)))
     for node in replacing(nodes):
-        part = text[node.start : node.end]
-        start = max(translation.text.find(part, at), translation.text.find(part) if part not in translation.text[at:] else -1)
-        if start >= 0:
-            at = start + len(part)
-            own, new = (node.start, node.end), (start, at)
-            links = [each for each in links if not touch(each[0], own) and not touch(each[1], new)] + [(own, new)]
-    return replace(translation, links=links)
+        own = within(translation.source, node.start, node.end)
+        found = next((words for words in occurrences(text[node.start : node.end], translation) if free.issuperset(words)), ())
+        if found:
+            free.difference_update(found)
+            pairs = {(i, j) for i, j in pairs if i not in own and j not in found} | {(i, j) for i in own for j in found}
+    return replace(translation, pairs=sorted(pairs))
 
 
-def touch(one: Span, other: Span) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
+def occurrences(part: str, translation: Aligned) -> Iterator[range]:
+    """The words of the translation that are a part of the source."""
+    starts, ends = ({span[side]: number for number, span in enumerate(translation.target)} for side in (0, 1))
+    at = translation.text.find(part) if part else -1
+    while at >= 0:
+        if at in starts and at + len(part) in ends:
+            yield range(starts[at], ends[at + len(part)] + 1)
+        at = translation.text.find(part, at + 1)
 
 
 def replacing(nodes: Sequence[Node]) -> Iterator[Node]:
@@ -135,13 +142,12 @@ def within(words: Sequence[Span], start: int, end: int) -> range:
 class Placer:
     def __init__(self, text: str, translation: Aligned):
         self.text, self.translation = text, translation.text
-        self.words, self.own = (sorted({link[side] for link in translation.links}) for side in (1, 0))
-        numbers = [{word: number for number, word in enumerate(words)} for words in (self.own, self.words)]
+        self.own, self.words = translation.source, translation.target
         self.targets: list[list[int]] = [[] for _ in self.own]
         self.sources: list[list[int]] = [[] for _ in self.words]
-        for source, target in translation.links:
-            self.targets[numbers[0][source]].append(numbers[1][target])
-            self.sources[numbers[1][target]].append(numbers[0][source])
+        for source, target in translation.pairs:
+            self.targets[source].append(target)
+            self.sources[target].append(source)
 
     def pieces(self, nodes: Sequence[Node]) -> Iterator[str | int]:
         yield from self._inside(nodes, 0, len(self.words), range(len(self.own)), 0, len(self.translation))
@@ -182,6 +188,8 @@ class Placer:
             own = within(self.own, node.start, node.end) if node.start < node.end else range(0)
             everything = own and own == parent and not node.alone
             words = range(first, last) if everything else self._best(node, own, first, last, taken)
+            if node.alone and len(words) > len(own):  # it would replace more than its text
+                words = range(0)
             if not words:
                 gap = self._near(node, first, last)
                 while first < gap < last and gap in taken and gap - 1 in taken:  # within a sibling
@@ -192,20 +200,14 @@ class Placer:
 
     def _best(self, node: Node, own: range, first: int, last: int, taken: set[int]) -> range:
         """The range of free words that has the most words of ``own`` and the fewest others."""
-        if not own:
-            return range(0)
-        values = [self._value(word, own) if word not in taken else float("-inf") for word in range(first, last)]
-        starts = range(len(values)) if node.opening is not None else range(min(1, len(values)))
-        best, found = 0.0, range(0)
-        for start in starts:
-            if values[start] <= 0 and node.opening is not None:
-                continue
-            for length, value in enumerate(accumulate(values[start:]), 1):
-                if value == float("-inf"):
-                    break
-                if value > best and (node.closing is not None or node.alone or start + length == len(values)):
-                    best, found = value, range(first + start, first + start + length)
-        return found
+        values = [self._value(word, own) if word not in taken else float("-inf") for word in range(first, last)] if own else []
+        if node.opening is None:
+            start, end = 0, best_beginning(values)
+        elif node.closing is None and not node.alone:
+            start, end = len(values) - best_beginning(values[::-1]), len(values)
+        else:
+            start, end = best_range(values)
+        return range(first + start, first + end)
 
     def _value(self, word: int, own: range) -> float:
         sources = self.sources[word]
@@ -236,5 +238,23 @@ class Placer:
         if right and word < len(words) and at <= words[word][0] <= end:
             return words[word][0], "", ""
         place = words[word - 1][1] if word and at <= words[word - 1][1] <= end else at
-        spaced = not left and bool(self.text) and not node.inside
+        spaced = not left and (node.alone or (node.opening is not None and node.closing is not None))
         return place, " " * (spaced and place > 0), " " * (spaced and place == 0)
+
+
+def best_beginning(values: Sequence[float]) -> int:
+    """How many of the first values have the largest sum, without passing any that is taken; at least one unless that is."""
+    sums = [total for total in accumulate(values) if total > float("-inf")]
+    return max(range(len(sums)), key=sums.__getitem__) + 1 if sums else 0
+
+
+def best_range(values: Sequence[float]) -> tuple[int, int]:
+    """The shortest range with the largest sum; empty unless that is positive (Kadane's algorithm)."""
+    best, found, total, start = 0.0, (0, 0), 0.0, 0
+    for index, value in enumerate(values):
+        if total <= 0:
+            total, start = 0.0, index
+        total += value
+        if total > best:
+            best, found = total, (start, index + 1)
+    return found

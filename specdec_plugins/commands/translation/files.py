@@ -42,6 +42,8 @@ class File:
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             raise ValueError(f"{path}, line {line}: not UTF-8") from None
+        if "\0" in text:
+            raise ValueError(f"{path}: contains a NUL byte, so it is not text")
         source = text.removeprefix("\ufeff")
         try:
             content = TextFile(source, form, options, markup)
