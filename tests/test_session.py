@@ -397,8 +397,8 @@ def test_the_outputs_of_duplicated_rows_are_their_own():
 def test_slots_are_counted():
     slots = Slots()
     assert [slots.take() for _ in range(3)] == [0, 1, 2]
-    assert slots.share(1) == 1 and not slots.release(1)
-    assert slots.release(1) and slots.release(0)
+    assert slots.recount([2, 1, 1]) == {0} and not slots.release(1)
+    assert slots.release(1) and slots.users == {2: 1}
     assert [slots.take() for _ in range(3)] == [0, 1, 3] and slots.bound == 4
 
 

@@ -80,7 +80,8 @@ class NativeSearch:
         )  # fmt: skip
 
     def __call__(self, verifying: SlottedState, prefix: Prefix, times: int) -> Searched:
-        """Run up to ``times`` iterations; stop early when a search is over. Rows of the state and the prefix fork and move."""
+        """Run up to ``times`` iterations; stop early when a quarter of the searches are over, which admission waits for. Rows of
+        the state and the prefix fork and move."""
         verifying.encode()
         groups = [self._group(rows, verifying, prefix) for rows in prefix.searches()]
         call, cache, longest = self._call, verifying.cache, prefix.longest
@@ -97,7 +98,7 @@ class NativeSearch:
         engine = self.verifier.engine
         engine.library.specdec_search(engine.pointer, byref(call))
         record, scores = iter(self._record), iter(self._scores)
-        steps = [group.follow(record, scores) for _ in range(call.taken) for group in groups]
+        steps = [group.follow(record, scores) for _ in range(call.taken) for group in groups if not group.beams.over]
         order, finished = self._place(groups, verifying, prefix, slots.tolist())
         return Searched(call.taken, steps, finished, order, call.seconds)
 

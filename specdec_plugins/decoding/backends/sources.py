@@ -1,7 +1,8 @@
 """The sources of a batch's rows: one slot per source, shared by forked rows. S source positions."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from specdec_plugins.decoding.backends.cache import KVCache
 from specdec_plugins.decoding.values import Source
@@ -14,7 +15,7 @@ class Slots:
     """Reference-counted slots; the lowest free one is taken first. Slots 0 .. ``taken``-1 are in use at the start."""
 
     def __init__(self, taken: int = 0) -> None:
-        self.users = dict.fromkeys(range(taken), 1)
+        self.users: dict[int, int] = dict.fromkeys(range(taken), 1)
         self._free: list[int] = []
         self.bound = taken  # one more than the highest slot ever taken
 
@@ -27,10 +28,14 @@ class Slots:
         self.users[slot] = 1
         return slot
 
-    def share(self, slot: int) -> int:
-        """The same slot, with one more user."""
-        self.users[slot] += 1
-        return slot
+    def recount(self, users: Iterable[int]) -> Set[int]:
+        """From now on ``users`` name the slot of each user. Returns the slots that are free now."""
+        counts = Counter(users)
+        free = self.users.keys() - counts.keys()
+        for slot in free:
+            heapq.heappush(self._free, slot)
+        self.users = counts
+        return free
 
     def release(self, slot: int) -> bool:
         """Drop one user. Returns whether the slot is now free."""
@@ -74,11 +79,9 @@ class Sources:
 
     def select(self, order: Sequence[int]) -> None:
         """See `State.select`. No entry is copied or moved."""
-        kept = [self._slots.share(self.slots[row]) for row in order]
-        for slot in self.slots:
-            if self._slots.release(slot):
-                self._due.pop(slot, None)
-        self.slots, self.lengths = kept, [self.lengths[row] for row in order]
+        self.slots, self.lengths = [self.slots[row] for row in order], [self.lengths[row] for row in order]
+        for slot in self._slots.recount(self.slots):
+            self._due.pop(slot, None)
 
     def compact(self) -> bool:
         """Move row b's source to slot b, unless rows share sources. Returns whether all are there."""

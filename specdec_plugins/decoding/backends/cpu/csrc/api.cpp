@@ -452,7 +452,7 @@ EXPORTED(int, decode, Engine* engine, Decoding* decoding) {
     return status_of([&] { decode(*engine, *decoding); });
 }
 
-// Beam searches until one is over: see `Searching` and `Searches` in search.h.
+// Beam searches until some are over: see `Searching` and `Searches` in search.h.
 EXPORTED(int, search, Engine* engine, Searching* searching) {
     return status_of([&] { Searches(*searching).run(*engine); });
 }

@@ -1,5 +1,5 @@
 // Iterations of beam searches without returning to Python: the twin of `Session.step` (decoding/loop.py) and of the steps in
-// search/, for batches in which every row searches. Stops when a search is over.
+// search/, for batches in which every row searches. Stops when a quarter of the searches are over.
 //
 // B rows, one for each live hypothesis, V vocabulary, C candidates of a row.
 #pragma once
@@ -32,7 +32,7 @@ SHARED_STRUCT(Searching,
     const int64_t* numbers;   // of each search: see `BeamSearch`
     const double* values;     // the same
     int64_t* slots;           // (B) of each search, those of its live hypotheses first; updated
-    int64_t* record;          // by step and search: see `BeamSearch::write`
+    int64_t* record;          // by step and search that is not over: see `BeamSearch::write`
     float* scores;            // the same
     double seconds;           // spent
     int64_t taken;            // number of steps run
@@ -243,7 +243,8 @@ class BeamSearch {
     bool exhausted = false;
 };
 
-// Runs steps of all searches until one is over, the caches are full, or `steps` are done; at least one.
+// Runs steps of the searches until a quarter are over (admission takes as many), the caches are full, or `steps` are done; at
+// least one.
 class Searches {
   public:
     explicit Searches(Searching& all) : all(all) {
@@ -263,10 +264,13 @@ class Searches {
         const auto began = Clock::now();
         int64_t* record = all.record;
         float* scores = all.scores;
-        bool over = false;
-        for (all.taken = 0; all.taken < all.steps && !over && (all.taken == 0 || fits()); ++all.taken) {
-            step(engine);
-            for (BeamSearch& each : searches) each.write(record, scores), over |= each.over;
+        std::vector<BeamSearch*> open;
+        for (BeamSearch& each : searches) open.push_back(&each);
+        const size_t enough = searches.size() - std::max<size_t>(1, searches.size() / 4);
+        for (all.taken = 0; all.taken < all.steps && (all.taken == 0 || (open.size() > enough && fits())); ++all.taken) {
+            step(engine, open);
+            for (const BeamSearch* each : open) each->write(record, scores);
+            std::erase_if(open, [](const BeamSearch* each) { return each->over; });
         }
         for (BeamSearch& each : searches) each.place();
         all.seconds = std::chrono::duration<double>(Clock::now() - began).count();
@@ -278,8 +282,8 @@ class Searches {
     }
 
     // A pass over the last token of every live hypothesis, their candidates, and each search's step.
-    void step(Engine& engine) {
-        collect();
+    void step(Engine& engine, const std::vector<BeamSearch*>& open) {
+        collect(open);
         const int64_t batch = last.size();
         tokens.resize(batch * width), scores.resize(batch * width);
         add_causal_rows(engine.scratch.rows, batch, 1, counts.data(), positions.data(), nullptr, slots.data(),
@@ -297,17 +301,18 @@ class Searches {
             engine.team.sync();
             ranking.run(engine, member);
             engine.team.sync();
-            for (size_t i = member; i < searches.size(); i += engine.team.size)
-                searches[i].step(&tokens[firsts[i] * width], &scores[firsts[i] * width], width);
+            for (size_t i = member; i < open.size(); i += engine.team.size)
+                open[i]->step(&tokens[firsts[i] * width], &scores[firsts[i] * width], width);
         });
     }
 
     // The rows of the next pass.
-    void collect() {
+    void collect(const std::vector<BeamSearch*>& open) {
         for (auto* each : {&firsts, &last, &positions, &slots, &source_slots, &source_lengths, &few, &room, &minimum, &renormalise})
             each->clear();
         counts.assign(1, 0), penalty.clear(), repeats.clear();
-        for (const BeamSearch& each : searches) {
+        for (const BeamSearch* search : open) {
+            const BeamSearch& each = *search;
             firsts.push_back(last.size());
             for (size_t row = 0; row < each.rows(); ++row) {
                 const auto& tokens = each.tokens(row);
