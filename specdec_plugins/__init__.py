@@ -13,7 +13,7 @@ def __getattr__(name: str):
 
         return Translator
     if name == "AsyncTranslator":
-        from specdec_plugins.serving.engine import AsyncTranslator
+        from specdec_plugins.serving.translator import AsyncTranslator
 
         return AsyncTranslator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

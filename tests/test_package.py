@@ -41,11 +41,12 @@ MAY_IMPORT = {
         "workers",
         "measure",
         "training",
+        "serving",
     ),
     "models": ("decoding", "formats", "training", "criterions"),
     "criterions": ("decoding.networks", "formats", "training"),
     "tasks": ("decoding", "formats", "text", "training", "models", "criterions"),
-    "__init__": ("serving.engine", "translator"),
+    "__init__": ("serving.translator", "translator"),
 }
 
 
@@ -118,7 +119,9 @@ def test_no_fairseq_outside_its_side():
     assert run_python("-c", code).stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize("command", ["prepare", "average", "translate", "pack", "score", "benchmark", "encoder_initial.py"])
+@pytest.mark.parametrize(
+    "command", ["prepare", "average", "translate", "pack", "score", "serve", "benchmark", "encoder_initial.py"]
+)
 def test_help_imports_nothing_heavy(command):
     script = [command] if command.endswith(".py") else ["-m", f"specdec_plugins.commands.{command}"]
     loaded = run_python("-X", "importtime", *script, "--help")

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 from specdec_plugins import AsyncTranslator, Translator
-from specdec_plugins.serving.engine import Closed, QueueFull, settings_for
+from specdec_plugins.serving.translator import Closed, QueueFull, settings_for
 from specdec_plugins.settings import OptionError, Settings
 
 PAIR = str(ROOT / "data" / "demo.en-de")

@@ -5,19 +5,17 @@ thread that owns the real one and waits for what it commits. The calls of a mode
 because a translator serves one thread at a time.
 """
 
-import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Any, cast
+from typing import cast
 
 from specdec_plugins.decoding.control.steady import Steady
 from specdec_plugins.decoding.loop import TOGETHER, Session
@@ -25,31 +23,9 @@ from specdec_plugins.decoding.options import Tolerance
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Hypothesis, Request
 from specdec_plugins.engine import Engine
-from specdec_plugins.settings import OptionError, Settings, option_of
-from specdec_plugins.text.codec import Codec
-from specdec_plugins.translations import Translation
-from specdec_plugins.translator import Translator
+from specdec_plugins.settings import Settings
 
-ROWS = 64  # rows in flight
-QUEUE = 1024  # texts of all calls, waiting and in flight
 LATENCY = 0.01  # seconds that a request waits to join, and to stream, at most; a single pass may take longer
-# The settings that requests may change. All others shape the model.
-PER_REQUEST = {
-    "beta", "tau", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram_size", "beam", "nbest", "lenpen", "unkpen", "sampling",
-    "temperature", "top_k", "top_p", "repetition_penalty", "seed", "num_samples", "mbr", "rule", "windows", "context",
-}  # fmt: skip
-
-
-class QueueFull(Exception):
-    """Too many texts are waiting. ``retry_after`` is an estimate in seconds."""
-
-    def __init__(self, retry_after: int):
-        super().__init__(f"too many texts are waiting; try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class Closed(Exception):
-    """The translator is closing and takes no more texts."""
 
 
 class Cancelled(Exception):
@@ -96,8 +72,12 @@ class Desk:
         self.unfinished: dict[int, int] = {}  # outputs of these requests
         self._numbers = count()
         self._pass = LATENCY  # seconds of a pass
-        self.session: Session
+        self.session = cast(Session, None)  # until the thread has opened it, before all else
         thread.post(self._open)
+
+    @property
+    def rows_in_flight(self) -> int:
+        return len(self.session.prefix) if self.session else 0
 
     def _open(self) -> None:
         self.session = self.engine.session(self.rows)
@@ -262,146 +242,3 @@ class SharedEngine(Engine):
         settings = self.settings
         tolerance = Tolerance(settings.beta, math.inf if settings.tau is None else settings.tau)
         return super().request(index, source, **{"tolerance": tolerance, **options})
-
-
-class AsyncTranslator:
-    """A `Translator` for asyncio: any number of concurrent calls with options of their own, in one batch.
-
-    ``rows`` bounds the outputs in flight, a beam counting its size, and ``queue`` the texts. Models may share a ``thread``.
-    """
-
-    def __init__(self, translator: Translator, rows: int = ROWS, queue: int = QUEUE, thread: EngineThread | None = None):
-        if translator.settings.strategy == "fairseq":
-            raise OptionError([("strategy", "fairseq cannot share a batch between calls; use specdec or ar")])
-        self.translator, self.queue = translator, queue
-        self.thread, self._owned = thread or EngineThread(), thread is None
-        self.desk = Desk(translator.engine, rows, self.thread)
-        self.pending = 0  # texts
-        self.closing = False
-        self._turn = Lock()
-        self._pool = ThreadPoolExecutor(rows + 4, "translate")
-        self._calls: set[asyncio.Future] = set()
-
-    @classmethod
-    def from_pretrained(cls, folder: str, **settings) -> "AsyncTranslator":
-        """Load a model folder; keywords are fields of `Settings`."""
-        return cls(Translator.from_pretrained(folder, **settings))
-
-    async def translate(self, texts: str | Sequence[str], timeout: float | None = None, **options) -> list[Translation]:
-        """What `Translator.translate` returns for one text or several. ``options`` are its own, and `PER_REQUEST` settings.
-
-        Cancelling the call drops its texts, and so does ``timeout``, in seconds, with TimeoutError. Raises `QueueFull`, `Closed`,
-        and what `Translator.translate` and `Settings` raise.
-        """
-        texts = [texts] if isinstance(texts, str) else texts
-        return await self._call(Guest(self.desk, self._turn), texts, timeout, options)
-
-    async def stream(self, text: str, timeout: float | None = None, **options) -> AsyncIterator[str | Translation]:
-        """Yield the translation in pieces, as passes commit it, and at the end the `Translation`. Nothing is taken back."""
-        loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        deltas = Deltas(self.translator.codec, lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece))
-        settings = settings_for(self.translator.settings, options)[0]
-        if settings.drawn > 1 or settings.context:
-            raise ValueError("a stream has one output; it does not support nbest, num_samples, mbr or context")
-        call = asyncio.ensure_future(self._call(Guest(self.desk, self._turn, deltas.push), [text], timeout, options))
-        call.add_done_callback(lambda _: pieces.put_nowait(None))
-        try:
-            while (piece := await pieces.get()) is not None:
-                yield piece
-            yield (await call)[0]
-        finally:
-            call.cancel()
-
-    async def close(self, grace: float | None = None) -> None:
-        """Refuse new calls, finish those that were accepted, up to ``grace`` seconds, and stop."""
-        self.closing = True
-        if self._calls:
-            _, late = await asyncio.wait(self._calls, timeout=grace)
-            for call in late:
-                call.cancel()
-        await asyncio.to_thread(self._pool.shutdown)
-        if self._owned:
-            await asyncio.to_thread(self.thread.close)
-
-    @property
-    def stats(self) -> DecodeStats:
-        """Totals over all calls."""
-        return self.translator.stats
-
-    async def _call(
-        self, guest: Guest, texts: Sequence[str], timeout: float | None, options: Mapping[str, Any]
-    ) -> list[Translation]:
-        if self.closing:
-            raise Closed("the server is stopping")
-        if self.pending + len(texts) > self.queue:
-            raise QueueFull(self._retry_after())
-        self.pending += len(texts)
-        work = asyncio.get_running_loop().run_in_executor(self._pool, self._work, guest, texts, options)
-        self._calls.add(work)
-        try:
-            async with asyncio.timeout(timeout):
-                return await work
-        except (asyncio.CancelledError, TimeoutError):
-            guest.cancel()
-            raise
-        finally:
-            self.pending -= len(texts)
-            self._calls.discard(work)
-
-    def _work(self, guest: Guest, texts: Sequence[str], options: Mapping[str, Any]) -> list[Translation]:
-        """A call, in a thread of the pool."""
-        with self._turn:
-            if guest.cancelled:
-                raise Cancelled
-            settings, rest = settings_for(self.translator.settings, options)
-            engine = SharedEngine(self.translator.engine, settings, guest)
-            try:
-                return self.translator.through(engine).translate(texts, **rest)
-            finally:
-                self.stats.seconds["text"] += guest.stats.seconds["text"]
-
-    def _retry_after(self) -> int:
-        """Seconds until a queue that is full now may have room."""
-        return max(1, min(60, round(self.pending * self.desk._pass)))
-
-
-def settings_for(usual: Settings, options: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """The settings of a request, and the options that are not settings. Raises OptionError."""
-    known = {each.name for each in fields(Settings)}
-    changes = {name: value for name, value in options.items() if name in known}
-    if faults := [(name, "is the server's and cannot be set by a request") for name in changes.keys() - PER_REQUEST]:
-        raise OptionError(sorted(faults))
-    if changes.get("beam", 1) != 1 and usual.strategy == "specdec":  # whose drafts leave a search alone
-        plain = {each.name: each.default for each in fields(Settings) if "ar" not in option_of(each).strategies}
-        changes = {**plain, "strategy": "ar", **changes}
-    rest = {name: value for name, value in options.items() if name not in known}
-    return replace(usual, **changes) if changes else usual, rest
-
-
-class Deltas:
-    """The text of an output as its commits arrive; of a document, window by window, joined as `documents.joined` does."""
-
-    def __init__(self, codec: Codec, tell: Callable[[str], object]):
-        self.codec, self.tell = codec, tell
-        self.decoders: dict[int, Any] = {}
-        self.held: dict[int, str] = {}  # text of windows whose turn has not come
-        self.finished: set[int] = set()
-        self.window, self.told, self.begun = 0, False, False  # the present one; whether there is text of any, and of this one
-
-    def push(self, commit: Commit) -> None:
-        number = commit.request
-        if number not in self.decoders:
-            self.decoders[number] = self.codec.decoder()
-        text = self.decoders[number].push(commit.tokens)
-        if commit.finished is not None:
-            text += self.decoders[number].finish()
-            self.finished.add(number)
-        self.held[number] = self.held.get(number, "") + text
-        while True:
-            if text := self.held.pop(self.window, ""):
-                self.tell(" " * (self.told and not self.begun) + text)
-                self.told = self.begun = True
-            if self.window not in self.finished:
-                return
-            self.window, self.begun = self.window + 1, False

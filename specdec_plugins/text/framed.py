@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdec_plugins.formats.strict import parse
-from specdec_plugins.text.codec import CodecConfig, Encoded, NoLanguage, Redecoded
+from specdec_plugins.text.codec import Codec, CodecConfig, Encoded, NoLanguage, Redecoded
 from specdec_plugins.text.languages import language, two_letters
 from specdec_plugins.text.vocabulary import Vocabulary
 from specdec_plugins.text.words import Span
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SPACE = "▁"  # begins a word
 PARTS = ("bos", "eos", "source", "target", "text")  # of a frame: special tokens, language tokens, the text's tokens
+UNKNOWN = "und"  # the language of a model that names none
 MAX_SIZE = 10_000_000  # of a vocabulary
 CLEANED = [(" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
            (" 've", "'ve"), (" 're", "'re")]  # fmt: skip
@@ -160,3 +161,14 @@ class Framed:
 
     def join(self, tokens: Sequence[str]) -> str:
         return "".join(tokens).replace(SPACE, " ").strip()
+
+
+def languages_of(codec: Codec, config: CodecConfig) -> tuple[list[str], list[str]]:
+    """The languages that a codec's model translates from and to, in the model's codes."""
+    usual = [config.source_lang or UNKNOWN], [config.target_lang or UNKNOWN]
+    if not isinstance(codec, Framed) or not codec.options.languages:
+        return usual
+    known = sorted(codec.options.languages)
+    reads = codec.multilingual
+    writes = not codec.options.fixed_target and (reads or "target" in codec.options.frame.split())
+    return known if reads else usual[0], known if writes else usual[1]

@@ -1,0 +1,150 @@
+"""Our own API: every option of a request, scores, drafts and acceptance; server-sent events as passes commit tokens."""
+
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from starlette.responses import JSONResponse
+
+from specdec_plugins.serving.service import Refused, Service, refusals
+from specdec_plugins.serving.translator import PER_REQUEST
+from specdec_plugins.settings import Settings, option_of
+from specdec_plugins.translations import Translation
+from specdec_plugins.translator import Translator
+
+
+class Call(BaseModel):
+    """Texts and their languages. Other fields are options of specdec-translate."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    text: str | list[str] = Field(description="one text or several", examples=["A dog runs."])
+    source: str | None = Field(None, description="the text's language, or auto (default: the model's)", examples=["en"])
+    target: str | None = Field(None, description="the translation's language (default: the model's)", examples=["de"])
+    model: str | None = Field(None, description="a model's name (default: the first for the languages)")
+    stream: bool = Field(False, description="server-sent events with pieces of the text; for one text with one output")
+    too_long: Literal["error", "truncate", "skip"] = Field("error", description="what to do with overlong texts")
+
+
+class Output(BaseModel):
+    text: str
+    tokens: list[str] = Field(description="subwords")
+    score: float | None = Field(description="a beam's score, otherwise the tokens' mean log-probability in nats")
+    token_scores: list[float | None] = Field(description="log-probabilities in nats; the last is that of the end")
+    drafter: str | None
+    iterations: int = Field(description="verifier passes")
+    drafted: int = Field(description="tokens")
+    accepted: int = Field(description="drafted tokens that were accepted")
+    accepted_lengths: list[int] = Field(description="tokens committed by each pass, the verifier's own included")
+
+
+class Result(BaseModel):
+    outputs: list[Output]
+
+
+class Answer(BaseModel):
+    model: str
+    source: str
+    target: str
+    results: list[Result]
+
+
+def options_of_a_call() -> type[Call]:
+    """`Call` with a field for each setting that requests may change."""
+    extra: dict[str, Any] = {}
+    for each in fields(Settings):
+        if each.name in PER_REQUEST:
+            how = option_of(each)
+            kind: Any = int | str if how.least is not None and how.words else Literal[how.words] if how.words else how.kind
+            extra[each.name] = (kind | None, Field(None, description=how.help))
+    return create_model("TranslateCall", __base__=Call, **extra)
+
+
+TranslateCall: Any = options_of_a_call()
+
+
+def router(service: Service) -> APIRouter:
+    api = APIRouter(prefix="/v1", tags=["translate"])
+
+    @api.post("/translate", response_model=Answer)
+    async def translate(call: TranslateCall, request: Request) -> Response:
+        texts = [call.text] if isinstance(call.text, str) else call.text
+        service.admit(bearer(request), texts)
+        source = service.source_of(texts)[0] if call.source == "auto" else call.source
+        route = service.route(source, call.target, call.model)
+        options = call.model_dump(include=set(PER_REQUEST), exclude_none=True)
+        head = {"model": route.model.name, "source": route.source, "target": route.target}
+        rest = {"too_long": call.too_long, **route.languages}
+        if call.stream:
+            if not isinstance(call.text, str):
+                raise Refused(400, "a stream translates one text, not a list")
+            pieces = route.model.served.stream(call.text, service.limits.seconds, **rest, **options)
+            with refusals():
+                first = await anext(pieces)  # what is wrong with the request is answered with a status of its own
+            return StreamingResponse(events(head, first, pieces), media_type="text/event-stream", headers=UNBUFFERED)
+        work = partial(Translator.translate, sentences=texts, **rest)
+        found = await service.translate(request, route, len(texts), options, work)
+        each = service.settings(route, options).outputs
+        results = [result(found[start : start + each]) for start in range(0, len(found), each)]
+        return JSONResponse({**head, "results": results})
+
+    @api.get("/models")
+    async def models() -> list[dict[str, Any]]:
+        """The models and their languages."""
+        return [{"name": each.name, "sources": each.sources, "targets": each.targets} for each in service.models]
+
+    return api
+
+
+UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second for nginx
+
+
+async def events(
+    head: dict[str, str], first: str | Translation, pieces: AsyncIterator[str | Translation]
+) -> AsyncIterator[str]:  # fmt: skip
+    """Server-sent events: ``delta`` with a piece of the text, and at the end ``result``, or ``error``."""
+    piece: str | Translation | None = first
+    while piece is not None:
+        if isinstance(piece, Translation):
+            yield event("result", {**head, "results": [result([piece])]})
+        else:
+            yield event("delta", {"text": piece})
+        try:
+            with refusals():
+                piece = await anext(pieces, None)
+        except Refused as error:
+            yield event("error", {"error": str(error)})
+            return
+
+
+def event(name: str, data: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+def result(outputs: Sequence[Translation]) -> dict[str, Any]:
+    return {
+        "outputs": [
+            {
+                "text": each.text, "tokens": each.tokens, "score": number(each.score) if each.token_scores else None,
+                "token_scores": [*map(number, each.token_scores)], "drafter": each.drafter, "iterations": each.iterations,
+                "drafted": each.drafted, "accepted": each.accepted, "accepted_lengths": each.accepted_lengths,
+            }
+            for each in outputs
+        ]
+    }  # fmt: skip
+
+
+def number(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def bearer(request: Request) -> str | None:
+    """The key of a request: ``Authorization: Bearer KEY``."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None

@@ -1,0 +1,112 @@
+"""The web application: the dialects' routes, health, metrics, and what surrounds every request."""
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import generate_latest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specdec_plugins import __version__
+from specdec_plugins.serving.api import own
+from specdec_plugins.serving.metrics import Metrics
+from specdec_plugins.serving.service import GONE, Refused, Service
+
+access = logging.getLogger("specdec.access")
+
+
+def make_app(service: Service, grace: float = 30.0) -> FastAPI:
+    """The application. At its end translations in flight have ``grace`` seconds left."""
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        for model in service.models:
+            await model.served.close(grace)
+
+    metrics = Metrics(service)
+    app = FastAPI(title="SpecDec", version=__version__, lifespan=life, docs_url=None, redoc_url=None)  # these load scripts
+    app.include_router(own.router(service))
+
+    @app.get("/health", tags=["operations"])
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready", tags=["operations"])
+    async def ready() -> Response:
+        """503 while stopping."""
+        stopping = any(model.served.closing for model in service.models)
+        return JSONResponse({"status": "stopping" if stopping else "ready"}, 503 if stopping else 200)
+
+    @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
+    async def figures() -> Response:
+        return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return answer(request, error.status, str(error), error.retry_after)
+
+    @app.exception_handler(HTTPException)
+    async def failed(request: Request, error: HTTPException) -> Response:
+        return answer(request, error.status_code, str(error.detail))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return answer(request, 400, "; ".join(map(fault, error.errors())))
+
+    app.add_middleware(Boundary, service=service, metrics=metrics)
+    return app
+
+
+def fault(found: dict) -> str:
+    """What is wrong with a field, in one line. It does not repeat what was sent."""
+    where = ".".join(str(part) for part in found["loc"][1:])
+    return f"{where}: {found['msg']}" if where else found["msg"]
+
+
+def answer(request: Request, status: int, message: str, retry_after: int | None = None) -> Response:
+    """An error."""
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return JSONResponse({"error": message}, status, headers)
+
+
+class Boundary:
+    """Bounds bodies, and notes each request in metrics and the access log: neither texts nor query, which may hold some."""
+
+    def __init__(self, app: ASGIApp, service: Service, metrics: Metrics):
+        self.app, self.service, self.metrics = app, service, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        began, status, size, most = time.perf_counter(), 500, 0, self.service.limits.body
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if max(size, int(length) if length.isdigit() else 0) > most:
+                raise HTTPException(413, f"the body exceeds the limit of {most:,} bytes")
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            if status != GONE:
+                await send(message)
+
+        try:
+            await self.app(scope, bounded, noted)
+        finally:
+            seconds = time.perf_counter() - began
+            route = getattr(scope.get("route"), "path", "other")  # known paths only: labels must be few
+            self.metrics.note(route, status, seconds)
+            client = scope["client"][0] if scope.get("client") else "-"
+            access.info("%s %s %s %d %.0f ms", client, scope["method"], route, status, 1000 * seconds)

@@ -1,0 +1,221 @@
+"""What all HTTP dialects share: models by language pair, limits, keys, language detection, and errors with a status."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Message
+
+from specdec_plugins.extras import needed
+from specdec_plugins.serving.translator import AsyncTranslator, Closed, QueueFull, settings_for
+from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.text.framed import UNKNOWN, languages_of
+from specdec_plugins.text.languages import language, two_letters
+from specdec_plugins.translations import SourceTooLong
+from specdec_plugins.translator import Translator
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+RESTART = 10  # seconds that a restart takes, for Retry-After
+DETECTED = 1000  # characters that a language is detected by
+GONE = 499  # the status of an answer that nobody waits for, in nginx's numbering
+
+
+class Refused(Exception):
+    """An answer without a translation: an HTTP status, and what is wrong and what to do."""
+
+    def __init__(self, status: int, message: str, retry_after: int | None = None):
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a request."""
+
+    characters: int = 100_000
+    texts: int = 256
+    seconds: float = 60.0
+    body: int = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is served, and the languages that it translates from and to, in its own codes."""
+
+    name: str
+    served: AsyncTranslator
+    sources: Sequence[str]
+    targets: Sequence[str]
+
+    @classmethod
+    def of(cls, name: str, served: AsyncTranslator) -> "Model":
+        pair = served.translator.pair
+        return cls(name, served, *languages_of(pair.codec, pair.config))
+
+
+@dataclass(frozen=True)
+class Route:
+    """A model, and the codes of a request's languages for it."""
+
+    model: Model
+    source: str
+    target: str
+
+    @property
+    def languages(self) -> dict[str, str | None]:
+        """The options of `Translator.translate`."""
+        source, target = (None if code == UNKNOWN else code for code in (self.source, self.target))
+        return {"source_lang": source, "target_lang": target}
+
+
+@dataclass
+class Service:
+    """``keys`` are those that requests must have; None: none. Counts each key's characters."""
+
+    models: Sequence[Model]
+    limits: Limits = field(default_factory=Limits)
+    keys: frozenset[str] | None = None
+    used: dict[str, int] = field(default_factory=dict)  # characters by key
+    _detector: Any = None
+
+    def route(self, source: str | None, target: str | None, model: str | None = None) -> Route:
+        """The first model for a pair of languages; None stands for any. Raises Refused."""
+        if model is not None and model not in [each.name for each in self.models]:
+            raise Refused(400, f"model '{model:.100}' is unknown; available: {', '.join(each.name for each in self.models)}")
+        candidates = [each for each in self.models if model in (None, each.name)]
+        for each in candidates:
+            codes = code_of(source, each.sources), code_of(target, each.targets)
+            if codes[0] is not None and codes[1] is not None:
+                return Route(each, codes[0], codes[1])
+        pairs = ", ".join(f"{short(each.sources)} to {short(each.targets)}" for each in candidates)
+        asked = f"{source or 'any language':.100} to {target or 'any language':.100}"
+        raise Refused(400, f"no model translates from {asked}; available: {pairs}")
+
+    def languages(self) -> dict[str, list[str]]:
+        """The languages that can be translated to, by language that can be translated from: ISO 639-1 where it has a code."""
+        found: dict[str, set[str]] = {}
+        for model in self.models:
+            for source in model.sources:
+                found.setdefault(public(source), set()).update(map(public, model.targets))
+        return {source: sorted(targets) for source, targets in sorted(found.items())}
+
+    def detect(self, text: str) -> list[tuple[str, float]]:
+        """The likeliest languages among those that are served, best first, with probabilities."""
+        if self._detector is None:
+            with needed("serve", "language detection"):
+                from py3langid.langid import MODEL_FILE, LanguageIdentifier
+            self._detector = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+            known = {code for code, _ in self._detector.rank("")}
+            served = {*self.languages()}.union(*self.languages().values())
+            self._detector.set_languages(sorted(served & known) or None)
+        return [(code, float(sure)) for code, sure in self._detector.rank(text[:DETECTED])]
+
+    def source_of(self, texts: Sequence[str]) -> tuple[str, float]:
+        """The language of texts that name none."""
+        sources = self.languages()
+        return next(found for found in [*self.detect(" ".join(texts)), (next(iter(sources)), 0.0)] if found[0] in sources)
+
+    def admit(self, key: str | None, texts: Sequence[str]) -> None:
+        """Raises Refused for an unknown key, or texts beyond the limits."""
+        if self.keys is not None and key not in self.keys:
+            raise Refused(403, "Invalid API key" if key else "An API key is required")
+        if any(surrogate(text) for text in texts):
+            raise Refused(400, "a text is not Unicode: it has half of a surrogate pair")
+        characters, limits = sum(map(len, texts)), self.limits
+        if len(texts) > limits.texts:
+            raise Refused(413, f"{len(texts):,} texts exceed the limit of {limits.texts:,}")
+        if characters > limits.characters:
+            raise Refused(413, f"{characters:,} characters exceed the limit of {limits.characters:,}")
+        self.used[key or ""] = self.used.get(key or "", 0) + characters
+
+    async def translate(
+        self, request: Request, route: Route, texts: int, options: Mapping[str, Any], work: Callable[[Translator], Result]
+    ) -> Result:
+        """The result of ``work`` for a request; `AsyncTranslator.run` explains it. Raises Refused."""
+        with refusals():
+            served = route.model.served
+            settings = self.settings(route, options)
+            return await while_connected(request, served.run(work, settings, texts, self.limits.seconds))
+
+    def settings(self, route: Route, options: Mapping[str, Any]) -> Settings:
+        return settings_for(route.model.served.translator.settings, options)[0]
+
+
+class refusals:
+    """Turns errors of a translation into `Refused`. A fault of ours is logged; the caller learns no details."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        match error:
+            case None | Refused() | asyncio.CancelledError() | GeneratorExit():
+                return
+            case QueueFull():
+                raise Refused(503, str(error), error.retry_after) from None
+            case Closed():
+                raise Refused(503, str(error), RESTART) from None
+            case TimeoutError():
+                raise Refused(504, "the translation took too long; send shorter texts") from None
+            case SourceTooLong():
+                raise Refused(400, f"text {error.index + 1}: {error}; split it, or set too_long") from None
+            case OptionError() | ValueError() | TypeError():
+                raise Refused(400, str(error)) from None
+            case Exception():
+                log.error("a translation failed", exc_info=error)
+                raise Refused(500, "the translation failed; the server's log says why") from None
+
+
+async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of ``work``, which is cancelled when the client leaves. The request's body has been read."""
+    task = asyncio.ensure_future(work)
+    leaving: asyncio.Task[Message] = asyncio.ensure_future(request.receive())  # type: ignore[arg-type]  # a coroutine
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Refused(GONE, "the client has gone")
+        return task.result()
+    finally:
+        task.cancel()
+        leaving.cancel()
+
+
+def code_of(asked: str | None, known: Sequence[str]) -> str | None:
+    """A model's code for a language; None if it does not know the language."""
+    if asked is None:
+        return known[0]
+    try:
+        return language(asked, known, "languages")
+    except ValueError:
+        return None
+
+
+def public(code: str) -> str:
+    """A language's code for clients."""
+    return two_letters(code) or code
+
+
+def surrogate(text: str) -> bool:
+    """Whether a text cannot be encoded. JSON may contain such texts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def short(codes: Sequence[str]) -> str:
+    return codes[0] if len(codes) == 1 else f"{len(codes)} languages"
+
+
+def read_keys(path: str) -> frozenset[str]:
+    """A file with a key per line; # begins a comment. Raises ValueError if it has none."""
+    lines = (line.partition("#")[0].strip() for line in Path(path).read_text(encoding="utf-8").splitlines())
+    if not (keys := frozenset(filter(None, lines))):
+        raise ValueError(f"{path}: no keys; write one per line")
+    return keys

@@ -1,0 +1,188 @@
+"""`AsyncTranslator`: a translator for asyncio."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from threading import Lock
+from typing import Any, TypeVar
+
+from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.values import Commit
+from specdec_plugins.serving.engine import Cancelled, Desk, EngineThread, Guest, SharedEngine
+from specdec_plugins.settings import OptionError, Settings
+from specdec_plugins.text.codec import Codec
+from specdec_plugins.translations import Translation
+from specdec_plugins.translator import Translator
+
+Result = TypeVar("Result")
+ROWS = 64  # rows in flight
+QUEUE = 1024  # texts of all calls, waiting and in flight
+# The settings that requests may change. All others shape the model.
+PER_REQUEST = {
+    "beta", "tau", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram_size", "beam", "nbest", "lenpen", "unkpen", "sampling",
+    "temperature", "top_k", "top_p", "repetition_penalty", "seed", "num_samples", "mbr", "rule", "windows", "context",
+}  # fmt: skip
+
+
+class QueueFull(Exception):
+    """Too many texts are waiting. ``retry_after`` is an estimate in seconds."""
+
+    def __init__(self, retry_after: int):
+        super().__init__(f"too many texts are waiting; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class Closed(Exception):
+    """The translator is closing and takes no more texts."""
+
+
+class AsyncTranslator:
+    """A `Translator` for asyncio: any number of concurrent calls with options of their own, in one batch.
+
+    ``rows`` bounds the outputs in flight, a beam counting its size, and ``queue`` the texts. Models may share a ``thread``.
+    """
+
+    def __init__(self, translator: Translator, rows: int = ROWS, queue: int = QUEUE, thread: EngineThread | None = None):
+        if translator.settings.strategy == "fairseq":
+            raise OptionError([("strategy", "fairseq cannot share a batch between calls; use specdec or ar")])
+        self.translator, self.queue = translator, queue
+        self.thread, self._owned = thread or EngineThread(), thread is None
+        self.desk = Desk(translator.engine, rows, self.thread)
+        self.pending = 0  # texts
+        self.closing = False
+        self._turn = Lock()
+        self._pool = ThreadPoolExecutor(rows + 4, "translate")
+        self._calls: set[asyncio.Future] = set()
+
+    @classmethod
+    def from_pretrained(cls, folder: str, **settings) -> "AsyncTranslator":
+        """Load a model folder; keywords are fields of `Settings`."""
+        return cls(Translator.from_pretrained(folder, **settings))
+
+    async def translate(self, texts: str | Sequence[str], timeout: float | None = None, **options) -> list[Translation]:
+        """What `Translator.translate` returns for one text or several. ``options`` are its own, and `PER_REQUEST` settings.
+
+        Cancelling the call drops its texts, and so does ``timeout``, in seconds, with TimeoutError. Raises `QueueFull`, `Closed`,
+        and what `Translator.translate` and `Settings` raise.
+        """
+        texts = [texts] if isinstance(texts, str) else texts
+        settings, rest = settings_for(self.translator.settings, options)
+        return await self.run(lambda translator: translator.translate(texts, **rest), settings, len(texts), timeout)
+
+    async def stream(self, text: str, timeout: float | None = None, **options) -> AsyncIterator[str | Translation]:
+        """Yield the translation in pieces, as passes commit it, and at the end the `Translation`. Nothing is taken back."""
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        deltas = Deltas(self.translator.codec, lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece))
+        settings, rest = settings_for(self.translator.settings, options)
+        if settings.drawn > 1 or settings.context:
+            raise ValueError("a stream has one output; it does not support nbest, num_samples, mbr or context")
+        work = self.run(lambda translator: translator.translate([text], **rest), settings, 1, timeout, deltas.push)
+        call = asyncio.ensure_future(work)
+        call.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            yield (await call)[0]
+        finally:
+            call.cancel()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Refuse new calls, finish those that were accepted, up to ``grace`` seconds, and stop."""
+        self.closing = True
+        if self._calls:
+            _, late = await asyncio.wait(self._calls, timeout=grace)
+            for call in late:
+                call.cancel()
+        await asyncio.to_thread(self._pool.shutdown)
+        if self._owned:
+            await asyncio.to_thread(self.thread.close)
+
+    @property
+    def stats(self) -> DecodeStats:
+        """Totals over all calls."""
+        return self.translator.stats
+
+    async def run(
+        self, work: Callable[[Translator], Result], settings: Settings, texts: int, timeout: float | None = None,
+        on_commit: Callable[[Commit], None] | None = None,
+    ) -> Result:  # fmt: skip
+        """The result of ``work``, which runs in a thread with a translator of these settings and may call all its methods."""
+        if self.closing:
+            raise Closed("the server is stopping")
+        if self.pending + texts > self.queue:
+            raise QueueFull(self._retry_after())
+        self.pending += texts
+        guest = Guest(self.desk, self._turn, on_commit)
+        call = asyncio.get_running_loop().run_in_executor(self._pool, self._work, guest, settings, work)
+        self._calls.add(call)
+        try:
+            async with asyncio.timeout(timeout):
+                return await call
+        except (asyncio.CancelledError, TimeoutError) as error:
+            guest.cancel()
+            if isinstance(error, asyncio.CancelledError) and not leaving():
+                raise Closed("the server stopped before the translation was done") from None
+            raise
+        finally:
+            self.pending -= texts
+            self._calls.discard(call)
+
+    def _work(self, guest: Guest, settings: Settings, work: Callable[[Translator], Result]) -> Result:
+        """A call, in a thread of the pool."""
+        with self._turn:
+            if guest.cancelled:
+                raise Cancelled
+            try:
+                return work(self.translator.through(SharedEngine(self.translator.engine, settings, guest)))
+            finally:
+                self.stats.seconds["text"] += guest.stats.seconds["text"]
+
+    def _retry_after(self) -> int:
+        """Seconds until a queue that is full now may have room."""
+        return max(1, min(60, round(self.pending * self.desk._pass)))
+
+
+def leaving() -> bool:
+    """Whether the present task is being cancelled, by a caller that goes away."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def settings_for(usual: Settings, options: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """The settings of a request, and the options that are not settings. Raises OptionError."""
+    known = {each.name for each in fields(Settings)}
+    changes = {name: value for name, value in options.items() if name in known}
+    if faults := [(name, "is the server's and cannot be set by a request") for name in changes.keys() - PER_REQUEST]:
+        raise OptionError(sorted(faults))
+    rest = {name: value for name, value in options.items() if name not in known}
+    return replace(usual, **changes) if changes else usual, rest
+
+
+class Deltas:
+    """The text of an output as its commits arrive; of a document, window by window, joined as `documents.joined` does."""
+
+    def __init__(self, codec: Codec, tell: Callable[[str], object]):
+        self.codec, self.tell = codec, tell
+        self.decoders: dict[int, Any] = {}
+        self.held: dict[int, str] = {}  # text of windows whose turn has not come
+        self.finished: set[int] = set()
+        self.window, self.told, self.begun = 0, False, False  # the present one; whether there is text of any, and of this one
+
+    def push(self, commit: Commit) -> None:
+        number = commit.request
+        if number not in self.decoders:
+            self.decoders[number] = self.codec.decoder()
+        text = self.decoders[number].push(commit.tokens)
+        if commit.finished is not None:
+            text += self.decoders[number].finish()
+            self.finished.add(number)
+        self.held[number] = self.held.get(number, "") + text
+        while True:
+            if text := self.held.pop(self.window, ""):
+                self.tell(" " * (self.told and not self.begun) + text)
+                self.told = self.begun = True
+            if self.window not in self.finished:
+                return
+            self.window, self.begun = self.window + 1, False

@@ -1,0 +1,279 @@
+"""The server: its API over real HTTP, limits, faults, clients that leave, and the command."""
+
+import http.client
+import json
+import logging
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import ROOT
+from test_serving import LINES, OPTIONS, PAIR, expected
+
+uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
+pytest.importorskip("fastapi")
+pytest.importorskip("prometheus_client")
+
+from specdec_plugins.commands import serve  # noqa: E402
+from specdec_plugins.serving.app import make_app  # noqa: E402
+from specdec_plugins.serving.engine import EngineThread  # noqa: E402
+from specdec_plugins.serving.service import Limits, Model, Service  # noqa: E402
+from specdec_plugins.serving.translator import AsyncTranslator  # noqa: E402
+from specdec_plugins.translator import Translator  # noqa: E402
+
+
+class Served:
+    """A server in a thread of this process."""
+
+    def __init__(self, folders=(PAIR,), queue=1024, **how):
+        limits = Limits(**how.pop("limits", {}))
+        self.engine, models = EngineThread(), []
+        for folder in folders:
+            served = AsyncTranslator(Translator.from_pretrained(folder, threads=1), queue=queue, thread=self.engine)
+            models.append(Model.of(folder.rpartition("/")[2], served))
+        self.service = Service(models, limits, **how)
+        self.server = uvicorn.Server(uvicorn.Config(make_app(self.service), "127.0.0.1", 0, access_log=False, log_config=None))
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+
+    def close(self):
+        self.server.should_exit = True
+        self.thread.join()
+        self.engine.close()
+
+    def ask(self, method, path, body=None, **headers):
+        """Status, headers and content, which is parsed if it is JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if isinstance(body, dict):
+            body, headers = json.dumps(body).encode(), {"content-type": "application/json", **headers}
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        found = connection.getresponse()
+        content = found.read().decode()
+        connection.close()
+        return found.status, found.headers, json.loads(content) if "json" in found.headers.get("content-type", "") else content
+
+    def post(self, path="/v1/translate", headers={}, **body):  # noqa: B006
+        status, _, content = self.ask("POST", path, body, **headers)
+        return status, content
+
+
+@pytest.fixture(scope="module")
+def served():
+    server = Served([PAIR, str(ROOT / "data" / "docs.en-fr")])
+    yield server
+    server.close()
+
+
+def records(results):
+    """A library's results as the API gives them."""
+    return [
+        {
+            "text": each.text, "tokens": each.tokens, "drafter": each.drafter,
+            "token_scores": pytest.approx(each.token_scores, abs=1e-4),
+        }
+        for each in results
+    ]  # fmt: skip
+
+
+def outputs(content):
+    names = "text", "tokens", "drafter", "token_scores"
+    return [{name: output[name] for name in names} for result in content["results"] for output in result["outputs"]]
+
+
+def test_translations_equal_the_librarys(served):
+    for options in OPTIONS:
+        status, content = served.post(text=LINES[:2], source="en", target="de", **options)
+        assert status == 200 and len(content["results"]) == 2, content
+        assert (content["model"], content["source"], content["target"]) == ("demo.en-de", "en", "de")
+        own = expected(LINES[:2], options)
+        assert [each["text"] for each in outputs(content)] == [each.text for each in own]
+        assert outputs(content) == records(own)
+    one = served.post(text=LINES[0])[1]["results"][0]["outputs"][0]
+    assert one["accepted"] <= one["drafted"] and sum(one["accepted_lengths"]) == len(one["token_scores"])
+    status, content = served.post(text="The file does not exist.", target="fra")
+    assert status == 200 and content["model"] == "docs.en-fr" and content["target"] == "fr"
+    assert served.post(text="A man plays the guitar.", source="auto")[1]["source"] == "en"
+    assert served.ask("GET", "/v1/models")[2][1] == {"name": "docs.en-fr", "sources": ["en"], "targets": ["fr"]}
+
+
+def test_streams(served):
+    text = " ".join(LINES[:3])
+    status, headers, content = served.ask("POST", "/v1/translate", {"text": text, "stream": True, "windows": "sentence"})
+    assert status == 200 and headers["content-type"].startswith("text/event-stream")
+    *deltas, (name, last) = [(name, json.loads(data)) for name, data in re.findall(r"event: (.*)\ndata: (.*)\n\n", content)]
+    assert name == "result" and {name for name, _ in deltas} == {"delta"} and len(deltas) > 2
+    assert "".join(data["text"] for _, data in deltas) == outputs(last)[0]["text"]
+    assert outputs(last)[0]["text"] == expected([text], {"windows": "sentence"})[0].text
+    for wrong in ({"text": [text]}, {"num_samples": 2, "sampling": True}, {"beam": 0}, {"text": "dog " * 3000}):
+        assert served.ask("POST", "/v1/translate", {"text": text, "stream": True, **wrong})[0] == 400
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ({}, "text: Field required"),
+        ({"text": 3}, "text.str: Input should be a valid string"),
+        ({"text": "A", "beem": 4}, "beem: Extra inputs are not permitted"),
+        ({"text": "A", "beam": 0}, "beam 0 is less than 1"),
+        ({"text": "A", "beam": 4, "sampling": True}, "beam cannot be combined with sampling"),
+        ({"text": "A", "beam": 65}, "65 live hypotheses need as many rows"),
+        ({"text": "A", "rule": "other"}, "rule: Input should be"),
+        ({"text": "A", "target": "ja"}, "no model translates from any language to ja; available: en to de, en to fr"),
+        ({"text": "A", "model": "other"}, "model 'other' is unknown; available: demo.en-de, docs.en-fr"),
+        ({"text": ["A", "dog " * 3000]}, "text 2: over"),
+        ({"text": "\ud800"}, "a text is not Unicode"),
+        (b"{", "JSON decode error"),
+        (b"\xff", ""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bad_requests_get_one_line(served, body, said):
+    status, _, content = served.ask("POST", "/v1/translate", body, content_type="application/json")
+    assert status == 400 and said in content["error"] and "\n" not in content["error"], content
+
+
+def test_operations(served, caplog):
+    caplog.set_level(logging.INFO, "specdec.access")
+    assert served.ask("GET", "/health")[2] == {"status": "ok"} and served.ask("GET", "/ready")[0] == 200
+    assert served.post(text="A secret dog runs.")[0] == 200
+    assert served.ask("GET", "/secret?q=secret")[0] == 404
+    assert served.ask("GET", "/v1/translate")[0] == 405
+    figures = served.ask("GET", "/metrics")[2]
+    for line in (
+        r'specdec_requests_total\{path="/v1/translate",status="200"\} \d',
+        r'specdec_requests_total\{path="other",status="404"\} 1',
+        r'specdec_accepted_total\{model="demo.en-de"\} [1-9]', r'specdec_texts\{model="docs.en-fr"\} 0',
+        r'specdec_draft_length_passes_total\{model="demo.en-de",tokens="\d+"\}', "process_resident_memory_bytes [1-9]",
+        r'specdec_request_seconds_bucket\{le="0.1",path="/v1/translate"\}',
+    ):  # fmt: skip
+        assert re.search(line, figures), line
+    logged = [record.getMessage() for record in caplog.records if record.name == "specdec.access"]
+    assert any(re.fullmatch(r"127.0.0.1 POST /v1/translate 200 \d+ ms", line) for line in logged)
+    assert not any("secret" in record.getMessage() for record in caplog.records)
+    schema = served.ask("GET", "/openapi.json")[2]
+    assert "no_repeat_ngram_size" in json.dumps(schema) and schema["paths"]["/v1/translate"]["post"]
+
+
+def test_limits_and_keys():
+    limits = {"characters": 100, "texts": 3, "body": 2000, "seconds": 5.0}
+    served = Served(queue=2, keys=frozenset({"right"}), limits=limits)
+    try:
+        right = {"authorization": "Bearer right"}
+        assert served.post(text="A dog.")[0] == 403
+        assert served.post(text="A dog.", headers={"authorization": "Bearer wrong"}) == (403, {"error": "Invalid API key"})
+        assert served.post(text="A dog.", headers=right)[0] == 200
+        status, content = served.post(text="A" * 101, headers=right)
+        assert (status, content["error"]) == (413, "101 characters exceed the limit of 100")
+        assert served.post(text=["A"] * 4, headers=right)[0] == 413
+        assert served.ask("POST", "/v1/translate", b"x" * 3000, **right)[::2] == (
+            413, {"error": "the body exceeds the limit of 2,000 bytes"}
+        )  # fmt: skip
+        assert served.ask("POST", "/v1/translate", iter([b"x" * 1500] * 2), **right)[0] == 413  # chunked
+        status, headers, content = served.ask("POST", "/v1/translate", {"text": ["A"] * 3}, **right)
+        assert status == 503 and int(headers["retry-after"]) >= 1 and "too many texts" in content["error"]
+        served.service.models[0].served.closing = True
+        assert served.ask("GET", "/ready")[0] == 503
+        status, headers, _ = served.ask("POST", "/v1/translate", {"text": "A"}, **right)
+        assert status == 503 and headers["retry-after"]
+    finally:
+        served.close()
+
+
+def test_clients_that_leave_free_their_rows(served):
+    desk = served.service.models[0].served.desk
+    for stream in (False, True):
+        body = json.dumps(
+            {"text": " ".join(LINES * 20), "windows": "sentence", "stream": stream, **({} if stream else {"beam": 8})}
+        )
+        client = socket.create_connection(("127.0.0.1", served.port))
+        client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body.encode())}\r\n"
+                       f"content-type: application/json\r\n\r\n{body}".encode())  # fmt: skip
+        waited(lambda: desk.owners)
+        client.close()
+        waited(lambda: not desk.owners and not served.service.models[0].served.pending)
+    assert served.post(text=LINES[0])[1]["results"][0]["outputs"][0]["text"] == expected(LINES[:1], {})[0].text
+
+
+def waited(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.mark.long
+def test_hundreds_of_requests_a_tenth_leaves(served):
+    def one(number):
+        options, lines = OPTIONS[number % len(OPTIONS)], LINES[number % 7 : number % 7 + 1 + number % 3]
+        if number % 10 == 9:
+            client = socket.create_connection(("127.0.0.1", served.port))
+            body = json.dumps({"text": lines, **options})
+            client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body.encode())}\r\n"
+                           f"content-type: application/json\r\n\r\n{body}".encode())  # fmt: skip
+            time.sleep(number % 7 / 100)
+            client.close()
+            return None
+        return lines, options, served.post(text=lines, target="de", **options)
+
+    with ThreadPoolExecutor(48) as pool:
+        found = list(pool.map(one, range(400)))
+    for lines, options, (status, content) in filter(None, found):
+        assert status == 200 and [each["text"] for each in outputs(content)] == [each.text for each in expected(lines, options)]
+    waited(lambda: not served.service.models[0].served.desk.owners)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("grace, statuses", [(60, {200}), (0.2, {200, 503})])
+def test_the_command_stops_gracefully(grace, statuses):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specdec_plugins.commands.serve", "--model", PAIR, "--port", str(port), "--threads", "1",
+         "--grace", str(grace)],
+        stderr=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    served = object.__new__(Served)
+    served.port = port
+    waited(lambda: process.poll() is not None or answers(port))
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(served.post, text=LINES * n, beam=4) for n in (1, 15, 15)]
+        waited(asked[0].done)
+        process.send_signal(signal.SIGTERM)
+        found = [each.result() for each in asked]
+        assert {status for status, _ in found} == statuses
+        assert all(status == 200 or content["error"].startswith("the server stopped before") for status, content in found)
+    assert process.wait(30) == 0
+    logged = process.stderr.read()
+    assert "Traceback" not in logged and "POST /v1/translate 200" in logged
+
+
+def answers(port):
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_commands_faults(tmp_path, capsys):
+    def refused(*arguments, status=2):
+        assert serve.main([*map(str, arguments)]) == status
+        return capsys.readouterr().err.removeprefix("specdec-serve: error: ").rstrip("\n")
+
+    assert refused("--model", PAIR, "--port", 70000) == "--port 70,000 is not from 0 to 65,535"
+    assert refused("--model", PAIR, "--model", PAIR) == "--model demo.en-de is the name of several models"
+    assert refused("--model", PAIR, "--rows", 0) == "--rows 0 is less than 1"
+    assert refused("--model", PAIR, "--draft-with", "jacobi") == "--draft-with jacobi was removed; use lookahead"
+    assert str(tmp_path / "none") in refused("--model", tmp_path / "none", status=1)
+    (tmp_path / "keys").write_text("# none\n")
+    assert refused("--model", PAIR, "--keys", tmp_path / "keys", status=1) == f"{tmp_path}/keys: no keys; write one per line"
