@@ -15,6 +15,7 @@ import torch
 from specdec_plugins import assignment
 from specdec_plugins.assignment import DRAFTING
 from specdec_plugins.decoding.admission import BoundedAdmission
+from specdec_plugins.decoding.alignment import Aligner
 from specdec_plugins.decoding.assembly import THREADS
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.loop import Session
@@ -23,8 +24,9 @@ from specdec_plugins.decoding.options import MAX_BLOCK_SIZE, Beam
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Hypothesis, ModelLimits, Request
+from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import Pair
-from specdec_plugins.formats.spec import OutputRules
+from specdec_plugins.formats.spec import Heads, OutputRules
 from specdec_plugins.settings import MAX_LEN_B, Settings
 from specdec_plugins.translations import SourceTooLong
 
@@ -151,6 +153,18 @@ class Engine:
         settings = self.settings
         usual = MAX_LEN_B if self.rules.limit is None or settings.max_len_a else self.rules.limit
         return usual if settings.max_len_b is None else settings.max_len_b
+
+    def attention(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        """(T, S) for each source, eos included, and output, without: how much each output token attends to each source token.
+
+        Raises ValueError for a strategy that does not load the verifier.
+        """
+        verifier = self.roles.verifier if self.settings.strategy != "fairseq" else None
+        if not isinstance(verifier, ModelVerifier):
+            raise ValueError(f"alignments are not supported by strategy {self.settings.strategy}; use specdec or ar")
+        spec = self.pair.verifier.spec
+        read = Aligner(verifier.model, self.pair.alignment or Heads.usual(spec.decoder), spec.symbols)
+        return read(*([*each] for each in zip(*pairs))) if pairs else []
 
     def session(self, rows: int, max_tokens: int | None = None, max_bytes: int | None = None) -> Session:
         """A new session that adds to the statistics; not under strategy ``fairseq``. At most ``rows`` rows, ``max_tokens`` source

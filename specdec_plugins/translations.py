@@ -1,9 +1,14 @@
 """A translated sentence, its source, and the error for a source that is too long."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.values import Step
+from specdec_plugins.text.alignment import Alignment
+from specdec_plugins.text.codec import Encoded
+
+BESIDE = ("hints", "source_lang", "target_lang")  # options that may have a value per sentence
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,8 @@ class Translation:
     shortened: bool = False  # the source was too long: truncated, or skipped if there are no source_tokens
     drafter: str | None = None  # the drafter's name; None without drafts
     beam_score: float | None = None  # by the rules of a beam search
+    alignment: Alignment | None = None  # of the words of the source and of ``text``; None: not asked for
+    word_scores: list[float] = field(default_factory=list)  # nats: the means of ``text.split()``; empty: not asked for
 
     @property
     def score(self) -> float:
@@ -27,6 +34,13 @@ class Translation:
         if self.beam_score is not None:
             return self.beam_score
         return sum(self.token_scores) / max(1, len(self.token_scores))
+
+    @property
+    def confidence(self) -> float:
+        """The geometric mean of the tokens' probabilities under the verifier: 1 for an empty source, 0 for a skipped one."""
+        if not self.token_scores:
+            return float(not self.shortened)
+        return math.exp(sum(self.token_scores) / len(self.token_scores))
 
     @property
     def iterations(self) -> int:
@@ -68,3 +82,4 @@ class Source:
     text: list[int]
     shortened: bool
     forced: Sequence[int] = ()
+    encoded: Encoded | None = None  # the whole line, for its offsets

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Literal
 
+from specdec_plugins.annotation import annotated
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis
@@ -23,13 +24,12 @@ from specdec_plugins.formats.folder import Pair, load_folder, with_drafter
 from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.codec import NoLanguage
-from specdec_plugins.translations import Source, SourceTooLong, Translation
+from specdec_plugins.translations import BESIDE, Source, SourceTooLong, Translation
 
 __all__ = ["SourceTooLong", "Translation", "Translator"]
 
 TooLong = Literal["error", "truncate", "skip"]  # how to handle a source longer than the models' positions
 Languages = str | Sequence[str | None] | None  # of all sentences, or of each; None: the model's own
-BESIDE = ("hints", "source_lang", "target_lang")  # options with a value per sentence
 
 
 class Translator:
@@ -74,7 +74,8 @@ class Translator:
     def translate(
         self, sentences: Sequence[str], batch_size: BatchSize = "auto", tokenized: bool = False, remove_bpe: bool = True,
         max_tokens: int | None = None, too_long: TooLong = "error", first: int = 0, hints: Sequence[str] | None = None,
-        source_lang: Languages = None, target_lang: Languages = None, max_length: int | None = None,
+        source_lang: Languages = None, target_lang: Languages = None, max_length: int | None = None, alignments: bool = False,
+        word_scores: bool = False,
     ) -> list[Translation]:  # fmt: skip
         """Translate sentences in order; with `Settings.nbest` or ``num_samples``, the outputs of each follow one another.
 
@@ -83,7 +84,8 @@ class Translator:
         ``remove_bpe`` joins them to words. ``first`` is the index of the first sentence in a longer text: samples depend on it.
         ``hints`` are earlier translations for a drafter that uses them, empty where missing. Multilingual models read
         ``source_lang`` and ``target_lang``, one for all sentences or one for each. ``max_length`` limits an output's tokens as in
-        ``transformers``, the one before the first included. Raises SourceTooLong before decoding.
+        ``transformers``, the one before the first included. ``alignments`` and ``word_scores`` fill in these fields of the
+        results. Raises SourceTooLong before decoding.
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
@@ -98,8 +100,15 @@ class Translator:
             finish = partial(self.finish, keep_bpe=tokenized and not remove_bpe, keep_tokens=tokenized)
             samples = range(self.settings.drawn)
             results = [finish(source, found.get((n, sample)), sample) for n, source in enumerate(sources) for sample in samples]
-        elif hints is not None or max_length is not None:
-            raise ValueError("hints and max_length are for whole lines and cannot be combined with windows")
+            if alignments or word_scores:
+                keys = [(n, sample) for n in range(len(sources)) for sample in samples]
+                outputs = [(sentences[n], sources[n], found[n, sample]) if (n, sample) in found else None for n, sample in keys]
+                asked = [languages[n] for n, _ in keys]
+                results = annotated(self, results, outputs, asked, alignments, word_scores, tokenized)
+        elif hints is not None or max_length is not None or alignments or word_scores:
+            raise ValueError(
+                "hints, max_length, alignments and word_scores are for whole lines and cannot be combined with windows"
+            )
         else:
             results = translate_documents(self, sentences, languages, batch_size, tokenized, remove_bpe, max_tokens, first)
         if drawn := self.settings.mbr:
@@ -215,10 +224,11 @@ class Translator:
             more = len(words) > limit or sum(map(len, words)) > letters
             line = " ".join(words[:limit])[: letters + limit] if more else line
         if not more or too_long == "truncate":
-            text = self.tokens_of(line, tokenized, *languages)
+            encoded = None if tokenized else self.codec.encode(line, *languages)
+            text = self.codec.source.ids(line.split()) if encoded is None else encoded.text
             shortened = more or len(text) > limit
             if not shortened or too_long == "truncate":
-                return Source(frame.framed(text[:limit]), text[:limit], shortened, frame.forced)
+                return Source(frame.framed(text[:limit]), text[:limit], shortened, frame.forced, None if more else encoded)
             count = f"{len(text):,}"
         if too_long == "error":
             raise SourceTooLong(index, count, limit)

@@ -5,6 +5,7 @@
 
 from specdec_plugins.text.codec import Encoded
 from specdec_plugins.text.vocabulary import Vocabulary
+from specdec_plugins.text.words import align
 
 
 class Characters:
@@ -36,6 +37,9 @@ class Characters:
 
     def decoder(self):
         return Stream(self)
+
+    def spans(self, text, ids):
+        return align(text, [self.decode([token]) for token in ids])
 
     def join(self, tokens):
         return "".join(tokens)

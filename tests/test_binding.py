@@ -103,7 +103,16 @@ class Decoder:
         logits, features, gates = (torch.full((len(tokens), width, size), math.nan) for size in (VOCABULARY, WIDTH, GATE))
         numbers = integers(starts(tokens), places, firsts, slots, source_slots, source_lengths, *tokens)
         self.library.specdec_read(
-            *self.call(tokens, width, numbers), None, None, logits.data_ptr(), gates.data_ptr(), features.data_ptr(), None, 0
+            *self.call(tokens, width, numbers),
+            None,
+            None,
+            logits.data_ptr(),
+            gates.data_ptr(),
+            features.data_ptr(),
+            None,
+            0,
+            -1,
+            -1,
         )
         for result in (logits, features):
             for row, count in zip(result, counts):
@@ -298,7 +307,7 @@ def test_propose_is_read_and_choose(gate, variant):  # noqa: F811
         else:
             numbers, chosen = integers(*parts, *mine[0]), integers(*choice)
             decoder.library.specdec_read(
-                *decoder.call(rows, width, numbers), None, None, logits.data_ptr(), gates.data_ptr(), None, None, 0
+                *decoder.call(rows, width, numbers), None, None, logits.data_ptr(), gates.data_ptr(), None, None, 0, -1, -1
             )
             decoder.library.specdec_choose(
                 decoder.engine.pointer, logits.data_ptr(), len(rows), width, VOCABULARY, PAD, EOS, start(chosen),

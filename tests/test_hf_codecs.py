@@ -79,6 +79,20 @@ def test_ids_are_those_of_transformers(folders, kind, count):
         assert line == "" or codec.encode_target(line, languages[1]) == target[frame.before : len(target) - frame.after], line
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_characters_of_output_tokens(folders, kind):
+    """In order, without overlap, inside the text; of words that the text has verbatim, exactly theirs."""
+    _, _, codec, _ = folders(kind)
+    for line in ["The quick brown fox", *hf_text.lines(100, seed=3)]:
+        ids = codec.encode_target(line, LANGUAGES.get(kind, (None, None))[1]) if line else []
+        text = codec.decode(ids)
+        spans = codec.spans(text, ids)
+        assert len(spans) == len(ids) and all(0 <= first <= end <= len(text) for first, end in spans)
+        assert all(one[1] <= other[0] for one, other in zip(spans, spans[1:]))  # noqa: RUF007
+        if line == "The quick brown fox":
+            assert "".join(text[first:end] for first, end in spans) == text.replace(" ", "")
+
+
 @pytest.mark.parametrize("kind", ["nllb", "mbart", "mbart50", "pegasus", "bart"])
 def test_folders_of_version_4(folders, tmp_path, kind):
     """Whose tokenizer.json has another pipeline and limits, and whose other files list the added tokens."""

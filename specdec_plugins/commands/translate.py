@@ -85,6 +85,9 @@ def parser() -> Parser:
          help="lines that are not text or too long, unreadable files: stop, or report and skip them (default: stop)")  # fmt: skip
     text("--min-confidence", type=number, metavar="P", help="report texts of files whose translation is less probable per token; "
          "in po and xliff they need review")  # fmt: skip
+    text("--alignments", action="store_true",
+         help="append source-target word numbers, from 0: ' ||| 0-0 1-2'; a field of json, A lines of fairseq")  # fmt: skip
+    text("--word-scores", action="store_true", help="the mean score of each word's tokens; with --format json")
     text("--too-long", choices=("error", "truncate", "skip"), default="error",
          help="what to do with sources longer than the model reads: stop, cut them, or write an empty line "
          "(default: error)")  # fmt: skip
@@ -156,6 +159,12 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("format", "fairseq requires scores, which strategy drafter does not produce"))
     if options.remove_bpe and not options.tokenized and options.format != "fairseq":
         faults.append(("remove_bpe", "requires --tokenized or --format fairseq"))
+    if options.alignments and options.strategy not in ("specdec", "ar"):
+        faults.append(("alignments", f"is not supported by strategy {options.strategy}; use specdec or ar"))
+    if options.word_scores and (options.format != "json" or options.strategy == "drafter"):
+        faults.append(("word_scores", "requires --format json, and scores, which strategy drafter does not produce"))
+    if options.windows is not None and (options.alignments or options.word_scores):
+        faults.append(("windows", "cannot be combined with --alignments or --word-scores"))
     if options.windows is not None and options.too_long != "error":
         faults.append(("too_long", "cannot be combined with --windows, which splits long sources"))
     if options.trace is not None and options.strategy not in ("specdec", "drafter"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.options import Beam, Sampling, Tolerance, Tree
-from specdec_plugins.formats.spec import HUGE, Symbols
+from specdec_plugins.formats.spec import HUGE, Heads, Symbols
 
 
 class ModelLimits(NamedTuple):
@@ -138,10 +138,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Want:
-    """What a pass returns besides logits."""
+    """What a pass returns. A pass without logits ends after the layer of ``heads``, which it needs."""
 
     features: bool = False  # hidden states that logits are computed from
     attention: bool = False  # attention to the source, unless the pass reads only part of it
+    heads: Heads | None = None  # whose attention; None: the sum of all heads and layers
+    logits: bool = True
 
 
 LOGITS = Want()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.formats.spec import ModelSpec
+from specdec_plugins.formats.spec import Heads, ModelSpec
 from specdec_plugins.formats.strict import parse
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
 
@@ -57,6 +57,7 @@ class Languages:
     format: int
     source_lang: str
     target_lang: str
+    alignment: Heads | None = field(default=None, kw_only=True)  # the verifier's heads that align best
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,9 @@ def read_description(path: Path) -> Description | DescriptionOfFormat1:
         if version != 2:
             return old
         codec = codec_entry(old.tokenizer, old.source_dict, old.target_dict, old.codes)
-        return Description(FORMAT, old.source_lang, old.target_lang, codec, old.verifier, old.drafter)
+        return Description(
+            FORMAT, old.source_lang, old.target_lang, codec, old.verifier, old.drafter, alignment=old.alignment
+        )  # fmt: skip
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

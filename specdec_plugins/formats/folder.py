@@ -26,7 +26,7 @@ from specdec_plugins.formats import checkpoint, description, fairseq, huggingfac
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
 from specdec_plugins.formats.errors import listed
-from specdec_plugins.formats.spec import DrafterModel, Model
+from specdec_plugins.formats.spec import DrafterModel, Heads, Model
 from specdec_plugins.text.codec import Codec, CodecConfig, open_codec
 from specdec_plugins.text.huggingface import TokenizerFolder
 from specdec_plugins.text.tokenizers import BYTE_LEVEL, TOKENIZERS
@@ -47,6 +47,7 @@ class Pair:
     drafter: DrafterModel | None
     codec: Codec
     config: CodecConfig
+    alignment: Heads | None = None  # the verifier's heads that align best; None: not measured
 
     @classmethod
     def open(cls, verifier: Model, drafter: DrafterModel | None, config: CodecConfig) -> "Pair":
@@ -82,6 +83,7 @@ def load_folder(folder: str | os.PathLike[str]) -> Pair:
         verifier, drafter = load(folder, described)  # type: ignore[arg-type]
         languages = described.source_lang, described.target_lang
         pair = Pair.open(verifier, drafter, CodecConfig(codec.name, str(folder), files, *languages, codec.options))
+        pair = dataclasses.replace(pair, alignment=described.alignment)
         return _checked(pair, mark=described.verifier.fingerprint if isinstance(described, Description) else None)
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: not a model folder (no {Path(error.filename).name} in it)") from None
@@ -185,7 +187,8 @@ def save_folder(pair: Pair, folder: str | os.PathLike[str], half: bool = False) 
                 spec=model.spec, code=model.code, block_size=model.block_size, options=model.options, verifier=model.verifier,
                 **_store(temporary, "drafter", model, pair.verifier.tensors, half),
             )  # fmt: skip
-        described = Description(description.FORMAT, config.source_lang, config.target_lang, codec, verifier, drafter)
+        languages = config.source_lang, config.target_lang
+        described = Description(description.FORMAT, *languages, codec, verifier, drafter, alignment=pair.alignment)
         text = json.dumps(dataclasses.asdict(described), indent=1)
         (temporary / "model.json").write_text(f"{text}\n", encoding="utf-8")
         temporary.rename(folder)
@@ -330,6 +333,8 @@ def _checked(pair: Pair, faults: Sequence[str] = (), mark: str | None = None) ->
                 where = vocabulary.path or f"the {side} vocabulary"
                 faults.append(f"{where} has {len(vocabulary):,} entries, the {role}'s {half} {len(embedding):,}")
         faults += [f"the {role}'s {fault}" for fault in spec.symbol_faults(model.spec, len(pair.source), len(pair.target))]
+    if pair.alignment is not None:
+        faults += [f"alignment: {fault}" for fault in pair.alignment.faults(pair.verifier.spec.decoder)]
     if faults:
         raise checkpoint.CheckpointError(f"{pair.name}: " + "; ".join(faults))
     trained_for = pair.drafter.verifier if pair.drafter else None

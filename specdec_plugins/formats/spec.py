@@ -34,6 +34,7 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
 # Far beyond known models; a tiny file must not claim all memory.
 MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE, MAX_SCALE = 1_000, 1 << 17, 1 << 20, 1 << 25, 1e6
 
+MAX_HEADS = 63  # of a layer that can be chosen: the kernels' bits
 HUGE = 1 << 31  # bounds numbers whose sums must fit into the kernels' 64 bits
 
 HALF = 2**-11  # largest error of a sine in float16
@@ -47,6 +48,33 @@ class Symbols:
     eos: int = 2
     start: int = 2  # what the decoder reads before the first token
     mask: int = 3  # drafters read it for unknown tokens; ``<unk>``, as published
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The cross-attention heads whose attention, summed, aligns an output token with its source.
+
+    ``reading``: the attention of the step that reads the token, in place of that of the step that predicts it.
+    """
+
+    layer: int
+    heads: tuple[int, ...]
+    reading: bool = False
+
+    def faults(self, decoder: "SideSpec") -> Iterator[str]:
+        if not 0 <= self.layer < decoder.layers:
+            yield f"layer {self.layer:,} of a decoder of {decoder.layers:,}"
+        if (
+            not self.heads
+            or len(set(self.heads)) < len(self.heads)
+            or not {*range(min(decoder.heads, MAX_HEADS))} >= {*self.heads}
+        ):
+            yield f"heads {self.heads!s:.80} of a layer of {decoder.heads:,}"
+
+    @classmethod
+    def usual(cls, decoder: "SideSpec") -> "Heads":
+        """For a model whose heads nobody has measured: all of the last layer but one (Garg et al. 2019)."""
+        return cls(max(0, decoder.layers - 2), tuple(range(min(decoder.heads, MAX_HEADS))))
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,10 @@ class Codec(Protocol):
 
     def decoder(self) -> Decoder: ...
 
+    def spans(self, text: str, ids: Sequence[int]) -> list[Span]:
+        """The characters of ``text``, the output that ``ids`` decode to, that each token stands for; perhaps none."""
+        ...
+
     def join(self, tokens: Sequence[str]) -> str:
         """Join subwords into whole words, separated by spaces."""
         ...
@@ -149,7 +153,9 @@ class Redecoded:
 def open_codec(config: CodecConfig, symbols: "Symbols") -> Codec:
     """Open the codec that a configuration names. Raises ValueError if it is unknown or its files are damaged."""
     code = find(config.name, "codec", BUILT_IN, GROUP)
-    if not all(hasattr(code, name) for name in ("encode", "encode_target", "decode", "decoder")):  # folders name any object
+    if not all(
+        hasattr(code, name) for name in ("encode", "encode_target", "decode", "decoder", "spans")
+    ):  # folders name any object
         raise ValueError(f"codec '{config.name:.200}' is not a codec: it cannot encode or decode")
     return code(config, symbols)
 

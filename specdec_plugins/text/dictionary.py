@@ -9,7 +9,7 @@ from specdec_plugins.text.codec import Buffered, CodecConfig, Decoder, Encoded, 
 from specdec_plugins.text.lines import MAX_LINE_BYTES
 from specdec_plugins.text.tokenizers import Codes, Tokenizer, load_codes, load_tokenizer
 from specdec_plugins.text.vocabulary import Vocabulary
-from specdec_plugins.text.words import CONTINUED
+from specdec_plugins.text.words import CONTINUED, Span, align
 
 if TYPE_CHECKING:
     from specdec_plugins.formats.spec import Symbols
@@ -58,6 +58,9 @@ class FairseqBpe:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer("target").detokenize(self.join(self.target.tokens(ids)))
 
+    def spans(self, text: str, ids: Sequence[int]) -> list[Span]:
+        return self._tokenizer("target").align(text, self.target.tokens(ids))
+
     def decoder(self) -> Decoder:
         return self._tokenizer("target").decoder(self.target.symbols) if self.streams else Buffered(self.decode)
 
@@ -90,10 +93,14 @@ class ByteLevelCodec(FairseqBpe):
 
     def __init__(self, config: CodecConfig, symbols: "Symbols"):
         super().__init__(config, symbols)
-        subwords = ByteLevel(config.files.get("codes"))
+        self.bytes = ByteLevel(config.files.get("codes"))
         self._codes, self._tokenizers = (
-            dict.fromkeys(("source", "target"), subwords),
-            dict.fromkeys(("source", "target"), subwords),
+            dict.fromkeys(("source", "target"), self.bytes),
+            dict.fromkeys(("source", "target"), self.bytes),
         )
         self.max_characters = MAX_LINE_BYTES
         self.streams = self.streams and not any(symbol.endswith(CONTINUED) for symbol in self.target.symbols)
+
+    def spans(self, text: str, ids: Sequence[int]) -> list[Span]:
+        """An output may have other subwords than the codec gives its text."""
+        return align(text, [self.bytes.bytes_of(symbol).decode("utf-8", "ignore").strip() for symbol in self.target.tokens(ids)])

@@ -11,7 +11,7 @@ from specdec_plugins.formats.strict import parse
 from specdec_plugins.text.codec import Codec, CodecConfig, Encoded, NoLanguage, Redecoded
 from specdec_plugins.text.languages import language, two_letters
 from specdec_plugins.text.vocabulary import Vocabulary
-from specdec_plugins.text.words import Span
+from specdec_plugins.text.words import Span, align
 
 if TYPE_CHECKING:
     from specdec_plugins.formats.spec import Symbols
@@ -150,6 +150,14 @@ class Framed:
             for untidy, clean in CLEANED:
                 text = text.replace(untidy, clean)
         return text
+
+    def spans(self, text: str, ids: Sequence[int]) -> list[Span]:
+        pieces = zip(ids, self.target.tokens(ids))
+        return align(text, ["" if token in self.skipped else self.plain(piece) for token, piece in pieces])
+
+    def plain(self, piece: str) -> str:
+        """The characters of a text that a piece stands for, white space at its ends aside."""
+        return piece.replace(SPACE, "")
 
     def decoder(self) -> Redecoded:
         return Redecoded(self.decode, self.settled)

@@ -61,6 +61,9 @@ class TokenizerJson(Framed):
     def joined(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
+    def plain(self, piece: str) -> str:
+        return self.tokenizer.decoder.decode([piece]).strip(" \ufffd")
+
     def join(self, tokens: Sequence[str]) -> str:
         return self.tokenizer.decoder.decode(list(tokens)).strip()
 

@@ -38,10 +38,12 @@ TEXT = (
     "markup",
     "ignore_tags",
     "on_error",
+    "alignments",
+    "word_scores",
 )  # options that do
 FORMATS = ("text", "fairseq", "json")
 SKIPPED = "too long for the model, skipped"
-Format = Callable[[int, Sequence["Translation"], str | None], str]  # line number from 0, its outputs, reference
+Format = Callable[[int, str, Sequence["Translation"], str | None], str]  # line number from 0, line, its outputs, reference
 
 
 class Answer(NamedTuple):
@@ -80,7 +82,7 @@ class Answerer:
             "batch_size": options.batch_size or (None if options.max_tokens else settings.usual_batch_size),
             "max_tokens": options.max_tokens, "tokenized": options.tokenized,
             "remove_bpe": options.remove_bpe, "too_long": options.too_long, "source_lang": options.source_lang,
-            "target_lang": options.target_lang,
+            "target_lang": options.target_lang, "alignments": options.alignments, "word_scores": options.word_scores,
         }  # fmt: skip
 
     def __call__(self, buffer: Buffer) -> Answers:
@@ -139,7 +141,7 @@ class Answerer:
         said = ""
         if outputs[0].shortened:
             said = "too long for the model, cut" if outputs[0].source_tokens else SKIPPED
-        return Answer(line, self.format(number, outputs, reference), shown, said)
+        return Answer(line, self.format(number, line, outputs, reference), shown, said)
 
     def _traced(self, result: "Translation") -> TracedSentence:
         words = self.translator.codec.target.tokens
@@ -154,13 +156,28 @@ class Answerer:
 def make_format(options: argparse.Namespace, join: Callable[[Sequence[str]], str]) -> Format:
     """The function of ``--format``; ``join`` joins subwords, for ``--remove-bpe``."""
     if options.format == "json":
-        return partial(as_json, verified=options.strategy != "drafter")
+        return partial(as_json, verified=options.strategy != "drafter", word_scores=options.word_scores)
     if options.format == "fairseq":
         return partial(as_fairseq, join=join if options.remove_bpe else " ".join)
-    return lambda number, outputs, reference: "\n".join(output.text for output in outputs)
+    return as_text
 
 
-def as_json(number: int, outputs: Sequence["Translation"], reference: str | None, verified: bool) -> str:
+def as_text(number: int, line: str, outputs: Sequence["Translation"], reference: str | None) -> str:
+    """A line per output; with alignments as Marian writes them, after bars."""
+    return "\n".join(
+        output.text if output.alignment is None else f"{output.text} ||| {moses(line, output)}" for output in outputs
+    )
+
+
+def moses(line: str, output: "Translation") -> str:
+    """The alignment of an output in Moses's format."""
+    assert output.alignment is not None
+    return " ".join(f"{one}-{other}" for one, other in output.alignment.numbers(line, output.text))
+
+
+def as_json(
+    number: int, line: str, outputs: Sequence["Translation"], reference: str | None, verified: bool, word_scores: bool
+) -> str:
     """A JSON object per output, with its own figures. ``score`` (nats) is null for unverified drafts, ``drafter`` without one."""
     records = [
         {
@@ -168,14 +185,18 @@ def as_json(number: int, outputs: Sequence["Translation"], reference: str | None
             "score": output.score if output.token_scores and verified else None,
             "drafter": output.drafter, "iterations": output.iterations, "drafted": output.drafted, "accepted": output.accepted,
             "accepted_lengths": output.accepted_lengths,
+            **({} if output.alignment is None else {"alignment": output.alignment.numbers(line, output.text)}),
+            **({"word_scores": output.word_scores, "confidence": output.confidence} if word_scores else {}),
         }
         for output in outputs
     ]  # fmt: skip
     return "\n".join(json.dumps(record, ensure_ascii=False) for record in records)
 
 
-def as_fairseq(number: int, outputs: Sequence["Translation"], reference: str | None, join: Callable[[Sequence[str]], str]) -> str:
-    """The lines of fairseq-generate: S, T with a reference, then H, D and P per output; scores to base 2."""
+def as_fairseq(
+    number: int, line: str, outputs: Sequence["Translation"], reference: str | None, join: Callable[[Sequence[str]], str]
+) -> str:
+    """The lines of fairseq-generate: S, T with a reference, then H, D, P and with alignments A per output; scores to base 2."""
     lines = [f"S-{number}\t{join(outputs[0].source_tokens)}"]
     if reference is not None:
         lines.append(f"T-{number}\t{reference}")
@@ -186,6 +207,7 @@ def as_fairseq(number: int, outputs: Sequence["Translation"], reference: str | N
             f"D-{number}\t{score}\t{output.text}",
             f"P-{number}\t{' '.join(f'{token / math.log(2):.4f}' for token in output.token_scores)}",
         ]
+        lines += [] if output.alignment is None else [f"A-{number}\t{moses(line, output)}"]
     return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from specdec_plugins.formats.files import Mapped
 
-VERSION = 22  # of the interface: `specdec_version` in api.cpp
+VERSION = 23  # of the interface: `specdec_version` in api.cpp
 VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")  # instruction sets, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}

@@ -165,7 +165,7 @@ class CausalPass(CpuPass):
             sinks, window, listed = reading.visible
             self.visible = byref(kernels().structs["Visible"](sinks, window, listed.size(1), address(listed)))
         # Calls that also choose or judge return no more than that.
-        self.alone = want.features or want.attention or reading.parents is not None
+        self.alone = want.features or want.attention or not want.logits or reading.parents is not None
         state.held = list(map(int.__add__, reading.positions, sizes))
         state.cache.reserve(state.targets.bound, max(state.held))
 
@@ -175,9 +175,11 @@ class CausalPass(CpuPass):
         shape = self.rows, self.width
         return stack.engine.pointer, stack.pointer, *shape, start(numbers), *state.cache.layout, *state.sources.cache.layout
 
-    def _allocate(self) -> tuple[int, int | None, int | None]:
+    def _allocate(self) -> tuple[int | None, int | None, int | None]:
         """Allocate the results; returns the addresses of logits, gates and features."""
         model, shape = self.model, (self.rows, self.width)
+        if not self.reading.want.logits:
+            return None, None, None
         self.results["logits"], logits = model.logits.view(*shape, model.stack.vocabulary)
         gates = features = None
         if model.stack.gate:
@@ -186,15 +188,17 @@ class CausalPass(CpuPass):
             self.results["features"], features = model.features.view(*shape, model.width)
         return logits, gates, features
 
-    def _allocate_attention(self) -> tuple[int | None, int]:
-        """Allocate the attention, if wanted; returns its address and positions per result."""
+    def _allocate_attention(self) -> tuple[int | None, int, int, int]:
+        """Allocate the attention, if wanted; returns its address, positions per result, layer and heads."""
+        heads = self.reading.want.heads
+        which = (-1, -1) if heads is None else (heads.layer, sum(1 << head for head in heads.heads))
         if not self.reading.want.attention or self.visible is not None:
-            return None, 0
+            return None, 0, *which
         longest = self.state.sources.longest
         size = -(-longest // BLOCK) * BLOCK
         attention, where = self.model.attention.view(self.rows, self.width, size)
         self.results["attention"] = attention[..., :longest]
-        return where, size
+        return where, size, *which
 
     def _numbers(self, *options: Sequence[int]) -> array:
         """What each call reads of the rows, then ``options``, then the tokens."""

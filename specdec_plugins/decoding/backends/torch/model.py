@@ -61,7 +61,7 @@ class TorchPass:
     judges_trees: ClassVar[bool] = False
 
     def logits(self) -> Tensor:
-        return self.results["logits"]
+        return self._wanted("logits")
 
     def features(self) -> Tensor:
         return self._wanted("features")
@@ -268,21 +268,24 @@ class TorchModel:
                 known = cache.read(index, rows, seen) if nearest is None else cache.gather(index, slots, nearest)
                 return attention(queries, known, decoder.heads, visible)
 
-            def cross_attend(queries: Tensor, index: int = index) -> Tensor:
+            def cross_attend(queries: Tensor, index: int = index, kept: tuple | None = kept) -> Tensor:
                 if listed is not None:
                     known = sources.gather(index, owners, listed)
                 else:
                     known = sources.pick(index, owners[:, 0], read) if extent.shared else sources.read(index, rows, read)
-                if not extent.want.attention:
+                heads = extent.want.heads
+                if not extent.want.attention or (heads is not None and heads.layer != index):
                     return attention(queries, known, decoder.heads, padded)
                 mixed, weight = weighed_attention(queries, known, decoder.heads, padded)
-                weights.append(weight)
+                chosen = weight if heads is None else torch.stack([weight[:, head] for head in heads.heads], 1)
+                total = chosen.sum(1)  # (R, Q, S), of the last layer (R, W, S)
+                weights.append(total if keep is None or kept is not None else total[keep])
                 return mixed
 
             x = layer(x, attend, cross_attend, kept)
-        if keep is not None:
-            weights[:-1] = [weight[keep] for weight in weights[:-1]]
-        results = self._results(x, extent.want)
+            if not extent.want.logits and weights:
+                break
+        results = self._results(x, extent.want) if extent.want.logits else {}
         return {**results, "attention": torch.stack(weights).sum(0)} if weights else results
 
     def _results(self, x: Tensor, want: Want = LOGITS) -> Results:

@@ -110,11 +110,11 @@ def attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None,
 
 
 def weighed_attention(queries: Tensor, entries: Tensor, heads: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`attention`, and its weights (B, Q, T) summed over heads, reading the keys once."""
+    """`attention`, and its weights (B, H, Q, T), reading the keys once."""
     q, k, v = by_head(queries, entries, heads)
     scores = q @ k.transpose(2, 3) / math.sqrt(q.size(3))  # (B, H, Q, T)
     weights = (scores if mask is None else scores + mask).softmax(3)
-    return (weights @ v).transpose(1, 2).reshape(queries.shape), weights.sum(1)
+    return (weights @ v).transpose(1, 2).reshape(queries.shape), weights
 
 
 def by_head(queries: Tensor, entries: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -54,7 +54,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 22; }
+int specdec_version() { return 23; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -183,12 +183,13 @@ EXPORTED(int, remember, Engine* engine, const Linear* linear, int64_t batch, int
 // tokens from firsts[b] on. `gates` (B, width, R): NULL without a successor network. `features` (B, width, D): the hidden states
 // that logits are computed from; NULL: not wanted. Results past a row's end are not written. `embeddings` (.., D): vectors that
 // the tokens index; NULL: tokens are tokens. `visible` NULL: rows attend to all positions. `masses` (B, width, mass_width):
-// attention to each source position, summed over heads and layers, written where a result attends; NULL: not wanted.
+// attention to each source position, written where a result attends, summed over the heads of the bits `mass_heads` of layer
+// `mass_layer`, or of all layers for -1; NULL: not wanted. `output` NULL: the pass ends after that layer.
 // numbers: starts (B + 1), positions (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens.
 EXPORTED(int, read, Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
          int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot,
          const float* embeddings, const Visible* visible, float* output, float* gates, float* features, float* masses,
-         int64_t mass_width) {
+         int64_t mass_width, int64_t mass_layer, int64_t mass_heads) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *positions = parts.take(batch), *firsts = parts.take(batch);
@@ -197,7 +198,7 @@ EXPORTED(int, read, Engine* engine, const Stack* stack, int64_t batch, int64_t w
                                               source_lengths, parts.take(starts[batch]));
         if (visible) limit_rows(engine->scratch.rows, batch, starts, source_lengths, *visible);
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
-                        gates, features, embeddings, masses, mass_width};
+                        gates, features, embeddings, {masses, mass_width, mass_layer, uint64_t(mass_heads)}};
         Forward forward(*stack, pass, engine->team, engine->scratch);
         engine->team.run([&](int member) { forward.run(member); });
     });
@@ -208,7 +209,7 @@ EXPORTED(int, read, Engine* engine, const Stack* stack, int64_t batch, int64_t w
 // numbers: starts (B + 1), positions (B), firsts (B), slots (B), source_slots (B), source_lengths (B), tokens, parents.
 EXPORTED(int, read_tree, Engine* engine, const Stack* stack, int64_t batch, int64_t width, const int64_t* numbers, float* cache,
          int64_t cache_layer, int64_t cache_slot, float* memory, int64_t memory_layer, int64_t memory_slot, float* output,
-         float* gates, float* features, float* masses, int64_t mass_width) {
+         float* gates, float* features, float* masses, int64_t mass_width, int64_t mass_layer, int64_t mass_heads) {
     return status_of([&] {
         Numbers parts(numbers);
         const int64_t *starts = parts.take(batch + 1), *positions = parts.take(batch), *firsts = parts.take(batch);
@@ -218,7 +219,7 @@ EXPORTED(int, read_tree, Engine* engine, const Stack* stack, int64_t batch, int6
                                               source_lengths, parts.take(starts[batch]));
         branch_rows(scratch.rows, scratch.paths, batch, starts, positions, parts.take(starts[batch]));
         const Pass pass{{cache, cache_layer, cache_slot}, {memory, memory_layer, memory_slot}, nullptr, false, narrowed, output,
-                        gates, features, nullptr, masses, mass_width};
+                        gates, features, nullptr, {masses, mass_width, mass_layer, uint64_t(mass_heads)}};
         Forward forward(*stack, pass, engine->team, scratch);
         engine->team.run([&](int member) { forward.run(member); });
     });

@@ -101,6 +101,7 @@ struct Query {
     float* to;             // (D,)
     float* mass = nullptr;  // its weights, summed over heads, at each position up to the end, in whole blocks; NULL: not wanted
     bool added = false;     // to what is there
+    uint64_t heads = ~0ull;  // those that `mass` sums, a bit for each of the first 64; ~0: all
 
     // Of `attend`.
     Block* blocks = nullptr;
@@ -273,7 +274,8 @@ inline void soften(const Query& query, int heads) {
     for (int b = 0; query.mass && b < count; ++b) {
         float* to = query.mass + query.blocks[b].first;
         Floats total = query.added ? load(to) : Floats{};
-        for (int head = 0; head < heads; ++head) total += load(query.weights + (head * count + b) * W) * query.norms[head];
+        for (int head = 0; head < heads; ++head)
+            if (query.heads == ~0ull || (head < 64 && query.heads >> head & 1)) total += load(query.weights + (head * count + b) * W) * query.norms[head];
         store(to, total);
     }
 }

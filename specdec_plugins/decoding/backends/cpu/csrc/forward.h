@@ -82,6 +82,16 @@ struct Entries {
     int64_t layer, slot;
 };
 
+// Attention to the source.
+struct Masses {
+    float* data = nullptr;  // (results, size), summed over heads; NULL if not wanted
+    int64_t size = 0;       // positions, in whole blocks of attention
+    int64_t layer = -1;     // -1: summed over all layers
+    uint64_t heads = ~0ull;  // see `Query`
+
+    float* of(int64_t target, int index) const { return data && (layer < 0 || layer == index) ? data + target * size : nullptr; }
+};
+
 // A pass's inputs and outputs besides its rows.
 struct Pass {
     Entries cache;
@@ -89,12 +99,12 @@ struct Pass {
     const float* copied;  // entries of the source copy, by source slot as in `memory`; NULL if the drafter has none
     bool block;           // position embeddings are added before every layer
     bool narrowed;        // some rows have no result: the last layer drops them after computing their keys and values
-    float* output;        // (results, V) logits, or (results, D) of a stack without projection; at each row's `target`
+    float* output;        // (results, V) logits, or (results, D) of a stack without projection; at each row's `target`. NULL: the
+                          // pass ends after the layer of `masses`
     float* gates;         // (results, R); used if the stack has a gate
     float* features;      // (results, D), the input of the output layer; NULL if not wanted
     const float* embeddings = nullptr;  // (.., D), indexed by the tokens in place of the token embeddings
-    float* masses = nullptr;  // (results, mass_width): attention to the source, summed over heads and layers; NULL if not wanted
-    int64_t mass_width = 0;   // positions, in whole blocks of attention
+    Masses masses{};
 };
 
 struct Row {
@@ -183,8 +193,9 @@ class Forward {
     // Takes a part's rows through the whole pass.
     void through(Part part) {
         each_row(part, [&](int row) { embed(row, part); });
-        for (size_t index = 0; index < stack.layers.size(); ++index) layer(int(index), part);
-        finish(part);
+        const int64_t layers = pass.output ? int64_t(stack.layers.size()) : pass.masses.layer + 1;
+        for (int index = 0; index < layers; ++index) layer(index, part);
+        if (pass.output) finish(part);
     }
 
     float* x(int row) { return &values[size_t(row) * stack.width]; }
@@ -285,8 +296,9 @@ class Forward {
             for (end = first; end < part.rows.to && end - first < MOST_QUERIES && slot(end) == slot(first); ++end) {
                 const Row& what = rows[end];
                 const size_t at = size_t(end) * stack.width;
-                float* mass = source && pass.masses && what.wanted ? pass.masses + what.target * pass.mass_width : nullptr;
-                part.together[end - first] = {&queries[at], source ? what.source : what.visible, &input.values[at], mass, index > 0};
+                float* mass = source && what.wanted ? pass.masses.of(what.target, index) : nullptr;
+                part.together[end - first] = {&queries[at], source ? what.source : what.visible, &input.values[at], mass,
+                                              index > 0 && pass.masses.layer < 0, pass.masses.heads};
             }
             const float* next = end < part.rows.to ? data + slot(end) * entries.slot : nullptr;
             attend(part.together, end - first, data + slot(first) * entries.slot, 2 * stack.width, stack.width, stack.heads, scale,
