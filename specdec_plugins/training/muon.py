@@ -3,7 +3,7 @@
 Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of a weight matrix by the nearest
 matrix whose singular values are all one, so that rare directions learn as fast as common ones. Embeddings, biases and norms
 keep Adam. Both use one learning rate: Muon's updates are scaled to the size of typical Adam updates (Liu et al. 2025,
-arXiv 2502.16982).
+arXiv 2502.16982). ``torch.optim.Muon`` computes in bfloat16, which takes a CPU without bfloat16 products 27 times as long.
 """
 
 import math
