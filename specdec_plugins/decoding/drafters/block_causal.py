@@ -22,7 +22,7 @@ from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, over_th
 from specdec_plugins.decoding.drafters.block import drafted, loaded, within_positions
 from specdec_plugins.decoding.drafters.small import shape
 from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, block_loss, options_of
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, block_loss, options_of
 from specdec_plugins.decoding.networks.masking import ManyBlocks, layout, training_blocks
 from specdec_plugins.decoding.networks.successor import Successor
 from specdec_plugins.decoding.options import Budget
@@ -38,9 +38,6 @@ class Options:
     layers: int = 2
     successor_width: int = 128  # hidden units of the successor network; the engine's kernels compute multiples of 32
     dropout: float = 0.1  # of the embedded input
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "length", "layers", "successor_width")
 
 
 class Network(nn.Module):

@@ -16,7 +16,7 @@ from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.drafters.hydra import RelatedHeads
 from specdec_plugins.decoding.drafters.medusa import POSITIONS, HeadsDrafter, heads_drafter, layerless, projecting
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
-from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, at_least_one, options_of
+from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, options_of
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
 
@@ -25,9 +25,6 @@ class Options:
     length: int = 8  # tokens drafted, at most
     layers: int = 1
     successor_width: int = 128  # hidden units of the successor network; the engine's kernels compute multiples of 32
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "length", "layers", "successor_width")
 
 
 def shape(verifier: ModelSpec, options: Options) -> ModelSpec:

@@ -22,7 +22,7 @@ from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, draft_i
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.drafters.medusa import states_before
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, options_of
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, options_of
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Traits
 from specdec_plugins.decoding.values import Draft, Plan, Verdict, Want
@@ -37,9 +37,6 @@ class Options:
     layers: int = 1
     steps: int = 4  # unrolled in training; the first reads the verifier's hidden states
     untold: float = 0.1  # fraction of hidden states that training replaces by the learned one
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "layers", "steps")
 
 
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:

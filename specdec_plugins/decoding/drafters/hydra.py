@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsNetwork, heads_drafter, layerless, projecting
-from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, at_least_one, options_of
+from specdec_plugins.decoding.networks.drafter_code import FrozenVerifier, options_of
 from specdec_plugins.decoding.networks.masking import ManyBlocks
 from specdec_plugins.decoding.networks.successor import Successor
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -21,9 +21,6 @@ from specdec_plugins.formats.spec import DrafterModel, Model
 class Options:
     heads: int = 5
     successor_width: int = 128  # hidden units of the successor network; the engine's kernels compute multiples of 32
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "heads", "successor_width")
 
 
 class RelatedHeads(HeadsNetwork):

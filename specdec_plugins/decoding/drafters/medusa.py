@@ -20,7 +20,7 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.transformer import beginning, heads
 from specdec_plugins.decoding.drafters import matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import drafted
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, block_loss, options_of
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, block_loss, options_of
 from specdec_plugins.decoding.networks.masking import ManyBlocks, training_blocks
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
@@ -33,9 +33,6 @@ POSITIONS = "decoder.embed_positions.weight"
 @dataclass
 class Options:
     heads: int = 5
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "heads")
 
 
 class Beginning(nn.Module):

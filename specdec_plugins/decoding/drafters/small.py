@@ -16,7 +16,7 @@ from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, agreeing, draft_in_turn, matching, over_the_verifier
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
-from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, at_least_one, blocks, options_of
+from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, blocks, options_of
 from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan
@@ -29,9 +29,6 @@ BLOCK = 8  # block length for the logged accept_len
 class Options:
     layers: int = 1
     dropout: float = 0.1  # of the embedded input
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "layers")
 
 
 def shape(verifier: ModelSpec, layers: int) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 A drafter's file has an object with
 
-    Options   a dataclass of int, float, str and bool fields with defaults
+    Options   a dataclass of int, float, str and bool fields with defaults; an int whose default is at least 1 stays at least 1
     Network   a torch module, built by ``Network(options, verifier)``, with ``loss(batch) -> Loss``; its tensors are the weights
     build     ``build(weights, model, verifier) -> Drafter`` for decoding; see `specdec_plugins.decoding.drafters`
 
@@ -154,7 +154,7 @@ def blocks(right: Tensor, present: Tensor, size: int) -> Tensor:
 def options_of(kind: type, given: Mapping[str, Any] | Sequence[str] | None) -> Any:
     """A drafter's options as its dataclass ``kind``, from values or from strings such as ``width=64``.
 
-    Raises ValueError naming every unknown option and every value of the wrong type.
+    Raises ValueError naming every unknown option, every value of the wrong type, and every number below 1 whose default is not.
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}
     pairs = given.items() if isinstance(given, Mapping) else [item.partition("=")[::2] for item in given or ()]
@@ -163,7 +163,8 @@ def options_of(kind: type, given: Mapping[str, Any] | Sequence[str] | None) -> A
         if name not in fields:
             faults.append(f"no option '{name}'; available: {', '.join(fields) or 'none'}")
             continue
-        wanted: Any = type(fields[name].default)
+        default: Any = fields[name].default
+        wanted: Any = type(default)
         try:
             if wanted is bool:
                 values[name] = {"true": True, "false": False}[str(value).lower()]
@@ -171,13 +172,8 @@ def options_of(kind: type, given: Mapping[str, Any] | Sequence[str] | None) -> A
                 values[name] = wanted(value)
         except (KeyError, TypeError, ValueError, OverflowError):  # untrusted values have any type
             faults.append(f"option {name}: '{value}' is not of type {wanted.__name__}")
+        if wanted is int and default >= 1 > values.get(name, 1):
+            faults.append(f"option {name} is {values[name]}, less than 1")
     if faults:
         raise ValueError("; ".join(faults))
     return kind(**values)
-
-
-def at_least_one(options: Any, *names: str) -> None:
-    """Raise ValueError naming the options below 1."""
-    faults = [f"option {name} is {getattr(options, name)}, less than 1" for name in names if getattr(options, name) < 1]
-    if faults:
-        raise ValueError("; ".join(faults))
