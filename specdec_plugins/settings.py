@@ -137,8 +137,8 @@ class Settings:
         f"drafters {' and '.join(BUDGETED)} (default: all)", strategies=DRAFTED, group="drafting",
     )  # fmt: skip
     sinks: int = option(USUAL_BUDGET.sinks, least=0, most=MOST)
-    kv_choice: str = option(USUAL_BUDGET.choice, "which source positions: those with most of the verifier's attention, those "
-                            f"around its maximum, or the first and last (default: {USUAL_BUDGET.choice})", words=CHOICES,
+    kv_choice: str = option(USUAL_BUDGET.choice, "which source positions: those with most of the verifier's attention, or those "
+                            f"around its maximum (default: {USUAL_BUDGET.choice})", words=CHOICES,
                             strategies=DRAFTED, group="drafting")  # fmt: skip
 
     max_len_a: float = option(0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN,

@@ -82,7 +82,7 @@ def test_exact_and_alike_in_every_batch(name, dtype):
         plain, verifier = pair_of(name, dtype)
         expected, _ = decode(verifier, NoDrafter(), requests, [0], 5)
         _, whole = decode(verifier, plain, requests, [4], 6)
-        for budget in (Budget(1, 0, "recent"), Budget(6, 2, "sinks"), Budget(9, 2, "mass"), Budget(WHOLE, 4, "mass")):
+        for budget in (Budget(1, 0, "recent"), Budget(6, 2, "recent"), Budget(9, 2, "mass"), Budget(WHOLE, 4, "mass")):
             drafter, verifier = pair_of(name, dtype, budget)
             alone = decode(verifier, drafter, requests, [4], 1)
             assert alone == decode(verifier, drafter, requests, [4], 6) and alone[0] == expected
@@ -172,9 +172,9 @@ def test_options(tmp_path):
 def test_without_a_budget_the_loop_is_native_and_keeps_no_attention():
     if not binding.library():
         pytest.skip("the kernels were not compiled for this machine")
-    for budget, native in ((None, True), (Budget(8, 1, "mass"), False), (Budget(8, 1, "sinks"), False)):
+    for budget, native in ((None, True), (Budget(8, 1), False)):
         drafter, verifier = pair_of("block_causal", "float32", budget)
         session = Session(drafter, verifier, TopBetaTau(), Lengths([3]), None, 4)
         assert (session.native.drafter is not None) == native
-        assert drafter.traits.wants.attention == (budget is not None and budget.choice == "mass")
+        assert drafter.traits.wants.attention == (budget is not None)
         drafter.admit(session.drafting, Source([[5, 6, 2]], SYMBOLS))

@@ -106,7 +106,7 @@ def test_the_benchmark_of_long_sources_runs(tmp_path):
     """Sources of consecutive lines, twice: what is measured is not measured again. With random weights, acceptance is drawn."""
     usual = [
         "benchmarks/long.py", "--model", FOLDER, "--input", ROOT / "data/demo.txt", "--dtype", "int8", "--threads", 1,
-        "--output", tmp_path / "rows.jsonl", "--batch-sizes", 2, "--tokens", 6, "--choices", "mass", "sinks",
+        "--output", tmp_path / "rows.jsonl", "--batch-sizes", 2, "--tokens", 6, "--choices", "mass", "recent",
     ]  # fmt: skip
     run_python(*usual, "--lengths", 40, "--budgets", 8, "--gammas", 2, "auto")
     run_python(*usual, "--lengths", 40, 50, "--budgets", 20, "--gammas", 3, "--random", "1,64,64,2", "--acceptance", 1)

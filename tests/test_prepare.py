@@ -269,7 +269,6 @@ def test_only_what_is_missing_or_outdated_is_made_again(tmp_path, corpus, fake_f
         print("more", file=target)
     assert made_again(operations=50) == {"tok valid", "bpe valid", "bin"}
     assert made_again("--test", f"{corpus}/test", operations=50) == {"tok test", "bpe test", "bin"}
-    assert made_again("--test", f"{corpus}/test", "--tokenized", operations=50) == everything | {"tok test", "bpe test"}
 
 
 def test_splits_are_not_lost(tmp_path, corpus, fake_fairseq, capsys):
@@ -324,7 +323,7 @@ def test_bad_codes_are_named(tmp_path, corpus, fake_fairseq, capsys, codes):
         (["--train", "x", "--dict", "d"], "--dict requires"),
         (["--mono", "x"], "--mono requires --codes"),
         (["--train", "x", "--target-lang", "en"], "are the same"),
-        (["--train", "x", "--restyle", "0.1", "--tokenized"], "--restyle requires raw text in two languages"),
+        (["--mono", "x", "--restyle", "0.1"], "--restyle requires raw text in two languages"),
         (["--train", "x", "--max-ratio", "nan"], "--max-ratio nan is not a number from 0"),
         (["--train", "x", "--max-length", "-1"], "--max-length -1 is not a number from 0"),
         (["--train", "x", "--workers", "0"], "--workers 0 is less than 1"),

@@ -180,8 +180,9 @@ class Preparation:
     def take_steps(self) -> None:
         """Take every step. Each step's key covers the steps before it."""
         options = self.options
-        how: list[Any] = [self.langs, options.tokenized, options.bpe_applied]
-        if (options.tokenizer, options.restyle) != ("moses", 0):  # the defaults, which older data sets do not record
+        # As older data sets record them: False and None stand for former options, and these defaults are absent.
+        how: list[Any] = [self.langs, False, options.bpe_applied]
+        if (options.tokenizer, options.restyle) != ("moses", 0):
             how += [options.tokenizer, options.restyle]
         text_keys = {
             split: digest(*how, [self.hashes[str(path)] for path in chain(*parts)]) for split, parts in self.inputs.items()
@@ -189,7 +190,7 @@ class Preparation:
         codes_key = digest(self.hashes.get(str(options.codes)) or [text_keys.get("train"), options.bpe_operations])
         if not options.bpe_applied:
             for split, key in text_keys.items():
-                made = self.files("tok", split) + ([] if options.tokenized else self.files("raw", split))
+                made = self.files("tok", split) + self.files("raw", split)
                 self.step(f"tok {split}", key, made, partial(self.make_tok, split))
             self.step("codes", codes_key, ["codes"], self.make_codes)
         bpe_keys = {
@@ -199,7 +200,7 @@ class Preparation:
         for split, key in bpe_keys.items():
             self.step(f"bpe {split}", key, self.files("bpe", split), partial(self.make_bpe, split))
         if not options.mono:
-            bin_key = digest(bpe_keys, self.hashes.get(str(options.dict)), None)  # None: as older data sets record it
+            bin_key = digest(bpe_keys, self.hashes.get(str(options.dict)), None)
             self.step("bin", bin_key, ["bin"], self.make_bin)
         write_json(self.output / "prepare.json", self.summary())
 
@@ -253,15 +254,13 @@ class Preparation:
         return progress(chain.from_iterable(pairs), split, self.lines[split])
 
     def make_tok(self, split: str, folder: Path) -> Counts:
-        """Write tok/, and raw/ unless the input is tokenised."""
-        pairs, workers, functions = self.read(split), 1, [squeeze] * len(self.langs)
-        if not self.options.tokenized:
-            write_pairs([folder / file for file in self.files("raw", split)], self.read(split))
-            if split == "train" and self.options.restyle:
-                pairs = (restyle(source, target, self.options.restyle) for source, target in pairs)
-            functions = [load_tokenizer(self.options.tokenizer, lang).tokenize for lang in self.langs]
-            workers = self.options.workers
-        pairs = map_pairs(functions, pairs, workers)
+        """Write raw/ and tok/."""
+        write_pairs([folder / file for file in self.files("raw", split)], self.read(split))
+        pairs = self.read(split)
+        if split == "train" and self.options.restyle:
+            pairs = (restyle(source, target, self.options.restyle) for source, target in pairs)
+        functions = [load_tokenizer(self.options.tokenizer, lang).tokenize for lang in self.langs]
+        pairs = map_pairs(functions, pairs, self.options.workers)
         return {"pairs": write_pairs([folder / file for file in self.files("tok", split)], pairs)}
 
     def make_codes(self, folder: Path) -> Counts:
@@ -378,7 +377,6 @@ def parser() -> Parser:
     add("--restyle", type=share, default=0, metavar="X",
         help="fraction of training pairs in which code gets backticks, and as many again get curly apostrophes "
         "(default 0)")  # fmt: skip
-    add("--tokenized", action="store_true", help="the text is already tokenised")
     add("--dict", type=Path, metavar="FILE", help="use this fairseq dictionary; requires its --codes or --bpe-applied")
     add("--max-length", type=whole, metavar="N",
         help="longest training sentence in subwords; 0: any (default 175; any with --bpe-applied)")  # fmt: skip
@@ -402,7 +400,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("dict", "is required without --train, with --codes or --bpe-applied"))
     if options.dict and not (options.codes or options.bpe_applied):
         faults.append(("dict", "requires the --codes it was made with, or --bpe-applied"))
-    if options.restyle and (options.tokenized or options.bpe_applied or options.mono):
+    if options.restyle and (options.bpe_applied or options.mono):
         faults.append(("restyle", "requires raw text in two languages"))
     if not 0 <= (options.max_length or 0) <= MOST:
         faults.append(("max_length", f"{options.max_length:,} is not a number from 0 to {MOST:,}"))

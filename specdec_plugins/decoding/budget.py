@@ -4,8 +4,7 @@ Of the target, passes read the first positions (sinks) and the last ones. Source
 the verifier's attention after the last accepted token:
 
 * ``mass``: the pages with the most attention, summed over heads and layers, after max pooling over neighbours;
-* ``recent``: the first positions, and a window around the one with the most attention;
-* ``sinks``: the first and the last positions, regardless of attention (StreamingLLM).
+* ``recent``: the first positions, and a window around the one with the most attention.
 
 Drafter `window` reads the verifier's cache this way, others their own: `CachedDrafter`.
 
@@ -38,9 +37,8 @@ class Chosen:
 
     def admit(self, lengths: Tensor) -> None:
         """Append rows. They start with the first positions, as their attention is unknown."""
-        begins = torch.zeros_like(lengths) if self.budget.attends else lengths
         self.lengths = torch.cat([self.lengths, lengths])
-        self.positions = torch.cat([self.positions, around(begins, lengths, self.budget)])
+        self.positions = torch.cat([self.positions, around(torch.zeros_like(lengths), lengths, self.budget)])
 
     def select(self, order: list[int]) -> None:
         rows = send(order, self.lengths.device)
@@ -54,8 +52,6 @@ class Chosen:
     @torch.inference_mode()
     def observe(self, scores: Pass, verdict: Verdict) -> None:
         """Choose again, after a verification."""
-        if not self.budget.attends:
-            return
         rows, device = len(self.lengths), self.lengths.device
         last = send([verdict.results(row)[-1] for row in range(rows)], device)
         attention = scores.attention()[torch.arange(rows, device=device), last]  # (B, S)

@@ -45,7 +45,7 @@ class Tree(NamedTuple):
     shape: tuple[tuple[int, ...], ...] = ()
 
 
-CHOICES = ("mass", "recent", "sinks")
+CHOICES = ("mass", "recent")
 BUDGETED = ("block_causal", "small")  # drafters with weights that support a budget
 
 
@@ -57,11 +57,6 @@ class Budget(NamedTuple):
     positions: int = 128
     sinks: int = 4
     choice: str = "mass"
-
-    @property
-    def attends(self) -> bool:
-        """Whether the verifier's attention chooses positions."""
-        return self.choice != "sinks"
 
 
 USUAL_BUDGET = Budget()

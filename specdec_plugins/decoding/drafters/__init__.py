@@ -91,7 +91,7 @@ class CachedDrafter(Drafter, Generic[Row]):
     def __init__(self, model: LoadedModel, budget: Budget | None = None):
         self.model, self.budget = model, budget
         if budget is not None:
-            self.traits = replace(self.traits, wants=Want(attention=budget.attends))
+            self.traits = replace(self.traits, wants=Want(attention=True))
 
     def start(self, rows: int, shared: object) -> CachedRows[Row]:
         chosen = Chosen(self.budget, self.model.device) if self.budget else None

@@ -29,9 +29,10 @@ class WindowState:
 
 
 class WindowDrafter(Drafter):
+    traits = Traits(needs_verifier=True, wants=Want(attention=True))
+
     def __init__(self, model: LoadedModel, budget: Budget):
         self.model, self.budget = model, budget
-        self.traits = Traits(needs_verifier=True, wants=Want(attention=budget.attends))
 
     def start(self, rows: int, shared: RowState) -> WindowState:
         return WindowState(shared, Chosen(self.budget, self.model.device))
