@@ -324,6 +324,7 @@ def test_bad_codes_are_named(tmp_path, corpus, fake_fairseq, capsys, codes):
         (["--mono", "x"], "--mono requires --codes"),
         (["--train", "x", "--target-lang", "en"], "are the same"),
         (["--mono", "x", "--restyle", "0.1"], "--restyle requires raw text in two languages"),
+        (["--train", "x", "--dict-size", "9", "--tokenizer", "byte-level"], "--dict-size cannot be combined with --dict, --mono"),
         (["--train", "x", "--max-ratio", "nan"], "--max-ratio nan is not a number from 0"),
         (["--train", "x", "--max-length", "-1"], "--max-length -1 is not a number from 0"),
         (["--train", "x", "--workers", "0"], "--workers 0 is less than 1"),

@@ -180,7 +180,7 @@ class Preparation:
     def take_steps(self) -> None:
         """Take every step. Each step's key covers the steps before it."""
         options = self.options
-        # As older data sets record them: False and None stand for former options, and these defaults are absent.
+        # As older data sets record them: False stands for a former option, and these defaults are absent.
         how: list[Any] = [self.langs, False, options.bpe_applied]
         if (options.tokenizer, options.restyle) != ("moses", 0):
             how += [options.tokenizer, options.restyle]
@@ -200,7 +200,7 @@ class Preparation:
         for split, key in bpe_keys.items():
             self.step(f"bpe {split}", key, self.files("bpe", split), partial(self.make_bpe, split))
         if not options.mono:
-            bin_key = digest(bpe_keys, self.hashes.get(str(options.dict)), None)
+            bin_key = digest(bpe_keys, self.hashes.get(str(options.dict)), options.dict_size)
             self.step("bin", bin_key, ["bin"], self.make_bin)
         write_json(self.output / "prepare.json", self.summary())
 
@@ -314,6 +314,8 @@ class Preparation:
             command += ["--srcdict", str(every)]
         if self.options.dict:
             command += ["--srcdict", str(self.options.dict.resolve())]
+        if self.options.dict_size:
+            command += ["--nwordssrc", str(self.options.dict_size)]
         for name in ("train", "valid", "test"):
             if splits := [f"bpe/{split}" for split in self.lines if split.startswith(name)]:
                 command += [f"--{name}pref", ",".join(splits)]
@@ -378,6 +380,7 @@ def parser() -> Parser:
         help="fraction of training pairs in which code gets backticks, and as many again get curly apostrophes "
         "(default 0)")  # fmt: skip
     add("--dict", type=Path, metavar="FILE", help="use this fairseq dictionary; requires its --codes or --bpe-applied")
+    add("--dict-size", type=whole, metavar="N", help="keep only the N most frequent subwords")
     add("--max-length", type=whole, metavar="N",
         help="longest training sentence in subwords; 0: any (default 175; any with --bpe-applied)")  # fmt: skip
     add("--max-ratio", type=number, metavar="X",
@@ -388,7 +391,7 @@ def parser() -> Parser:
 
 def check(options: argparse.Namespace) -> list[Fault]:
     """Everything that is wrong with the options."""
-    faults = out_of_range(options, "bpe_operations", "workers")
+    faults = out_of_range(options, "bpe_operations", "dict_size", "workers")
     splits = options.train or options.valid or options.test
     if options.source_lang == options.target_lang:
         faults.append(("source_lang", "and --target-lang are the same"))
@@ -402,6 +405,8 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("dict", "requires the --codes it was made with, or --bpe-applied"))
     if options.restyle and (options.bpe_applied or options.mono):
         faults.append(("restyle", "requires raw text in two languages"))
+    if options.dict_size and (options.dict or options.mono or options.tokenizer == BYTE_LEVEL):
+        faults.append(("dict_size", "cannot be combined with --dict, --mono or byte-level BPE"))
     if not 0 <= (options.max_length or 0) <= MOST:
         faults.append(("max_length", f"{options.max_length:,} is not a number from 0 to {MOST:,}"))
     if not (options.max_ratio or 0) >= 0:

@@ -44,10 +44,7 @@ REMOVED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("--user-dir", "--task", "--gen-subset", *ITERATIVE), "leave it out"),
     },
     "specdec-benchmark": {"--bpe": "use --tokenized for input in subwords"},
-    "specdec-prepare": {
-        "--dict-size": "use --bpe-operations, which bounds the dictionary",
-        "--tokenized": "give raw text, or subwords with --bpe-applied",
-    },
+    "specdec-prepare": {"--tokenized": "give raw text, or subwords with --bpe-applied"},
     "encoder_initial.py": {
         "--arch": "only --arch block starts from a checkpoint; see --recipe in docs/train.md",
         "--init-decoder": "the drafter's decoder starts fresh",
