@@ -1,11 +1,11 @@
 """Translates texts with inline tags: sentence by sentence, without the tags, which are then put around their words."""
 
-import math
-import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specdec_plugins.text.alignment import WORD
 from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.placing import Aligned, Mark, Pieces, Placed, Unit, place, unmoved
 from specdec_plugins.text.sentences import sentence_spans
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from specdec_plugins.translator import Translator
 
 LONGEST = 150  # words of a sentence; a longer one is split at a clause, where the model reads so many
-WORD = re.compile(r"\w+|[^\w\s]")
 SPACES = {ord(character): " " for character in "\t\n\r\f\v"}
 
 
@@ -35,13 +34,23 @@ def translate_units(translator: "Translator", units: Sequence[Unit], **choices: 
     language, most = two_letters(lang) or lang, min(LONGEST, translator.max_source // 3)
     windows = translator.settings.windows is not None
     split = [list(parts_of(unit, language, most, unit.whole or windows)) for unit in units]
-    owners = [number for number, parts in enumerate(split) for part in parts if part.sentence]
-    texts = [part.text.translate(SPACES) for parts in split for part in parts if part.sentence]
-    try:
-        results = iter(translator.translate(texts, **choices))
-    except SourceTooLong as error:
-        raise SourceTooLong(owners[error.index], *error.args[1:]) from None
-    return [placed(parts, [next(results) for part in parts if part.sentence]) for parts in split]
+    sentences = [(number, part) for number, parts in enumerate(split) for part in parts if part.sentence]
+    results: dict[int, Translation] = {}
+    faults: list[SourceTooLong] = []
+    for tags in (False, True):  # those without are not aligned, which takes time
+        chosen = [n for n, (_, part) in enumerate(sentences) if bool(part.marks) == tags]
+        if tags and not windows and translator.settings.strategy in ("specdec", "ar"):
+            choices["alignments"] = True
+        try:
+            found = translator.translate([sentences[n][1].text.translate(SPACES) for n in chosen], **choices) if chosen else []
+        except SourceTooLong as error:
+            faults.append(SourceTooLong(sentences[chosen[error.index]][0], *error.args[1:]))
+            continue
+        results |= zip(chosen, found)
+    if faults:
+        raise min(faults, key=lambda fault: fault.index)
+    ordered = (results[n] for n in range(len(sentences)))
+    return [placed(parts, [next(ordered) for part in parts if part.sentence]) for parts in split]
 
 
 def parts_of(unit: Unit, language: str, most: int, whole: bool) -> Iterator[Part]:
@@ -49,18 +58,22 @@ def parts_of(unit: Unit, language: str, most: int, whole: bool) -> Iterator[Part
     text, marks = unit.text, list(enumerate(unit.marks))
     trimmed = (len(text) - len(text.lstrip()), len(text.rstrip()))
     found = [trimmed] if whole and text.strip() else list(sentence_spans(text, language, most))
+    code = [mark for _, mark in marks if mark.start < mark.end]
+    ends = [mark.end for mark in code]
     spans: list[Span] = []
     for start, end in found:
-        if spans and any(mark.start < start and mark.end > spans[-1][1] for mark in unit.marks):  # code holds the end of one
+        over = code[(at := bisect_right(ends, spans[-1][1])) : at + 1] if spans else []
+        if over and over[0].start < start:  # code that holds the end of a sentence
             start = spans.pop()[0]
         spans.append((start, end))
     owners: list[int] = []
-    for _, mark in marks:
-        owners.append(max([owner_of(mark, spans, mark.partner in range(len(owners))), *owners[-1:]]))
+    for number, mark in marks:
+        owners.append(max([owner_of(mark, spans, mark.partner is not None and mark.partner < number), *owners[-1:]]))
     at = 0
     for number, (start, end) in enumerate(spans):
         yield Part(text[at:start], [], False)
-        own = [(index, shifted(mark, start, end)) for (index, mark), owner in zip(marks, owners) if owner == number]
+        own = marks[bisect_left(owners, number) : bisect_right(owners, number)]
+        own = [(index, shifted(mark, start, end)) for index, mark in own]
         yield Part(text[start:end], own, unit.whole or has_letters(text[start:end], own))
         at = end
     yield Part(text[at:], [] if spans else marks, False)
@@ -69,9 +82,9 @@ def parts_of(unit: Unit, language: str, most: int, whole: bool) -> Iterator[Part
 def owner_of(mark: Mark, spans: Sequence[Span], closes: bool) -> int:
     """The sentence of a tag. One that closes belongs to what is before it, others to what follows unless they touch it."""
     if closes:
-        return max((number for number, (start, _) in enumerate(spans) if start < mark.start), default=0)
+        return max(0, bisect_left(spans, (mark.start, 0)) - 1)
     opens = mark.partner is not None
-    return next((number for number, (_, end) in enumerate(spans) if mark.start + opens <= end), max(0, len(spans) - 1))
+    return min(bisect_left(spans, mark.start + opens, key=lambda span: span[1]), max(0, len(spans) - 1))
 
 
 def shifted(mark: Mark, start: int, end: int) -> Mark:
@@ -97,13 +110,15 @@ def placed(parts: Sequence[Part], results: Sequence[Translation]) -> Placed | No
             pieces += unmoved(part.text, part.marks)
         else:
             changed = True
-            pieces += place(part.text, part.marks, diagonal(part.text, result.text)) if part.marks else [result.text]
-        if result is not None and result.token_scores:
-            confidence = min(confidence, math.exp(sum(result.token_scores) / len(result.token_scores)))
+            pieces += place(part.text, part.marks, aligned(part.text, result)) if part.marks else [result.text]
+        if result is not None:
+            confidence = min(confidence, result.confidence)
     return Placed(pieces, changed, confidence)
 
 
-def diagonal(source: str, text: str) -> Aligned:
-    """A translation whose words correspond to those of the source in order, for want of an alignment."""
-    own, words = ([match.span() for match in WORD.finditer(each)] for each in (source, text))
-    return Aligned(text, own, words, [(number * len(own) // len(words), number) for number in range(len(words) if own else 0)])
+def aligned(source: str, result: Translation) -> Aligned:
+    """A translation with its alignment; without one, of windows or another strategy, words correspond in order."""
+    if (known := result.alignment) is not None:
+        return Aligned(result.text, known.source, known.target, known.pairs)
+    own, words = ([match.span() for match in WORD.finditer(each)] for each in (source, result.text))
+    return Aligned(result.text, own, words, [(n * len(own) // len(words), n) for n in range(len(words) if own else 0)])

@@ -30,7 +30,7 @@ class Fake:
     """A translator of sentences by a function."""
 
     pair = SimpleNamespace(config=SimpleNamespace(source_lang="en"))
-    settings = SimpleNamespace(windows=None)
+    settings = SimpleNamespace(windows=None, strategy="fairseq")
     max_source = 1000
 
     def __init__(self, function):

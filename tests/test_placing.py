@@ -2,8 +2,8 @@
 
 import random
 
+from specdec_plugins.text.alignment import WORD
 from specdec_plugins.text.placing import Aligned, Mark, place, tree, unmoved
-from specdec_plugins.units import WORD
 
 
 def words(text):

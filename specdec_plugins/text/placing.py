@@ -235,6 +235,10 @@ class Placer:
         """Where to write a tag without words before a word of the translation, and the spaces around it."""
         words = self.words
         left, right = self._joined(node)
+        if node.start < node.end:  # text, such as code, between words
+            place = min(max(at, words[word - 1][1] if word else 0), end)
+            between = self.translation[place - 1 : place].isalnum(), self.translation[place : place + 1].isalnum()
+            return place, " " * between[0], " " * between[1]
         if right and word < len(words) and at <= words[word][0] <= end:
             return words[word][0], "", ""
         place = words[word - 1][1] if word and at <= words[word - 1][1] <= end else at
