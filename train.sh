@@ -207,7 +207,7 @@ translate() { # translate SOURCE OUTPUT BEAM DTYPE: translate subwords, or text 
     # On a CPU, single-threaded processes translate faster than threads that share batches.
     [ -n "$translators" ] ||
         translators=$("$python" -c 'from specdec_plugins.cpus import usual_threads; print(min(8, usual_threads()))')
-    local strategy=(ar --dtype "$4") resume=()
+    local strategy=(ar --beam 1 --dtype "$4") resume=()
     [ ! -f "$2.part.resume" ] || resume=(--resume)
     [ "$3" -le 1 ] || strategy=(fairseq --beam "$3")
     "$python" -m specdec_plugins.commands.translate "${model[@]}" --input "$1" \

@@ -138,7 +138,7 @@ def shown(times: float, within: list[float]) -> str:
 
 
 def hints_of(pair: Pair, lines: list[str], references: list[str], sources: list[list[int]]) -> dict[str, list[list[int]]]:
-    translator = Translator(pair, Settings(strategy="ar"))
+    translator = Translator(pair, Settings(strategy="ar", beam=1))
 
     def translated(texts: list[str]) -> list[list[int]]:
         requests = [translator.engine.request(i, source) for i, source in enumerate(translator.encode(texts))]

@@ -58,7 +58,7 @@ def controller_of(settings: Settings, trained: int, drafter: Drafter) -> Control
     if settings.strategy == "ar":
         return FixedLength(0)
     if settings.adaptive:
-        return Throughput(trained, copies=drafter.traits.copies_text, searches=settings.beam > 1)
+        return Throughput(trained, copies=drafter.traits.copies_text, searches=(settings.beam or 1) > 1)
     size = settings.block_size if isinstance(settings.block_size, int) else trained
     return FixedLength(size, tree=Tree(settings.tree) if settings.tree else None)
 

@@ -190,7 +190,7 @@ def translate_documents(
     sources = (windows_of(translator, line, tokenized, *each) for line, each in zip(lines, languages))
     documents = Documents(sources, samples, settings.context, fits, rows, lambda number, text: frames[number].framed(text))
     parts: list[list[tuple[int, Translation]]] = [[] for _ in range(samples * len(lines))]
-    with engine.borrowed(rows * settings.beam, max_tokens) as session:
+    with engine.borrowed(rows * (engine.beam.size if engine.beam else 1), max_tokens) as session:
         for task, hypothesis in decode(documents, session, rows, request, given):
             source = Source(task.tokens, task.text, False)
             part = translator.finish(source, hypothesis, task.sample, tokenized and not remove_bpe, tokenized)

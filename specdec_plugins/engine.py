@@ -59,9 +59,14 @@ class Engine:
             pair = assignment.beyond_training(pair, settings.max_positions, settings.strategy != "ar")
         self.pair, self.stats, self.rules = pair, DecodeStats(), pair.verifier.spec.outputs
         self.adopt(settings)
-        if self.rules.beams > 1 and self.beam is None and settings.strategy != "fairseq" and not settings.sampling:
-            asked = "%s asks for %d beams; decoding is greedy (beam %d searches)"
-            log.warning(asked, pair.name, self.rules.beams, self.rules.beams)
+        if self.rules.beams > 1 and settings.beam is None and settings.strategy != "fairseq" and not settings.sampling:
+            count = self.rules.beams
+            said = (
+                "it searches with them, and beam 1 is greedy"
+                if self.beam
+                else f"with drafts it is greedy, and beam {count} searches"
+            )
+            log.warning("%s asks for %d beams: %s", pair.name, count, said)
         self.drafter_name = assignment.drafter_name(pair, settings, drafter)
         self.limits = limits_of(pair, settings)
         self.max_source, self.max_target = self.limits.source_positions, self.limits.target_positions - 1
@@ -200,7 +205,8 @@ def beam_of(settings: Settings, rules: OutputRules) -> Beam:
     if settings.strategy == "fairseq":
         rules = OutputRules()
     penalty = rules.length_penalty if settings.lenpen is None else settings.lenpen
-    size, nbest = settings.beam, min(settings.beam, settings.nbest)
+    size = settings.size(rules.beams)
+    nbest = min(size, settings.nbest)
     return replace(rules.beam(), size=size, length_penalty=penalty, nbest=nbest, unk_penalty=settings.unkpen)
 
 

@@ -152,8 +152,8 @@ class Settings:
         strategies=("specdec", "ar", "fairseq"), group="limits",
     )  # fmt: skip
 
-    beam: int = count(1, "beam size (default: 1, greedy)", most=MAX_BEAMS, strategies=SEARCHING,
-                      group="beam search")  # fmt: skip
+    beam: int | None = count(None, "beam size; 1 is greedy (default: with --strategy ar the model's, otherwise 1)",
+                             most=MAX_BEAMS, strategies=SEARCHING, group="beam search")  # fmt: skip
     nbest: int = count(1, "write the N best outputs per line; with --sampling the same as --num-samples (default: 1)",
                        most=100_000, group="beam search")  # fmt: skip
     lenpen: float | None = option(
@@ -249,15 +249,16 @@ class Settings:
 
     def _searching(self) -> Iterable[Fault]:
         """Beam search."""
-        if self.beam > 1 and self.sampling:
+        beam = self.beam or 1
+        if beam > 1 and self.sampling:
             yield "beam", "cannot be combined with `sampling`"
-        if self.beam > 1:
+        if beam > 1:
             yield from ((name, "cannot be combined with `beam`") for name in ("beta", "tau", "tree") if self._given(name))
-        if self.nbest > self.beam and not self.sampling:
+        if self.nbest > beam and not self.sampling:
             yield "nbest", f"{self.nbest} requires a `beam` of at least {self.nbest}, or `sampling`"
-        if self.nbest > 1 and self.beam > 1 and self.windows is not None:
+        if self.nbest > 1 and beam > 1 and self.windows is not None:
             yield "nbest", "of a `beam` cannot be combined with `windows`"
-        if self.beam == 1:
+        if beam == 1:
             yield from ((name, "requires a `beam` over 1") for name in ("lenpen", "unkpen") if self._given(name))
 
     def _drafting(self) -> Iterable[Fault]:
@@ -321,6 +322,10 @@ class Settings:
         """The budget, if there is one; positions default to `USUAL_BUDGET`."""
         positions = USUAL_BUDGET.positions if self.kv_budget is None else self.kv_budget
         return Budget(positions, self.sinks, self.kv_choice)
+
+    def size(self, beams: int) -> int:
+        """Of the beam, for a model that asks for ``beams``, which `ar` follows; drafts are for the greedy output unless asked."""
+        return self.beam or (beams if self.strategy == "ar" and not self.sampling else 1)
 
     @property
     def drawing(self) -> Sampling | None:

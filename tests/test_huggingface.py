@@ -119,7 +119,7 @@ def generated(model, sources, **options):
 
 
 def decoded(pair, sources, **settings):
-    return [each.tokens for each in Engine(pair, Settings(threads=1, **settings)).generate(sources)]
+    return [each.tokens for each in Engine(pair, Settings(threads=1, **{"beam": 1, **settings})).generate(sources)]
 
 
 def excused(model, source, one, other):
@@ -212,6 +212,20 @@ def test_searches_are_those_of_generate(case, stopping):
     assert ties <= 1
 
 
+def test_without_drafts_the_beam_is_the_models(plain, caplog):
+    pair = pair_of(read_model(plain[0])[0])
+    for expected, settings in (
+        (4, {"strategy": "ar"}), (4, {}), (None, {"draft_with": "ngram"}), (None, {"strategy": "ar", "beam": 1}),
+        (2, {"strategy": "ar", "beam": 2}), (3, {"draft_with": "ngram", "beam": 3}), (None, {"strategy": "ar", "sampling": True}),
+    ):  # fmt: skip
+        caplog.clear()
+        beam = Engine(pair, Settings(threads=1, **settings)).beam
+        assert (beam and beam.size) == expected
+        said = "it searches with them, and beam 1 is greedy" if beam else "with drafts it is greedy, and beam 4 searches"
+        noted = "beam" not in settings and "sampling" not in settings
+        assert (f"random asks for 4 beams: {said}" in caplog.text) == noted
+
+
 def nearly(model, seed=0):
     """A drafter that mostly agrees with a model: the same with other last bits."""
     generator = torch.Generator().manual_seed(seed)
@@ -224,7 +238,7 @@ def test_drafts_change_no_output(case, dtype):
     """Whatever drafts, and on the kernels in each data type."""
     model, folder = case
     sources, ours = sources_of(model, 24, longest=9), read_model(folder)[0]
-    pair, how = pair_of(ours), {"dtype": dtype, "no_repeat_ngram_size": 3, "max_len_b": 20}
+    pair, how = pair_of(ours), {"dtype": dtype, "no_repeat_ngram_size": 3, "max_len_b": 20, "beam": 1}
     plain = decoded(pair, sources, strategy="ar", **how)
     for drafter in ({"draft_with": "ngram"}, {"draft_with": "recycling", "tree": 6}, {"draft_with": "lookahead"}):
         assert decoded(pair, sources, block_size=4, **drafter, **how) == plain
@@ -278,7 +292,7 @@ def test_an_imported_folder_is_certified(published, tmp_path, capsys):
         f"outputs of 4 beams (float32): {certificate['searched']} of {lines} lines" in said
         and certificate["searched"] > lines - 4
     )
-    pairs = [Translator.from_pretrained(str(each), strategy="ar", threads=1, dtype="float64") for each in (folder, output)]
+    pairs = [Translator.from_pretrained(str(each), beam=1, threads=1, dtype="float64") for each in (folder, output)]
     lines = list(read_lines(LINES))[:9]
     texts = [[each["translation_text"] for each in pair(lines, *languages)] for pair in pairs]
     assert texts[0] == texts[1] and len(set(texts[0])) > 5

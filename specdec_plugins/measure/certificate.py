@@ -99,7 +99,7 @@ def certify(
     named = {
         name: lang for name, lang in zip(("src_lang", "tgt_lang"), languages) if lang and pair.config.options.get("languages")
     }
-    engine = Engine(pair, Settings(strategy="ar"))
+    engine = Engine(pair, Settings(strategy="ar", beam=1))
     torch.set_num_threads(THREADS)  # the kernels' team rests while transformers computes
     tokenizer = transformers.AutoTokenizer.from_pretrained(original, local_files_only=True, **named)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(original, local_files_only=True, dtype=torch.float32).eval()

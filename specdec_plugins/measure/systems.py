@@ -90,8 +90,8 @@ class OwnSystem:
         settings: dict[str, Any] = {
             "strategy": system.strategy.split("-")[0], "dtype": system.dtype, "threads": mix.threads, "device": system.device
         }  # fmt: skip
-        if system.strategy == "fairseq-beam5":
-            settings["beam"] = 5
+        if system.strategy != "drafter":
+            settings["beam"] = 5 if system.strategy == "fairseq-beam5" else 1
         if system.tau is not None:
             settings.update(beta=system.beta, tau=system.tau)
         if system.block:
