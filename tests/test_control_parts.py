@@ -10,7 +10,8 @@ from specdec_plugins.decoding.control import acceptance, exploration
 from specdec_plugins.decoding.control.acceptance import DECAY, FADED, PRIOR, AcceptanceEstimate, CopyEstimate, replayed
 from specdec_plugins.decoding.control.costs import Cost, CostModel, Pace
 from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, LAST_INTERVAL, SMALL_TRIAL, TrialBudget, Trials
-from specdec_plugins.decoding.values import Step
+from specdec_plugins.decoding.control.throughput import Throughput, class_of
+from specdec_plugins.decoding.values import Outcome, Step
 
 
 def observed(*measurements, times=50):
@@ -353,3 +354,24 @@ def test_trials_are_rationed_where_nothing_is_drafted():
     assert small[-1][0] < LAST_INTERVAL
     assert periodic(Trials(8, small=False), 0, affordable=False) == []
     assert [length for _, length in periodic(Trials(8, small=False), 0, affordable=True)][:4] == [1, 2, 1, 2]
+
+
+class Searched(list):
+    """The rows of a search of five hypotheses."""
+
+    reserved = 5
+
+
+def test_drafts_of_searches_are_tried_seldom_and_searches_are_one_class_from_their_first_row():
+    controller, spent, tried = Throughput(12, searches=True), {False: 0.0, True: 0.0}, set()
+    for _ in range(600):
+        for rows in (1, 5):
+            plan = controller.plan(Searched(range(rows)))
+            assert len(plan.lengths) == rows
+            length, times = plan.lengths[0], min(plan.times, 16)
+            seconds = times * (0.001 if length == 0 else 0.01)
+            controller.update(Outcome(plan, [Step([7] * length, 0, 5)] * times, seconds, times))
+            spent[length > 0] += seconds
+            tried.add(length)
+    assert list(controller.classes) == [class_of(5)]
+    assert {0, 1, 2} <= tried and 0 < spent[True] < 0.02 * spent[False]

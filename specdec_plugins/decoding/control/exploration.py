@@ -9,6 +9,7 @@ budget.
 from dataclasses import dataclass
 
 BUDGET = 0.01  # fraction of all time that rationed trials may take
+SEARCH_BUDGET = 0.005  # the same for beam searches, where drafts seldom pay
 CREDIT = 10  # plain passes that trials in large batches may cost at first, so that drafts that pay are found soon
 # Passes of a trial in small and in large batches. The first one after plain passes is not measured, because the drafter catches
 # up; the others are one call, like other calls, because a pass takes longer right after Python ran.
@@ -18,14 +19,15 @@ FIRST_INTERVAL, LAST_INTERVAL = 32, 512  # passes between trials, doubled after 
 
 @dataclass
 class TrialBudget:
-    """Seconds that trials may still take."""
+    """Seconds that trials may still take: a ``share`` of all time."""
 
+    share: float = BUDGET
     seconds: float = 0.0
     begun: bool = False  # whether the credit was given
 
     def earn(self, seconds: float) -> None:
         """Add the budget's fraction of time spent, in trials or not."""
-        self.seconds += BUDGET * seconds
+        self.seconds += self.share * seconds
 
     def begin(self, seconds: float) -> None:
         """Give credit for the first trials, once."""

@@ -11,12 +11,13 @@ Acceptance is learned from all iterations.
 """
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, CopyEstimate
 from specdec_plugins.decoding.control.costs import CostModel, Pace
-from specdec_plugins.decoding.control.exploration import CREDIT, TrialBudget, Trials
+from specdec_plugins.decoding.control.exploration import BUDGET, CREDIT, SEARCH_BUDGET, TrialBudget, Trials
+from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 LONGEST = 2  # longest draft, in block sizes
@@ -96,15 +97,17 @@ class Throughput:
     """For a drafter trained on blocks of ``block_size`` tokens.
 
     A drafter that ``copies`` text often offers fewer tokens than planned, and costs by what it offers; a model's cost depends on
-    the plan. A copying drafter has nothing to catch up with, so the last rows of a batch draft at once. Where the rows are those
-    of beam ``searches``, a pass reads several nodes for each and drafts seldom pay, so trials are rationed in all batches.
+    the plan. A copying drafter has nothing to catch up with, so the last rows of a batch draft at once.
+
+    Where the rows are those of beam ``searches``, a pass reads several nodes for each and drafts seldom pay, so trials are
+    rationed in all batches. Such a batch counts as large as it may become: a search begins with one row.
     """
 
     def __init__(self, block_size: int, copies: bool = False, searches: bool = False):
         self.block_size = min(block_size, SEARCHED) if searches else block_size
         self.longest, self.copies, self.searches = LONGEST * self.block_size, copies and not searches, searches
         self.acceptance = (CopyEstimate if self.copies else AcceptanceEstimate)(self.longest)
-        self.pace, self.budget = Pace(), TrialBudget()
+        self.pace, self.budget = Pace(), TrialBudget(SEARCH_BUDGET if searches else BUDGET)
         self.classes: dict[int, BatchClass] = {}
         self.decided: list[BatchClass] = []  # classes with a decision of their own, in order
         self._batch = self._new_class(0)  # of the last step; a placeholder before the first
@@ -114,13 +117,15 @@ class Throughput:
         self._again_until = 0  # the pass of its class before which a repetition may start; it may end later
         self._measured = self._comparable = False  # whether the present step is measured; whether its cost is typical
 
-    def plan(self, prefix: Sized) -> Plan:
-        rows, batch = len(prefix), self._batch
+    def plan(self, prefix: Prefix) -> Plan:
+        rows, batch = prefix.reserved if self.searches else len(prefix), self._batch
         if batch.passes < self._again_until and rows == self._rows:  # most steps end here
             batch.passes += 1
             self._measured = False
-            return self._again
-        return self._plan(rows)
+            plan = self._again
+        else:
+            plan = self._plan(rows)
+        return plan if len(plan.lengths) == len(prefix) else uniform(len(prefix), plan.lengths[0], plan.times)
 
     def update(self, outcome: Outcome) -> None:
         self._batch.passes += outcome.times - 1
@@ -180,6 +185,8 @@ class Throughput:
         # The last rows of a batch are few only for a moment, so the cost of trials counts. (Other drafters wait there.)
         ending = self.copies and any(other > key for other in self.classes)
         batch = BatchClass(key, Trials(self.block_size, is_small(key) and not ending and not self.searches))
+        if self.searches:
+            batch.trials.end_series(0)
         if self.decided:
             similar = self._similar(batch)
             batch.choice = similar.choice
