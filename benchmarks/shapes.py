@@ -5,8 +5,8 @@
 
 Models with random weights do all the work of a trained pair, but the number of accepted tokens is drawn from the demo pair's
 acceptance by position, and outputs have a fixed length. Speeds are those of a pair of this shape whose drafts are accepted as
-often. CTranslate2 and fairseq, where installed, decode the same sources to the same length with the same verifier. Each system
-runs in its own process, in turn. The last line is JSON.
+often. CTranslate2, Marian and fairseq, where installed, decode the same sources to the same length with the same verifier. Each
+system runs in its own process, in turn. The last line is JSON.
 """
 
 import argparse
@@ -154,7 +154,7 @@ def prepare(options: argparse.Namespace, system: str, dtype: str, kind: str) -> 
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         pair = make_pair(options, Path(folder))
-        decode = {"ctranslate2": ctranslate2, "fairseq": fairseq}.get(system, ours)(pair, dtype, kind, options)
+        decode = {"ctranslate2": ctranslate2, "fairseq": fairseq, "marian": marian}.get(system, ours)(pair, dtype, kind, options)
 
 
 def run(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
@@ -200,6 +200,20 @@ def ctranslate2(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace
             tokens, max_batch_size=batch_size, beam_size=1, min_decoding_length=OUTPUT - 1, max_decoding_length=OUTPUT - 1
         )
         return time.perf_counter() - began, sum(len(each.hypotheses[0]) + 1 for each in found), 1.0
+
+    return decode
+
+
+def marian(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) -> Decode:
+    from marian_model import marian_of
+
+    # Its token 0 ends outputs: banned, they end at a limit that counts the source's eos.
+    translate = marian_of(pair.verifier, dtype, int(kind), (0,), (OUTPUT - 1) / SOURCE)
+
+    def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
+        began = time.perf_counter()
+        found = translate(sources, batch_size)
+        return time.perf_counter() - began, sum(len(output) + 1 for output in found), 1.0
 
     return decode
 
@@ -251,6 +265,8 @@ def systems_of(dtype: str, options: argparse.Namespace) -> list[tuple[str, str]]
         systems += [("ctranslate2", str(threads)) for threads in sorted({1, options.threads} if on_cpu else {1})]
     else:
         print("ctranslate2 is not installed, and is left out (extra: bench)", file=sys.stderr)
+    if on_cpu and dtype != "bfloat16" and find_spec("pymarian"):
+        systems.append(("marian", "1"))
     return systems + ([("fairseq", str(options.threads))] if dtype == "float32" or not on_cpu else [])
 
 
