@@ -8,7 +8,7 @@ from specdec_plugins.decoding.values import Step
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.codec import Encoded
 
-BESIDE = ("hints", "source_lang", "target_lang")  # options that may have a value per sentence
+BESIDE = ("hints", "source_lang", "target_lang", "protected")  # options that may have a value per sentence
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@
 'Ein Hund rennt.'
 """
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import Literal
 
 from specdec_plugins.annotation import annotated
@@ -21,9 +22,12 @@ from specdec_plugins.decoding.values import Hypothesis
 from specdec_plugins.documents import translate_documents
 from specdec_plugins.engine import BatchSize, Engine
 from specdec_plugins.formats.folder import Pair, load_folder, with_drafter
+from specdec_plugins.protection import translate_protected
 from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.codec import NoLanguage
+from specdec_plugins.text.protected import Protected
+from specdec_plugins.text.words import Span
 from specdec_plugins.translations import BESIDE, Source, SourceTooLong, Translation
 
 __all__ = ["SourceTooLong", "Translation", "Translator"]
@@ -75,7 +79,7 @@ class Translator:
         self, sentences: Sequence[str], batch_size: BatchSize = "auto", tokenized: bool = False, remove_bpe: bool = True,
         max_tokens: int | None = None, too_long: TooLong = "error", first: int = 0, hints: Sequence[str] | None = None,
         source_lang: Languages = None, target_lang: Languages = None, max_length: int | None = None, alignments: bool = False,
-        word_scores: bool = False,
+        word_scores: bool = False, protect: re.Pattern[str] | None = None, protected: Sequence[Sequence[Span]] | None = None,
     ) -> list[Translation]:  # fmt: skip
         """Translate sentences in order; with `Settings.nbest` or ``num_samples``, the outputs of each follow one another.
 
@@ -85,10 +89,19 @@ class Translator:
         ``hints`` are earlier translations for a drafter that uses them, empty where missing. Multilingual models read
         ``source_lang`` and ``target_lang``, one for all sentences or one for each. ``max_length`` limits an output's tokens as in
         ``transformers``, the one before the first included. ``alignments`` and ``word_scores`` fill in these fields of the
-        results. Raises SourceTooLong before decoding.
+        results. What ``protect`` matches, and the characters ``protected`` of each sentence, outputs contain unchanged
+        (`protection.py`). Raises SourceTooLong before decoding.
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
+        if protect is not None or protected is not None:
+            options = {
+                "batch_size": batch_size, "tokenized": tokenized, "max_tokens": max_tokens, "too_long": too_long, "first": first,
+                "hints": hints, "source_lang": source_lang, "target_lang": target_lang, "max_length": max_length,
+                "alignments": alignments, "word_scores": word_scores,
+            }  # fmt: skip
+            spans = [[]] * len(sentences) if protected is None else protected
+            return translate_protected(self, [Protected.of(*each) for each in zip(sentences, repeat(protect), spans)], options)
         batch_size = self.settings.usual_batch_size if batch_size == "auto" else batch_size
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
         languages = list(zip(*(self._each(each, len(sentences)) for each in (source_lang, target_lang))))

@@ -24,10 +24,11 @@ MAY_IMPORT = {
     "units": ("text", "translations", "translator"),
     "documents": ("decoding", "text", "translations", "translator"),
     "annotation": ("decoding", "text", "translations", "translator"),
+    "protection": ("text", "translations", "translator"),
     "translations": ("decoding", "text"),
     "assignment": ("decoding", "formats", "settings"),
     "engine": ("assignment", "decoding", "formats", "settings", "translations", "measure.fairseq_generator"),
-    "translator": ("annotation", "decoding", "documents", "engine", "formats", "settings", "text", "translations"),
+    "translator": ("annotation", "decoding", "documents", "engine", "formats", "protection", "settings", "text", "translations"),
     "serving": ("decoding", "engine", "settings", "text", "translations", "translator"),
     "measure": ("decoding", "formats", "text", "cpus", "engine", "settings", "translator", "workers"),
     "commands": (

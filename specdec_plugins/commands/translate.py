@@ -32,6 +32,7 @@ from specdec_plugins.commands.translation.summary import summary
 from specdec_plugins.files import MARKUP, format_of
 from specdec_plugins.settings import UNTRAINED, Fault, Option, OptionError, Settings, option_of
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
+from specdec_plugins.text.patterns import pattern
 from specdec_plugins.workers import Workers
 
 if TYPE_CHECKING:  # options are checked before torch is loaded
@@ -87,6 +88,9 @@ def parser() -> Parser:
          "in po and xliff they need review")  # fmt: skip
     text("--alignments", action="store_true",
          help="append source-target word numbers, from 0: ' ||| 0-0 1-2'; a field of json, A lines of fairseq")  # fmt: skip
+    text("--protect", action="store_true",
+         help="keep placeholders, URLs, e-mail addresses and code in backticks unchanged, each exactly once")  # fmt: skip
+    text("--protect-pattern", metavar="REGEX", help="--protect, also what this expression matches")
     text("--word-scores", action="store_true", help="the mean score of each word's tokens; with --format json")
     text("--too-long", choices=("error", "truncate", "skip"), default="error",
          help="what to do with sources longer than the model reads: stop, cut them, or write an empty line "
@@ -165,6 +169,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("word_scores", "requires --format json, and scores, which strategy drafter does not produce"))
     if options.windows is not None and (options.alignments or options.word_scores):
         faults.append(("windows", "cannot be combined with --alignments or --word-scores"))
+    faults += rewriting_faults(options)
     if options.windows is not None and options.too_long != "error":
         faults.append(("too_long", "cannot be combined with --windows, which splits long sources"))
     if options.trace is not None and options.strategy not in ("specdec", "drafter"):
@@ -172,6 +177,22 @@ def check(options: argparse.Namespace) -> list[Fault]:
     if options.workers > 1 and re.fullmatch(r"cuda:\d+", options.device):
         faults.append(("device", f"{options.device} is one GPU; use --device cuda with --workers, which gives each its own"))
     return faults + out_of_range(options, "batch_size", "max_tokens", "buffer_size", "workers")
+
+
+def rewriting_faults(options: argparse.Namespace) -> Iterator[Fault]:
+    """Faults of the options that may translate a sentence again."""
+    others = ["sampling"] * options.sampling + ["nbest"] * (options.nbest > 1) + ["tokenized"] * options.tokenized
+    others += ["windows"] * (options.windows is not None)
+    for name in ("protect", "protect_pattern"):
+        if getattr(options, name) and options.strategy not in ("specdec", "ar"):
+            yield name, f"is not supported by strategy {options.strategy}; use specdec or ar"
+        elif getattr(options, name) and others:
+            yield name, f"cannot be combined with {' and '.join(map(option_name, others))}"
+    if options.protect_pattern:
+        try:
+            pattern(options.protect_pattern)
+        except ValueError as error:
+            yield "protect_pattern", str(error)
 
 
 def model_faults(options: argparse.Namespace) -> Iterator[Fault]:

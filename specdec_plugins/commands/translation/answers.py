@@ -21,6 +21,7 @@ from specdec_plugins.commands.trace import TracedSentence, TracedStep
 from specdec_plugins.commands.translation.inputs import Buffer
 from specdec_plugins.files import MARKUP, Options, TextFile, Unreadable, split
 from specdec_plugins.settings import Settings, option_of
+from specdec_plugins.text.patterns import pattern
 
 if TYPE_CHECKING:  # with --workers, only the workers load torch
     from specdec_plugins.decoding.stats import DecodeStats
@@ -40,6 +41,8 @@ TEXT = (
     "on_error",
     "alignments",
     "word_scores",
+    "protect",
+    "protect_pattern",
 )  # options that do
 FORMATS = ("text", "fairseq", "json")
 SKIPPED = "too long for the model, skipped"
@@ -83,6 +86,7 @@ class Answerer:
             "max_tokens": options.max_tokens, "tokenized": options.tokenized,
             "remove_bpe": options.remove_bpe, "too_long": options.too_long, "source_lang": options.source_lang,
             "target_lang": options.target_lang, "alignments": options.alignments, "word_scores": options.word_scores,
+            "protect": pattern(options.protect_pattern or "") if options.protect or options.protect_pattern else None,
         }  # fmt: skip
 
     def __call__(self, buffer: Buffer) -> Answers:

@@ -1,0 +1,87 @@
+"""Translations that keep parts of their source, such as placeholders, exactly once.
+
+A sentence is translated as it is: models that know its kind of text copy most placeholders themselves, and no word of those
+outputs changes. If a part is missing, doubled or altered, the sentence is translated again with a mask in the place of each part.
+If the model does not write each mask exactly once, it translates the rest, and the word alignment says where the parts go. So
+parts are kept by construction, and outputs depend on the verifier alone, not on drafts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from specdec_plugins.text.alignment import Alignment
+from specdec_plugins.text.protected import Edits, Protected
+from specdec_plugins.text.words import Span
+from specdec_plugins.translations import BESIDE, Translation
+
+if TYPE_CHECKING:
+    from specdec_plugins.translator import Translator
+
+
+def translate_protected(translator: "Translator", sources: Sequence[Protected], options: dict[str, Any]) -> list[Translation]:
+    """Translate the sources with the options of `Translator.translate`. Raises ValueError for several outputs a sentence."""
+    check_single(translator, options)
+    results = translator.translate([source.text for source in sources], **options)
+    options = options | {"too_long": "truncate"}
+    for again in (masked, rebuilt):
+        due = [n for n, each in enumerate(results) if not each.shortened and not sources[n].intact(each.text)]
+        found = again(translator, [sources[n] for n in due], chosen(options, due)) if due else []
+        for n, result in zip(due, found):
+            results[n] = result or results[n]
+    return results
+
+
+def check_single(translator: "Translator", options: dict[str, Any]) -> None:
+    """Raise ValueError for settings under which a sentence cannot be translated again."""
+    settings = translator.settings
+    if settings.drawn > 1 or settings.sampling or settings.windows is not None or options["tokenized"]:
+        raise ValueError("protected text needs one output per raw line, without sampling or windows")
+
+
+def chosen(options: dict[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
+    """The options for some of the sentences."""
+    beside = {name: options[name] for name in BESIDE if not isinstance(options.get(name), str | None)}
+    return options | {name: [values[n] for n in numbers] for name, values in beside.items()}
+
+
+def masked(translator: "Translator", sources: Sequence[Protected], options: dict[str, Any]) -> list[Translation | None]:
+    """Translations of the sources with masks, and the parts in their place; None where a mask is not there once."""
+    masks = [source.masks() for source in sources]
+    edits = [source.masked(each) for source, each in zip(sources, masks)]
+    texts = [edit(source.text) for source, edit in zip(sources, edits)]
+    results: list[Translation | None] = []
+    for source, each, edit, result in zip(sources, masks, edits, translator.translate(texts, **options)):
+        back = source.unmasked(result.text, each)
+        results.append(None if back is None else edited(result, edit, back))
+    return results
+
+
+def rebuilt(translator: "Translator", sources: Sequence[Protected], options: dict[str, Any]) -> list[Translation]:
+    """Translations of the sources without the parts, which are inserted; as a last resort the source itself."""
+    edits = [source.masked([" "] * len(source.spans)) for source in sources]
+    texts = [edit(source.text) for source, edit in zip(sources, edits)]
+    results = []
+    for source, edit, text, result in zip(sources, edits, texts, translator.translate(texts, **options | {"alignments": True})):
+        for part in source.parts:  # the model's own
+            result = replace(result, text=result.text.replace(part, " " * len(part)))
+        assert result.alignment is not None
+        words = [edit.back(word) for word in result.alignment.source]
+        back, numbers = source.inserted(result.text, replace(result.alignment, source=words))
+        own = [(source.spans[number], place) for number, place in zip(numbers, back.places)]
+        result = edited(result, edit, back, own)
+        if not text.strip() or not source.intact(result.text):
+            result = replace(result, text=source.text, alignment=Alignment([], [], []))
+        results.append(result if options["alignments"] else replace(result, alignment=None))
+    return results
+
+
+def edited(result: Translation, masked: Edits, back: Edits, more: Sequence[tuple[Span, Span]] = ()) -> Translation:
+    """The translation of an edited source, edited back; ``more`` are further links."""
+    alignment = result.alignment
+    if alignment is not None:
+        source, target = [*map(masked.back, alignment.source)], [*map(back.ahead, alignment.target)]
+        links = {*more, *((source[one], target[other]) for one, other in alignment.pairs)}
+        sides = sorted({*source, *(one for one, _ in more)}), sorted({*target, *(other for _, other in more)})
+        alignment = Alignment(*sides, sorted((sides[0].index(one), sides[1].index(other)) for one, other in links))
+    return replace(result, text=back(result.text), alignment=alignment, word_scores=[])

@@ -1,0 +1,25 @@
+"""What is protected in translations: one table of expressions. Imports nothing heavy, so that commands check options at once."""
+
+import re
+
+PATTERNS = {
+    "code": r"(?P<ticks>`+)(?!`).{1,1000}?(?<!`)(?P=ticks)(?!`)",  # between backticks
+    "url": r"\b(?:https?|ftps?|file|mailto|ssh|git)://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]",
+    "e-mail": r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+    "mustache": r"\{\{\{?[^{}]*\}?\}\}",
+    "shell": r"\$\{[^{}\s]+\}",
+    "icu": r"\{\s*\w+\s*,[^{}]*(?:\{[^{}]*\}[^{}]*)*\}",  # {n, plural, one {# file} other {# files}}
+    "python": r"\{[\w.\[\]-]*(?:![rsa])?(?::[^{}\s]*)?\}",  # also ICU's plain {name} and {0}
+    "printf": r"%(?:\d+\$|\(\w+\))?[-+#0]{0,5}(?:\d{1,9}|\*)?(?:\.(?:\d{1,9}|\*))?(?:hh?|ll?|[Lqjzt])?"
+              r"(?:[diouxXeEfFgGaAcrspn@](?![^\W\d_])|%)",
+}  # fmt: skip
+
+
+def pattern(more: str = "") -> re.Pattern[str]:
+    """Everything that is protected. ``more`` is a further expression. Raises ValueError if it is not one."""
+    try:
+        if more and re.compile(more).search("") is not None:
+            raise ValueError(f"'{more:.80}' also matches an empty text")
+        return re.compile("|".join([*([f"(?:{more})"] if more else []), *PATTERNS.values()]))
+    except re.error as error:
+        raise ValueError(f"'{more:.80}' is not a regular expression ({error})") from None

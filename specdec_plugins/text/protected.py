@@ -1,0 +1,129 @@
+"""Text that a translation must contain unchanged, such as placeholders: finding it, replacing it, putting it back.
+
+Knows no model: `protection.py` translates.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from specdec_plugins.text.alignment import Alignment
+from specdec_plugins.text.words import Span
+
+MOST = 1000  # protected parts of a text
+STEM = "X"  # of masks
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Replaces parts of a text: ``parts`` are spans, in order and without overlap, and what takes their place."""
+
+    parts: Sequence[tuple[Span, str]]
+
+    def __call__(self, text: str) -> str:
+        pieces, at = [], 0
+        for (first, end), new in self.parts:
+            pieces += [text[at:first], new]
+            at = end
+        return "".join(pieces) + text[at:]
+
+    @property
+    def places(self) -> list[Span]:
+        """Where the replacements are in the new text."""
+        places, shift = [], 0
+        for (first, end), new in self.parts:
+            places.append((first + shift, first + shift + len(new)))
+            shift += len(new) - (end - first)
+        return places
+
+    def back(self, span: Span) -> Span:
+        """The old place of a span of the new text; of a span that has characters of a replacement, the replaced part's."""
+        first, end, shift = *span, 0
+        for ((start, stop), new), (begin, finish) in zip(self.parts, self.places):
+            if begin < end and first < finish:
+                return start, stop
+            shift += (stop - start) - len(new) if finish <= first else 0
+        return first + shift, end + shift
+
+    def ahead(self, span: Span) -> Span:
+        """The new place of a span of the old text."""
+        return Edits([(place, " " * (end - first)) for ((first, end), _), place in zip(self.parts, self.places)]).back(span)
+
+
+@dataclass(frozen=True)
+class Protected:
+    """A source with the ``spans`` that its translation must contain, each exactly once."""
+
+    text: str
+    spans: Sequence[Span]
+
+    @classmethod
+    def of(cls, text: str, protected: re.Pattern[str] | None, spans: Iterable[Span] = ()) -> "Protected":
+        """Protect what matches, and further ``spans``. Spans that overlap are one."""
+        found = sorted([*spans, *(match.span() for match in protected.finditer(text))] if protected else spans)
+        merged: list[Span] = []
+        for first, end in found:
+            if merged and first < merged[-1][1]:
+                merged[-1] = merged[-1][0], max(end, merged[-1][1])
+            elif first < end:
+                merged.append((first, end))
+        return cls(text, merged[:MOST])
+
+    @property
+    def parts(self) -> list[str]:
+        return [self.text[first:end] for first, end in self.spans]
+
+    def intact(self, text: str) -> bool:
+        """Whether ``text`` has every part as often as the source."""
+        return not self.spans or self.counts(text) == self.counts(self.text)
+
+    def counts(self, text: str) -> Counter[str]:
+        """How often a text has each part; of parts within others, only the others count."""
+        parts = (re.escape(part) for part in sorted({*self.parts}, key=len, reverse=True))
+        alone = (rf"(?<!\w){part}" if part[:1].isalnum() else part for part in parts)
+        whole = (rf"{part}(?!\w)" if part[-1:].isalnum() else part for part in alone)
+        return Counter(re.findall("|".join(whole), text))
+
+    def masks(self) -> list[str]:
+        """A word for each part that models copy, and that the source does not have."""
+        stem = next(stem for stem in (STEM * times for times in count(1)) if stem not in self.text)
+        return [f"{stem}{number}" for number in range(1, len(self.spans) + 1)]
+
+    def masked(self, masks: Sequence[str]) -> Edits:
+        """The edits that put a mask in each part's place."""
+        return Edits(list(zip(self.spans, masks)))
+
+    def unmasked(self, text: str, masks: Sequence[str]) -> Edits | None:
+        """The edits that put the parts into a translation in place of their masks; None unless it has each mask once."""
+        places = [[match.span() for match in re.finditer(rf"(?<!\w){re.escape(mask)}(?!\w)", text)] for mask in masks]
+        if any(len(found) != 1 for found in places):
+            return None
+        return Edits(sorted((found[0], part) for found, part in zip(places, self.parts)))
+
+    def inserted(self, text: str, alignment: Alignment) -> tuple[Edits, list[int]]:
+        """The edits that insert the parts into a translation of the rest, and the number of each edit's part.
+
+        A part follows the translation of the word before it, or else precedes that of the next one. ``alignment`` has the
+        source's own characters.
+        """
+        edits: list[tuple[int, int, str]] = []
+        for number, ((first, end), part) in enumerate(zip(self.spans, self.parts)):
+            before = max((source[1] for source, _ in alignment.links if source[1] <= first), default=None)
+            after = min((source[0] for source, _ in alignment.links if source[0] >= end), default=None)
+            if before is not None:
+                at = max(target[1] for source, target in alignment.links if source[1] == before)
+            else:
+                at = min((target[0] for source, target in alignment.links if source[0] == after), default=0)
+            left = at > 0 and (first == 0 or self.text[first - 1].isspace()) and not text[at - 1].isspace()
+            right = at < len(text) and (end == len(self.text) or self.text[end].isspace()) and not text[at].isspace()
+            edits.append((at, number, f"{' ' * left}{part}{' ' * right}"))
+        edits.sort()
+        found = []
+        for (at, number, new), following in zip(edits, [*edits[1:], None]):
+            mark = self.text[self.spans[number][1] :][:1]  # such as a full stop, which the model put a space before
+            last = following is None or following[0] != at
+            spaced = last and mark != "" and not mark.isalnum() and text[at : at + 2] == f" {mark}"
+            found.append(((at, at + spaced), new))
+        return Edits(found), [number for _, number, _ in edits]

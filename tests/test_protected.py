@@ -1,0 +1,189 @@
+"""Protected text: what is found, edits and their spans, and that translations keep every part exactly once."""
+
+import json
+import random
+import re
+from itertools import pairwise
+
+import pytest
+from conftest import ROOT, corpus
+
+from specdec_plugins import Translator
+from specdec_plugins.commands import translate
+from specdec_plugins.text.alignment import Alignment
+from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.patterns import pattern
+from specdec_plugins.text.protected import Edits, Protected
+
+DEMO, DOCS = ROOT / "data" / "demo.en-de", ROOT / "data" / "docs.en-fr"
+ALL = pattern()
+
+
+@pytest.fixture(scope="module")
+def docs():
+    return Translator.from_pretrained(DOCS, threads=1, dtype="auto")
+
+
+# ---- finding
+
+
+@pytest.mark.parametrize(
+    "text, parts",
+    [
+        ("Copied %d of %1$s files to %(name)s, 100%.", ["%d", "%1$s", "%(name)s"]),
+        ("50% off, 50 % discount, %5.2f%% done", ["%5.2f", "%%"]),
+        ("Hello {name}, {0} and {}: {x:.2f} {a.b[0]!r}", ["{name}", "{0}", "{}", "{x:.2f}", "{a.b[0]!r}"]),
+        ("{n, plural, one {# file} other {# files}} in {{ user.name }} and {{{raw}}}",
+         ["{n, plural, one {# file} other {# files}}", "{{ user.name }}", "{{{raw}}}"]),
+        ("See https://example.org/a?b=c#d. Or (http://x.y/z), mail a.b+c@d-e.org.",
+         ["https://example.org/a?b=c#d", "http://x.y/z", "a.b+c@d-e.org"]),
+        ("Run `git commit` or ``a`b`` in ${HOME}", ["`git commit`", "``a`b``", "${HOME}"]),
+        ("Nothing here: a % b, {, }, @home, 3 < 4, `open", []),
+    ],
+)  # fmt: skip
+def test_what_is_protected(text, parts):
+    assert Protected.of(text, ALL).parts == parts
+
+
+def test_other_patterns_and_spans():
+    assert Protected.of("Press CTRL-C or {x}", pattern(r"[A-Z]{4}-\w")).parts == ["CTRL-C", "{x}"]
+    assert Protected.of("abc def", None, [(4, 7), (0, 2), (1, 3), (5, 5)]).parts == ["abc", "def"]
+    for wrong, fault in (("(", "is not a regular expression"), ("x*", "also matches an empty text")):
+        with pytest.raises(ValueError, match=fault):
+            pattern(wrong)
+
+
+def test_counting_parts():
+    source = Protected.of("{a} or {a}, not %s or `%s`", ALL)
+    assert source.intact("`%s`, %s: {a} {a}") and not source.intact("`%s`: {a} {a}") and not source.intact("`%s`, %s %s: {a} {a}")
+    word = Protected("use to go to", [(4, 6)])
+    assert word.intact("aller to to") and not word.intact("aller to tomorrow")
+
+
+# ---- edits
+
+
+def test_edits_and_spans():
+    """Spans go back and ahead: those outside of edits to the same characters, those in them to the whole part."""
+    rng = random.Random(1)
+    for _ in range(300):
+        text = "".join(rng.choices("abc ", k=rng.randrange(1, 20)))
+        cuts = sorted(rng.sample(range(len(text) + 1), min(len(text) + 1, 2 * rng.randrange(4))))
+        parts = [((first, end), rng.choice(["", "X", "long one"])) for first, end in zip(cuts[::2], cuts[1::2])]
+        edits = Edits(parts)
+        new = edits(text)
+        for (_, put), place in zip(parts, edits.places):
+            assert new[slice(*place)] == put
+        free = set(range(len(text))) - {at for (first, end), _ in parts for at in range(first, end)}
+        for at in free:
+            moved = edits.ahead((at, at + 1))
+            assert new[slice(*moved)] == text[at] and edits.back(moved) == (at, at + 1)
+        for ((first, end), put), place in zip(parts, edits.places):
+            if put and first < end:
+                assert edits.back((place[0], place[0] + 1)) == (first, end) and edits.ahead((first, end)) == place
+
+
+def test_parts_go_where_the_alignment_says():
+    source = Protected.of("Open {a} with {b}, {c} says", ALL)
+    text = "Avec dit ouvrez ,"  # Open: ouvrez, with: Avec
+    links = [((0, 4), (9, 15)), ((9, 13), (0, 4)), ((17, 18), (16, 17)), ((23, 27), (5, 8))]
+    alignment = Alignment([one for one, _ in links], [other for _, other in links], [(n, n) for n in range(4)])
+    edits, numbers = source.inserted(text, alignment)
+    assert edits(text) == "Avec {b} dit ouvrez {a} , {c}" and numbers == [1, 0, 2]
+    assert source.inserted("", Alignment([], [], []))[0]("") == "{a}{b}{c}"
+    start = Protected.of("{x} runs", ALL)
+    assert start.inserted("rennt", Alignment([(4, 8)], [(0, 5)], [(0, 0)]))[0]("rennt") == "{x} rennt"
+
+
+# ---- translations
+
+
+PARTS = ["%s", "%d", "%1$s", "%(name)s", "{name}", "{0}", "{}", "{{ user }}", "{n, plural, one {# file} other {# files}}",
+         "${HOME}", "`f_g()`", "``a`b``", "https://example.org/x?y=1", "a.b@example.org", "%5.2f", "%%", "{x!r:>10}"]  # fmt: skip
+TEMPLATES = ["Copy {} to {}.", "The file {} was not found", "{} of {} items are selected ({})", "Could not open {}: {}", "{}",
+             "Hello {}!", "Use {} or {} when you need more than {} bytes.", "See {} for the documentation of {}.", "{}{}",
+             '"{}" is no {}', "A man in {} is standing near {}", "Error: {} ({}, {}, {})"]  # fmt: skip
+
+
+def generated(count, seed=1):
+    rng = random.Random(seed)
+    for _ in range(count):
+        template = rng.choice(TEMPLATES).split("{}")
+        yield "".join(f"{text}{rng.choice(PARTS)}" for text in template[:-1]) + template[-1]
+
+
+def kept(lines, results):
+    """Every part as often as in the source: matches of the table in both texts, one by one."""
+    for line, result in zip(lines, results):
+        protected = Protected.of(line, ALL)
+        assert protected.intact(result.text), (line, result.text)
+        if protected.spans:
+            left = result.text
+            for part in sorted(protected.parts, key=len, reverse=True):
+                assert part in left, (line, result.text)
+                left = left.replace(part, "\0", 1)
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("folder", [DOCS, DEMO], ids=lambda each: each.name)
+def test_generated_segments(folder, count):
+    """Kept exactly once, on a pair that knows such text and on one that does not; the same with and without drafts."""
+    lines = [*generated(count)]
+    found = {}
+    for strategy in ("ar", "specdec"):
+        translator = Translator.from_pretrained(folder, threads=1, dtype="auto", strategy=strategy)
+        results = translator.translate(lines, protect=ALL, alignments=True)
+        kept(lines, results)
+        found[strategy] = [(each.text, each.alignment) for each in results]
+    assert found["ar"] == found["specdec"]
+    for line, (text, alignment) in zip(lines, found["ar"]):
+        for side, whole in ((alignment.source, line), (alignment.target, text)):
+            assert all(0 <= first < end <= len(whole) for first, end in side) and [*side] == sorted(side)
+            assert all(one[1] <= other[0] for one, other in pairwise(side)), (line, text, side)
+
+
+@pytest.mark.long
+def test_real_segments(docs):
+    """1,000 segments of documentation with parts, and those without: whose text does not change at all."""
+    lines = list(read_lines(corpus("docs-en-fr") / "valid.en"))
+    plain, results = docs.translate(lines), docs.translate(lines, protect=ALL)
+    kept(lines, results)
+    assert all(one.text == other.text for line, one, other in zip(lines, plain, results) if not Protected.of(line, ALL).spans)
+
+
+def test_intact_outputs_do_not_change(docs):
+    lines = ["The file %s was not found.", "Use `foo_bar()` to open it.", "A dog runs."]
+    plain, results = docs.translate(lines), docs.translate(lines, protect=ALL)
+    assert any(Protected.of(line, ALL).intact(each.text) for line, each in zip(lines[:2], plain))
+    for line, one, other in zip(lines, plain, results):
+        assert one.text == other.text or not Protected.of(line, ALL).intact(one.text)
+
+
+def test_text_beside_parts_and_spans_of_the_caller(docs):
+    line = "Open the Settings page"
+    (result,) = docs.translate([line], protected=[[(9, 17)]], alignments=True)
+    assert len(re.findall(r"\bSettings\b", result.text)) == 1
+    assert ((9, 17), (result.text.index("Settings"), result.text.index("Settings") + 8)) in result.alignment.links
+    assert docs.translate(["", "{}", "{a} {b}"], protect=ALL)[1].text == "{}"
+
+
+def test_not_for_several_outputs():
+    for options in ({"windows": "sentence"}, {"sampling": True}, {"strategy": "ar", "beam": 2, "nbest": 2}):
+        with pytest.raises(ValueError, match="one output per raw line"):
+            Translator.from_pretrained(DEMO, threads=1, **options).translate(["x"], protect=ALL)
+    beam = Translator.from_pretrained(DEMO, threads=1, strategy="ar", beam=2)
+    kept(["A man in {name} runs"], beam.translate(["A man in {name} runs"], protect=ALL))
+
+
+def test_the_command(tmp_path, capsys):
+    text, out = tmp_path / "text", tmp_path / "out"
+    text.write_text("A man in {name} and CTRL-C.\nTwo dogs run.\n")
+    known = ["--model", str(DEMO), "-i", str(text), "-o", str(out), "--quiet", "--threads", "1"]
+    assert translate.main([*known, "--protect-pattern", "CTRL-.", "--format", "json"]) == 0
+    first, second = (json.loads(line)["text"] for line in out.read_text().splitlines())
+    assert first.count("{name}") == first.count("CTRL-C") == 1 and second == "Zwei Hunde laufen."
+    for more, message in ((["--protect-pattern", "("], "not a regular expression"),
+                          (["--protect", "--windows", "sentence"], "--protect"),
+                          (["--protect", "--sampling"], "--protect"), (["--protect", "--tokenized"], "--protect")):  # fmt: skip
+        assert translate.main([*known, *more]) == 2
+        assert message in capsys.readouterr().err
