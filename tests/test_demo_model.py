@@ -102,6 +102,7 @@ def test_the_benchmark_of_drafters_runs(tmp_path):
     assert result.stdout.count("\n| int8 | 2 | 3 | ") == 7
 
 
+@pytest.mark.long
 def test_the_benchmark_of_long_sources_runs(tmp_path):
     """Sources of consecutive lines, twice: what is measured is not measured again. With random weights, acceptance is drawn."""
     usual = [

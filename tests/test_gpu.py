@@ -28,7 +28,7 @@ from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.folder import load_folder
 from specdec_plugins.formats.spec import DrafterModel
 
-DTYPES = ["float32", "float16", "bfloat16"]
+DTYPES = ["float32", pytest.param("float16", marks=pytest.mark.long), "bfloat16"]
 # Nats that rounding may move the difference of two logits by: some units in the last place of a logit of 16.
 ROUNDING = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 GPU_ONLY = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]

@@ -264,7 +264,7 @@ PUBLISHED = {  # the tokenizer, the class, the start token, languages
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=long_but(PUBLISHED, "marian", "nllb"))
+@pytest.fixture(scope="module", params=long_but(PUBLISHED, "nllb"))
 def published(request, tmp_path_factory):
     """The folder of a model with its tokenizer, and the languages to ask for."""
     tokenizer, kind, start, languages = PUBLISHED[request.param]

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, make_drafter, make_verifier, run_python
+from support import long_but
 
 from specdec_plugins.commands import benchmark, pack, prepare, translate
 from specdec_plugins.commands.runner import REMOVED
@@ -348,7 +349,7 @@ def started(options, output):
     return process
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", long_but([1, 2], 1))
 @pytest.mark.parametrize("signum, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, workers):
     many = tmp_path / "many"
@@ -403,7 +404,7 @@ def fresh_attention():
     torch.backends.cuda.enable_flash_sdp(before)
 
 
-@pytest.mark.parametrize("form", ["text", "fairseq"])
+@pytest.mark.parametrize("form", long_but(["text", "fairseq"], "text"))
 def test_workers_write_what_one_process_writes(folder, source, lines, tmp_path, capfd, form, fresh_attention):
     options = ["--model", folder, "--input", source, "--format", form, "--buffer-size", 2, "--block-size", 3, "--max-len-b", 9]
     options += ["--reference", source] if form == "fairseq" else []
@@ -418,6 +419,7 @@ def test_workers_write_what_one_process_writes(folder, source, lines, tmp_path, 
     assert timeless[0] == timeless[1] and "9 outputs were cut" in one
 
 
+@pytest.mark.long
 def test_with_workers_only_they_load_torch(folder, source):
     code = f"""import sys
 from specdec_plugins.commands import translate
@@ -470,7 +472,7 @@ def test_memory_does_not_grow_with_the_file(folder, tmp_path, monkeypatch):
         finally:
             tracemalloc.stop()
 
-    few, more = 128, 3000
+    few, more = 128, 800
     peak(few + more)  # what is loaded once, some of it after a while, is loaded
     growth = peak(few + more) - peak(few)
     assert growth < 30 * more  # bytes; a line that is kept takes twice as many
