@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "assignment": ("decoding", "formats", "settings"),
     "engine": ("assignment", "decoding", "formats", "settings", "translations", "measure.fairseq_generator"),
     "translator": ("annotation", "decoding", "documents", "engine", "formats", "protection", "settings", "text", "translations"),
-    "serving": ("decoding", "engine", "settings", "text", "translations", "translator"),
+    "serving": ("decoding", "engine", "files", "settings", "text", "translations", "translator", "units"),
     "measure": ("decoding", "formats", "text", "cpus", "engine", "settings", "translator", "workers"),
     "commands": (
         "decoding",

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import itertools
 import random
+import threading
 import time
 
 import pytest
@@ -194,4 +195,20 @@ async def test_hundreds_of_calls_a_tenth_cancelled():
             assert plain(found) == plain(expected(lines, options)), options
     print(f"{time.monotonic() - began:.1f} s")
     assert (await finished(served)).idle
+    await served.close()
+
+
+@asynchronous
+async def test_alignments_are_read_by_the_engines_thread():
+    """A pass of another thread beside the session's would break both."""
+    served, threads = load(), set()
+    verifier = served.translator.engine.roles.verifier
+    read = verifier.model.read
+    verifier.model.read = lambda *given: threads.add(threading.current_thread().name) or read(*given)
+    asked = {"alignments": True, "word_scores": True}
+    found = await asyncio.gather(
+        *(served.translate(LINES[n : n + 4], **asked) for n in range(4)), served.translate(LINES, beam=2)
+    )
+    assert [each.alignment for each in found[1]] == [each.alignment for each in expected(LINES[1:5], asked)]
+    assert found[1][0].alignment and threads == {"engine"}
     await served.close()

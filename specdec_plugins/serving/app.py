@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec_plugins import __version__
-from specdec_plugins.serving.api import own
+from specdec_plugins.serving.api import deepl, libretranslate, own
 from specdec_plugins.serving.metrics import Metrics
 from specdec_plugins.serving.service import GONE, Refused, Service
 
@@ -32,7 +32,8 @@ def make_app(service: Service, grace: float = 30.0) -> FastAPI:
 
     metrics = Metrics(service)
     app = FastAPI(title="SpecDec", version=__version__, lifespan=life, docs_url=None, redoc_url=None)  # these load scripts
-    app.include_router(own.router(service))
+    for dialect in (own, libretranslate, deepl):
+        app.include_router(dialect.router(service))
 
     @app.get("/health", tags=["operations"])
     async def health() -> dict[str, str]:
@@ -71,9 +72,14 @@ def fault(found: dict) -> str:
 
 
 def answer(request: Request, status: int, message: str, retry_after: int | None = None) -> Response:
-    """An error."""
+    """An error, in the dialect of its path."""
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return JSONResponse({"error": message}, status, headers)
+    path, body = request.url.path, {"error": message}
+    if path in libretranslate.PATHS:
+        status, body = libretranslate.error(status, message)
+    elif path.startswith(deepl.PREFIX):
+        status, body = deepl.error(status, message)
+    return JSONResponse(body, status, headers)
 
 
 class Boundary:

@@ -9,13 +9,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import cast
+from typing import TypeVar, cast
+
+import torch
 
 from specdec_plugins.decoding.control.steady import Steady
 from specdec_plugins.decoding.loop import TOGETHER, Session
@@ -25,6 +28,7 @@ from specdec_plugins.decoding.values import Commit, Hypothesis, Request
 from specdec_plugins.engine import Engine
 from specdec_plugins.settings import Settings
 
+Result = TypeVar("Result")
 LATENCY = 0.01  # seconds that a request waits to join, and to stream, at most; a single pass may take longer
 
 
@@ -215,6 +219,23 @@ class Guest:
                     raise finished.error
                 yield finished
 
+    def on_engine(self, job: Callable[[], Result]) -> Result:
+        """The result of ``job``, which the engine's thread runs between passes."""
+        done: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(job())
+            except Exception as error:
+                done.set_exception(error)
+
+        self.desk.thread.post(run)
+        self.turn.release()
+        try:
+            return done.result()
+        finally:
+            self.turn.acquire()
+
     def cancel(self) -> None:
         """From any thread: end the call."""
         self.cancelled = True
@@ -223,7 +244,7 @@ class Guest:
 
 
 class SharedEngine(Engine):
-    """An engine's models, with the settings of a call and a guest for a session."""
+    """An engine's models, with the settings of a call and a guest for a session. Nothing else may run a pass."""
 
     def __init__(self, engine: Engine, settings: Settings, guest: Guest):
         vars(self).update(vars(engine))
@@ -237,6 +258,10 @@ class SharedEngine(Engine):
         finally:
             if not self.guest.idle:
                 self.guest.cancel()
+
+    def attention(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        read, parts = super().attention, [pairs[start : start + TOGETHER] for start in range(0, len(pairs), TOGETHER)]
+        return [each for part in parts for each in self.guest.on_engine(partial(read, part))]
 
     def request(self, index: int, source: Sequence[int], **options) -> Request:
         settings = self.settings

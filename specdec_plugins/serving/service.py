@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.types import Message
 
 from specdec_plugins.extras import needed
 from specdec_plugins.serving.translator import AsyncTranslator, Closed, QueueFull, settings_for
@@ -172,9 +171,13 @@ class refusals:
 
 
 async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of ``work``, which is cancelled when the client leaves. The request's body has been read."""
-    task = asyncio.ensure_future(work)
-    leaving: asyncio.Task[Message] = asyncio.ensure_future(request.receive())  # type: ignore[arg-type]  # a coroutine
+    """The result of ``work``, which is cancelled when the client leaves. What is left of the request's body is dropped."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

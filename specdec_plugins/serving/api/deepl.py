@@ -1,0 +1,121 @@
+"""DeepL's API, version 2, for its clients: translations, languages, usage. Options that we do not have are refused by name."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from specdec_plugins.serving.api.fields import read_fields, text_of, texts_of
+from specdec_plugins.serving.names import name_of
+from specdec_plugins.serving.service import Refused, Service, public
+from specdec_plugins.serving.texts import split_names, translate_texts
+
+PREFIX = "/v2/"
+MOST = 50  # texts
+UNLIMITED = 10**12  # characters
+# What changes a translation, and we cannot do. `context`, `preserve_formatting` and `model_type` leave ours as it is.
+UNSUPPORTED = (
+    "glossary_id", "glossary_ids", "style_id", "custom_instructions", "translation_memory_id", "splitting_tags",
+    "non_splitting_tags",
+)  # fmt: skip
+VARIANTS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}  # target languages that the API has no plain code for
+
+
+def error(status: int, message: str) -> tuple[int, dict[str, str]]:
+    """The status and body of an error."""
+    return status, {"message": message}
+
+
+def router(service: Service) -> APIRouter:
+    api = APIRouter(prefix=PREFIX.rstrip("/"), tags=["DeepL"])
+
+    @api.post("/translate")
+    async def translate(request: Request) -> dict[str, Any]:
+        """Fields, as JSON or a form: text, up to 50 of them; target_lang; source_lang; tag_handling, xml or html; ignore_tags;
+        split_sentences, 0, 1 or nonewlines."""
+        given = await read_fields(request)
+        check(given)
+        texts = texts_of(required(given, "text"), "text")
+        if len(texts) > MOST:
+            raise Refused(413, f"{len(texts):,} texts exceed the limit of {MOST}")
+        service.admit(key_of(request), texts)
+        source, target = text_of(given.get("source_lang"), "source_lang"), text_of(required(given, "target_lang"), "target_lang")
+        source = source or (await asyncio.to_thread(service.source_of, texts))[0]
+        route, markup = service.route(source, target), given.get("tag_handling") or None
+        whole, lines = splitting(given.get("split_sentences"), markup)
+        work = partial(
+            translate_texts, texts=texts if lines else [" ".join(text.split("\n")) for text in texts], markup=markup,
+            ignored=split_names(given.get("ignore_tags")), whole=whole, **route.languages,  # type: ignore[arg-type]
+        )  # fmt: skip
+        found = await service.translate(request, route, len(texts), {}, work)
+        code = public(route.source).upper()
+        used = {"model_type_used": "latency_optimized"} if given.get("model_type") else {}
+        return {
+            "translations": [
+                {"detected_source_language": code, "text": best, "billed_characters": len(text), **used}
+                for text, (best, *_) in zip(texts, found)
+            ]
+        }
+
+    @api.get("/languages")
+    async def languages(request: Request) -> list[dict[str, Any]]:
+        """Source languages, or with type=target those of translations."""
+        service.admit(key_of(request), [])
+        kind = request.query_params.get("type") or (await read_fields(request)).get("type") or "source"  # clients send a body
+        pairs = service.languages()
+        if kind == "source":
+            return [{"language": code.upper(), "name": name_of(code)} for code in pairs]
+        codes = sorted({code for targets in pairs.values() for code in targets})
+        shown = [(code, each) for code in codes for each in VARIANTS.get(code, (code.upper(),))]
+        return [{"language": each, "name": name_of(code), "supports_formality": False} for code, each in shown]
+
+    @api.get("/usage")
+    async def usage(request: Request) -> dict[str, int]:
+        """Characters of the key since the server started."""
+        key = key_of(request)
+        service.admit(key, [])
+        return {"character_count": service.used.get(key or "", 0), "character_limit": UNLIMITED}
+
+    @api.get("/glossaries")
+    async def glossaries(request: Request) -> dict[str, list]:
+        service.admit(key_of(request), [])
+        return {"glossaries": []}
+
+    @api.get("/glossary-language-pairs")
+    async def pairs(request: Request) -> dict[str, list]:
+        service.admit(key_of(request), [])
+        return {"supported_languages": []}
+
+    return api
+
+
+def check(given: dict[str, Any]) -> None:
+    """Raises Refused for options that would change the translation and are not supported."""
+    for name in UNSUPPORTED:
+        if given.get(name):
+            raise Refused(400, f"{name} is not supported")
+    if (given.get("formality") or "default") not in ("default", "prefer_more", "prefer_less"):
+        raise Refused(400, "formality is not supported; leave it out, or use prefer_more or prefer_less")
+    if given.get("tag_handling") not in (None, "", "xml", "html"):
+        raise Refused(400, "Value for 'tag_handling' not supported; use xml or html")
+
+
+def splitting(value: Any, markup: str | None) -> tuple[bool, bool]:
+    """Whether texts stay whole, and whether lines are sentences of their own."""
+    value = str(value or ("nonewlines" if markup else "1")) if value != 0 else "0"
+    if value not in ("0", "1", "nonewlines"):
+        raise Refused(400, "Value for 'split_sentences' not supported; use 0, 1 or nonewlines")
+    return value == "0", value == "1" or bool(markup)
+
+
+def required(given: dict[str, Any], name: str) -> Any:
+    if not given.get(name):
+        raise Refused(400, f"Parameter '{name}' not specified.")
+    return given[name]
+
+
+def key_of(request: Request) -> str | None:
+    """``Authorization: DeepL-Auth-Key KEY``"""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == "deepl-auth-key" else None

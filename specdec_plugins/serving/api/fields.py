@@ -1,0 +1,40 @@
+"""Fields of requests that come as JSON or as a form."""
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+from specdec_plugins.serving.service import Refused
+
+LISTS = frozenset(["text", "ignore_tags"])  # fields that a form may repeat
+
+
+async def read_fields(request: Request) -> dict[str, Any]:
+    """The fields of a body, or of the query; those of `LISTS` that a form repeats are lists. Raises Refused."""
+    if "json" in request.headers.get("content-type", ""):
+        try:
+            given = json.loads(await request.body())
+        except (ValueError, RecursionError):
+            raise Refused(400, "Invalid request: the body is not JSON") from None
+        if not isinstance(given, dict):
+            raise Refused(400, "Invalid request: the body is not a JSON object")
+        return given
+    form = await request.form(max_files=0)
+    values = {name: source.getlist(name) for source in (request.query_params, form) for name in source}
+    return {name: each if name in LISTS and len(each) > 1 else each[-1] for name, each in values.items()}
+
+
+def text_of(value: Any, name: str) -> str:
+    """A field that is a string; empty if it is missing."""
+    if value is not None and not isinstance(value, str):
+        raise Refused(400, f"Invalid request: {name} is not a string")
+    return value or ""
+
+
+def texts_of(value: Any, name: str) -> list[str]:
+    """A field that is a string or a list of strings."""
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, str) for each in texts):
+        raise Refused(400, f"Invalid request: {name} is neither a string nor a list of strings")
+    return texts

@@ -1,0 +1,59 @@
+"""Texts as other APIs take them: of any number of sentences and lines, plain or marked up."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any, cast
+
+from specdec_plugins.files import MARKUP, Options, TextFile, Unreadable
+from specdec_plugins.text.placing import Placed, Unit
+from specdec_plugins.translations import Translation
+from specdec_plugins.translator import Translator
+from specdec_plugins.units import translate_units
+
+
+def translate_texts(
+    translator: Translator, texts: Sequence[str], markup: str | None = None, ignored: Sequence[str] = (), whole: bool = False,
+    **choices: Any,
+) -> list[list[str]]:  # fmt: skip
+    """The translations of each text, best first: as many as the settings' ``nbest``.
+
+    ``markup`` is html or xml, and the content of ``ignored`` tags stays. A ``whole`` text, or line, is not split into sentences.
+    Raises ValueError for markup that cannot be read, and SourceTooLong.
+    """
+    try:
+        files = [TextFile(text, MARKUP[markup] if markup else "lines", Options(ignored=ignored)) for text in texts]
+    except Unreadable as error:
+        raise ValueError(f"{error.what}" + ("" if error.at is None else f" (character {error.at + 1})")) from None
+    units = [replace(unit, whole=whole or unit.whole) for file in files for unit in file.units]
+    ranked, outputs = list[list[str]](), Outputs(translator)
+    for rank in range(translator.settings.outputs):
+        placed = iter(outputs.units(units, rank, choices))
+        ranked.append([file.translated(list(islice(placed, len(file.units)))) for file in files])
+    return [list(each) for each in zip(*ranked)]
+
+
+class Outputs:
+    """A translator whose sentences have one output each: of all that it decodes, the one of a rank."""
+
+    def __init__(self, translator: Translator):
+        self.translator, self.pair, self.settings = translator, translator.pair, translator.settings
+        self.max_source = translator.max_source
+        self.found: dict[tuple[str, ...], list[Translation]] = {}
+        self.rank = 0
+
+    def units(self, units: Sequence[Unit], rank: int, choices: dict[str, Any]) -> list[Placed | None]:
+        self.rank = rank
+        return translate_units(cast(Translator, self), units, **choices)
+
+    def translate(self, sentences: Sequence[str], **choices: Any) -> list[Translation]:
+        key = (*sentences, *map(str, choices.items()))
+        if key not in self.found:  # for rank 0; the others take what it found
+            self.found[key] = self.translator.translate(sentences, **choices)
+        return self.found[key][self.rank :: self.settings.outputs]
+
+
+def split_names(value: str | Sequence[str] | None) -> list[str]:
+    """Names of a parameter that is a list, or text with commas."""
+    parts = [value] if isinstance(value, str) else value or []
+    return [name for name in (each.strip() for each in chain.from_iterable(part.split(",") for part in parts)) if name]

@@ -1,0 +1,220 @@
+"""The APIs that other programs speak: against the library's results, and by these programs' own clients."""
+
+import urllib.error
+import urllib.parse
+
+import pytest
+from conftest import ROOT
+from test_serve import Served
+from test_serving import LINES, PAIR, expected
+
+from specdec_plugins.files import Options, TextFile
+from specdec_plugins.serving.names import name_of
+from specdec_plugins.translator import Translator
+from specdec_plugins.units import translate_units
+
+TEXT = f"{LINES[0]} {LINES[1]}\n\n  {LINES[2]}\n"
+HTML = f"<p>{LINES[0]} <b>{LINES[1]}</b></p>\n<p translate=no>dogs</p>"
+KEY = {"authorization": "DeepL-Auth-Key right"}
+
+
+@pytest.fixture(scope="module")
+def served():
+    server = Served([PAIR, str(ROOT / "data" / "docs.en-fr")], limits={"characters": 5000, "texts": 60})
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def keyed():
+    server = Served(keys=frozenset({"right"}))
+    yield server
+    server.close()
+
+
+def by_files(text, form, ignored=(), **settings):
+    """The library's translation of a text in a format."""
+    file = TextFile(text, form, Options(ignored=ignored))
+    return file.translated(translate_units(Translator.from_pretrained(PAIR, threads=1, **settings), file.units))
+
+
+def ask(served, path, form=False, **fields):
+    if form:
+        body = urllib.parse.urlencode(fields, doseq=True).encode()
+        status, _, content = served.ask("POST", path, body, content_type="application/x-www-form-urlencoded")
+        return status, content
+    return served.post(path, **fields)
+
+
+# ---- LibreTranslate
+
+
+@pytest.mark.parametrize("form", [False, True])
+def test_libretranslate_translates(served, form):
+    pair = {"source": "en", "target": "de"}
+    one, two = (each.text for each in expected(LINES[:2], {}))
+    assert ask(served, "/translate", form, q=LINES[0], **pair) == (200, {"translatedText": one})
+    if not form:
+        assert ask(served, "/translate", q=LINES[:2], **pair) == (200, {"translatedText": [one, two]})
+    query = urllib.parse.urlencode({"q": LINES[0], **pair})  # as deep-translator sends it
+    assert served.ask("POST", f"/translate?{query}")[2] == {"translatedText": one}
+    text = ask(served, "/translate", form, q=TEXT, **pair)[1]["translatedText"]
+    assert text == by_files(TEXT, "lines") and text.count("\n") == 3 and "\n\n  " in text
+    marked = ask(served, "/translate", form, q=HTML, format="html", **pair)[1]["translatedText"]
+    assert marked == by_files(HTML, "html") and "<p translate=no>dogs</p>" in marked and "<b>" in marked
+    found = ask(served, "/translate", form, q=LINES[0], alternatives=3, **pair)[1]
+    best, *rest = (each.text for each in expected([LINES[0]], {"beam": 4, "nbest": 4}))
+    assert found == {"translatedText": best, "alternatives": [each for each in rest if each != best]}
+    found = ask(served, "/translate", form, q=LINES[0], source="auto", target="de")[1]
+    assert found["translatedText"] == one and found["detectedLanguage"]["language"] == "en"
+    assert 50 < found["detectedLanguage"]["confidence"] <= 100
+
+
+def test_libretranslate_several_texts(served):
+    found = ask(served, "/translate", q=[TEXT, LINES[3]], source="auto", target="de", alternatives=1)[1]
+    assert found["translatedText"] == [by_files(each, "lines", beam=2) for each in (TEXT, LINES[3])]
+    assert [each["language"] for each in found["detectedLanguage"]] == ["en", "en"] and len(found["alternatives"]) == 2
+    assert served.ask("GET", "/languages")[2] == [{"code": "en", "name": "English", "targets": ["de", "fr"]}]
+    settings = served.ask("GET", "/frontend/settings")[2]
+    assert settings["charLimit"] == 5000 and not settings["keyRequired"]
+    assert settings["language"] == {"source": {"code": "en", "name": "English"}, "target": {"code": "de", "name": "German"}}
+    assert ask(served, "/detect", q="Ein Hund läuft durch den Wald.")[1][0]["language"] == "de"
+    assert ask(served, "/detect", form=True, q="The dog runs.")[1][0]["language"] == "en"
+
+
+@pytest.mark.parametrize(
+    "fields, status, said",
+    [
+        ({"q": ""}, 400, "Invalid request: missing q parameter"),
+        ({"source": ""}, 400, "Invalid request: missing source parameter"),
+        ({"target": None}, 400, "Invalid request: missing target parameter"),
+        ({"q": 3}, 400, "Invalid request: q is neither a string nor a list of strings"),
+        ({"q": ["A", 3]}, 400, "Invalid request: q is neither a string nor a list of strings"),
+        ({"target": ["de"]}, 400, "Invalid request: target is not a string"),
+        ({"target": "ja"}, 400, "no model translates from en to ja"),
+        ({"format": "pdf"}, 400, "pdf format is not supported"),
+        ({"alternatives": "x"}, 400, "Invalid request: alternatives parameter"),
+        ({"alternatives": 99}, 400, "Invalid request: alternatives parameter"),
+        ({"q": "A" * 5001}, 400, "5,001 characters exceed the limit of 5,000"),
+        ({"q": ["A"] * 61}, 400, "61 texts exceed the limit of 60"),
+        ({"q": "\ud800"}, 400, "not Unicode"),
+        ({"q": "x <p", "format": "html"}, 400, "is not closed"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_libretranslate_errors(served, fields, status, said):
+    found = ask(served, "/translate", **{"q": "A dog.", "source": "en", "target": "de", **fields})
+    assert found[0] == status and said in found[1]["error"], found
+
+
+def test_libretranslate_keys_and_bodies(served, keyed):
+    asked = {"q": LINES[0], "source": "en", "target": "de"}
+    assert ask(keyed, "/translate", **asked) == (403, {"error": "An API key is required"})
+    assert ask(keyed, "/translate", form=True, api_key="wrong", **asked) == (403, {"error": "Invalid API key"})
+    assert ask(keyed, "/translate", api_key="right", **asked)[0] == 200
+    for body in (b"{", b"[1]", b"\xff", b"[" * 100_000):
+        status, _, content = served.ask("POST", "/translate", body, content_type="application/json")
+        assert status == 400 and content["error"].startswith("Invalid request: the body is not")
+    assert served.ask("POST", "/translate", b"--x\r\n", content_type="multipart/form-data; boundary=x")[0] == 400
+    assert ask(served, "/translate_file") == (403, {"error": "Files translation is disabled on this server; "
+                                                             "specdec-translate reads files"})  # fmt: skip
+
+
+# ---- DeepL
+
+
+def deepl(served, form=False, **fields):
+    return ask(served, "/v2/translate", form, **{"target_lang": "DE", **fields})
+
+
+@pytest.mark.parametrize("form", [False, True])
+def test_deepl_translates(served, form):
+    one, two = (each.text for each in expected(LINES[:2], {}))
+    status, content = deepl(served, form, text=LINES[:2])
+    assert status == 200 and content["translations"] == [
+        {"detected_source_language": "EN", "text": text, "billed_characters": len(line)}
+        for text, line in zip((one, two), LINES)
+    ]  # fmt: skip
+
+    def text_of(text, **more):
+        status, content = deepl(served, form, text=[text], source_lang="EN", **more)
+        assert status == 200, content
+        return content["translations"][0]["text"]
+
+    assert text_of(TEXT) == by_files(TEXT, "lines")
+    assert text_of(f"{LINES[0]}\n{LINES[1]}", split_sentences="nonewlines") == by_files(f"{LINES[0]} {LINES[1]}", "lines")
+    assert text_of(f"{LINES[0]} {LINES[1]}", split_sentences="0") == expected([f"{LINES[0]} {LINES[1]}"], {})[0].text
+    assert text_of(HTML, tag_handling="html") == by_files(HTML, "html")
+    marked = f'{LINES[0]} <x id="1">%s</x> {LINES[1]}'
+    kept = text_of(marked, tag_handling="xml", ignore_tags=["x"])
+    assert kept == by_files(marked, "xml.fragment", ["x"]) and '<x id="1">%s</x>' in kept
+    assert deepl(served, form, text=LINES[0], model_type="latency_optimized", context="Dogs.", formality="prefer_more")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "fields, status, said",
+    [
+        ({"text": []}, 400, "Parameter 'text' not specified."),
+        ({"target_lang": ""}, 400, "Parameter 'target_lang' not specified."),
+        ({"target_lang": "JA"}, 400, "no model translates from EN to JA"),
+        ({"glossary_id": "x"}, 400, "glossary_id is not supported"),
+        ({"splitting_tags": ["p"]}, 400, "splitting_tags is not supported"),
+        ({"formality": "less"}, 400, "formality is not supported"),
+        ({"tag_handling": "rtf"}, 400, "'tag_handling' not supported"),
+        ({"split_sentences": "2"}, 400, "'split_sentences' not supported"),
+        ({"text": ["<a>"], "tag_handling": "xml"}, 400, "character"),
+        ({"text": ["A"] * 51}, 413, "51 texts exceed the limit of 50"),
+        ({"text": ["A" * 5001]}, 413, "5,001 characters exceed"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_deepl_errors(served, fields, status, said):
+    found = deepl(served, **{"text": ["A dog."], "source_lang": "EN", **fields})
+    assert found[0] == status and said in found[1]["message"], found
+
+
+def test_deepl_languages_usage_and_keys(served, keyed):
+    targets = served.ask("GET", "/v2/languages?type=target")[2]
+    assert [each["language"] for each in targets] == ["DE", "FR"] and targets[0]["name"] == "German"
+    assert [each["language"] for each in served.ask("GET", "/v2/languages")[2]] == ["EN"]
+    assert keyed.ask("GET", "/v2/usage")[::2] == (403, {"message": "An API key is required"})
+    assert deepl(keyed, text=["A dog."], source_lang="EN")[0] == 403
+    before = keyed.ask("GET", "/v2/usage", **KEY)[2]["character_count"]
+    assert keyed.post("/v2/translate", headers=KEY, text=["A dog."], target_lang="DE")[0] == 200
+    assert keyed.ask("GET", "/v2/usage", **KEY)[2]["character_count"] == before + 6
+    assert served.ask("GET", "/v2/other")[::2] == (404, {"message": "Not Found"})
+
+
+# ---- their own clients
+
+
+@pytest.mark.long
+def test_libretranslatepy(served, keyed):
+    client = pytest.importorskip("libretranslatepy").LibreTranslateAPI(f"http://127.0.0.1:{served.port}")
+    assert client.translate(LINES[0], "en", "de") == expected(LINES[:1], {})[0].text
+    assert client.detect("Ein Hund läuft durch den Wald.")[0]["language"] == "de"
+    assert client.languages()[0]["targets"] == ["de", "fr"]
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        type(client)(f"http://127.0.0.1:{keyed.port}", "wrong").translate("A dog.", "en", "de")
+
+
+@pytest.mark.long
+def test_deepl_python(keyed):
+    deepl = pytest.importorskip("deepl")
+    client = deepl.DeepLClient("right", server_url=f"http://127.0.0.1:{keyed.port}/")
+    found = client.translate_text(LINES[:2], target_lang="DE")
+    assert [each.text for each in found] == [each.text for each in expected(LINES[:2], {})]
+    assert found[0].detected_source_lang == "EN" and found[0].billed_characters == len(LINES[0])
+    marked = client.translate_text("A <x>%s</x> dog.", target_lang="DE", tag_handling="xml", ignore_tags="x", source_lang="EN")
+    assert "<x>%s</x>" in marked.text
+    assert [each.code for each in client.get_target_languages()] == ["DE"]
+    assert [each.code for each in client.get_source_languages()] == ["EN"]
+    assert client.get_usage().character.count > 0 and client.list_glossaries() == []
+    with pytest.raises(deepl.AuthorizationException):
+        deepl.DeepLClient("wrong", server_url=f"http://127.0.0.1:{keyed.port}/").translate_text("A", target_lang="DE")
+    with pytest.raises(deepl.DeepLException, match="formality is not supported"):
+        client.translate_text("A", target_lang="DE", formality="less")
+
+
+def test_names():
+    assert name_of("de") == "German" and name_of("nb") == "Norwegian Bokmål" and name_of("xx_Xxxx") == "xx_Xxxx"
