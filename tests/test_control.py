@@ -217,7 +217,7 @@ def test_the_last_rows_of_a_plain_batch_draft_only_for_a_large_gain(token, copie
     """
     machine, controller = Machine(1.0, 0.4, token, 0.8), Throughput(8, copies=copies)
     for rows in (1, 32, 1, 32):
-        learned = machine.run(controller, rows, 500)[-1]
+        learned = machine.run(controller, rows, 540)[-1]
         assert bool(learned) == (rows == 1)
     assert sum(map(bool, machine.run(controller, 1, 40))) == drafts
 

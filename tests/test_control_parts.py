@@ -295,7 +295,7 @@ def test_trials_are_paid_from_a_budget():
 
 def test_batches_begin_with_trials():
     trials = Trials(9, small=True)
-    assert [trials.initial(now, affordable=False) for now in range(6)] == [9, 3, 0, 9, 3, 0]
+    assert [trials.initial(now, affordable=False) for now in range(5)] == [9, 3, 0, 9, 3]
     assert not trials.series
     # Large batches begin with a short draft when they can afford it.
     trials = Trials(9, small=False)

@@ -45,17 +45,16 @@ class TrialBudget:
 class Trials:
     """Schedule of one class of batches, in passes of that class.
 
-    Drafts are likely to pay in ``small`` batches, which try long and short ones and none, and once more unless drafts clearly
-    lose. They are likely to lose in large ones, which try a short one.
+    Drafts are likely to pay in ``small`` batches, which try long and short ones, then none, then drafts once more unless they
+    clearly lose. They are likely to lose in large ones, which try a short one.
     """
 
     def __init__(self, block_size: int, small: bool):
         third = max(1, block_size // 3)
         self.block_size, self.small, self.passes = block_size, small, SMALL_TRIAL if small else LARGE_TRIAL
         self.drafts = (block_size, third) if small else (third, max(1, third // 2))  # lengths to try while nothing is drafted
-        once = [*self.drafts, 0]
-        self.series = once * 2 if small else [third]  # lengths still to try before the first decision
-        self.repetition = once if small else None  # the part of the series that is skipped if drafts clearly lose
+        self.series = [*self.drafts, 0, *self.drafts] if small else [third]  # lengths still to try before the first decision
+        self.repetition = [*self.drafts] if small else None  # the part of the series that is skipped if drafts clearly lose
         self.turn = 0
         self.due = 0  # the pass from which the next trial may start
         self.checking = False  # whether it first tries the choice that it follows
