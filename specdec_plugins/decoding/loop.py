@@ -103,7 +103,8 @@ class Session:
         self.stats.settle()
 
     def step(self, times: int = 1) -> list[Commit]:
-        """Admit waiting requests, and run up to ``times`` iterations of one plan; stop early when a row finishes.
+        """Admit waiting requests, and run up to ``times`` iterations of one plan; stop early when a row finishes, or a quarter of
+        the searches.
 
         Returns the commits. The last one of an output, finished or failed, has its hypothesis.
         """
