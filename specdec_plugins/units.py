@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_plugins.text.alignment import WORD
 from specdec_plugins.text.languages import two_letters
+from specdec_plugins.text.patterns import pattern
 from specdec_plugins.text.placing import Aligned, Mark, Pieces, Placed, Unit, place, unmoved
 from specdec_plugins.text.sentences import sentence_spans
 from specdec_plugins.text.words import Span
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from specdec_plugins.translator import Translator
 
 LONGEST = 150  # words of a sentence; a longer one is split at a clause, where the model reads so many
+PLACEHOLDERS = pattern()
 SPACES = {ord(character): " " for character in "\t\n\r\f\v"}
 
 
@@ -26,23 +28,28 @@ class Part:
     text: str
     marks: Sequence[tuple[int, Mark]]
     sentence: bool
+    whole: bool = False
 
 
 def translate_units(translator: "Translator", units: Sequence[Unit], **choices: Any) -> list[Placed | None]:
     """Translate units; None where a sentence was too long and skipped. Raises SourceTooLong with the unit's index."""
     lang = choices.get("source_lang") or translator.pair.config.source_lang
     language, most = two_letters(lang) or lang, min(LONGEST, translator.max_source // 3)
-    windows = translator.settings.windows is not None
+    settings = translator.settings
+    windows = settings.windows is not None
+    aligns = not windows and settings.strategy in ("specdec", "ar")
+    protects = aligns and settings.drawn == 1 and not settings.sampling
     split = [list(parts_of(unit, language, most, unit.whole or windows)) for unit in units]
     sentences = [(number, part) for number, parts in enumerate(split) for part in parts if part.sentence]
     results: dict[int, Translation] = {}
     faults: list[SourceTooLong] = []
     for tags in (False, True):  # those without are not aligned, which takes time
         chosen = [n for n, (_, part) in enumerate(sentences) if bool(part.marks) == tags]
-        if tags and not windows and translator.settings.strategy in ("specdec", "ar"):
-            choices["alignments"] = True
+        parts = [sentences[n][1] for n in chosen]
+        choices |= {"alignments": True} if tags and aligns else {}
+        choices |= {"protected": [protected(part) for part in parts]} if protects else {}
         try:
-            found = translator.translate([sentences[n][1].text.translate(SPACES) for n in chosen], **choices) if chosen else []
+            found = translator.translate([part.text.translate(SPACES) for part in parts], **choices) if chosen else []
         except SourceTooLong as error:
             faults.append(SourceTooLong(sentences[chosen[error.index]][0], *error.args[1:]))
             continue
@@ -51,6 +58,12 @@ def translate_units(translator: "Translator", units: Sequence[Unit], **choices: 
         raise min(faults, key=lambda fault: fault.index)
     ordered = (results[n] for n in range(len(sentences)))
     return [placed(parts, [next(ordered) for part in parts if part.sentence]) for parts in split]
+
+
+def protected(part: Part) -> list[Span]:
+    """What a translation must contain unchanged: text that tags replace, and placeholders, except in lines of plain text."""
+    placeholders = [] if part.whole else [match.span() for match in PLACEHOLDERS.finditer(part.text)]
+    return [(mark.start, mark.end) for _, mark in part.marks if mark.start < mark.end] + placeholders
 
 
 def parts_of(unit: Unit, language: str, most: int, whole: bool) -> Iterator[Part]:
@@ -74,7 +87,7 @@ def parts_of(unit: Unit, language: str, most: int, whole: bool) -> Iterator[Part
         yield Part(text[at:start], [], False)
         own = marks[bisect_left(owners, number) : bisect_right(owners, number)]
         own = [(index, shifted(mark, start, end)) for index, mark in own]
-        yield Part(text[start:end], own, unit.whole or has_letters(text[start:end], own))
+        yield Part(text[start:end], own, unit.whole or has_letters(text[start:end], own), unit.whole)
         at = end
     yield Part(text[at:], [] if spans else marks, False)
 
@@ -119,6 +132,8 @@ def placed(parts: Sequence[Part], results: Sequence[Translation]) -> Placed | No
 def aligned(source: str, result: Translation) -> Aligned:
     """A translation with its alignment; without one, of windows or another strategy, words correspond in order."""
     if (known := result.alignment) is not None:
-        return Aligned(result.text, known.source, known.target, known.pairs)
+        text = result.text
+        words = [(end - len(text[start:end].lstrip()), end) for start, end in known.target]  # a part put back has its space
+        return Aligned(text, known.source, [(start, start + len(text[start:end].rstrip())) for start, end in words], known.pairs)
     own, words = ([match.span() for match in WORD.finditer(each)] for each in (source, result.text))
     return Aligned(result.text, own, words, [(n * len(own) // len(words), n) for n in range(len(words) if own else 0)])

@@ -289,6 +289,7 @@ def test_sentences_are_translated_one_at_a_time():
     document = TextFile("One. Two\nthree!  Four.\n\n> Five. Six\n> seven. Eight\n", "markdown", TOLD)
     assert document.translated(translate_units(fake, document.units)) == "ONE. TWO THREE!  FOUR.\n\n> FIVE. SIX SEVEN. EIGHT\n"
     assert fake.seen == ["One.", "Two three!", "Four.", "Five.", "Six seven.", "Eight"]
+    assert translated("<p>Use <code>a. B</code> now. Go.", "html", swapped) == "<p>uSE <code>a. B</code> NOW. gO."
 
 
 def test_cues_keep_their_number_of_lines():
@@ -458,3 +459,21 @@ def test_an_incomplete_frame_is_an_error(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"a\.zst"):
             list(read_lines(path))
+
+
+def test_code_and_placeholders_come_through_once(tmp_path, capfd):
+    """By a model that knows neither: it has learned captions."""
+    page, table = tmp_path / "a.html", tmp_path / "b.po"
+    code = ["list.sort()", "--draft-with x_y", "f(a, b)"]
+    page.write_text(
+        "".join(f"<p>A dog runs to <code>{part}</code> and <b>the <i>red</i> {{name}}</b> %d.</p>\n" for part in code)
+    )
+    table.write_text('msgid "Two %(count)d dogs of {name} run to https://a.b/c?d=e."\nmsgstr ""\n')
+    run(capfd, "--model", ROOT / "data" / "demo.en-de", page, table, "-o", f"{tmp_path}/out/")
+    found = (tmp_path / "out" / "a.html").read_text().splitlines()
+    for line, part in zip(found, code, strict=True):
+        assert line.count(f"<code>{part}</code>") == line.count("{name}") == line.count("%d") == 1
+        assert re.findall("<.*?>", line)[0] == "<p>" and sorted(re.findall("</?[bi]>", line)) == ["</b>", "</i>", "<b>", "<i>"]
+        assert re.sub("<[^<>]*>", "", line).count(part) == 1
+    german = (tmp_path / "out" / "b.po").read_text().splitlines()[1]
+    assert all(german.count(part) == 1 for part in ("%(count)d", "{name}", "https://a.b/c?d=e"))

@@ -49,6 +49,8 @@ def test_elements_go_to_the_words_that_theirs_are_aligned_with():
     assert placed("the [red] house", "la maison rouge", [(0, 0), (1, 2), (2, 1)]) == "la maison [rouge]"
     assert placed("[the red house]", "la maison rouge", [(1, 2)]) == "[la maison rouge]"
     assert placed("a [b [c] d]", "d c b a", [(0, 3), (1, 2), (2, 1), (3, 0)]) == "[d [c] b] a"
+    crossing = [(0, 0), (0, 1), (1, 3), (1, 4), (2, 2), (2, 5)]
+    assert placed("[a b] [c]", "p q r s t u", crossing) == "[p q r s t] [u]"
     assert placed("he [gave up] it", "il y a renoncé", [(0, 0), (1, 3), (2, 3), (3, 1)]) == "il y a [renoncé]"
 
 
