@@ -99,6 +99,10 @@ def test_translations_equal_the_librarys(served):
         assert outputs(content) == records(own)
     one = served.post(text=LINES[0])[1]["results"][0]["outputs"][0]
     assert one["accepted"] <= one["drafted"] and sum(one["accepted_lengths"]) == len(one["token_scores"])
+    status, content = served.post(text=LINES[0], alignments=True, word_scores=True)
+    (own,), (found,) = expected(LINES[:1], {"alignments": True, "word_scores": True}), content["results"][0]["outputs"]
+    assert [(tuple(each["source"]), tuple(each["target"])) for each in found["alignment"]] == own.alignment.links
+    assert found["word_scores"] == pytest.approx(own.word_scores, abs=1e-4) and "alignment" not in one
     status, content = served.post(text="The file does not exist.", target="fra")
     assert status == 200 and content["model"] == "docs.en-fr" and content["target"] == "fr"
     assert served.post(text="A man plays the guitar.", source="auto")[1]["source"] == "en"
@@ -265,7 +269,7 @@ def answers(port):
     return True
 
 
-def test_the_commands_faults(tmp_path, capsys):
+def test_the_commands_faults(tmp_path, capsys, monkeypatch):
     def refused(*arguments, status=2):
         assert serve.main([*map(str, arguments)]) == status
         return capsys.readouterr().err.removeprefix("specdec-serve: error: ").rstrip("\n")
@@ -275,5 +279,8 @@ def test_the_commands_faults(tmp_path, capsys):
     assert refused("--model", PAIR, "--rows", 0) == "--rows 0 is less than 1"
     assert refused("--model", PAIR, "--draft-with", "jacobi") == "--draft-with jacobi was removed; use lookahead"
     assert str(tmp_path / "none") in refused("--model", tmp_path / "none", status=1)
+    with monkeypatch.context() as missing:
+        missing.setitem(sys.modules, "uvicorn", None)
+        assert refused("--model", PAIR, status=1).endswith('; run: pip install "specdec-seq2seq[serve]"')
     (tmp_path / "keys").write_text("# none\n")
     assert refused("--model", PAIR, "--keys", tmp_path / "keys", status=1) == f"{tmp_path}/keys: no keys; write one per line"

@@ -29,6 +29,15 @@ class Call(BaseModel):
     model: str | None = Field(None, description="a model's name (default: the first for the languages)")
     stream: bool = Field(False, description="server-sent events with pieces of the text; for one text with one output")
     too_long: Literal["error", "truncate", "skip"] = Field("error", description="what to do with overlong texts")
+    alignments: bool = Field(False, description="which words of the text the translation's words come from")
+    word_scores: bool = Field(False, description="the mean score of each word's tokens")
+
+
+class Link(BaseModel):
+    """Characters of the text and of the translation that correspond: start and end."""
+
+    source: tuple[int, int]
+    target: tuple[int, int]
 
 
 class Output(BaseModel):
@@ -40,6 +49,8 @@ class Output(BaseModel):
     iterations: int = Field(description="verifier passes")
     drafted: int = Field(description="tokens")
     accepted: int = Field(description="drafted tokens that were accepted")
+    alignment: list[Link] | None = Field(None, description="of words, with alignments")
+    word_scores: list[float | None] | None = Field(None, description="mean log-probabilities of words, with word_scores")
     accepted_lengths: list[int] = Field(description="tokens committed by each pass, the verifier's own included")
 
 
@@ -79,7 +90,7 @@ def router(service: Service) -> APIRouter:
         route = service.route(source, call.target, call.model)
         options = call.model_dump(include=set(PER_REQUEST), exclude_none=True)
         head = {"model": route.model.name, "source": route.source, "target": route.target}
-        rest = {"too_long": call.too_long, **route.languages}
+        rest = {**call.model_dump(include={"too_long", "alignments", "word_scores"}), **route.languages}
         if call.stream:
             if not isinstance(call.text, str):
                 raise Refused(400, "a stream translates one text, not a list")
@@ -133,10 +144,18 @@ def result(outputs: Sequence[Translation]) -> dict[str, Any]:
                 "text": each.text, "tokens": each.tokens, "score": number(each.score) if each.token_scores else None,
                 "token_scores": [*map(number, each.token_scores)], "drafter": each.drafter, "iterations": each.iterations,
                 "drafted": each.drafted, "accepted": each.accepted, "accepted_lengths": each.accepted_lengths,
+                **annotations(each),
             }
             for each in outputs
         ]
     }  # fmt: skip
+
+
+def annotations(output: Translation) -> dict[str, Any]:
+    """What was asked for beside the text."""
+    links = [] if output.alignment is None else [{"source": one, "target": other} for one, other in output.alignment.links]
+    found = {} if output.alignment is None else {"alignment": links}
+    return found | ({"word_scores": [*map(number, output.word_scores)]} if output.word_scores else {})
 
 
 def number(value: float) -> float | None:
