@@ -5,7 +5,7 @@ import torch
 from conftest import ROOT
 from random_pair import Shape, random_pair
 from reference import greedy
-from support import DRAFTERS, SHAPES, SYMBOLS, WORDS, Lengths, check_sums, load, make_pair, run, sentences, standing
+from support import DRAFTERS, SHAPES, SYMBOLS, WORDS, Lengths, check_sums, load, long_but, make_pair, run, sentences, standing
 from tapes import Tapes
 from test_kernels import DTYPES, on_kernels, wide_verifier
 from test_trained_drafters import backends
@@ -72,7 +72,7 @@ def pair_of(name, dtype, budget=None):
 
 
 @backends
-@pytest.mark.parametrize("name", ["block_causal", "small"])
+@pytest.mark.parametrize("name", long_but(["block_causal", "small"], "small"))
 def test_exact_and_alike_in_every_batch(name, dtype):
     """Outputs are the verifier's, greedy and sampled; drafts are those of a sentence alone, and with a budget of everything those
     without one, which the native loop makes of `block_causal`."""

@@ -15,7 +15,7 @@ from specdec_plugins.decoding.backends.torch.graphs import EAGER, GRAPH_BYTES, R
 from specdec_plugins.decoding.stats import DecodeStats
 
 
-@pytest.mark.parametrize("kind", long_but(DRAFTERS, "block", "causal"))
+@pytest.mark.parametrize("kind", long_but(DRAFTERS, "block"))
 def test_recorded_passes_leave_the_verifiers_output(kind):
     """Batches of 1 to 9, whose rows are rounded up to 1, 2, 4, 8 and 16; drafts of any length and none; every run on the
     memory of the one before."""
