@@ -36,7 +36,7 @@ def check_single(translator: "Translator", options: dict[str, Any]) -> None:
     """Raise ValueError for settings under which a sentence cannot be translated again."""
     settings = translator.settings
     if settings.drawn > 1 or settings.sampling or settings.windows is not None or options["tokenized"]:
-        raise ValueError("protected text needs one output per raw line, without sampling or windows")
+        raise ValueError("protected text and glossaries need one output per raw line, without sampling or windows")
 
 
 def chosen(options: dict[str, Any], numbers: Sequence[int]) -> dict[str, Any]:

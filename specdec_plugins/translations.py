@@ -8,7 +8,7 @@ from specdec_plugins.decoding.values import Step
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.codec import Encoded
 
-BESIDE = ("hints", "source_lang", "target_lang", "protected")  # options that may have a value per sentence
+BESIDE = ("hints", "source_lang", "target_lang", "protected", "beginnings")  # options that may have a value per sentence
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Translation:
     drafter: str | None = None  # the drafter's name; None without drafts
     beam_score: float | None = None  # by the rules of a beam search
     alignment: Alignment | None = None  # of the words of the source and of ``text``; None: not asked for
+    unplaced: list[str] = field(default_factory=list)  # terms of the glossary whose translations the text lacks
     word_scores: list[float] = field(default_factory=list)  # nats: the means of ``text.split()``; empty: not asked for
 
     @property

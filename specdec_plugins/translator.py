@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat
-from typing import Literal
+from typing import Any, Literal
 
 from specdec_plugins.annotation import annotated
 from specdec_plugins.decoding.roles import Drafter
@@ -24,8 +25,10 @@ from specdec_plugins.engine import BatchSize, Engine
 from specdec_plugins.formats.folder import Pair, load_folder, with_drafter
 from specdec_plugins.protection import translate_protected
 from specdec_plugins.settings import WHOLE, OptionError, Settings
+from specdec_plugins.terms import translate_terms
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.codec import NoLanguage
+from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.protected import Protected
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import BESIDE, Source, SourceTooLong, Translation
@@ -80,6 +83,7 @@ class Translator:
         max_tokens: int | None = None, too_long: TooLong = "error", first: int = 0, hints: Sequence[str] | None = None,
         source_lang: Languages = None, target_lang: Languages = None, max_length: int | None = None, alignments: bool = False,
         word_scores: bool = False, protect: re.Pattern[str] | None = None, protected: Sequence[Sequence[Span]] | None = None,
+        glossary: Glossary | None = None, beginnings: Sequence[str] | None = None,
     ) -> list[Translation]:  # fmt: skip
         """Translate sentences in order; with `Settings.nbest` or ``num_samples``, the outputs of each follow one another.
 
@@ -90,16 +94,20 @@ class Translator:
         ``source_lang`` and ``target_lang``, one for all sentences or one for each. ``max_length`` limits an output's tokens as in
         ``transformers``, the one before the first included. ``alignments`` and ``word_scores`` fill in these fields of the
         results. What ``protect`` matches, and the characters ``protected`` of each sentence, outputs contain unchanged
-        (`protection.py`). Raises SourceTooLong before decoding.
+        (`protection.py`). Outputs use the terms of a ``glossary`` (`terms.py`) and begin with the texts ``beginnings``. Raises
+        SourceTooLong before decoding.
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
-        if protect is not None or protected is not None:
-            options = {
+        if protect is not None or protected is not None or glossary is not None:
+            options: dict[str, Any] = {
                 "batch_size": batch_size, "tokenized": tokenized, "max_tokens": max_tokens, "too_long": too_long, "first": first,
                 "hints": hints, "source_lang": source_lang, "target_lang": target_lang, "max_length": max_length,
-                "alignments": alignments, "word_scores": word_scores,
+                "alignments": alignments, "word_scores": word_scores, "beginnings": beginnings,
             }  # fmt: skip
+            if glossary is not None and protect is None and protected is None:
+                return translate_terms(self, sentences, glossary, options)
+            options["glossary"] = glossary
             spans = [[]] * len(sentences) if protected is None else protected
             return translate_protected(self, [Protected.of(*each) for each in zip(sentences, repeat(protect), spans)], options)
         batch_size = self.settings.usual_batch_size if batch_size == "auto" else batch_size
@@ -108,6 +116,9 @@ class Translator:
         if self.settings.windows is None:
             pairs = enumerate(zip(sentences, languages))
             sources = [self.source(index, line, tokenized, too_long, *each) for index, (line, each) in pairs]
+            if beginnings is not None:
+                begun = zip(sources, self.encode_target(beginnings, tokenized, [target for _, target in languages]), strict=True)
+                sources = [replace(source, forced=[*source.forced, *tokens]) for source, tokens in begun]
             hinted = self._hints(hints, [target for _, target in languages], tokenized)
             found = self._decode(sources, hinted, batch_size, max_tokens, first, max_length)
             finish = partial(self.finish, keep_bpe=tokenized and not remove_bpe, keep_tokens=tokenized)
@@ -118,10 +129,8 @@ class Translator:
                 outputs = [(sentences[n], sources[n], found[n, sample]) if (n, sample) in found else None for n, sample in keys]
                 asked = [languages[n] for n, _ in keys]
                 results = annotated(self, results, outputs, asked, alignments, word_scores, tokenized)
-        elif hints is not None or max_length is not None or alignments or word_scores:
-            raise ValueError(
-                "hints, max_length, alignments and word_scores are for whole lines and cannot be combined with windows"
-            )
+        elif beginnings is not None or hints is not None or max_length is not None or alignments or word_scores:
+            raise ValueError("beginnings, hints, max_length, alignments and word_scores are for whole lines, not for windows")
         else:
             results = translate_documents(self, sentences, languages, batch_size, tokenized, remove_bpe, max_tokens, first)
         if drawn := self.settings.mbr:

@@ -90,6 +90,11 @@ def parser() -> Parser:
          help="append source-target word numbers, from 0: ' ||| 0-0 1-2'; a field of json, A lines of fairseq")  # fmt: skip
     text("--protect", action="store_true",
          help="keep placeholders, URLs, e-mail addresses and code in backticks unchanged, each exactly once")  # fmt: skip
+    text(
+        "--glossary",
+        metavar="FILE",
+        help="terms to use, a line each: source, tab, target, perhaps a tab and 'case' (exact case)",
+    )
     text("--protect-pattern", metavar="REGEX", help="--protect, also what this expression matches")
     text("--word-scores", action="store_true", help="the mean score of each word's tokens; with --format json")
     text("--too-long", choices=("error", "truncate", "skip"), default="error",
@@ -183,7 +188,7 @@ def rewriting_faults(options: argparse.Namespace) -> Iterator[Fault]:
     """Faults of the options that may translate a sentence again."""
     others = ["sampling"] * options.sampling + ["nbest"] * (options.nbest > 1) + ["tokenized"] * options.tokenized
     others += ["windows"] * (options.windows is not None)
-    for name in ("protect", "protect_pattern"):
+    for name in ("protect", "protect_pattern", "glossary"):
         if getattr(options, name) and options.strategy not in ("specdec", "ar"):
             yield name, f"is not supported by strategy {options.strategy}; use specdec or ar"
         elif getattr(options, name) and others:

@@ -21,6 +21,7 @@ from specdec_plugins.commands.trace import TracedSentence, TracedStep
 from specdec_plugins.commands.translation.inputs import Buffer
 from specdec_plugins.files import MARKUP, Options, TextFile, Unreadable, split
 from specdec_plugins.settings import Settings, option_of
+from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.patterns import pattern
 
 if TYPE_CHECKING:  # with --workers, only the workers load torch
@@ -43,6 +44,7 @@ TEXT = (
     "word_scores",
     "protect",
     "protect_pattern",
+    "glossary",
 )  # options that do
 FORMATS = ("text", "fairseq", "json")
 SKIPPED = "too long for the model, skipped"
@@ -87,6 +89,7 @@ class Answerer:
             "remove_bpe": options.remove_bpe, "too_long": options.too_long, "source_lang": options.source_lang,
             "target_lang": options.target_lang, "alignments": options.alignments, "word_scores": options.word_scores,
             "protect": pattern(options.protect_pattern or "") if options.protect or options.protect_pattern else None,
+            "glossary": Glossary.read(options.glossary) if options.glossary else None,
         }  # fmt: skip
 
     def __call__(self, buffer: Buffer) -> Answers:
@@ -160,7 +163,7 @@ class Answerer:
 def make_format(options: argparse.Namespace, join: Callable[[Sequence[str]], str]) -> Format:
     """The function of ``--format``; ``join`` joins subwords, for ``--remove-bpe``."""
     if options.format == "json":
-        return partial(as_json, verified=options.strategy != "drafter", word_scores=options.word_scores)
+        return partial(as_json, options=options)
     if options.format == "fairseq":
         return partial(as_fairseq, join=join if options.remove_bpe else " ".join)
     return as_text
@@ -179,18 +182,17 @@ def moses(line: str, output: "Translation") -> str:
     return " ".join(f"{one}-{other}" for one, other in output.alignment.numbers(line, output.text))
 
 
-def as_json(
-    number: int, line: str, outputs: Sequence["Translation"], reference: str | None, verified: bool, word_scores: bool
-) -> str:
+def as_json(number: int, line: str, outputs: Sequence["Translation"], reference: str | None, options: argparse.Namespace) -> str:
     """A JSON object per output, with its own figures. ``score`` (nats) is null for unverified drafts, ``drafter`` without one."""
     records = [
         {
             "id": number, **({"sample": output.sample} if len(outputs) > 1 else {}), "text": output.text, "tokens": output.tokens,
-            "score": output.score if output.token_scores and verified else None,
+            "score": output.score if output.token_scores and options.strategy != "drafter" else None,
             "drafter": output.drafter, "iterations": output.iterations, "drafted": output.drafted, "accepted": output.accepted,
             "accepted_lengths": output.accepted_lengths,
             **({} if output.alignment is None else {"alignment": output.alignment.numbers(line, output.text)}),
-            **({"word_scores": output.word_scores, "confidence": output.confidence} if word_scores else {}),
+            **({"word_scores": output.word_scores, "confidence": output.confidence} if options.word_scores else {}),
+            **({"unplaced": output.unplaced} if options.glossary else {}),
         }
         for output in outputs
     ]  # fmt: skip

@@ -1,0 +1,75 @@
+"""Translations that use the terms of a glossary.
+
+A sentence is translated as it is. While it lacks a term, the words that the alignment names for the first missing one, and what
+follows them, are decoded again after the term itself: the model writes the rest to fit. A term is reported, not placed, if no
+word is aligned with it or if the model finds the result far less likely.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from specdec_plugins.protection import check_single, chosen
+from specdec_plugins.text.glossary import Found, Glossary, missing
+from specdec_plugins.translations import Translation
+
+if TYPE_CHECKING:
+    from specdec_plugins.translator import Translator
+
+ROUNDS = 8  # terms of a sentence that are placed, at most
+WORSE = 0.5  # nats a token by which what follows a term may score lower than the translation without it; 0.2 to 1 do the same
+
+
+def translate_terms(
+    translator: "Translator", sentences: Sequence[str], glossary: Glossary, options: dict[str, Any]
+) -> list[Translation]:  # fmt: skip
+    """Translate with the options of `Translator.translate`. Raises ValueError for several outputs a sentence."""
+    check_single(translator, options)
+    found = [glossary.find(sentence) for sentence in sentences]
+    aligned = options | {"alignments": True}
+    results = translator.translate(sentences, **aligned if any(found) else options)
+    refused: list[list[Found]] = [[] for _ in results]
+    for _ in range(ROUNDS):
+        begun: dict[int, tuple[Found, str]] = {}
+        for n, result in enumerate(results):
+            for term in missing(found[n], result.text) if found[n] and not result.shortened else ():
+                if term in refused[n]:
+                    continue
+                if (beginning := before(result, term)) is not None:
+                    begun[n] = term, beginning
+                    break
+                refused[n].append(term)
+        if not begun:
+            break
+        again = chosen(aligned, [*begun]) | {"beginnings": [text for _, text in begun.values()]}
+        for n, result in zip(begun, translator.translate([sentences[n] for n in begun], **again)):
+            fewer = len(missing(found[n], result.text)) < len(missing(found[n], results[n].text))
+            if fewer and not result.cut and fits(translator, results[n], begun[n][1], result):
+                results[n] = result
+            else:
+                refused[n].append(begun[n][0])
+    return [
+        replace(
+            result, unplaced=[term.source for _, term in missing(each, result.text)],
+            alignment=result.alignment if options["alignments"] else None,
+        )
+        for each, result in zip(found, results)
+    ]  # fmt: skip
+
+
+def fits(translator: "Translator", result: Translation, beginning: str, again: Translation) -> bool:
+    """Whether the model's words after a beginning are about as likely as those of its own translation."""
+    own = again.token_scores[len(translator.codec.encode_target(beginning)) :]
+    return sum(own) / max(1, len(own)) > sum(result.token_scores) / max(1, len(result.token_scores)) - WORSE
+
+
+def before(result: Translation, found: Found) -> str | None:
+    """The translation up to the words aligned with a term, and the term; None if no word is."""
+    (first, end), term = found
+    assert result.alignment is not None
+    starts = [target[0] for source, target in result.alignment.links if source[0] < end and first < source[1]]
+    if not starts:
+        return None
+    at = min(starts)
+    target = term.target if at or term.cased else term.target[:1].upper() + term.target[1:]
+    return result.text[:at] + target

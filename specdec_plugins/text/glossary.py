@@ -1,0 +1,88 @@
+"""Glossaries: source terms and their translations, from a file of tab-separated values."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.words import Span
+
+MOST_TERMS, LONGEST = 100_000, 200  # terms, and characters of each
+CASED = "case"  # third column: the source term only in this case
+ENDING = 3  # letters by which an inflected form of a target term may be longer
+Found = tuple[Span, "Term"]
+
+
+@dataclass(frozen=True)
+class Term:
+    source: str
+    target: str
+    cased: bool = False
+
+
+@dataclass(frozen=True)
+class Glossary:
+    terms: Sequence[Term]
+
+    @classmethod
+    def read(cls, path: str) -> "Glossary":
+        """Read a file: source, target, perhaps ``case``. Raises ValueError naming the line at fault."""
+        terms = list[Term]()
+        for number, line in enumerate(read_lines(Path(path)), 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            source, *rest = [" ".join(field.split()) for field in line.split("\t")]
+            if not 1 <= len(rest) <= 2 or not source or not rest[0] or rest[1:] not in ([], [""], [CASED]):
+                raise ValueError(f"{path}, line {number}: not a source term, a tab and its translation (and a tab and {CASED})")
+            if max(len(source), len(rest[0])) > LONGEST or len(terms) == MOST_TERMS:
+                raise ValueError(f"{path}, line {number}: over {LONGEST} characters, or {MOST_TERMS:,} terms")
+            terms.append(Term(source, rest[0], rest[1:] == [CASED]))
+        return cls(terms)
+
+    @cached_property
+    def _by_words(self) -> dict[str, list[Term]]:
+        """The terms by their first word in lower case, the longest first."""
+        terms: dict[str, list[Term]] = {}
+        for term in sorted(self.terms, key=lambda term: -len(term.source)):
+            terms.setdefault(_first_word(term.source), []).append(term)
+        return terms
+
+    def find(self, text: str) -> list[Found]:
+        """The terms of a source in order, without overlap: of several at a place the longest, whole words only."""
+        found: list[Found] = []
+        lower = text.lower() if len(text.lower()) == len(text) else text
+        for match in re.finditer(r"\w+|[^\w\s]", text):
+            at = match.start()
+            if found and at < found[-1][0][1]:
+                continue
+            for term in self._by_words.get(match[0].lower(), ()):
+                end = at + len(term.source)
+                same = text[at:end] == term.source or (not term.cased and lower[at:end] == term.source.lower())
+                if same and not (text[end - 1 : end].isalnum() and text[end : end + 1].isalnum()):
+                    found.append(((at, end), term))
+                    break
+        return found
+
+
+def missing(found: Iterable[Found], text: str) -> list[Found]:
+    """The terms that a translation lacks; of a term that it has too few times, the last ones."""
+    left = Counter[str]()
+    lacking = []
+    found = list(found)
+    for target in {term.target for _, term in found}:
+        left[target] = len(re.findall(rf"(?<!\w){re.escape(target)}\w{{0,{ENDING}}}(?!\w)", text, re.IGNORECASE))
+    for span, term in found:
+        if left[term.target]:
+            left[term.target] -= 1
+        else:
+            lacking.append((span, term))
+    return lacking
+
+
+def _first_word(text: str) -> str:
+    match = re.match(r"\w+|[^\w\s]", text)
+    assert match is not None, "terms are stripped"
+    return match[0].lower()
