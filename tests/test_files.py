@@ -18,7 +18,7 @@ from specdec_plugins.commands import translate
 from specdec_plugins.files import LONGEST, Options, TextFile, Unreadable, find_spans, format_of
 from specdec_plugins.text.compressed import compress, open_read
 from specdec_plugins.text.lines import read_lines
-from specdec_plugins.translations import Translation
+from specdec_plugins.translations import SourceTooLong, Translation
 from specdec_plugins.units import translate_units
 
 NAMES = ("txt", "md", "html", "po", "xlf", "json", "srt", "vtt", "csv", "tsv")
@@ -477,3 +477,22 @@ def test_code_and_placeholders_come_through_once(tmp_path, capfd):
         assert re.sub("<[^<>]*>", "", line).count(part) == 1
     german = (tmp_path / "out" / "b.po").read_text().splitlines()[1]
     assert all(german.count(part) == 1 for part in ("%(count)d", "{name}", "https://a.b/c?d=e"))
+
+
+def test_a_text_that_is_too_long_stays_or_ends_the_run():
+    document = TextFile('msgid "One. Two."\nmsgstr ""\n\nmsgid "Three."\nmsgstr ""\n', "gettext", TOLD)
+    fake = Fake(str.upper)
+    skipping = fake.translate
+
+    def skipped(texts, **choices):
+        return [Translation("", shortened=True) if text == "Two." else each for text, each in zip(texts, skipping(texts))]
+
+    def refused(texts, **choices):
+        raise SourceTooLong(texts.index("Three."), "600", 500)
+
+    fake.translate = skipped
+    assert document.translated(translate_units(fake, document.units)).count('msgstr ""') == 1
+    fake.translate = refused
+    with pytest.raises(SourceTooLong) as error:
+        translate_units(fake, document.units)
+    assert error.value.index == 1 and document.lines() == [1, 4]
