@@ -31,6 +31,7 @@ def parser() -> Parser:
         "(default: 1024)")  # fmt: skip
     add("--max-characters", type=whole, default=100_000, metavar="N", help="of a request (default: 100,000)")
     add("--max-texts", type=whole, default=256, metavar="N", help="of a request (default: 256)")
+    add("--max-per-minute", type=whole, metavar="N", help="characters per minute and key; requires --keys (default: no limit)")
     add("--timeout", type=number, default=60.0, metavar="S", help="seconds until a request is given up (default: 60)")
     add("--grace", type=number, default=30.0, metavar="S", help="seconds that SIGTERM leaves to requests (default: 30)")
     add("--device", default="cpu", metavar="D", help="cpu, cuda or cuda:N (default: cpu)")
@@ -43,9 +44,11 @@ def parser() -> Parser:
 
 def check(options: argparse.Namespace) -> list[Fault]:
     names = Counter(Path(folder).resolve().name for folder in options.model)
-    faults = out_of_range(options, "rows", "queue", "max_characters", "max_texts", "threads")
+    faults = out_of_range(options, "rows", "queue", "max_characters", "max_texts", "max_per_minute", "threads")
     faults += [("model", f"{name} is the name of several models") for name, times in names.items() if times > 1]
     faults += [(name, "is not above 0") for name in ("timeout", "grace") if not getattr(options, name) > 0]
+    if options.max_per_minute is not None and not options.keys:
+        faults.append(("max_per_minute", "requires --keys"))
     if not 0 <= options.port < 1 << 16:
         faults.append(("port", f"{options.port:,} is not from 0 to 65,535"))
     try:
@@ -77,7 +80,9 @@ def run(options: argparse.Namespace) -> None:
     for folder in options.model:
         served = AsyncTranslator(Translator.from_pretrained(folder, **settings), options.rows, options.queue, thread)
         models.append(Model.of(Path(folder).resolve().name, served))
-    service = Service(models, Limits(options.max_characters, options.max_texts, options.timeout), keys)
+    service = Service(
+        models, Limits(options.max_characters, options.max_texts, options.timeout, per_minute=options.max_per_minute), keys
+    )
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets=None) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ class Limits:
     texts: int = 256
     seconds: float = 60.0
     body: int = 1 << 20  # bytes
+    per_minute: int | None = None  # characters of all requests with one key
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Service:
     limits: Limits = field(default_factory=Limits)
     keys: frozenset[str] | None = None
     used: dict[str, int] = field(default_factory=dict)  # characters by key
+    _minutes: dict[str, tuple[int, int]] = field(default_factory=dict)  # the last one of each key, and its characters
     _detector: Any = None
 
     def route(self, source: str | None, target: str | None, model: str | None = None) -> Route:
@@ -130,7 +133,18 @@ class Service:
             raise Refused(413, f"{len(texts):,} texts exceed the limit of {limits.texts:,}")
         if characters > limits.characters:
             raise Refused(413, f"{characters:,} characters exceed the limit of {limits.characters:,}")
+        if self.keys is not None and key is not None and limits.per_minute is not None:
+            self._ration(key, characters, limits.per_minute)
         self.used[key or ""] = self.used.get(key or "", 0) + characters
+
+    def _ration(self, key: str, characters: int, most: int) -> None:
+        """Raises Refused if a key's characters of this minute exceed ``most``."""
+        minute, passed = divmod(int(time.monotonic()), 60)
+        before = self._minutes.get(key, (minute, 0))
+        total = characters + (before[1] if before[0] == minute else 0)
+        if total > most:
+            raise Refused(429, f"more than {most:,} characters in a minute with this key", 60 - passed)
+        self._minutes[key] = minute, total
 
     async def translate(
         self, request: Request, route: Route, texts: int, options: Mapping[str, Any], work: Callable[[Translator], Result]
