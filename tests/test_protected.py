@@ -124,7 +124,7 @@ def kept(lines, results):
                 left = left.replace(part, "\0", 1)
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [60, pytest.param(5_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("folder", [DOCS, DEMO], ids=lambda each: each.name)
 def test_generated_segments(folder, count):
     """Kept exactly once, on a pair that knows such text and on one that does not; the same with and without drafts."""

@@ -296,7 +296,7 @@ LINES = (ROOT / "data" / "demo.txt").read_text(encoding="utf-8").splitlines()
 
 
 @KERNELS
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
+@pytest.mark.parametrize("dtype", ["int8", *(pytest.param(each, marks=pytest.mark.long) for each in ("float32", "bfloat16"))])
 def test_the_shipped_pair(dtype):
     for beam, count in ((2, 12), (5, 6)):
         how = {"dtype": dtype, "beam": beam, "nbest": 2}
