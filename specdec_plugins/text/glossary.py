@@ -68,7 +68,7 @@ class Glossary:
 
 
 def missing(found: Iterable[Found], text: str) -> list[Found]:
-    """The terms that a translation lacks; of a term that it has too few times, the last ones."""
+    """The terms that a translation lacks. If it has a term too few times, the last ones are missing."""
     left = Counter[str]()
     lacking = []
     found = list(found)
