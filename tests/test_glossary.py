@@ -70,6 +70,11 @@ def test_the_command(tmp_path, capsys):
     assert translate.main([*known, "--format", "json"]) == 0
     (answer,) = map(json.loads, out.read_text().splitlines())
     assert "Köter" in answer["text"] and answer["unplaced"] == []
+    terms.write_text("snow\tZwiebelfisch\nin\tZwiebelfisch\n")
+    text.write_text("A dog runs in.\n")
+    assert translate.main(known) == 0
+    lacks = "Zwiebelfisch" not in out.read_text()
+    assert lacks == ("line 1: without the glossary's translation of in\n" in capsys.readouterr().err)
     assert translate.main([*known, "--sampling"]) == 2 and "--glossary" in capsys.readouterr().err
     terms.write_text("dog\n")
     assert translate.main(known) == 1 and "line 1: not a source term" in capsys.readouterr().err

@@ -148,6 +148,8 @@ class Answerer:
         said = ""
         if outputs[0].shortened:
             said = "too long for the model, cut" if outputs[0].source_tokens else SKIPPED
+        elif outputs[0].unplaced:
+            said = f"without the glossary's translation of {', '.join(outputs[0].unplaced)}"
         return Answer(line, self.format(number, line, outputs, reference), shown, said)
 
     def _traced(self, result: "Translation") -> TracedSentence:
