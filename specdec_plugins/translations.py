@@ -1,7 +1,7 @@
 """A translated sentence, its source, and the error for a source that is too long."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specdec_plugins.decoding.values import Step
@@ -60,6 +60,14 @@ class Translation:
     def accepted_lengths(self) -> list[int]:
         """Tokens committed by each iteration, the verifier's own included."""
         return [step.accepted + (step.own is not None) for step in self.steps]
+
+    def passes(self, tokens: Callable[[Sequence[int]], list[str]]) -> list[tuple[list[str], list[str], str | None]]:
+        """Of each iteration: accepted drafts, refused drafts, the verifier's own token. ``tokens`` gives subwords for ids."""
+        return [
+            (tokens(step.drafted[: step.accepted]), tokens(step.drafted[step.accepted :]),
+             None if step.own is None else tokens([step.own])[0])
+            for step in self.steps
+        ]  # fmt: skip
 
 
 class SourceTooLong(ValueError):

@@ -1,5 +1,6 @@
 """The server: its API over real HTTP, limits, faults, clients that leave, and the command."""
 
+import html
 import http.client
 import json
 import logging
@@ -12,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from urllib.parse import urlencode
 
 import pytest
 from conftest import ROOT
@@ -120,6 +122,33 @@ def test_streams(served):
     assert outputs(last)[0]["text"] == expected([text], {"windows": "sentence"})[0].text
     for wrong in ({"text": [text]}, {"num_samples": 2, "sampling": True}, {"beam": 0}, {"text": "dog " * 3000}):
         assert served.ask("POST", "/v1/translate", {"text": text, "stream": True, **wrong})[0] == 400
+
+
+def test_the_page(served):
+    """The form without scripts; the page's script asks for the same that this test asks for."""
+    status, headers, content = served.ask("GET", "/")
+    (nonce,) = set(re.findall(r'nonce="([^"]+)"', content))
+    assert status == 200 and f"script-src 'nonce-{nonce}'" in headers["content-security-policy"]
+    assert '<option value="en de">English to German</option>' in content and "API key" not in content
+    text = LINES[0] + "\n" + LINES[1]
+    form = urlencode({"text": text, "pair": "en de", "beam": 2})
+    status, _, content = served.ask("POST", "/", form, content_type="application/x-www-form-urlencoded")
+    both = "\n".join(each.text for each in expected(LINES[:2], {"beam": 2}))
+    assert status == 200 and f'dir="auto">{both}</p>' in html.unescape(content) and 'value="en de" selected' in content
+    for wrong, said in ({"pair": "en ja"}, "no model translates from en to ja"), ({"beam": "x"}, "beam is not a number"):
+        form = urlencode({"text": "</textarea><script>", "pair": "en de", "beam": 1, **wrong})
+        status, _, content = served.ask("POST", "/", form, content_type="application/x-www-form-urlencoded")
+        assert status == 400 and said in content and content.count("<script") == 1, content
+    asked = {"alignments": True, "trace": True, "beta": 3, "tau": 1}
+    (found,) = served.post(text=LINES[0], source="en", target="de", **asked)[1]["results"][0]["outputs"]
+    (own,) = expected(LINES[:1], {"beta": 3, "tau": 1.0})
+    kept = [token for step in found["trace"] for token in (*step["accepted"], *filter(None, [step["own"]]))]
+    assert (
+        kept == [*own.tokens, "</s>"]
+        and sum(len(step["refused"]) for step in found["trace"]) == found["drafted"] - found["accepted"]
+    )
+    status, content = served.post(text=LINES[0], source="en", target="de", beam=3, nbest=3, alignments=True, trace=True)
+    assert status == 200 and len(outputs(content)) == 3
 
 
 @pytest.mark.parametrize(

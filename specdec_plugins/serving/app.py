@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec_plugins import __version__
+from specdec_plugins.serving import page
 from specdec_plugins.serving.api import deepl, libretranslate, own
 from specdec_plugins.serving.metrics import Metrics
 from specdec_plugins.serving.service import GONE, Refused, Service
@@ -32,8 +33,8 @@ def make_app(service: Service, grace: float = 30.0) -> FastAPI:
 
     metrics = Metrics(service)
     app = FastAPI(title="SpecDec", version=__version__, lifespan=life, docs_url=None, redoc_url=None)  # these load scripts
-    for dialect in (own, libretranslate, deepl):
-        app.include_router(dialect.router(service))
+    for routes in (page, own, libretranslate, deepl):
+        app.include_router(routes.router(service))
 
     @app.get("/health", tags=["operations"])
     async def health() -> dict[str, str]:

@@ -25,7 +25,7 @@ def translate_texts(
         files = [TextFile(text, MARKUP[markup] if markup else "lines", Options(ignored=ignored)) for text in texts]
     except Unreadable as error:
         raise ValueError(f"{error.what}" + ("" if error.at is None else f" (character {error.at + 1})")) from None
-    units = [replace(unit, whole=whole or unit.whole) for file in files for unit in file.units]
+    units = [replace(unit, whole=whole) for file in files for unit in file.units]
     ranked, outputs = list[list[str]](), Outputs(translator)
     for rank in range(translator.settings.outputs):
         placed = iter(outputs.units(units, rank, choices))

@@ -153,12 +153,7 @@ class Answerer:
         return Answer(line, self.format(number, line, outputs, reference), shown, said)
 
     def _traced(self, result: "Translation") -> TracedSentence:
-        words = self.translator.codec.target.tokens
-        steps = [
-            TracedStep(words(step.drafted[: step.accepted]), words(step.drafted[step.accepted :]),
-                       None if step.own is None else words([step.own])[0])
-            for step in result.steps
-        ]  # fmt: skip
+        steps = [TracedStep(*each) for each in result.passes(self.translator.codec.target.tokens)]
         return TracedSentence(" ".join(result.source_tokens), " ".join(result.tokens), steps)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, Literal
@@ -18,6 +18,9 @@ from specdec_plugins.settings import Settings, option_of
 from specdec_plugins.translations import Translation
 from specdec_plugins.translator import Translator
 
+Tokens = Callable[[Sequence[int]], list[str]]
+PASS = "accepted", "refused", "own"
+
 
 class Call(BaseModel):
     """Texts and their languages. Other fields are options of specdec-translate."""
@@ -31,6 +34,7 @@ class Call(BaseModel):
     too_long: Literal["error", "truncate", "skip"] = Field("error", description="what to do with overlong texts")
     alignments: bool = Field(False, description="which words of the text the translation's words come from")
     word_scores: bool = Field(False, description="the mean score of each word's tokens")
+    trace: bool = Field(False, description="what each pass accepted and refused")
 
 
 class Link(BaseModel):
@@ -38,6 +42,14 @@ class Link(BaseModel):
 
     source: tuple[int, int]
     target: tuple[int, int]
+
+
+class Pass(BaseModel):
+    """Drafted tokens that the verifier accepted, those that it refused, and the token that it wrote itself."""
+
+    accepted: list[str]
+    refused: list[str]
+    own: str | None
 
 
 class Output(BaseModel):
@@ -52,6 +64,7 @@ class Output(BaseModel):
     alignment: list[Link] | None = Field(None, description="of words, with alignments")
     word_scores: list[float | None] | None = Field(None, description="mean log-probabilities of words, with word_scores")
     accepted_lengths: list[int] = Field(description="tokens committed by each pass, the verifier's own included")
+    trace: list[Pass] | None = Field(None, description="with trace")
 
 
 class Result(BaseModel):
@@ -91,17 +104,18 @@ def router(service: Service) -> APIRouter:
         options = call.model_dump(include=set(PER_REQUEST), exclude_none=True)
         head = {"model": route.model.name, "source": route.source, "target": route.target}
         rest = {**call.model_dump(include={"too_long", "alignments", "word_scores"}), **route.languages}
+        tokens = route.model.served.translator.codec.target.tokens if call.trace else None
         if call.stream:
             if not isinstance(call.text, str):
                 raise Refused(400, "a stream translates one text, not a list")
             pieces = route.model.served.stream(call.text, service.limits.seconds, **rest, **options)
             with refusals():
                 first = await anext(pieces)  # what is wrong with the request is answered with a status of its own
-            return StreamingResponse(events(head, first, pieces), media_type="text/event-stream", headers=UNBUFFERED)
+            return StreamingResponse(events(head, first, pieces, tokens), media_type="text/event-stream", headers=UNBUFFERED)
         work = partial(Translator.translate, sentences=texts, **rest)
         found = await service.translate(request, route, len(texts), options, work)
         each = service.settings(route, options).outputs
-        results = [result(found[start : start + each]) for start in range(0, len(found), each)]
+        results = [result(found[start : start + each], tokens) for start in range(0, len(found), each)]
         return JSONResponse({**head, "results": results})
 
     @api.get("/models")
@@ -116,13 +130,13 @@ UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the sec
 
 
 async def events(
-    head: dict[str, str], first: str | Translation, pieces: AsyncIterator[str | Translation]
-) -> AsyncIterator[str]:  # fmt: skip
+    head: dict[str, str], first: str | Translation, pieces: AsyncIterator[str | Translation], tokens: Tokens | None
+) -> AsyncIterator[str]:
     """Server-sent events: ``delta`` with a piece of the text, and at the end ``result``, or ``error``."""
     piece: str | Translation | None = first
     while piece is not None:
         if isinstance(piece, Translation):
-            yield event("result", {**head, "results": [result([piece])]})
+            yield event("result", {**head, "results": [result([piece], tokens)]})
         else:
             yield event("delta", {"text": piece})
         try:
@@ -137,14 +151,15 @@ def event(name: str, data: dict[str, Any]) -> str:
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-def result(outputs: Sequence[Translation]) -> dict[str, Any]:
+def result(outputs: Sequence[Translation], tokens: Tokens | None) -> dict[str, Any]:
+    """The outputs of a text; with their passes, if ``tokens`` gives subwords for ids."""
     return {
         "outputs": [
             {
                 "text": each.text, "tokens": each.tokens, "score": number(each.score) if each.token_scores else None,
                 "token_scores": [*map(number, each.token_scores)], "drafter": each.drafter, "iterations": each.iterations,
                 "drafted": each.drafted, "accepted": each.accepted, "accepted_lengths": each.accepted_lengths,
-                **annotations(each),
+                **annotations(each), **({"trace": [dict(zip(PASS, step)) for step in each.passes(tokens)]} if tokens else {}),
             }
             for each in outputs
         ]
