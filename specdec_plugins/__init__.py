@@ -1,6 +1,6 @@
-"""SpecDec: speculative decoding for fairseq translation models.
+"""SpecDec: fast and speculative decoding of encoder-decoder models from fairseq and Hugging Face.
 
-Importing this package does nothing; fairseq finds the plugin through ``--user-dir specdec_plugins``.
+Importing this package does nothing; ``--user-dir specdec_plugins`` makes it fairseq's plugin.
 ``specdec_plugins.Translator`` and ``AsyncTranslator`` are loaded on first access.
 """
 

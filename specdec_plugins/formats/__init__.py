@@ -1,1 +1,1 @@
-"""Models on disk: fairseq's checkpoints and our folders."""
+"""Models on disk: fairseq's checkpoints, Hugging Face's folders and our own."""
