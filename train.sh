@@ -26,7 +26,7 @@ stages, in this order (default: all); each skips what is done and resumes what w
   data      fetch and prepare the corpus
   verifier  train the autoregressive model
   distill   translate the training text with it, as the drafter's training set
-  init      make the drafter's initial checkpoint from the verifier
+  init      make the drafter's initial checkpoint from the verifier (--recipe published only)
   drafter   train the drafter
   average   average its last checkpoints
   score     BLEU of the verifier, accept_len of the drafter

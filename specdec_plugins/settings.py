@@ -137,8 +137,8 @@ class Settings:
         f"drafters {' and '.join(BUDGETED)} (default: all)", strategies=DRAFTED, group="drafting",
     )  # fmt: skip
     sinks: int = option(USUAL_BUDGET.sinks, least=0, most=MOST)
-    kv_choice: str = option(USUAL_BUDGET.choice, "which source positions: those with most of the verifier's attention, or those "
-                            f"around its maximum (default: {USUAL_BUDGET.choice})", words=CHOICES,
+    kv_choice: str = option(USUAL_BUDGET.choice, "which source positions: those with the most of the verifier's attention, or "
+                            f"those around its maximum (default: {USUAL_BUDGET.choice})", words=CHOICES,
                             strategies=DRAFTED, group="drafting")  # fmt: skip
 
     max_len_a: float = option(0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN,
@@ -153,7 +153,7 @@ class Settings:
     )  # fmt: skip
 
     beam: int | None = count(None, "beam size; 1 is greedy (default: with --strategy ar the model's, otherwise 1)",
-                             most=MAX_BEAMS, strategies=SEARCHING, group="beam search")  # fmt: skip
+                             most=MAX_BEAMS, strategies=SEARCHING, common=True, group="beam search")  # fmt: skip
     nbest: int = count(1, "write the N best outputs per line; with --sampling the same as --num-samples (default: 1)",
                        most=100_000, group="beam search")  # fmt: skip
     lenpen: float | None = option(

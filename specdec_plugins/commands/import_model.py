@@ -19,7 +19,7 @@ def parser() -> Parser:
                    help="compare with transformers, on this text or on a built-in one; with --output, the result is also written "
                    "to certificate.json in it")  # fmt: skip
     p.add_argument("-s", "--source-lang", metavar="LANG", help="of the text to check (default: the model's)")
-    p.add_argument("-t", "--target-lang", metavar="LANG")
+    p.add_argument("-t", "--target-lang", metavar="LANG", help="of its translation (default: the model's)")
     return p
 
 

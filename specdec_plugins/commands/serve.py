@@ -22,7 +22,7 @@ def parser() -> Parser:
         description="Translate over HTTP (docs/serve.md). SIGTERM stops it once accepted requests are answered.",
     )  # fmt: skip
     add = p.add_argument
-    add("--model", metavar="DIR", action="append", required=True, help="model folder; repeat it for more language pairs")
+    add("--model", metavar="DIR", action="append", required=True, help="model or Hugging Face folder; repeat it for more pairs")
     add("--host", default="127.0.0.1", metavar="NAME", help="where to listen (default: 127.0.0.1, this machine only)")
     add("--port", type=whole, default=5000, metavar="N", help="(default: 5000)")
     add("--keys", metavar="FILE", help="API keys, one per line; requests need one (default: none)")

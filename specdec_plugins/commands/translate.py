@@ -48,7 +48,7 @@ def parser() -> Parser:
     p = Parser(
         prog="specdec-translate",
         usage="%(prog)s --model DIR [option ...] [FILE ...]",
-        description="Translate lines of text. One line out per line in, in order; with --nbest N, N lines.",
+        description="Translate lines of text or whole files. One line out per line in, in order; with --nbest N, N lines.",
         epilog="Exit status: 0 done; 1 bad input or a file error, after writing everything before it; 2 wrong options.",
     )  # fmt: skip
     p.add_argument("--help-all", action="store_true", help="show all options and exit")
@@ -56,7 +56,7 @@ def parser() -> Parser:
     groups = {name: p.add_argument_group("output lengths" if name == "limits" else name) for name in names}
     model, text, machine, report = (groups[name].add_argument for name in ("model", "text", "machine", "report"))
 
-    model("--model", metavar="DIR", help="model folder (see specdec-pack)")
+    model("--model", metavar="DIR", help="model folder (see specdec-pack and specdec-import), or a Hugging Face folder")
     model("--verifier", metavar="PT", help="without a folder: fairseq checkpoint of the autoregressive model")
     model(
         "--drafter",
@@ -65,12 +65,17 @@ def parser() -> Parser:
     )
     model("--data", metavar="DIR", help="folder with both dictionaries (dict.LANG.txt)")
     model("--codes", metavar="FILE", help="BPE codes; not needed with --tokenized")
-    model("-s", "--source-lang", metavar="LANG", help="for multilingual models, or without a folder; such as fra_Latn, fra or fr")
-    model("-t", "--target-lang", metavar="LANG", help="the same for the output")
+    model(
+        "-s",
+        "--source-lang",
+        metavar="LANG",
+        help="source language, for multilingual models or without a folder: fra_Latn, fra or fr",
+    )
+    model("-t", "--target-lang", metavar="LANG", help="target language, likewise")
 
     text("files", nargs="*", metavar="FILE",
-         help="lines of UTF-8 text, or by its ending md, html, po, xliff, json, srt, vtt, csv, tsv; .gz or .zst may follow "
-         "(default: stdin)")  # fmt: skip
+         help="lines of UTF-8 text, or by its ending Markdown, HTML, PO, XLIFF, JSON, SRT, VTT, CSV or TSV; .gz or .zst "
+         "may follow (default: stdin)")  # fmt: skip
     text("-i", "--input", metavar="FILE", help="the same, as an option")
     text("-o", "--output", metavar="FILE|DIR", help="translations, in a folder one file for each; .gz, .zst (default: stdout)")
     text("--resume", action="store_true", help="continue the --output of an interrupted run")
@@ -83,19 +88,17 @@ def parser() -> Parser:
     text("--ignore-tags", metavar="NAMES", help="tags whose content is not translated, besides code, pre and the like")
     text("--columns", metavar="NAMES", help="columns of csv and tsv files to translate, by number or header, such as 2,4")
     text("--on-error", choices=("stop", "skip"), default="stop",
-         help="lines that are not text or too long, unreadable files: stop, or report and skip them (default: stop)")  # fmt: skip
-    text("--min-confidence", type=number, metavar="P", help="report texts of files whose translation is less probable per token; "
-         "in po and xliff they need review")  # fmt: skip
+         help="unreadable files, lines that are too long or not text: stop, or report and skip them (default: stop)")  # fmt: skip
+    text("--min-confidence", type=number, metavar="P", help="report texts of files with a confidence below P, and mark them "
+         "for review in PO and XLIFF 1.2")  # fmt: skip
     text("--alignments", action="store_true",
-         help="append source-target word numbers, from 0: ' ||| 0-0 1-2'; a field of json, A lines of fairseq")  # fmt: skip
+         help="source-target word numbers, from 0: ' ||| 0-0 1-2' after a text, a field of json, A lines of fairseq")  # fmt: skip
     text("--protect", action="store_true",
-         help="keep placeholders, URLs, e-mail addresses and code in backticks unchanged, each exactly once")  # fmt: skip
-    text(
-        "--glossary",
-        metavar="FILE",
-        help="terms to use, a line each: source, tab, target, perhaps a tab and 'case' (exact case)",
-    )
+         help="keep placeholders, URLs, e-mail addresses and code in backticks unchanged, as often as in the source")  # fmt: skip
     text("--protect-pattern", metavar="REGEX", help="--protect, also what this expression matches")
+    text(
+        "--glossary", metavar="FILE", help="terms to use, one per line: source, tab, target, optionally a tab and 'case' (exact)"
+    )
     text("--word-scores", action="store_true", help="the mean score of each word's tokens; with --format json")
     text("--too-long", choices=("error", "truncate", "skip"), default="error",
          help="what to do with sources longer than the model reads: stop, cut them, or write an empty line "
