@@ -18,6 +18,7 @@ from specdec_plugins.commands import translate
 from specdec_plugins.files import LONGEST, Options, TextFile, Unreadable, find_spans, format_of
 from specdec_plugins.text.compressed import compress, open_read
 from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.placing import Placed
 from specdec_plugins.translations import SourceTooLong, Translation
 from specdec_plugins.units import translate_units
 
@@ -259,6 +260,21 @@ def test_po_entries_are_filled_and_doubtful_ones_are_fuzzy():
                 assert marked.fuzzy and set(entry.flags) | {"fuzzy"} == set(marked.flags) and not filled.fuzzy
 
 
+def test_po_entries_of_unusual_form():
+    pytest.importorskip("polib")
+    plural = 'msgid "one file"\nmsgid_plural "files"\n'
+    source, new = (plural + f'msgstr[0] "{one}"\nmsgstr[1] "{many}"\n' for one, many in (("", ""), ("ONE FILE", "FILES")))
+    assert translated(source, "po", str.upper, least=0.95) == "#, fuzzy\n" + new
+
+    def doubt(second):
+        return TextFile(source, "gettext", TOLD).translated([Placed(["un"], True, 0.9), Placed(["des"], True, second)], 0.5)
+
+    assert doubt(0.1) == "#, fuzzy\n" + doubt(0.6)  # above the entry, whichever form is doubtful
+    indented = '  msgid "one"\n\tmsgstr ""\nmsgid "two"\n msgstr ""'
+    assert translated(indented, "po", str.upper) == '  msgid "one"\n\tmsgstr "ONE"\nmsgid "two"\n msgstr "TWO"'
+    assert translated('msgid "a"\n', "po", str.upper) == 'msgid "a"\n'
+
+
 def test_markup_is_translated_around_its_tags():
     def page(source, **rest):
         return translated(source, "html", lambda line: line.upper(), **rest)
@@ -296,6 +312,16 @@ def test_cues_keep_their_number_of_lines():
     cue = "1\n00:01,000 --> 00:02,000\n<v Ann>This function\nreturns a <i>list of</i> strings\n\n2\n00:03,000 --> 00:04,000\n"
     new = cue.replace("This function\nreturns a <i>list of</i> strings", "THIS FUNCTION RETURNS A\n<i>LIST OF</i> STRINGS")
     assert translated(cue + "- Go.\n- No.\n", "srt", str.upper) == new + "- GO.\n- NO.\n"
+
+
+def test_times_and_classes_in_cues():
+    head, cue = "WEBVTT\n\n00:03.000 --> 00:04.000\n", "<00:03.500>Save the <00:03.700>red <c.red.big>file</c> &lt;1>\n"
+    assert translated(head + cue, "vtt", swapped) == head + "<00:03.500>sAVE THE <00:03.700>RED <c.red.big>FILE</c> &lt;1&gt;\n"
+    turned = translated(head + "Take <c.red>it</c> <c.blue>away</c>\n", "vtt", lambda line: " ".join(line.split()[::-1]))
+    assert re.findall("<.*?>", turned)[::2] == ["<c.red>", "<c.blue>"] and "</c> <c.blue>" in turned
+    with pytest.raises(Unreadable) as error:
+        translated(head + "Go\n\n00:05.000 --> 00:06.000\nI <love\n", "vtt")
+    assert error.value.at == len(head) + len("Go\n\n00:05.000 --> 00:06.000\nI ")
 
 
 def test_tables_are_told_their_columns():

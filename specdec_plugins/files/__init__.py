@@ -37,7 +37,8 @@ class Span:
 
     ``escape`` spells text as the file does. ``marks`` are inline tags, and ``places`` the characters of the file that they are.
     ``write`` makes the replacement from the translation so spelled, told whether it needs review. Unless it is ``always``
-    written, a translation equal to its text changes nothing. A ``whole`` text is not split into sentences.
+    written, a translation equal to its text changes nothing. A ``whole`` text is not split into sentences. If it needs review, the
+    span at ``marked`` is told so in its place.
     """
 
     start: int
@@ -49,6 +50,7 @@ class Span:
     write: Callable[[str, bool], str] = lambda text, doubtful: text
     always: bool = False
     whole: bool = False
+    marked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def rewrite(source: str, translated: Iterable[tuple[Span, Placed | None]], least
     """The file with its translations. They come as `find_spans` returns the spans."""
     changed = [(span, placed) for span, placed in translated if placed and (placed.changed or span.always)]
     starts = [span.start for span, _ in changed]
+    doubtful = {span.start if span.marked is None else span.marked for span, placed in changed if placed.confidence < least}
 
     def piece(span: Span, each: str | int) -> str:
         return span.escape(each) if isinstance(each, str) else patched(*span.places[each])
@@ -142,7 +145,7 @@ def rewrite(source: str, translated: Iterable[tuple[Span, Placed | None]], least
         for span, placed in changed[bisect_left(starts, start) : bisect_left(starts, end)]:
             if at <= span.start and span.end <= end:
                 text = "".join(piece(span, each) for each in placed.pieces)
-                parts += [source[at : span.start], span.write(text, placed.confidence < least)]
+                parts += [source[at : span.start], span.write(text, span.start in doubtful)]
                 at = span.end
         return "".join([*parts, source[at:end]])
 

@@ -15,23 +15,24 @@ def spans(source: str, options: Options) -> Iterator[Span]:
     except (OSError, ValueError, IndexError, AttributeError) as error:
         raise Unreadable(None, f"not a PO file ({error})") from None
     lines = source.splitlines(keepends=True)  # as polib counts them
-    starts = [0, *accumulate(map(len, lines))]
+    starts, lines = [0, *accumulate(map(len, lines))], [line.lstrip() for line in lines]
     for entry in entries:
         if entry.obsolete or entry.msgstr or any(entry.msgstr_plural.values()):
             continue
         number = max(0, entry.linenum - 1)
         while not lines[number].startswith("msg"):
             number += 1
-        begin, texts = starts[number], [entry.msgid]
-        while not lines[number].startswith("msgstr"):
+        top = begin = starts[number]
+        texts = [entry.msgid]
+        while number < len(lines) and not lines[number].startswith("msgstr"):
             number += 1
         while number < len(lines) and lines[number].startswith(("msgstr", '"')):
             if lines[number].startswith("msgstr"):
-                quotes = starts[number] + lines[number].index('""')
+                quotes = source.index('""', starts[number])
 
                 def write(text: str, doubtful: bool, first=begin, last=quotes) -> str:
                     return "#, fuzzy\n" * doubtful + f'{source[first:last]}"{polib.escape(text)}"'
 
-                yield Span(begin, quotes + 2, texts[-1], write=write, always=True)
+                yield Span(begin, quotes + 2, texts[-1], write=write, always=True, marked=top)
                 begin, texts = quotes + 2, [entry.msgid_plural]
             number += 1
