@@ -1,10 +1,13 @@
 """SubRip and WebVTT: the lines below each ``-->``, up to an empty line, with their tags."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from specdec_plugins.files import Options, Span, html
+from specdec_plugins.files import Options, Span, Unreadable, html
 from specdec_plugins.files.markup import span_of
+
+TIME = re.compile(r"<\d(?=[\d:.]*>)")  # begins a tag for WebVTT, text for HTML
 
 
 def spans(source: str, options: Options) -> Iterator[Span]:
@@ -20,7 +23,13 @@ def spans(source: str, options: Options) -> Iterator[Span]:
 
 
 def cue_spans(source: str, start: int, end: int, entities: bool) -> Iterator[Span]:
-    tokens = [token._replace(start=start + token.start, end=start + token.end) for token in html.tokens(source[start:end])]
+    cue = source[start:end]
+    try:
+        found = html.tokens(TIME.sub("<t", cue) if entities else cue)
+    except Unreadable as error:
+        raise Unreadable(start + (error.at or 0), error.what) from None
+    names = (token.name.partition(".")[0] for token in found)  # <c.red> ends in </c>
+    tokens = [each._replace(start=start + each.start, end=start + each.end, name=name) for each, name in zip(found, names)]
     if not entities:
         tokens = [each._replace(text=source[each.start : each.end]) if each.kind == "text" else each for each in tokens]
     if span := span_of(source, tokens, None if entities else {}):
