@@ -154,6 +154,17 @@ async def test_a_fault_touches_nobody_else(monkeypatch):
 
 
 @asynchronous
+async def test_a_search_may_have_fewer_outputs_than_asked_for():
+    """Where its beginning fills the limit, it has one; the call ends with what there is."""
+    served, how = load(), {"beam": 3, "nbest": 3, "beginnings": ["Ein Mann " * 700]}
+    found = await served.translate(LINES[:1], timeout=30, **how)
+    assert plain(found) == plain(expected(LINES[:1], how))
+    assert [bool(each.text) for each in found] == [True, False, False]
+    assert not served.desk.owners and not served.desk.unfinished
+    await served.close()
+
+
+@asynchronous
 async def test_a_full_queue_and_closing():
     served = AsyncTranslator(Translator.from_pretrained(PAIR, threads=1), rows=4, queue=len(LINES))
     first = asyncio.ensure_future(served.translate(LINES))

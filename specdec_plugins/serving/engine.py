@@ -7,7 +7,7 @@ because a translator serves one thread at a time.
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -133,23 +133,28 @@ class Desk:
                 self.guests.append(guest)
 
     def _deliver(self, commits: Sequence[Commit]) -> None:
+        for number, outputs in Counter(commit.request for commit in commits if commit.finished is not None).items():
+            if number in self.owners and self.owners[number][1].beam is not None:
+                self.unfinished[number] = outputs  # a search ends with all its outputs, which may be fewer than were asked for
         for commit in commits:
             if commit.request not in self.owners:  # further outputs of a request that failed
                 continue
             guest, request = self.owners[commit.request]
             if commit.finished is not None:
                 self.unfinished[commit.request] -= 1
-                if not self.unfinished[commit.request] or commit.finished.error is not None:
+                last = not self.unfinished[commit.request] or commit.finished.error is not None
+                if last:
                     self._forget(commit.request)
                 finished = replace(commit.finished, index=request.index)
-                guest.inbox.put(commit._replace(request=request.index, finished=finished))
+                guest.inbox.put((commit._replace(request=request.index, finished=finished), last))
             elif guest.streams and commit.tokens:
-                guest.inbox.put(commit._replace(request=request.index))
+                guest.inbox.put((commit._replace(request=request.index), False))
 
     def _end(self, number: int, error: Exception) -> None:
         """End a request with an error."""
         guest, request = self._forget(number)
-        guest.inbox.put(Commit(request.index, 0, [], [], Hypothesis(request.index, [], [], [], False, error=error)))
+        failed = Hypothesis(request.index, [], [], [], False, error=error)
+        guest.inbox.put((Commit(request.index, 0, [], [], failed), True))
 
     def _forget(self, number: int) -> tuple["Guest", Request]:
         del self.unfinished[number]
@@ -175,8 +180,10 @@ class Guest:
         self.desk, self.turn, self.on_commit, self.streams = desk, turn, on_commit, on_commit is not None
         self.stats = DecodeStats()
         self.fresh: deque[Request] = deque()  # not in the session yet
-        self.inbox: SimpleQueue[Commit | None] = SimpleQueue()  # None: the caller has gone
-        self.waiting: dict[int, int] = {}  # outputs to come, by request
+        self.inbox: SimpleQueue[tuple[Commit, bool] | None] = (
+            SimpleQueue()
+        )  # .., and whether it ends its request; None: cancelled
+        self.waiting: set[int] = set()  # requests that have not ended
         self.cancelled = False
 
     @property
@@ -185,7 +192,7 @@ class Guest:
 
     def submit(self, request: Request) -> None:
         request.check(self.desk.engine.limits)
-        self.waiting[request.index] = request.outputs
+        self.waiting.add(request.index)
         self.fresh.append(request)
 
     def step(self, times: int = 1) -> list[Commit]:
@@ -194,21 +201,22 @@ class Guest:
             self.desk.thread.post(partial(self.desk.enter, self))
         self.turn.release()
         try:
-            commits = [self.inbox.get()]
+            mail = [self.inbox.get()]
         finally:
             self.turn.acquire()
         while not self.inbox.empty():
-            commits.append(self.inbox.get())
-        for commit in commits:
-            if commit is None:
+            mail.append(self.inbox.get())
+        commits = []
+        for letter in mail:
+            if letter is None:
                 raise Cancelled
-            if commit.finished is not None:
-                self.waiting[commit.request] -= 1
-                if not self.waiting[commit.request] or commit.finished.error is not None:
-                    del self.waiting[commit.request]
+            commit, last = letter
+            if last:
+                self.waiting.discard(commit.request)
             if self.on_commit is not None:
                 self.on_commit(commit)
-        return cast(list[Commit], commits)
+            commits.append(commit)
+        return commits
 
     def run(self, requests: Sequence[Request]) -> Iterator[Hypothesis]:
         for request in requests:
