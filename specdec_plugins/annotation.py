@@ -1,4 +1,4 @@
-"""What translations tell about their words when asked: where they come from, and how sure the verifier is of them."""
+"""Word alignments and word scores of translations, on request."""
 
 import re
 from collections.abc import Sequence

@@ -62,9 +62,7 @@ class Engine:
         if self.rules.beams > 1 and settings.beam is None and settings.strategy != "fairseq" and not settings.sampling:
             count = self.rules.beams
             said = (
-                "it searches with them, and beam 1 is greedy"
-                if self.beam
-                else f"with drafts it is greedy, and beam {count} searches"
+                "searching with them; beam 1 is greedy" if self.beam else f"decoding with drafts is greedy; beam {count} searches"
             )
             log.warning("%s asks for %d beams: %s", pair.name, count, said)
         self.drafter_name = assignment.drafter_name(pair, settings, drafter)

@@ -221,7 +221,7 @@ def test_without_drafts_the_beam_is_the_models(plain, caplog):
         caplog.clear()
         beam = Engine(pair, Settings(threads=1, **settings)).beam
         assert (beam and beam.size) == expected
-        said = "it searches with them, and beam 1 is greedy" if beam else "with drafts it is greedy, and beam 4 searches"
+        said = "searching with them; beam 1 is greedy" if beam else "decoding with drafts is greedy; beam 4 searches"
         noted = "beam" not in settings and "sampling" not in settings
         assert (f"random asks for 4 beams: {said}" in caplog.text) == noted
 

@@ -1,4 +1,4 @@
-"""The command ``specdec-import``: a Hugging Face folder into a model folder, and a certificate of how alike their outputs are."""
+"""The command ``specdec-import``: a Hugging Face folder into a model folder, with a certificate that compares their outputs."""
 
 import argparse
 import sys

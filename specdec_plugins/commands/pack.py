@@ -1,4 +1,4 @@
-"""The command ``specdec-pack``: two fairseq checkpoints, dictionaries and BPE codes into one model folder."""
+"""The command ``specdec-pack``: fairseq checkpoints with dictionaries and codes, or a drafter, into a model folder."""
 
 import argparse
 import sys

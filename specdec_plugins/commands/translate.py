@@ -1,4 +1,4 @@
-"""The command ``specdec-translate``: text in, translations out, one line each, in order."""
+"""The command ``specdec-translate``: lines or files in, translations out, in order."""
 
 import argparse
 import os
