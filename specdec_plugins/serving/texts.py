@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, cast
 
 from specdec_plugins.files import MARKUP, Options, TextFile, Unreadable
@@ -51,9 +51,3 @@ class Outputs:
         if key not in self.found:  # for rank 0; the others take what it found
             self.found[key] = self.translator.translate(sentences, **choices)
         return self.found[key][self.rank :: self.settings.outputs]
-
-
-def split_names(value: str | Sequence[str] | None) -> list[str]:
-    """Names of a parameter that is a list, or text with commas."""
-    parts = [value] if isinstance(value, str) else value or []
-    return [name for name in (each.strip() for each in chain.from_iterable(part.split(",") for part in parts)) if name]

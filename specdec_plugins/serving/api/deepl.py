@@ -6,10 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from specdec_plugins.files import split
 from specdec_plugins.serving.api.fields import read_fields, text_of, texts_of
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.service import Refused, Service, public
-from specdec_plugins.serving.texts import split_names, translate_texts
+from specdec_plugins.serving.texts import translate_texts
 
 PREFIX = "/v2/"
 MOST = 50  # texts
@@ -46,7 +47,7 @@ def router(service: Service) -> APIRouter:
         whole, lines = splitting(given.get("split_sentences"), markup)
         work = partial(
             translate_texts, texts=texts if lines else [" ".join(text.split("\n")) for text in texts], markup=markup,
-            ignored=split_names(given.get("ignore_tags")), whole=whole, **route.languages,  # type: ignore[arg-type]
+            ignored=split(",".join(texts_of(given.get("ignore_tags") or [], "ignore_tags"))), whole=whole, **route.languages,  # type: ignore[arg-type]
         )  # fmt: skip
         found = await service.translate(request, route, len(texts), {}, work)
         code = public(route.source).upper()

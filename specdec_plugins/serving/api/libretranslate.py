@@ -103,7 +103,7 @@ def key_of(given: dict[str, Any]) -> str | None:
 def alternatives_of(value: Any) -> int:
     try:
         number = int(value or 0)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = -1
     if not 0 <= number <= MOST:
         raise Refused(400, f"Invalid request: alternatives parameter is not a number from 0 to {MOST}")
