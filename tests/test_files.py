@@ -328,7 +328,7 @@ def test_tables_are_told_their_columns():
     source = "id,title\n1,go there\n"
     assert translated(source, "csv", str.upper, Options(columns=["title"])) == "id,title\n1,GO THERE\n"
     assert translated(source, "csv", str.upper, Options(columns=["2"])) == "id,TITLE\n1,GO THERE\n"
-    for columns, said in (([], "--columns"), (["text"], "no column is named 'text'")):
+    for columns, said in (([], "--columns"), (["text"], "no column is named 'text'"), (["2", "0"], "from 1, not from 0")):
         with pytest.raises(Unreadable, match=said):
             translated(source, "csv", told=Options(columns=columns))
     for name, separator in (("csv", ","), ("tsv", "\t")):

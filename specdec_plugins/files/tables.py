@@ -33,7 +33,9 @@ def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
 def chosen(columns: Sequence[str], first: Sequence[str]) -> tuple[list[int], bool]:
     """The columns from 0, and whether the first row is a header, because it has their names."""
     if all(column.isdecimal() for column in columns) and not set(columns) <= set(first):
-        return [int(column) - 1 for column in columns if int(column)], False
+        if 0 in map(int, columns):
+            raise Unreadable(None, "columns are numbered from 1, not from 0")
+        return [int(column) - 1 for column in columns], False
     if missing := [column for column in columns if column not in first]:
         raise Unreadable(0, f"no column is named {missing[0]!r}; there are {', '.join(first)[:200]}")
     return [first.index(column) for column in columns], True
