@@ -126,7 +126,7 @@ def placed(parts: Sequence[Part], results: Sequence[Translation]) -> Placed | No
             pieces += place(part.text, part.marks, aligned(part.text, result)) if part.marks else [result.text]
         if result is not None:
             confidence = min(confidence, result.confidence)
-    return Placed(pieces, changed, confidence)
+    return Placed(pieces, changed, confidence, [term for result in results for term in result.unplaced])
 
 
 def aligned(source: str, result: Translation) -> Aligned:

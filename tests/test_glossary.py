@@ -62,7 +62,7 @@ def test_translations_use_terms_with_and_without_drafts():
     assert both.text.count("{x}") == 1
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, capsys, monkeypatch):
     text, out, terms = tmp_path / "text", tmp_path / "out", tmp_path / "terms"
     text.write_text("A dog runs through the snow.\n")
     terms.write_text("dog\tKöter\nzebra\tZebra\n")
@@ -75,6 +75,12 @@ def test_the_command(tmp_path, capsys):
     assert translate.main(known) == 0
     lacks = "Zwiebelfisch" not in out.read_text()
     assert lacks == ("line 1: without the glossary's translation of in\n" in capsys.readouterr().err)
+    monkeypatch.setattr("specdec_plugins.terms.WORSE", -1e9)  # no term fits
+    cues = tmp_path / "text.srt"
+    cues.write_text("1\n00:00:01,000 --> 00:00:02,000\nA dog runs in.\n")
+    for more, line in (([text], 1), ([text, "--markup", "html"], 1), ([cues], 3)):
+        assert translate.main([*map(str, more), *known[:2], *known[4:]]) == 0
+        assert f"{more[0]}, line {line}: without the glossary's translation of in\n" in capsys.readouterr().err
     assert translate.main([*known, "--sampling"]) == 2 and "--glossary" in capsys.readouterr().err
     terms.write_text("dog\n")
     assert translate.main(known) == 1 and "line 1: not a source term" in capsys.readouterr().err

@@ -38,11 +38,12 @@ class Unit:
 @dataclass(frozen=True)
 class Placed:
     """A translated unit: text, and the indices of its marks. ``changed``: it differs from the source. ``confidence``: the lowest
-    of its sentences' (geometric mean of the probabilities of the tokens)."""
+    of its sentences' (geometric mean of the probabilities of the tokens). ``unplaced``: terms of a glossary that it lacks."""
 
     pieces: Pieces
     changed: bool
     confidence: float = 1.0
+    unplaced: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

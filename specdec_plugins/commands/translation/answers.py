@@ -140,7 +140,9 @@ class Answerer:
                 answers.append(Answer(line, "", [], f"{content.what}, skipped"))
             else:
                 skipped = None in own
-                answers.append(Answer(line, "" if skipped else content.translated(own), [], SKIPPED * skipped))
+                unplaced = [term for each in own if each for term in each.unplaced]
+                said = SKIPPED if skipped else lacking(unplaced) if unplaced else ""
+                answers.append(Answer(line, "" if skipped else content.translated(own), [], said))
         return Answers(answers, fault, buffer.fault, self.translator.engine.take_stats())
 
     def _answer(self, number: int, line: str, outputs: Sequence["Translation"], reference: str | None) -> Answer:
@@ -149,12 +151,16 @@ class Answerer:
         if outputs[0].shortened:
             said = "too long for the model, cut" if outputs[0].source_tokens else SKIPPED
         elif outputs[0].unplaced:
-            said = f"without the glossary's translation of {', '.join(outputs[0].unplaced)}"
+            said = lacking(outputs[0].unplaced)
         return Answer(line, self.format(number, line, outputs, reference), shown, said)
 
     def _traced(self, result: "Translation") -> TracedSentence:
         steps = [TracedStep(*each) for each in result.passes(self.translator.codec.target.tokens)]
         return TracedSentence(" ".join(result.source_tokens), " ".join(result.tokens), steps)
+
+
+def lacking(terms: Sequence[str]) -> str:
+    return f"without the glossary's translation of {', '.join(terms)}"
 
 
 def make_format(options: argparse.Namespace, join: Callable[[Sequence[str]], str]) -> Format:

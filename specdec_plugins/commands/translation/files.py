@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from specdec_plugins.commands.translation.answers import Answerer
+from specdec_plugins.commands.translation.answers import Answerer, lacking
 from specdec_plugins.files import MOST, Options, TextFile, Unreadable, format_of, split
 from specdec_plugins.formats.files import whole
 from specdec_plugins.text.compressed import compress
@@ -67,6 +67,8 @@ class File:
                 said.append(f"{self.name}, line {line}: too long for the model, not translated")
             elif each.confidence < least:
                 said.append(f"{self.name}, line {line}: confidence {each.confidence:.2f}")
+            if each is not None and each.unplaced:
+                said.append(f"{self.name}, line {line}: {lacking(each.unplaced)}")
         return said
 
 
