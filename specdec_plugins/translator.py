@@ -109,6 +109,8 @@ class Translator:
                 return translate_terms(self, sentences, glossary, options)
             options["glossary"] = glossary
             spans = [[]] * len(sentences) if protected is None else protected
+            if len(spans) != len(sentences):
+                raise ValueError(f"{len(sentences):,} sentences, but {len(spans):,} lists of protected spans")
             return translate_protected(self, [Protected.of(*each) for each in zip(sentences, repeat(protect), spans)], options)
         batch_size = self.settings.usual_batch_size if batch_size == "auto" else batch_size
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())

@@ -165,6 +165,11 @@ def test_text_beside_parts_and_spans_of_the_caller(docs):
     assert len(re.findall(r"\bSettings\b", result.text)) == 1
     assert ((9, 17), (result.text.index("Settings"), result.text.index("Settings") + 8)) in result.alignment.links
     assert docs.translate(["", "{}", "{a} {b}"], protect=ALL)[1].text == "{}"
+    with pytest.raises(ValueError, match="2 sentences, but 1 lists of protected spans"):
+        docs.translate([line, line], protected=[[(9, 17)]])
+    for span in ((-1, 2), (9, 23), (30, 40)):
+        with pytest.raises(ValueError, match="not all within a text of 22 characters"):
+            docs.translate([line], protected=[[(0, 4), span]])
 
 
 def test_not_for_several_outputs():

@@ -61,9 +61,11 @@ class Protected:
 
     @classmethod
     def of(cls, text: str, protected: re.Pattern[str] | None, spans: Iterable[Span] = ()) -> "Protected":
-        """Protect what matches, and further ``spans``. Spans that overlap are one."""
+        """Protect what matches, and further ``spans``. Spans that overlap are one. Raises ValueError for one outside the text."""
         found = sorted([*spans, *(match.span() for match in protected.finditer(text))] if protected else spans)
         merged: list[Span] = []
+        if found and not 0 <= found[0][0] <= max(end for _, end in found) <= len(text):
+            raise ValueError(f"protected spans {found!r:.100} are not all within a text of {len(text):,} characters")
         for first, end in found:
             if merged and first < merged[-1][1]:
                 merged[-1] = merged[-1][0], max(end, merged[-1][1])
