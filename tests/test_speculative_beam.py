@@ -19,10 +19,10 @@ from test_trained_drafters import make_pair as trained
 from specdec_plugins.decoding.backends.torch.graphs import EAGER
 from specdec_plugins.decoding.backends.torch.model import TorchPass
 from specdec_plugins.decoding.constraints import Constraints
-from specdec_plugins.decoding.options import Sampling
+from specdec_plugins.decoding.options import Beam, Sampling
 from specdec_plugins.decoding.roles import Drafter, Traits, Verifier
 from specdec_plugins.decoding.search import groups
-from specdec_plugins.decoding.trees import TreeDraft, nodes_of, tokens_to
+from specdec_plugins.decoding.trees import AHEAD, TreeDraft, nodes_of, tokens_to
 from specdec_plugins.decoding.values import LOGITS, Draft, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import OutputRules
@@ -282,6 +282,26 @@ def test_drafters_with_models(name, dtype):
         drafter = WindowDrafter(verifier.model, Budget(8, 2))
     accepted = check_drafter(verifier, drafter, searches(6, 6), dtype != "float64")
     assert accepted or name not in ("window", "block_causal")
+
+
+@KERNELS
+def test_the_larger_a_beam_the_fewer_steps_are_drafted():
+    """A pass has room for as many results of every row as the largest tree needs; beams of more than 64 draft nothing."""
+    drafter, verifier = trained("block_causal", "float32")
+    propose, drafted = drafter.propose, []
+
+    def noted(state, prefix, plan):
+        drafted.append((plan.lengths[0], max(map(len, propose(state, prefix, plan).tokens))))
+        return propose(state, prefix, plan)
+
+    drafter.propose = noted
+    for size, longest in ((2, 16), (12, 5), (70, 0)):
+        drafted.clear()
+        requests = [Request(0, sentences(1, 6)[0], 20, beam=Beam(size, nbest=size))]
+        expected = outputs_by(session_of(verifier, size).run(requests))
+        assert outputs_by(session_of(verifier, size, drafter, [16]).run(requests)) == expected
+        assert {length for length, _ in drafted} == ({longest} if longest else set())
+        assert all(nodes <= AHEAD for _, nodes in drafted)
 
 
 @pytest.mark.parametrize("arch", ["block", "block_causal"])

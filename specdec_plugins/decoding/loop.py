@@ -21,6 +21,7 @@ from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import Acceptance, Controller, Drafter, Verifier
 from specdec_plugins.decoding.search.groups import advance
 from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.decoding.trees import AHEAD, breadth
 from specdec_plugins.decoding.values import (
     LOGITS,
     Commit,
@@ -37,7 +38,7 @@ from specdec_plugins.decoding.values import (
 from specdec_plugins.decoding.verifier import Unverified
 
 TOGETHER = 16  # iterations per step of a run: Python overhead is negligible from four on
-BRANCHING = Tree(16)  # drafts of beam searches, unless drafters follow the search: see `branched`
+BRANCHING = Tree(16)  # drafts of beam searches, unless drafters follow the search: see `branched` in trees.py
 PREFILL = 24  # forced tokens per pass: more would need more memory for logits than a long draft
 
 
@@ -130,7 +131,8 @@ class Session:
         finished: list[int] = []
         made, seconds, recordings = 0, 0.0, self.verifier.recordings
         while made < times and not finished and len(prefix) == rows:
-            if self.searches and searching == rows and not any(plan.lengths):
+            how = self._branching(plan) if searching == rows else plan
+            if self.searches and searching == rows and not any(how.lengths):
                 searched = self.searches(self.verifying, prefix, times - made)
                 if self.drafting is not None:
                     self.drafting.select(searched.order)
@@ -144,7 +146,7 @@ class Session:
                 batch = self.native(self.verifying, self.drafting, prefix, plan, times - made)
             if batch is not None:
                 stats.book(drafting=batch.drafting, verifying=batch.verifying)
-            elif (batch := self._iterate(plan)) is None:
+            elif (batch := self._iterate(how)) is None:
                 finished = prefix.failed
                 break
             for iteration in batch.iterations:
@@ -159,6 +161,13 @@ class Session:
         self.controller.update(Outcome(plan, steps, seconds, made, self.verifier.recordings > recordings))
         return finished
 
+    def _branching(self, plan: Plan) -> Plan:
+        """The plan of a batch of searches with trees, if the drafter drafts any. The larger a beam, the fewer steps ahead."""
+        if not (self.drafter.traits.trees and any(plan.lengths)) or plan.tree is not None:
+            return plan
+        most = [AHEAD // breadth(request.beam) for request in self.prefix.requests if request.beam]
+        return plan._replace(lengths=list(map(min, plan.lengths, most)), tree=BRANCHING)
+
     def _iterate(self, plan: Plan) -> Iterations | None:
         """One iteration; the prefix does not change. None if requests failed instead: see `_draft`."""
         prefix, stats, device = self.prefix, self.stats, self.device
@@ -166,8 +175,6 @@ class Session:
         # 1. Draft, in one pass or one per token (`draft_in_turn`). A plain iteration drafts nothing, at no cost.
         began = time.perf_counter()
         searching, searches_only = prefix.searching, prefix.searching == len(prefix)
-        if searches_only and self.drafter.traits.trees and plan.tree is None:
-            plan = plan._replace(tree=BRANCHING)
         asked = any(plan.lengths) and max(prefix.room) > 0
         draft = self._draft(plan) if asked else Draft([[] for _ in prefix.requests])
         if draft is None:

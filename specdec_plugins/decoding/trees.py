@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from specdec_plugins.decoding.options import Tree
+from specdec_plugins.decoding.options import Beam, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan
 
 ROOT = -1
-SPARE = 1.5  # hypotheses drafted at each depth of a beam search, for each live one
+SPARE = 1.5  # hypotheses drafted at each depth of a beam search, for each live one ..
+AHEAD = 96  # .. up to so many in all, as one row may have them, and a pass has room for as many results of every row
 Key = TypeVar("Key")  # identifies a node when its children are asked for
 Child = tuple[float, int, Key]  # log-probability after the parent, token, key
 Children = Callable[[Key], Iterable[Child[Key]]]
@@ -111,7 +112,12 @@ def groves_of(prefix: Prefix, tree: Tree) -> list[tuple[int, int, list[int]]]:
     """Rows whose trees grow together, with nodes of a tree and, for searches, hypotheses at each depth, else 0."""
     alone = [(tree.nodes, 0, [row]) for row, request in enumerate(prefix.requests) if request.beam is None]
     searches = ((rows, prefix.requests[rows[0]].beam) for rows in prefix.searches())
-    return alone + [(0, int(SPARE * beam.size), rows) for rows, beam in searches if beam]
+    return alone + [(0, breadth(beam), rows) for rows, beam in searches if beam]
+
+
+def breadth(beam: Beam) -> int:
+    """Hypotheses drafted at each depth of a search."""
+    return int(SPARE * beam.size)
 
 
 def ahead(
