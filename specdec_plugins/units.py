@@ -79,25 +79,33 @@ def parts_of(unit: Unit, language: str, most: int, whole: bool) -> Iterator[Part
         if over and over[0].start < start:  # code that holds the end of a sentence
             start = spans.pop()[0]
         spans.append((start, end))
-    owners: list[int] = []
+    owners: list[float] = []
     for number, mark in marks:
         owners.append(max([owner_of(mark, spans, mark.partner is not None and mark.partner < number), *owners[-1:]]))
+
+    def owned(owner: float, start: int, end: int) -> list[tuple[int, Mark]]:
+        own = marks[bisect_left(owners, owner) : bisect_right(owners, owner)]
+        return [(index, shifted(mark, start, end)) for index, mark in own]
+
     at = 0
     for number, (start, end) in enumerate(spans):
-        yield Part(text[at:start], [], False)
-        own = marks[bisect_left(owners, number) : bisect_right(owners, number)]
-        own = [(index, shifted(mark, start, end)) for index, mark in own]
+        yield Part(text[at:start], owned(number - 0.5, at, start), False)
+        own = owned(number, start, end)
         yield Part(text[start:end], own, unit.whole or has_letters(text[start:end], own), unit.whole)
         at = end
     yield Part(text[at:], [] if spans else marks, False)
 
 
-def owner_of(mark: Mark, spans: Sequence[Span], closes: bool) -> int:
-    """The sentence of a tag. One that closes belongs to what is before it, others to what follows unless they touch it."""
+def owner_of(mark: Mark, spans: Sequence[Span], closes: bool) -> float:
+    """The sentence of a tag. One that closes belongs to what is before it, others to what follows unless they touch it.
+
+    One that stands alone in the white space before sentence ``n`` belongs to that: ``n - 0.5``.
+    """
     if closes:
         return max(0, bisect_left(spans, (mark.start, 0)) - 1)
     opens = mark.partner is not None
-    return min(bisect_left(spans, mark.start + opens, key=lambda span: span[1]), max(0, len(spans) - 1))
+    found = min(bisect_left(spans, mark.start + opens, key=lambda span: span[1]), max(0, len(spans) - 1))
+    return found - 0.5 if found and not opens and mark.end < spans[found][0] else found
 
 
 def shifted(mark: Mark, start: int, end: int) -> Mark:

@@ -292,6 +292,7 @@ def test_markup_is_translated_around_its_tags():
     )
     assert page('<p>Go <span class="notranslate">no</span> on</p>') == '<p>GO <span class="notranslate">no</span> ON</p>'
     assert page("<p>Go <kbd>Tab</kbd> on</p>", told=Options(ignored=["p"])) == "<p>Go <kbd>Tab</kbd> on</p>"
+    assert page("<p>One. <img> Two. <!-- c --> <b>Three</b> four</p>") == "<p>ONE. <img> TWO. <!-- c --> <b>THREE</b> FOUR</p>"
     assert page("<p>Fish &#38; chips &copy;</p>") == "<p>FISH &#38; CHIPS &copy;</p>"
     assert page("a </b> b <i>c") == "A </b> B <i>C"
     assert (

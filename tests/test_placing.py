@@ -60,6 +60,8 @@ def test_tags_alone_keep_their_neighbours():
     assert placed("see *this", "vois ceci", [(0, 0), (1, 1)]) == "vois *ceci"
     assert placed("* go there", "va là", [(0, 0), (1, 1)]) == "* va là"
     assert placed("a [] b", "x y", [(0, 0), (1, 1)]) == "x [] y"
+    assert placed("a [* * b] c", "x y z", [(0, 0), (1, 1), (2, 2)]) == "x [* * y] z"
+    assert placed("a [[b]] c", "x y", [(0, 0), (2, 1)]) == "x [[]] y"
 
 
 def test_code_replaces_the_same_words():

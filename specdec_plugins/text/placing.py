@@ -167,7 +167,7 @@ class Placer:
                     (end if node.closing is None and not node.alone else stop),
                 )
             else:
-                begin, before, after = self._gap(node, words.start, at, end)
+                begin, before, after = self._gap(node, words.start, start, at, end)
                 stop = begin
             begin, stop = max(at, begin), max(at, stop)
             yield self.translation[at:begin] + before
@@ -232,19 +232,22 @@ class Placer:
         left = bool(before) and not before.isspace()
         return left, not left and bool(after) and not after.isspace()
 
-    def _gap(self, node: Node, word: int, at: int, end: int) -> tuple[int, str, str]:
-        """Where to write a tag without words before a word of the translation, and the spaces around it."""
+    def _gap(self, node: Node, word: int, start: int, at: int, end: int) -> tuple[int, str, str]:
+        """Where to write a tag without words before a word of the translation, from ``at`` on, and the spaces around it.
+
+        It is inside an element, or the sentence, from ``start`` to ``end``.
+        """
         words = self.words
         left, right = self._joined(node)
         if node.start < node.end:  # text, such as code, between words
             place = min(max(at, words[word - 1][1] if word else 0), end)
             between = self.translation[place - 1 : place].isalnum(), self.translation[place : place + 1].isalnum()
-            return place, " " * between[0], " " * between[1]
+            return place, " " * (between[0] and place > start), " " * (between[1] and start < end)
         if right and word < len(words) and at <= words[word][0] <= end:
             return words[word][0], "", ""
         place = words[word - 1][1] if word and at <= words[word - 1][1] <= end else at
         spaced = not left and (node.alone or (node.opening is not None and node.closing is not None))
-        return place, " " * (spaced and place > 0), " " * (spaced and place == 0)
+        return place, " " * (spaced and place > start), " " * (spaced and place == start < end)
 
 
 def best_beginning(values: Sequence[float]) -> int:
