@@ -468,7 +468,9 @@ def test_lines_of_markup(demo, tmp_path, capfd):
     (["a.po", "--format", "json"], "--format cannot be combined"),
     (["a.txt", "--min-confidence", "0.5"], "--min-confidence is for"),
     (["a.po", "--min-confidence", "2"], "not between 0 and 1"),
-    (["a.po", "--num-samples", "2", "--sampling"], "cannot be combined"),
+    (["a.po", "--beam", "2", "--nbest", "2"], "cannot be combined"),
+    (["a.po", "--num-samples", "2", "--sampling"], "--sampling cannot be combined with files of other formats"),
+    (["a", "--markup", "html", "--sampling"], "--sampling cannot be combined with --markup"),
     (["-o", "/tmp/"], "name the input files"),
     (["a.po", "--resume", "-o", "b.po"], "--resume cannot be combined"),
 ])  # fmt: skip

@@ -251,7 +251,7 @@ def format_faults(options: argparse.Namespace) -> Iterator[Fault]:
     files = has_formats(options)
     if files or options.markup:
         what = "files of other formats than lines, -o DIR" if files else "--markup"
-        names = ["format", "tokenized", "reference", "hint", "trace", "alignments", "word_scores"]
+        names = ["format", "tokenized", "reference", "hint", "trace", "alignments", "word_scores", "sampling"]
         names += ["resume", "remove_bpe"] * files
         if given := [option_name(name) for name in names if getattr(options, name) not in (None, False, "text")]:
             yield given[0][2:].replace("-", "_"), f"cannot be combined with {what}"

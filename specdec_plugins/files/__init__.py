@@ -37,8 +37,8 @@ class Span:
 
     ``escape`` spells text as the file does. ``marks`` are inline tags, and ``places`` the characters of the file that they are.
     ``write`` makes the replacement from the translation so spelled, told whether it needs review. Unless it is ``always``
-    written, a translation equal to its text changes nothing. A ``whole`` text is not split into sentences. The span
-    that starts at ``marked`` is told of the review that this one needs.
+    written, a translation equal to its text changes nothing. A ``whole`` text is not split into sentences. If it needs
+    review, the span that starts at ``marked`` says so.
     """
 
     start: int
