@@ -288,9 +288,9 @@ def test_what_hypotheses_share_is_never_taken_back():
                 found.append(Ranked(order.tolist(), scores[order].tolist()))
             beams = rules.step(how, beams, found)
             if beams.live:
-                grown += beams.shared() > shared
-                assert beams.shared() >= shared
-                shared = beams.shared()
+                grown += beams.shared > shared
+                assert beams.shared >= shared
+                shared = beams.shared
                 prefix = tokens_of(beams.live[0])[:shared]
         assert all(tokens_of(node)[:shared] == prefix for _, node in beams.finished)
     assert grown > 20

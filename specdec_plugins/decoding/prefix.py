@@ -227,7 +227,7 @@ class Prefix:
             size, tokens, scores = self.reported[row], self.outputs[row], self.scores[row]
             if request.beam is not None:
                 beams = self.beams_of(row)
-                path = beams.live[0].path()[: beams.shared()]
+                path = beams.live[0].path()[: beams.shared]
                 tokens, scores = [node.token for node in path], [node.score for node in path]
             self.reported[row] = len(tokens)
             if request.beam is None or not self.numbers[row]:

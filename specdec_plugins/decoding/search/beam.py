@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from specdec_plugins.decoding.options import Beam
@@ -63,6 +64,7 @@ class Beams:
         """The finished hypotheses, best first."""
         return sorted(self.finished, key=lambda each: -each[0])
 
+    @cached_property  # the rows of a search ask for it
     def shared(self) -> int:
         """The number of tokens that all hypotheses begin with."""
         nodes = [*self.live, *(node for _, node in self.finished)]
