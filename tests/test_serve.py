@@ -108,8 +108,14 @@ def test_translations_equal_the_librarys(served):
     assert found["word_scores"] == pytest.approx(own.word_scores, abs=1e-4) and "alignment" not in one
     status, content = served.post(text="The file does not exist.", target="fra")
     assert status == 200 and content["model"] == "docs.en-fr" and content["target"] == "fr"
-    assert served.post(text="A man plays the guitar.", source="auto")[1]["source"] == "en"
     assert served.ask("GET", "/v1/models")[2][1] == {"name": "docs.en-fr", "sources": ["en"], "targets": ["fr"]}
+
+
+def test_detection_does_not_hold_up_others(served, monkeypatch):
+    threads, detect = [], served.service.source_of
+    monkeypatch.setattr(served.service, "source_of", lambda texts: threads.append(threading.current_thread()) or detect(texts))
+    assert served.post(text="A man plays the guitar.", source="auto")[1]["source"] == "en"
+    assert threads[0].name.startswith("asyncio")  # not the event loop's
 
 
 def test_streams(served):
@@ -212,7 +218,11 @@ def test_limits_and_keys():
             413, {"error": "the body exceeds the limit of 2,000 bytes"}
         )  # fmt: skip
         assert served.ask("POST", "/v1/translate", iter([b"x" * 1500] * 2), **right)[0] == 413  # chunked
-        status, headers, content = served.ask("POST", "/v1/translate", {"text": ["A"] * 3}, **right)
+        status, content = served.post(text=["A"] * 3, headers=right)
+        assert (status, content["error"]) == (400, "3 texts do not fit in a queue of 2; send fewer at a time")  # ever
+        served.service.models[0].served.pending += 2
+        status, headers, content = served.ask("POST", "/v1/translate", {"text": "A"}, **right)
+        served.service.models[0].served.pending -= 2
         assert status == 503 and int(headers["retry-after"]) >= 1 and "too many texts" in content["error"]
         served.service.models[0].served.closing = True
         assert served.ask("GET", "/ready")[0] == 503

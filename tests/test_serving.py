@@ -172,6 +172,8 @@ async def test_a_full_queue_and_closing():
     with pytest.raises(QueueFull, match=r"try again in \d+ s") as full:
         await served.translate(LINES[0])
     assert full.value.retry_after >= 1
+    with pytest.raises(ValueError, match="do not fit in a queue"):
+        await served.translate([*LINES, LINES[0]])
     closing = asyncio.ensure_future(served.close())
     await asyncio.sleep(0)
     with pytest.raises(Closed):

@@ -111,6 +111,8 @@ class AsyncTranslator:
         """The result of ``work``, which runs in a thread with a translator of these settings and may call all its methods."""
         if self.closing:
             raise Closed("the server is stopping")
+        if texts > self.queue:
+            raise ValueError(f"{texts:,} texts do not fit in a queue of {self.queue:,}; send fewer at a time")
         if self.pending + texts > self.queue:
             raise QueueFull(self._retry_after())
         self.pending += texts

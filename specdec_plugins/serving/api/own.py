@@ -1,5 +1,6 @@
 """Our own API: every option of a request, scores, drafts and acceptance; server-sent events as passes commit tokens."""
 
+import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -99,7 +100,7 @@ def router(service: Service) -> APIRouter:
     async def translate(call: TranslateCall, request: Request) -> Response:
         texts = [call.text] if isinstance(call.text, str) else call.text
         service.admit(bearer(request), texts)
-        source = service.source_of(texts)[0] if call.source == "auto" else call.source
+        source = (await asyncio.to_thread(service.source_of, texts))[0] if call.source == "auto" else call.source
         route = service.route(source, call.target, call.model)
         options = call.model_dump(include=set(PER_REQUEST), exclude_none=True)
         head = {"model": route.model.name, "source": route.source, "target": route.target}
