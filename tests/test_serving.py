@@ -154,6 +154,21 @@ async def test_a_fault_touches_nobody_else(monkeypatch):
 
 
 @asynchronous
+async def test_a_search_drafts_nothing_where_others_are_greedy():
+    """Alone and beside them; so nobody learns from its drafts, which fail more often."""
+    served = load()
+    assert plain(await served.translate(LINES, beam=5)) == plain(expected(LINES, {"beam": 5}))
+    assert not served.stats.drafted and served.stats.iterations
+    both = await asyncio.gather(served.translate(LINES[:2]), served.translate(LINES[:1], beam=2))
+    assert served.stats.drafted and not any(each.drafted for each in both[1])
+    await served.close()
+    served = load(beam=2)
+    await served.translate(LINES * 4)
+    assert served.desk.session.controller.inner.classes
+    await served.close()
+
+
+@asynchronous
 async def test_a_search_may_have_fewer_outputs_than_asked_for():
     """Where its beginning fills the limit, it has one; the call ends with what there is."""
     served, how = load(), {"beam": 3, "nbest": 3, "beginnings": ["Ein Mann " * 700]}

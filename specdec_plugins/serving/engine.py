@@ -86,7 +86,8 @@ class Desk:
     def _open(self) -> None:
         self.session = self.engine.session(self.rows)
         if self.engine.settings.adaptive:
-            self.session.controller = Steady(self.session.controller, self.engine.trained_block_size)
+            searches = self.engine.beam is not None
+            self.session.controller = Steady(self.session.controller, self.engine.trained_block_size, searches)
         if self not in self.thread.desks:
             self.thread.desks.append(self)
 

@@ -1,4 +1,4 @@
-"""Draft lengths in a batch with requests whose outputs depend on them."""
+"""Draft lengths in a batch with requests for which a controller does not plan."""
 
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Controller
@@ -12,19 +12,26 @@ def depends_on_drafts(request: Request) -> bool:
 
 
 class Steady(Controller):
-    """Fixes the draft length of such requests, so that outputs do not depend on the neighbours. Others get ``inner``'s."""
+    """Fixes the draft length of such requests, so that outputs do not depend on the neighbours. Others get ``inner``'s, but
+    searches none unless ``inner`` plans for ``searches``: drafts seldom pay there, nor do they tell what others accept."""
 
-    def __init__(self, inner: Controller, length: int):
-        self.inner, self.length = inner, length
+    def __init__(self, inner: Controller, length: int, searches: bool = False):
+        self.inner, self.length, self.searches = inner, length, searches
         self._mixed = False
 
     def plan(self, prefix: Prefix) -> Plan:
-        plan, fixed = self.inner.plan(prefix), [*map(depends_on_drafts, prefix.requests)]
-        self._mixed = any(fixed)
+        plan, fixed = self.inner.plan(prefix), [*map(self._fixed, prefix.requests)]
+        self._mixed = any(each is not None for each in fixed)
         if not self._mixed:
             return plan
-        return plan._replace(lengths=[self.length if each else length for each, length in zip(fixed, plan.lengths)])
+        return plan._replace(lengths=[length if each is None else each for each, length in zip(fixed, plan.lengths)])
 
     def update(self, outcome: Outcome) -> None:
         if not self._mixed:  # the time of other lengths says nothing about the plan
             self.inner.update(outcome)
+
+    def _fixed(self, request: Request) -> int | None:
+        """The request's draft length; None: as planned."""
+        if depends_on_drafts(request):
+            return self.length
+        return None if request.beam is None or self.searches else 0
