@@ -246,6 +246,14 @@ def test_xliff_targets_are_well_formed():
             assert unit.find("target").text == "fini" or texts[0] == texts[1]
 
 
+def test_cdata_is_text_that_stays():
+    unit = "<xliff><trans-unit><source>{}</source><target>{}</target></trans-unit></xliff>"
+    done = unit.format("Open it", "<![CDATA[Ouvrez]]>")
+    assert translated(done, "xlf", str.upper) == done
+    mixed = "Open <![CDATA[a <b> ]]> now"
+    assert translated(unit.format(mixed, ""), "xlf", str.upper) == unit.format(mixed, "OPEN <![CDATA[a <b> ]]> NOW")
+
+
 def test_po_entries_are_filled_and_doubtful_ones_are_fuzzy():
     polib = pytest.importorskip("polib")
     for source in cases("po"):

@@ -61,7 +61,9 @@ class Tokens:
             self._found("close", name)
 
     def _text(self, text):
-        if not self.cdata:
+        if self.cdata:
+            self.found[-1] = self.found[-1]._replace(text=self.found[-1].text + text)
+        else:
             self._found("text", text=text)
 
     def _other(self, text):
@@ -69,7 +71,7 @@ class Tokens:
             self._found("alone")
 
     def _cdata(self):
-        self._found("alone")
+        self._found("kept")
         self.cdata = True
 
     def _cdata_end(self):
