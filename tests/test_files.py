@@ -317,6 +317,18 @@ def test_sentences_are_translated_one_at_a_time():
     assert translated("<p>Use <code>a. B</code> now. Go.", "html", swapped) == "<p>uSE <code>a. B</code> NOW. gO."
 
 
+def test_a_translated_paragraph_begins_no_other_block():
+    def turned(source, text):
+        return translated(source, "md", lambda line: text)
+
+    for sign in ("-", "+", "1.", "12)", "##", ">", "~~~"):
+        escaped = sign[:-1] + "\\" + sign[-1] if sign[0].isdigit() else "\\" + sign
+        assert turned("One.\n", f"{sign} a") == f"{escaped} a\n"
+    assert turned("- One.\n", "---") == "- \\---\n" and turned("One.\n", "1.5 a -b") == "1.5 a -b\n"
+    assert turned("# One.\n", "1. a") == "# 1. a\n"
+    assert turned("|-|\n|-|\n|One.|\n", "a | b") == "|-|\n|-|\n|a \\| b|\n"
+
+
 def test_cues_keep_their_number_of_lines():
     cue = "1\n00:01,000 --> 00:02,000\n<v Ann>This function\nreturns a <i>list of</i> strings\n\n2\n00:03,000 --> 00:04,000\n"
     new = cue.replace("This function\nreturns a <i>list of</i> strings", "THIS FUNCTION RETURNS A\n<i>LIST OF</i> STRINGS")

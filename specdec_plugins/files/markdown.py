@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -11,20 +12,22 @@ from specdec_plugins.files import Options, Span, Unreadable, html
 from specdec_plugins.files.markup import Token, span_of, spelled
 
 LONGEST = 50_000  # characters of a paragraph: a hostile one takes the parser time quadratic in its length
-SPECIAL = "\\`*_[]<"
+SPECIAL = "\\`*_[]<|"
+BLOCK = re.compile(r"(\d+)(?=[.)](?:\s|$))|(?=(?:[-+]|#{1,6})(?:\s|$)|>|~~~|-+\s*$)")  # what begins one
 
 
 def spans(source: str, options: Options) -> Iterator[Span]:
-    parser, lines, cell = make_parser(), Lines(source), False
+    parser, lines, opened = make_parser(), Lines(source), ""
     environment: dict[str, Any] = {}  # link definitions
     for block in parser.parse(lines.body, environment):
         if block.type == "inline" and block.content:
             if len(block.content) > LONGEST:
                 raise Unreadable(lines.bounds[block.map[0]][0], f"a paragraph of over {LONGEST:,} characters")
             children = parser.inline.parse(block.content, parser, environment, [])
-            if places := lines.places(block.content, block.map, cell):
-                yield from paragraph(source, block.content, places, children)
-        cell = block.type in ("th_open", "td_open")
+            if places := lines.places(block.content, block.map, opened in ("th_open", "td_open")):
+                write = text_of_paragraph if opened == "paragraph_open" else Span.write
+                yield from paragraph(source, block.content, places, children, write)
+        opened = block.type
 
 
 def make_parser() -> Any:
@@ -80,7 +83,15 @@ class Lines:
         return places if len(places) == len(content) + 1 else []
 
 
-def paragraph(source: str, content: str, places: Sequence[int], children: Sequence[Any]) -> Iterator[Span]:
+def text_of_paragraph(text: str, doubtful: bool) -> str:
+    """A translation that begins no other block, such as a list."""
+    match = BLOCK.match(text)
+    return f"{match[0]}\\{text[match.end() :]}" if match else text
+
+
+def paragraph(
+    source: str, content: str, places: Sequence[int], children: Sequence[Any], write: Callable[[str, bool], str]
+) -> Iterator[Span]:  # fmt: skip
     """The span of a paragraph, heading or cell, after those of the descriptions of its images; none if it is not understood."""
     found = list(walk(content, children))
     if not found or found[-1].end != len(content):
@@ -97,7 +108,7 @@ def paragraph(source: str, content: str, places: Sequence[int], children: Sequen
             if text and source.startswith(text, start):
                 yield Span(start, start + len(text), text, partial(spelled, table=table))
     if span := span_of(source, whole_links(source, tokens), escapes):
-        yield span
+        yield replace(span, write=write)
 
 
 def whole_links(source: str, tokens: Sequence[Token]) -> list[Token]:
