@@ -187,6 +187,8 @@ def test_deepl_languages_usage_and_keys(served, keyed):
     before = keyed.ask("GET", "/v2/usage", **KEY)[2]["character_count"]
     assert keyed.post("/v2/translate", headers=KEY, text=["A dog."], target_lang="DE")[0] == 200
     assert keyed.ask("GET", "/v2/usage", **KEY)[2]["character_count"] == before + 6
+    assert deepl(served, text=["A dog."], source_lang="EN")[0] == served.ask("GET", "/v2/usage", **KEY)[0] == 200
+    assert [*served.service.used] == [""]  # what clients send in vain as keys takes no memory
     assert served.ask("GET", "/v2/other")[::2] == (404, {"message": "Not Found"})
 
 

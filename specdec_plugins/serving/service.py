@@ -135,7 +135,11 @@ class Service:
             raise Refused(413, f"{characters:,} characters exceed the limit of {limits.characters:,}")
         if self.keys is not None and key is not None and limits.per_minute is not None:
             self._ration(key, characters, limits.per_minute)
-        self.used[key or ""] = self.used.get(key or "", 0) + characters
+        self.used[self.account(key)] = self.used.get(self.account(key), 0) + characters
+
+    def account(self, key: str | None) -> str:
+        """Whose characters are counted; all together without keys, as clients may send any."""
+        return "" if self.keys is None else key or ""
 
     def _ration(self, key: str, characters: int, most: int) -> None:
         """Raises Refused if a key's characters of this minute exceed ``most``."""

@@ -74,9 +74,8 @@ def router(service: Service) -> APIRouter:
     @api.get("/usage")
     async def usage(request: Request) -> dict[str, int]:
         """Characters of the key since the server started."""
-        key = key_of(request)
-        service.admit(key, [])
-        return {"character_count": service.used.get(key or "", 0), "character_limit": UNLIMITED}
+        service.admit(key_of(request), [])
+        return {"character_count": service.used[service.account(key_of(request))], "character_limit": UNLIMITED}
 
     @api.get("/glossaries")
     async def glossaries(request: Request) -> dict[str, list]:
