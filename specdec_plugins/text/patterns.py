@@ -3,7 +3,7 @@
 import re
 
 PATTERNS = {
-    "code": r"(?P<ticks>`+)(?!`).{1,1000}?(?<!`)(?P=ticks)(?!`)",  # between backticks
+    "code": r"(?<!`)(?P<ticks>`+)(?!`).{1,1000}?(?<!`)(?P=ticks)(?!`)",  # between backticks
     "url": r"\b(?:https?|ftps?|file|mailto|ssh|git)://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]",
     "e-mail": r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
     "mustache": r"\{\{\{?[^{}]*\}?\}\}",
