@@ -38,9 +38,9 @@ class Translation:
 
     @property
     def confidence(self) -> float:
-        """The geometric mean of the tokens' probabilities under the verifier: 1 for an empty source, 0 for a skipped one."""
+        """The geometric mean of the tokens' probabilities under the verifier: 1 for an empty source, 0 for a missing output."""
         if not self.token_scores:
-            return float(not self.shortened)
+            return float(not (self.shortened or self.source_tokens))
         return math.exp(sum(self.token_scores) / len(self.token_scores))
 
     @property

@@ -265,13 +265,14 @@ class Translator:
     def finish(
         self, source: Source, hypothesis: Hypothesis | None, sample: int, keep_bpe: bool, keep_tokens: bool
     ) -> Translation:
-        """An output with its text; None stands for a source that was empty or skipped."""
+        """An output with its text; None stands for a source that was empty or skipped, and for an output too many of a search."""
         codec, name = self.codec, self.engine.drafter_name
+        said = codec.source.tokens(source.text)
         if hypothesis is None:
-            return Translation("", shortened=source.shortened, sample=sample, drafter=name)
+            return Translation("", said, shortened=source.shortened, sample=sample, drafter=name)
         words = codec.target.tokens(hypothesis.tokens)
         return Translation(
             (" ".join(words) if keep_bpe else codec.join(words)) if keep_tokens else codec.decode(hypothesis.tokens),
-            codec.source.tokens(source.text), words, hypothesis.token_scores, hypothesis.steps, hypothesis.cut, sample,
+            said, words, hypothesis.token_scores, hypothesis.steps, hypothesis.cut, sample,
             source.shortened, name, hypothesis.score,
         )  # fmt: skip
