@@ -46,7 +46,7 @@ def ours(strategy: str) -> Callable[[str, argparse.Namespace], Decode]:
     def build(dtype: str, options: argparse.Namespace) -> Decode:
         from specdec_plugins import Translator
 
-        block = {"block_size": options.block_size} if strategy == "specdec" else {}
+        block = {"block_size": options.block_size} if strategy == "specdec" else {"beam": 1}
         engine = Translator.from_pretrained(
             options.model, strategy=strategy, dtype=dtype, threads=options.threads, **block
         ).engine
@@ -70,7 +70,7 @@ def transformers(assisted: bool) -> Callable[[str, argparse.Namespace], Decode]:
             options.original, local_files_only=True, dtype=getattr(torch, dtype)
         )
         config = model.eval().generation_config
-        more = {"prompt_lookup_num_tokens": options.block_size} if assisted else {}
+        more = {"prompt_lookup_num_tokens": 8} if assisted else {}
         special = {config.eos_token_id, config.pad_token_id}
 
         @torch.inference_mode()
@@ -132,7 +132,7 @@ def main() -> None:
     p.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), help="the first is compared with")
     p.add_argument("--dtypes", nargs="+", choices=("int8", "float32"), default=("int8", "float32"))
     p.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8])
-    p.add_argument("--block-size", type=lambda value: value if value == "auto" else int(value), default=8)
+    p.add_argument("--block-size", type=lambda value: value if value == "auto" else int(value), default="auto")
     p.add_argument("--sentences", type=int, default=100)
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--threads", type=int, default=1)
