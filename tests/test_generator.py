@@ -94,7 +94,7 @@ def test_generate_searches_as_fairseq(toy_data, pair, options):
 def test_what_the_engine_does_not_support_goes_to_fairseq(toy_data, pair):
     found = generate(toy_data, pair[0], "--match-source-len", "--temperature", 0.7)
     log = found.stdout + found.stderr
-    assert "fairseq's own generator decodes, as ours does not support --match-source-len, --temperature 0.7" in log
+    assert "fairseq's own generator decodes, as ours does not support --match-source-len True, --temperature 0.7" in log
     assert len(hypotheses(found)[0]) == 20
 
 
