@@ -105,7 +105,7 @@ class HtmlTrace:
         from jinja2 import Environment, FileSystemLoader
 
         environment = Environment(
-            loader=FileSystemLoader(Path(__file__).with_name("templates")),
+            loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
             autoescape=True, finalize=_printable, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         )  # fmt: skip
         self.parts = cast(Any, environment.get_template("trace.html").module)  # macros

@@ -17,7 +17,9 @@ from specdec_plugins.serving.texts import translate_texts
 
 def router(service: Service) -> APIRouter:
     page = APIRouter(include_in_schema=False)
-    template = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True).get_template("page.html")
+    template = Environment(loader=FileSystemLoader(Path(__file__).parents[1] / "templates"), autoescape=True).get_template(
+        "page.html"
+    )
     pairs = [
         (source, target, f"{name_of(source)} to {name_of(target)}")
         for source, targets in service.languages().items()
