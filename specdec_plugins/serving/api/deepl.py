@@ -7,12 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from specdec_plugins.files import split
-from specdec_plugins.serving.api.fields import read_fields, text_of, texts_of
+from specdec_plugins.serving.api.fields import key_of, read_fields, text_of, texts_of
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.service import Refused, Service, public
 from specdec_plugins.serving.texts import translate_texts
 
 PREFIX = "/v2/"
+SCHEME = "DeepL-Auth-Key"
 MOST = 50  # texts
 UNLIMITED = 10**12  # characters
 # What changes a translation, and we cannot do. `context`, `preserve_formatting` and `model_type` leave ours as it is.
@@ -40,7 +41,7 @@ def router(service: Service) -> APIRouter:
         texts = texts_of(required(given, "text"), "text")
         if len(texts) > MOST:
             raise Refused(413, f"{len(texts):,} texts exceed the limit of {MOST}")
-        service.admit(key_of(request), texts)
+        service.admit(key_of(request, SCHEME), texts)
         source, target = text_of(given.get("source_lang"), "source_lang"), text_of(required(given, "target_lang"), "target_lang")
         source = source or (await asyncio.to_thread(service.source_of, texts))[0]
         route, markup = service.route(source, target), given.get("tag_handling") or None
@@ -62,7 +63,7 @@ def router(service: Service) -> APIRouter:
     @api.get("/languages")
     async def languages(request: Request) -> list[dict[str, Any]]:
         """Source languages, or with type=target those of translations."""
-        service.admit(key_of(request), [])
+        service.admit(key_of(request, SCHEME), [])
         kind = request.query_params.get("type") or (await read_fields(request)).get("type") or "source"  # clients send a body
         pairs = service.languages()
         if kind == "source":
@@ -74,17 +75,17 @@ def router(service: Service) -> APIRouter:
     @api.get("/usage")
     async def usage(request: Request) -> dict[str, int]:
         """Characters of the key since the server started."""
-        service.admit(key_of(request), [])
-        return {"character_count": service.used[service.account(key_of(request))], "character_limit": UNLIMITED}
+        service.admit(key_of(request, SCHEME), [])
+        return {"character_count": service.used[service.account(key_of(request, SCHEME))], "character_limit": UNLIMITED}
 
     @api.get("/glossaries")
     async def glossaries(request: Request) -> dict[str, list]:
-        service.admit(key_of(request), [])
+        service.admit(key_of(request, SCHEME), [])
         return {"glossaries": []}
 
     @api.get("/glossary-language-pairs")
     async def pairs(request: Request) -> dict[str, list]:
-        service.admit(key_of(request), [])
+        service.admit(key_of(request, SCHEME), [])
         return {"supported_languages": []}
 
     return api
@@ -113,9 +114,3 @@ def required(given: dict[str, Any], name: str) -> Any:
     if not given.get(name):
         raise Refused(400, f"Parameter '{name}' not specified.")
     return given[name]
-
-
-def key_of(request: Request) -> str | None:
-    """``Authorization: DeepL-Auth-Key KEY``"""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() or None if scheme.lower() == "deepl-auth-key" else None

@@ -25,6 +25,12 @@ async def read_fields(request: Request) -> dict[str, Any]:
     return {name: each if name in LISTS and len(each) > 1 else each[-1] for name, each in values.items()}
 
 
+def key_of(request: Request, scheme: str) -> str | None:
+    """The key of ``Authorization: SCHEME KEY``."""
+    given, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() or None if given.lower() == scheme.lower() else None
+
+
 def text_of(value: Any, name: str) -> str:
     """A field that is a string; empty if it is missing."""
     if value is not None and not isinstance(value, str):

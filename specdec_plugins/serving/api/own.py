@@ -13,6 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from starlette.responses import JSONResponse
 
+from specdec_plugins.serving.api.fields import key_of
 from specdec_plugins.serving.service import Refused, Service, refusals
 from specdec_plugins.serving.translator import PER_REQUEST
 from specdec_plugins.settings import Settings, option_of
@@ -99,7 +100,7 @@ def router(service: Service) -> APIRouter:
     @api.post("/translate", response_model=Answer)
     async def translate(call: TranslateCall, request: Request) -> Response:
         texts = [call.text] if isinstance(call.text, str) else call.text
-        service.admit(bearer(request), texts)
+        service.admit(key_of(request, "Bearer"), texts)
         source = (await asyncio.to_thread(service.source_of, texts))[0] if call.source == "auto" else call.source
         route = service.route(source, call.target, call.model)
         options = call.model_dump(include=set(PER_REQUEST), exclude_none=True)
@@ -177,9 +178,3 @@ def annotations(output: Translation) -> dict[str, Any]:
 def number(value: float) -> float | None:
     """JSON has no infinity."""
     return value if math.isfinite(value) else None
-
-
-def bearer(request: Request) -> str | None:
-    """The key of a request: ``Authorization: Bearer KEY``."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() or None if scheme.lower() == "bearer" else None
