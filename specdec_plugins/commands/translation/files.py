@@ -111,14 +111,15 @@ class Files:
 
     def batches(self, size: int) -> Iterator[tuple[int, list[Unit]]]:
         """Up to ``size`` units at a time, with the number of the first."""
-        first, batch = 0, list[Unit]()
+        first, batch, characters = 0, list[Unit](), 0
         for file in self._read():
             self.under_way.append(file)
             for unit in file.units:
                 batch.append(unit)
-                if len(batch) == size or sum(len(each.text) for each in batch) > FULL:
+                characters += len(unit.text)
+                if len(batch) == size or characters > FULL:
                     yield first, batch
-                    first, batch = first + len(batch), []
+                    first, batch, characters = first + len(batch), [], 0
         if batch:
             yield first, batch
 
