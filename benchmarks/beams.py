@@ -165,19 +165,13 @@ class CTranslate2:
     """With fairseq's length penalty of 1."""
 
     def __init__(self, name: str, model: str, dtype: str, threads: int, fixed: int | None):
-        import ctranslate2
-
         from specdec_plugins.formats.folder import load_folder
-        from specdec_plugins.measure.systems import convert
+        from specdec_plugins.measure.systems import ctranslate2_of
 
         self.pair = load_folder(model)
         self.numbers = {symbol: number for number, symbol in enumerate(self.pair.target.symbols)}
         self.lengths = {"max_decoding_length": fixed or 200, "min_decoding_length": fixed or 1}
-        with tempfile.TemporaryDirectory() as place:
-            convert(self.pair, Path(place))
-            self.translator = ctranslate2.Translator(
-                f"{place}/converted", compute_type=dtype, inter_threads=1, intra_threads=threads
-            )
+        self.translator = ctranslate2_of(self.pair, dtype, threads)
 
     def __call__(self, sources: Sources, beam: int, batch_size: int) -> Sources:
         tokens = [self.pair.source.tokens(source[:-1]) for source in sources]

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
-from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, convert  # noqa: E402
+from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, ctranslate2_of  # noqa: E402
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.prefix import Prefix
@@ -181,16 +181,7 @@ def fairseq(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) ->
 
 
 def ctranslate2(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) -> Decode:
-    import ctranslate2
-    import torch
-
-    device = torch.device(options.device)
-    with tempfile.TemporaryDirectory() as place:
-        convert(pair, Path(place))
-        translator = ctranslate2.Translator(
-            f"{place}/converted", device=device.type, device_index=device.index or 0, compute_type=dtype, inter_threads=1,
-            intra_threads=int(kind),
-        )  # fmt: skip
+    translator = ctranslate2_of(pair, dtype, int(kind), device=options.device)
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         tokens = [pair.source.tokens(source[:-1]) for source in sources]

@@ -113,18 +113,8 @@ class CTranslate2:
     a text's batches, sorted by length."""
 
     def __init__(self, system: System, pair: "Pair", mix: Mix, sources: Sources):
-        with needed("bench", "system ctranslate2"):
-            import ctranslate2
-        import torch
-
         self.sources = [pair.source.tokens(source[:-1]) for source in sources]
-        with tempfile.TemporaryDirectory() as folder:
-            convert(pair, Path(folder))
-            device = torch.device(system.device)
-            self.translator = ctranslate2.Translator(
-                f"{folder}/converted", device=device.type, device_index=device.index or 0, compute_type=system.dtype,
-                inter_threads=mix.workers, intra_threads=mix.threads,
-            )  # fmt: skip
+        self.translator = ctranslate2_of(pair, system.dtype, mix.threads, mix.workers, system.device)
 
     def decode(self, order: Order) -> Run:
         def translate(batch: list[list[str]], size: int) -> list[Any]:
@@ -158,6 +148,21 @@ def count_steps(hypotheses: Iterable["Hypothesis"]) -> tuple[Counter[int], Count
         drafted.update(range(min(POSITIONS, len(step.drafted))))
         accepted.update(range(min(POSITIONS, step.accepted)))
     return drafted, accepted, committed
+
+
+def ctranslate2_of(pair: "Pair", dtype: str, threads: int, workers: int = 1, device: str = "cpu") -> Any:
+    """CTranslate2's translator with the pair's verifier; ``threads`` for each of its ``workers``."""
+    with needed("bench", "system ctranslate2"):
+        import ctranslate2
+    import torch
+
+    place = torch.device(device)
+    with tempfile.TemporaryDirectory() as folder:
+        convert(pair, Path(folder))
+        return ctranslate2.Translator(
+            f"{folder}/converted", device=place.type, device_index=place.index or 0, compute_type=dtype, inter_threads=workers,
+            intra_threads=threads,
+        )  # fmt: skip
 
 
 def convert(pair: "Pair", folder: Path) -> None:
