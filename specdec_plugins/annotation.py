@@ -1,12 +1,11 @@
 """Word alignments and word scores of translations, on request."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specdec_plugins.decoding.values import Hypothesis
-from specdec_plugins.text.alignment import Alignment, link, within
+from specdec_plugins.text.alignment import Alignment, link, parts_of, within
 from specdec_plugins.text.words import Span, align
 from specdec_plugins.translations import Source, Translation
 
@@ -57,7 +56,7 @@ def target_spans(translator: "Translator", result: Translation, hypothesis: Hypo
 
 def scores_of(text: str, spans: Sequence[Span], scores: Sequence[float]) -> list[float]:
     """The mean score of the tokens of each part of a text between white space; 0 for one that no token stands for."""
-    parts = [match.span() for match in re.finditer(r"\S+", text)]
+    parts = parts_of(text)
     own: list[list[float]] = [[] for _ in parts]
     for span, score in zip(spans, scores):
         if span[0] < span[1] and (part := within(span, parts)) is not None:

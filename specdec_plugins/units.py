@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdec_plugins.text.alignment import WORD
+from specdec_plugins.text.alignment import words_of
 from specdec_plugins.text.languages import two_letters
 from specdec_plugins.text.patterns import pattern
 from specdec_plugins.text.placing import Aligned, Mark, Pieces, Placed, Unit, place, unmoved
@@ -143,5 +143,5 @@ def aligned(source: str, result: Translation) -> Aligned:
         text = result.text
         words = [(end - len(text[start:end].lstrip()), end) for start, end in known.target]  # a part put back has its space
         return Aligned(text, known.source, [(start, start + len(text[start:end].rstrip())) for start, end in words], known.pairs)
-    own, words = ([match.span() for match in WORD.finditer(each)] for each in (source, result.text))
+    own, words = words_of(source), words_of(result.text)
     return Aligned(result.text, own, words, [(n * len(own) // len(words), n) for n in range(len(words) if own else 0)])

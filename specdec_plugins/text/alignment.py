@@ -13,9 +13,8 @@ from torch import Tensor
 
 from specdec_plugins.text.words import Span
 
-MINOR = (
-    0.3  # a word's attention to a second source word, times that to its first, at least: best of 0 and 0.3 on half the gold sets
-)
+# A word's attention to a second source word, times that to its first, at least: best of 0 and 0.3 on half the gold sets
+MINOR = 0.3
 WORD = re.compile(r"\w+|[^\w\s]")  # the units that are linked: subwords are too small, parts between spaces too large
 
 
@@ -41,9 +40,19 @@ class Alignment:
         return sorted({(one, other) for one, other in pairs if one is not None and other is not None})
 
 
+def words_of(text: str) -> list[Span]:
+    """The units of a text that are linked."""
+    return [match.span() for match in WORD.finditer(text)]
+
+
+def parts_of(text: str) -> list[Span]:
+    """The parts of a text between white space."""
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
 def numbered(text: str, words: Sequence[Span]) -> dict[int, int]:
     """The part of a text between white space that each word belongs to, by number; not for punctuation beside a word."""
-    parts = [match.span() for match in re.finditer(r"\S+", text)]
+    parts = parts_of(text)
     found = {}
     for number, word in enumerate(words):
         part = within(word, parts)
@@ -65,7 +74,7 @@ def link(weights: Tensor, spans: Sequence[Span], source: str, output: Sequence[S
     ``weights`` (T, S); ``spans`` and ``output`` are the characters of the source's and the output's tokens. Tokens without
     characters, such as eos, count for nothing.
     """
-    words = [[match.span() for match in WORD.finditer(each)] for each in (source, text)]
+    words = [words_of(source), words_of(text)]
     (rows, targets), (columns, sources) = (owners(*each) for each in ((output, words[1]), (spans, words[0])))
     if not rows or not columns:
         return Alignment(words[0], words[1], [])

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 
 from specdec_plugins.text.alignment import Alignment
@@ -29,7 +30,7 @@ class Edits:
             at = end
         return "".join(pieces) + text[at:]
 
-    @property
+    @cached_property
     def places(self) -> list[Span]:
         """Where the replacements are in the new text."""
         places, shift = [], 0
