@@ -30,7 +30,7 @@ from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buf
 from specdec_plugins.commands.translation.output import Output
 from specdec_plugins.commands.translation.summary import summary
 from specdec_plugins.files import MARKUP, format_of
-from specdec_plugins.settings import UNTRAINED, Fault, Option, OptionError, Settings, option_of
+from specdec_plugins.settings import SCORED, UNTRAINED, Fault, Option, OptionError, Settings, option_of
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.text.patterns import pattern
 from specdec_plugins.workers import Workers
@@ -171,7 +171,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("format", "fairseq requires scores, which strategy drafter does not produce"))
     if options.remove_bpe and not options.tokenized and options.format != "fairseq":
         faults.append(("remove_bpe", "requires --tokenized or --format fairseq"))
-    if options.alignments and options.strategy not in ("specdec", "ar"):
+    if options.alignments and options.strategy not in SCORED:
         faults.append(("alignments", f"is not supported by strategy {options.strategy}; use specdec or ar"))
     if options.word_scores and (options.format != "json" or options.strategy == "drafter"):
         faults.append(("word_scores", "requires --format json, and scores, which strategy drafter does not produce"))
@@ -192,7 +192,7 @@ def rewriting_faults(options: argparse.Namespace) -> Iterator[Fault]:
     others = ["sampling"] * options.sampling + ["nbest"] * (options.nbest > 1) + ["tokenized"] * options.tokenized
     others += ["windows"] * (options.windows is not None)
     for name in ("protect", "protect_pattern", "glossary"):
-        if getattr(options, name) and options.strategy not in ("specdec", "ar"):
+        if getattr(options, name) and options.strategy not in SCORED:
             yield name, f"is not supported by strategy {options.strategy}; use specdec or ar"
         elif getattr(options, name) and others:
             yield name, f"cannot be combined with {' and '.join(map(option_name, others))}"

@@ -29,7 +29,7 @@ class Group:
     rows: list[int]  # best hypothesis first
     beams: Beams
     slots: list[int]
-    origins: list[int] = field(default_factory=list)  # the row that each live hypothesis had
+    origins: list[int] = field(init=False)  # the row that each live hypothesis had
 
     def __post_init__(self) -> None:
         self.origins = self.rows
