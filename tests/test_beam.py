@@ -217,6 +217,18 @@ def test_recorded_passes_search_alike():
     assert check_against_naive(model.double(), tilt, requests, session_of(verifier, 13).run(requests)) and tapes.recordings
 
 
+def streamed(session, streams, done):
+    """The commits of a step. Adds them to the streams by output, and outputs, which must be what was streamed, to ``done``."""
+    commits = session.step()
+    for request, output, tokens, scores, whole in commits:
+        stream = streams.setdefault((request, output), ([], []))
+        stream[0].extend(tokens), stream[1].extend(scores)
+        if whole:
+            assert stream == (whole.tokens, whole.token_scores)
+            done.append(whole)
+    return commits
+
+
 def test_what_is_streamed_of_a_search_is_its_best_output(world):
     """And cancelling others, which leave in the middle, changes nothing."""
     _, verifier, _ = world
@@ -227,13 +239,8 @@ def test_what_is_streamed_of_a_search_is_its_best_output(world):
         session.submit(request)
     cancelled = set()
     while not session.idle:
-        for request, output, tokens, scores, whole in session.step():
-            stream = streams.setdefault((request, output), ([], []))
-            stream[0].extend(tokens), stream[1].extend(scores)
-            early += bool(tokens) and whole is None and requests[request].beam is not None
-            if whole:
-                assert stream == (whole.tokens, whole.token_scores)
-                done.append(whole)
+        for commit in streamed(session, streams, done):
+            early += bool(commit.tokens) and commit.finished is None and requests[commit.request].beam is not None
         assert session.prefix.reserved <= 12 and len(session.prefix) <= session.prefix.reserved
         if rng.random() < 0.4:
             index = rng.randrange(20)

@@ -9,7 +9,18 @@ import torch
 from conftest import ROOT
 from reference import greedy
 from support import EOS, SHAPES, SYMBOLS, Knowing, make_pair, make_tilt, sentences
-from test_beam import KERNELS, KINDS, check_against_naive, outputs_by, requests_of, rounded, session_of, translated, world
+from test_beam import (
+    KERNELS,
+    KINDS,
+    check_against_naive,
+    outputs_by,
+    requests_of,
+    rounded,
+    session_of,
+    streamed,
+    translated,
+    world,
+)
 from test_drafters import NAMES
 from test_drafters import make as without_weights
 from test_kernels import on_kernels, wide_verifier
@@ -190,12 +201,7 @@ def test_streams_and_cancelled_searches(world, monkeypatch):
         session.submit(request)
     cancelled = set()
     while not session.idle:
-        for request, output, tokens, scores, whole in session.step():
-            stream = streams.setdefault((request, output), ([], []))
-            stream[0].extend(tokens), stream[1].extend(scores)
-            if whole:
-                assert stream == (whole.tokens, whole.token_scores)
-                done.append(whole)
+        streamed(session, streams, done)
         if rng.random() < 0.3 and session.prefix.group(index := rng.randrange(12)):
             session.cancel(index)
             cancelled.add(index)
