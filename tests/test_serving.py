@@ -61,9 +61,12 @@ def plain(results):
 
 
 async def finished(served):
-    """Once nothing is in flight."""
-    while served.desk.owners:
+    """Once nothing is in flight, and the engine's thread has done all that this led to."""
+    while served.desk.owners or served.desk.guests:
         await asyncio.sleep(0.01)
+    between = threading.Event()
+    served.desk.thread.post(between.set)
+    await asyncio.to_thread(between.wait)
     return served.desk.session
 
 

@@ -164,11 +164,11 @@ class Desk:
     def _start_over(self, error: Exception) -> None:
         """A new session with the waiting requests of the old one; those in flight end with the error."""
         waiting = list(self.session.waiting)
-        for number in self.owners.keys() - {request.index for request in waiting}:
-            self._end(number, RuntimeError(f"{type(error).__name__}: {error}"))
         self._open()
         for request in waiting:
             self.session.submit(request)
+        for number in self.owners.keys() - {request.index for request in waiting}:
+            self._end(number, RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 class Guest:
@@ -181,9 +181,7 @@ class Guest:
         self.desk, self.turn, self.on_commit, self.streams = desk, turn, on_commit, on_commit is not None
         self.stats = DecodeStats()
         self.fresh: deque[Request] = deque()  # not in the session yet
-        self.inbox: SimpleQueue[tuple[Commit, bool] | None] = (
-            SimpleQueue()
-        )  # .., and whether it ends its request; None: cancelled
+        self.inbox: SimpleQueue[tuple[Commit, bool] | None] = SimpleQueue()  # and whether it ends its request; None: cancelled
         self.waiting: set[int] = set()  # requests that have not ended
         self.cancelled = False
 
