@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Beam search against fairseq's and CTranslate2's: latency, throughput, memory and quality by beam size.
+"""Beam search against fairseq's and CTranslate2's: latency, throughput and memory by beam size.
 
-    benchmarks/beams.py --input FILE [--reference FILE] [--model data/demo.en-de]        # ten minutes with the pair that ships
+    benchmarks/beams.py --input FILE [--model data/demo.en-de]        # ten minutes with the pair that ships
     benchmarks/beams.py --random [--layers 6 --width 512 --inner 2048 --heads 8 --vocabulary 58101]     # OPUS-MT's shape
 
 Every system runs in its own processes, and for every beam size all take turns, round by round, at their best number of threads,
@@ -46,7 +46,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(ROOT / "data" / "demo.en-de"))
     parser.add_argument("--input", help="source text; --random needs none")
-    parser.add_argument("--reference", help="its translation, for BLEU and chrF")
     parser.add_argument("--random", action="store_true", help="a model with random weights in place of --model")
     for name, size in {"layers": 6, "width": 512, "inner": 2048, "heads": 8, "vocabulary": 58101}.items():
         parser.add_argument(f"--{name}", type=int, default=size)
@@ -65,13 +64,11 @@ def main() -> int:
 
             write_folder(options, Path(place))
             options.model = f"{place}/model"
-        sources, references = text_of(options)
+        sources = text_of(options)
         systems = [System(name, dtype, options) for dtype in options.dtypes for name in options.systems if exists(name, dtype)]
         for system in systems:
             system.choose_threads(sources[:TRIED], max(options.beams))
         rows = [*speeds(systems, sources, options), *memory(systems, sources, options)]
-        if references:
-            rows += quality(systems, sources, references, options)
     print(json.dumps({"benchmark": "beams", "rows": rows, "signature": {**machine(), **vars(options)}}))
     return 0
 
@@ -80,20 +77,17 @@ def exists(name: str, dtype: str) -> bool:
     return name != "fairseq" or dtype == "float32"
 
 
-def text_of(options: argparse.Namespace) -> tuple[Sources, list[str] | None]:
-    """Sources, and references if there are any."""
+def text_of(options: argparse.Namespace) -> Sources:
     if options.random:
         chance, count = random.Random(2), 5 * options.sentences
-        return [[*(chance.randrange(4, options.vocabulary) for _ in range(SOURCE - 1)), 2] for _ in range(count)], None
+        return [[*(chance.randrange(4, options.vocabulary) for _ in range(SOURCE - 1)), 2] for _ in range(count)]
     from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.measure.runs import read_text
     from specdec_plugins.settings import Settings
     from specdec_plugins.translator import Translator
 
-    found = read_text(
-        Translator(load_folder(options.model), Settings(strategy="ar", threads=1)), options.input, options.reference, None
-    )
-    return found.sources, found.references
+    translator = Translator(load_folder(options.model), Settings(strategy="ar", threads=1))
+    return read_text(translator, options.input, None, None).sources
 
 
 # ---- in a system's processes
@@ -280,28 +274,6 @@ def memory(systems: list[System], sources: Sources, options: argparse.Namespace)
                 held = system.single[0].submit(cache_bytes, longest[-size:], beam).result() / 2**20
                 rows.append({"measure": "memory", "beam": beam, "batch_size": size, "caches_mib": round(held, 2)})
                 print(f"memory     beam {beam} batch {size}: caches of {held:.1f} MiB", flush=True)
-    return rows
-
-
-def quality(systems: list[System], sources: Sources, references: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """BLEU and chrF, with 95 % intervals by bootstrap, of all sources in the systems' first data type."""
-    from sacrebleu.metrics import BLEU, CHRF
-
-    from specdec_plugins.formats.folder import load_folder
-
-    codec, rows = load_folder(options.model).codec, []
-    for system in systems:
-        if system.name == "fairseq" or system.dtype != options.dtypes[0]:
-            continue
-        for beam in options.beams:
-            lines = [codec.decode(output) for output in system.together(sources, beam).outputs]
-            row: dict[str, Any] = {"measure": "quality", "system": system.name, "dtype": system.dtype, "beam": beam}
-            for metric in (BLEU(), CHRF()):
-                score = metric.corpus_score(lines, [references], n_bootstrap=1000)
-                row[score.name] = [round(score.score, 2), round(float(score._ci), 2)]
-            rows.append(row)
-            said = "  ".join(f"{name} {row[name][0]:.2f} (+-{row[name][1]:.2f})" for name in ("BLEU", "chrF2"))
-            print(f"quality    beam {beam} {system.name:12}{system.dtype:8} {said}", flush=True)
     return rows
 
 
