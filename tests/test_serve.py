@@ -295,13 +295,14 @@ def test_hundreds_of_requests_a_tenth_leaves(served):
 
 @pytest.mark.long
 @pytest.mark.parametrize("grace, statuses", [(60, {200}), (0.2, {200, 503})])
-def test_the_command_stops_gracefully(grace, statuses):
+def test_the_command_stops_gracefully(grace, statuses, tmp_path):
+    config = tmp_path / "models.toml"
+    config.write_text(f'threads = 1\ngrace = {grace}\n[model.demo]\nfolder = "{PAIR}"')
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "specdec_plugins.commands.serve", "--model", PAIR, "--port", str(port), "--threads", "1",
-         "--grace", str(grace)],
+        [sys.executable, "-m", "specdec_plugins.commands.serve", "--config", str(config), "--port", str(port)],
         stderr=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
     served = object.__new__(Served)
@@ -335,6 +336,7 @@ def test_the_commands_faults(tmp_path, capsys, monkeypatch):
     assert refused("--model", PAIR, "--port", 70000) == "--port 70,000 is not from 0 to 65,535"
     assert refused("--model", PAIR, "--model", PAIR) == "--model demo.en-de is the name of several models"
     assert refused("--model", PAIR, "--max-per-minute", 9) == "--max-per-minute requires --keys"
+    assert refused("--port", 1) == "--model or --config is required"
     assert refused("--model", PAIR, "--rows", 0) == "--rows 0 is less than 1"
     assert refused("--model", PAIR, "--draft-with", "jacobi") == "--draft-with jacobi was removed; use lookahead"
     assert str(tmp_path / "none") in refused("--model", tmp_path / "none", status=1)
@@ -343,3 +345,62 @@ def test_the_commands_faults(tmp_path, capsys, monkeypatch):
         assert refused("--model", PAIR, status=1).endswith('; run: pip install "specdec-seq2seq[serve]"')
     (tmp_path / "keys").write_text("# none\n")
     assert refused("--model", PAIR, "--keys", tmp_path / "keys", status=1) == f"{tmp_path}/keys: no keys; write one per line"
+
+
+CONFIG = f"""
+port = 70
+dtype = "int8"
+max-per-minute = 9
+[model.captions]
+folder = "{PAIR}"
+rows = 8
+[model."en fr"]
+folder = "elsewhere"
+dtype = "bfloat16"
+draft-with = "lookahead"
+"""
+
+
+def test_a_configuration_has_the_options_of_the_command(tmp_path):
+    path = tmp_path / "models.toml"
+    path.write_text(CONFIG)
+    options = serve.parser().parse_args(["--rows", "5", "--config", str(path), "--port", "71", "--model", "own", "--keys", "k"])
+    assert (options.port, options.rows, options.max_per_minute) == (71, 5, 9) and serve.check(options) == []
+    own, captions, french = (
+        (name, each.model, each.rows, each.dtype, each.draft_with) for name, each in serve.models_of(options)
+    )
+    assert own == ("own", "own", 5, "int8", None) and captions == ("captions", PAIR, 8, "int8", None)
+    assert french == ("en fr", "elsewhere", 5, "bfloat16", "lookahead")
+    options = serve.parser().parse_args(["--config", str(path), "--model", "captions"])
+    assert serve.check(options) == [("model", "captions is the name of several models"), ("max_per_minute", "requires --keys")]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("prt = 3", "prt is unknown; available: host, port, keys,"),
+        ('config = "x"', "config is unknown; available: host,"),
+        ("[models.x]", "models is unknown; available: host,"),
+        ("[model.x]\nfolder = 'a'\nthreads = 3", "model.x.threads is unknown; available: folder, rows, queue, device,"),
+        ("[model.x]\nrows = 3", "model.x has no folder"),
+        ("model = 'x'", "models are tables: [model.NAME], with a folder"),
+        ("[model]\nfolder = 'x'", "models are tables: [model.NAME], with a folder"),
+        ("port = 'x'", "--port: 'x' is not a whole number"),
+        ("port = [1]", "port is neither a string nor a number"),
+        ("[model.x]\nfolder = true", "model.x.folder is neither a string nor a number"),
+        ("[model.x]\nfolder = 'a'\ndtype = 'int9'", "--dtype: invalid choice: 'int9'"),
+        ("port = ", "not TOML: Invalid value"),
+        ("a = " + "[" * 5000, "not TOML: "),
+        (b"\xff", "not TOML: "),
+        (None, "No such file or directory"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bad_configurations_get_one_line(tmp_path, capsys, text, said):
+    path = tmp_path / "models.toml"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SystemExit, match="2"):
+        serve.main(["--config", str(path)])
+    found = capsys.readouterr().err
+    assert found.startswith(f"specdec-serve: {path}: error: {said}") and found.count("\n") == 1

@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 from specdec_plugins import AsyncTranslator, Translator
+from specdec_plugins.serving.engine import EngineThread
 from specdec_plugins.serving.translator import Closed, QueueFull, settings_for
 from specdec_plugins.settings import OptionError, Settings
 
@@ -201,6 +202,55 @@ async def test_a_full_queue_and_closing():
     served.translator.settings = Settings(strategy="fairseq")
     with pytest.raises(OptionError, match="fairseq cannot share a batch"):
         AsyncTranslator(served.translator)
+
+
+@asynchronous
+async def test_models_take_turns(monkeypatch):
+    """One thread runs the passes of all models; a busy model does not hold up another, and results are the translators' own."""
+    thread, both, order = EngineThread(), {}, []
+    stopped, go = threading.Event(), threading.Event()
+    for name, folder in ("busy", PAIR), ("other", str(ROOT / "data" / "docs.en-fr")):
+        both[name] = AsyncTranslator(Translator.from_pretrained(folder, threads=1), rows=8, thread=thread)
+        await finished(both[name])
+
+        def step(times, name=name, session=both[name].desk.session, run=both[name].desk.session.step):
+            order.append((name, both["other"].desk.session.idle, threading.current_thread().name))
+            if len(order) == 1:
+                stopped.set()
+                assert go.wait(60)
+            return run(times)
+
+        monkeypatch.setattr(both[name].desk.session, "step", step)
+    many = asyncio.ensure_future(both["busy"].translate(LINES * 6))
+    await asyncio.to_thread(stopped.wait)
+    one = asyncio.ensure_future(both["other"].translate("The file does not exist."))
+    while thread._mail.empty():
+        await asyncio.sleep(0.001)
+    go.set()
+    assert plain(await many) == plain(expected(LINES * 6, {}))
+    assert plain(await one) == plain(both["other"].translator.translate(["The file does not exist."]))
+    names = [name for name, *_ in order]
+    assert {where for *_, where in order} == {"engine"}
+    assert "other" in names and names[-1] == "busy"
+    assert all(idle for (first, *_), (second, idle, _) in itertools.pairwise(order) if first == second == "busy")
+    for served in both.values():
+        await served.close()
+    thread.close()
+
+
+@asynchronous
+async def test_jobs_do_not_hold_up_passes():
+    """Alignments are jobs between passes; callers may post them faster than they are done."""
+    served, ends = load(), threading.Event()
+
+    def again():
+        if not ends.is_set():
+            served.thread.post(again)
+
+    served.thread.post(again)
+    assert plain(await served.translate(LINES[:2])) == plain(expected(LINES[:2], {}))
+    ends.set()
+    await served.close()
 
 
 @pytest.mark.long

@@ -4,15 +4,19 @@ import argparse
 import asyncio
 import logging
 import sys
+import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from specdec_plugins.commands.runner import Parser, Terminated, command, number, out_of_range, whole
 from specdec_plugins.extras import needed
 from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 
 SWITCH = 0.0005  # seconds until a thread yields: between passes the engine would wait for Python's usual 5 ms
+OF_MODELS = ("rows", "queue", "device", "dtype", "draft-with")  # options that a model in a configuration may have
 
 
 def parser() -> Parser:
@@ -21,8 +25,11 @@ def parser() -> Parser:
         usage="%(prog)s --model DIR [--model DIR ...] [option ...]",
         description="Translate over HTTP (docs/serve.md). SIGTERM stops it once accepted requests are answered.",
     )  # fmt: skip
+    p.set_defaults(tables={})  # of models in configurations: their options, by name
     add = p.add_argument
-    add("--model", metavar="DIR", action="append", required=True, help="model or Hugging Face folder; repeat it for more pairs")
+    add("--model", metavar="DIR", action="append", default=[], help="model or Hugging Face folder; repeat it for more pairs")
+    add("--config", metavar="FILE", action=Config, help="these options in TOML, and models with options of their own "
+        "(docs/serve.md); later options override it")  # fmt: skip
     add("--host", default="127.0.0.1", metavar="NAME", help="where to listen (default: 127.0.0.1, this machine only)")
     add("--port", type=whole, default=5000, metavar="N", help="(default: 5000)")
     add("--keys", metavar="FILE", help="API keys, one per line; requests need one (default: none)")
@@ -42,19 +49,68 @@ def parser() -> Parser:
     return p
 
 
+class Config(argparse.Action):
+    """Reads a TOML file as if its options were on the command line."""
+
+    def __call__(self, given, options, path, name=None) -> None:
+        inner = parser()
+        inner.prog += f": {path}"
+        try:
+            found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            inner.error(error.strerror or str(error))
+        except (ValueError, RecursionError) as error:
+            inner.error(f"not TOML: {error}")
+        tables = found.pop("model", {})
+        dests = [action.dest for action in inner._actions if action.dest not in ("help", "version", "model", "config")]
+        inner.parse_args([*arguments(inner, found, "", [dest.replace("_", "-") for dest in dests])], options)
+        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+            inner.error("models are tables: [model.NAME], with a folder")
+        for name, table in tables.items():
+            if "folder" not in table:
+                inner.error(f"model.{name} has no folder")
+            own = inner.parse_args([*arguments(inner, table, f"model.{name}.", ["folder", *OF_MODELS])])
+            own.model = own.model[0]
+            options.tables = {**options.tables, name: {dest: getattr(own, dest) for dest in map(dest_of, table)}}
+
+
+def arguments(inner: Parser, found: dict[str, Any], where: str, known: list[str]) -> Iterator[str]:
+    """The options of a table as arguments; ``where`` it is. Exits for unknown ones and for values that no option has."""
+    for key, value in found.items():
+        if key not in known:
+            inner.error(f"{where}{key:.100} is unknown; available: {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            inner.error(f"{where}{key} is neither a string nor a number")
+        yield f"--{'model' if key == 'folder' else key}={value}"
+
+
+def dest_of(key: str) -> str:
+    return "model" if key == "folder" else key.replace("-", "_")
+
+
+def models_of(options: argparse.Namespace) -> list[tuple[str, argparse.Namespace]]:
+    """The models' names and options; ``model`` is the folder."""
+    chosen = [(Path(folder).resolve().name, {"model": folder}) for folder in options.model] + [*options.tables.items()]
+    return [(name, argparse.Namespace(**{**vars(options), **own})) for name, own in chosen]
+
+
 def check(options: argparse.Namespace) -> list[Fault]:
-    names = Counter(Path(folder).resolve().name for folder in options.model)
-    faults = out_of_range(options, "rows", "queue", "max_characters", "max_texts", "max_per_minute", "threads")
+    models = models_of(options)
+    names = Counter(name for name, _ in models)
+    faults = out_of_range(options, "max_characters", "max_texts", "max_per_minute", "threads")
+    faults += [] if models else [("model", "or --config is required")]
     faults += [("model", f"{name} is the name of several models") for name, times in names.items() if times > 1]
     faults += [(name, "is not above 0") for name in ("timeout", "grace") if not getattr(options, name) > 0]
     if options.max_per_minute is not None and not options.keys:
         faults.append(("max_per_minute", "requires --keys"))
     if not 0 <= options.port < 1 << 16:
         faults.append(("port", f"{options.port:,} is not from 0 to 65,535"))
-    try:
-        settings_of(options)
-    except OptionError as error:
-        faults += [each for each in error.faults if each not in faults]
+    for _, own in models or [("", options)]:
+        faults += [each for each in out_of_range(own, "rows", "queue") if each not in faults]
+        try:
+            settings_of(own)
+        except OptionError as error:
+            faults += [each for each in error.faults if each not in faults]
     return faults
 
 
@@ -76,10 +132,10 @@ def run(options: argparse.Namespace) -> None:
     sys.setswitchinterval(SWITCH)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keys = read_keys(options.keys) if options.keys else None
-    thread, settings, models = EngineThread(), vars(settings_of(options)), []
-    for folder in options.model:
-        served = AsyncTranslator(Translator.from_pretrained(folder, **settings), options.rows, options.queue, thread)
-        models.append(Model.of(Path(folder).resolve().name, served))
+    thread, models = EngineThread(), []
+    for name, own in models_of(options):
+        translator = Translator.from_pretrained(own.model, **vars(settings_of(own)))
+        models.append(Model.of(name, AsyncTranslator(translator, own.rows, own.queue, thread)))
     service = Service(
         models, Limits(options.max_characters, options.max_texts, options.timeout, per_minute=options.max_per_minute), keys
     )

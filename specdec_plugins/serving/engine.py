@@ -57,11 +57,14 @@ class EngineThread:
         while True:
             busy = [desk.step() for desk in self.desks]
             try:
-                job = self._mail.get(block=not any(busy))
+                job, until = self._mail.get(block=not any(busy)), time.perf_counter() + LATENCY
                 while job is not None:
                     job()
+                    if time.perf_counter() > until:  # callers may post jobs faster than these are done
+                        break
                     job = self._mail.get_nowait()
-                return
+                else:
+                    return
             except Empty:
                 pass
 
