@@ -42,6 +42,7 @@ MAY_IMPORT = {
         "translations",
     ),
     "serving": ("decoding", "engine", "files", "settings", "text", "translations", "translator", "units"),
+    "corpora": ("formats.errors", "formats.files", "text", "workers"),
     "measure": ("decoding", "formats", "text", "cpus", "engine", "settings", "translator", "workers"),
     "commands": (
         "decoding",
@@ -56,6 +57,7 @@ MAY_IMPORT = {
         "measure",
         "training",
         "serving",
+        "corpora",
     ),
     "models": ("decoding", "formats", "training", "criterions"),
     "criterions": ("decoding.networks", "formats", "training"),

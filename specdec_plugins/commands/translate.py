@@ -51,11 +51,41 @@ def parser() -> Parser:
         description="Translate lines of text or whole files. One line out per line in, in order; with --nbest N, N lines.",
         epilog="Exit status: 0 done; 1 bad input or a file error, after writing everything before it; 2 wrong options.",
     )  # fmt: skip
+    groups = option_groups(p)
+    text, report = (groups[name].add_argument for name in ("text", "report"))
+    text("files", nargs="*", metavar="FILE",
+         help="lines of UTF-8 text, or by its ending Markdown, HTML, PO, XLIFF, JSON, SRT, VTT, CSV or TSV; .gz or .zst "
+         "may follow (default: stdin)")  # fmt: skip
+    text("-i", "--input", metavar="FILE", help="the same, as an option")
+    text("-o", "--output", metavar="FILE|DIR", help="translations, in a folder one file for each; .gz, .zst (default: stdout)")
+    text("--resume", action="store_true", help="continue the --output of an interrupted run")
+    text("--format", choices=FORMATS, default="text",
+         help="text; json: one object per output, scores in nats; fairseq: S, T, H, D and P lines, scores to base 2")  # fmt: skip
+    add_options(groups)
+    text("--reference", metavar="FILE", help="reference translations, for the T lines of --format fairseq")
+    text("--markup", choices=sorted(MARKUP), help="lines, or the texts in files, are HTML or XML: keep and place their tags")
+    text("--ignore-tags", metavar="NAMES", help="tags whose content is not translated, besides code, pre and the like")
+    text("--columns", metavar="NAMES", help="columns of csv and tsv files to translate, by number or header, such as 2,4")
+    text("--min-confidence", type=number, metavar="P", help="report texts of files with a confidence below P, and mark them "
+         "for review in PO and XLIFF 1.2")  # fmt: skip
+    groups["drafting"].add_argument(
+        "--hint", metavar="FILE", help="earlier translations, one per line; for --draft-with previous"
+    )
+    report("--trace", nargs="?", const="", metavar="PAGE.html", help="show drafts and acceptance, on stderr or as a page")
+    p.rare = {action.dest for action in p._actions} - COMMON
+    return p
+
+
+def option_groups(p: Parser) -> dict[str, argparse._ArgumentGroup]:
+    """The groups of options, which a command that translates lines fills with `add_options` and its own."""
     p.add_argument("--help-all", action="store_true", help="show all options and exit")
     names = ("model", "text", "decoding", "drafting", "sampling", "beam search", "limits", "documents", "machine", "report")
-    groups = {name: p.add_argument_group("output lengths" if name == "limits" else name) for name in names}
-    model, text, machine, report = (groups[name].add_argument for name in ("model", "text", "machine", "report"))
+    return {name: p.add_argument_group("output lengths" if name == "limits" else name) for name in names}
 
+
+def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
+    """The options that `Answerer` reads, of models, text, decoding and batches. `decoding_faults` checks them."""
+    model, text, machine, report = (groups[name].add_argument for name in ("model", "text", "machine", "report"))
     model("--model", metavar="DIR", help="model folder (see specdec-pack and specdec-import), or a Hugging Face folder")
     model("--verifier", metavar="PT", help="without a folder: fairseq checkpoint of the autoregressive model")
     model(
@@ -73,24 +103,10 @@ def parser() -> Parser:
     )
     model("-t", "--target-lang", metavar="LANG", help="target language, likewise")
 
-    text("files", nargs="*", metavar="FILE",
-         help="lines of UTF-8 text, or by its ending Markdown, HTML, PO, XLIFF, JSON, SRT, VTT, CSV or TSV; .gz or .zst "
-         "may follow (default: stdin)")  # fmt: skip
-    text("-i", "--input", metavar="FILE", help="the same, as an option")
-    text("-o", "--output", metavar="FILE|DIR", help="translations, in a folder one file for each; .gz, .zst (default: stdout)")
-    text("--resume", action="store_true", help="continue the --output of an interrupted run")
-    text("--format", choices=FORMATS, default="text",
-         help="text; json: one object per output, scores in nats; fairseq: S, T, H, D and P lines, scores to base 2")  # fmt: skip
     text("--tokenized", action="store_true", help="input and output are subwords, separated by spaces")
     text("--remove-bpe", action="store_true", help="join the output's subwords; with --tokenized or --format fairseq")
-    text("--reference", metavar="FILE", help="reference translations, for the T lines of --format fairseq")
-    text("--markup", choices=sorted(MARKUP), help="lines, or the texts in files, are HTML or XML: keep and place their tags")
-    text("--ignore-tags", metavar="NAMES", help="tags whose content is not translated, besides code, pre and the like")
-    text("--columns", metavar="NAMES", help="columns of csv and tsv files to translate, by number or header, such as 2,4")
     text("--on-error", choices=("stop", "skip"), default="stop",
          help="unreadable files, lines that are too long or not text: stop, or report and skip them (default: stop)")  # fmt: skip
-    text("--min-confidence", type=number, metavar="P", help="report texts of files with a confidence below P, and mark them "
-         "for review in PO and XLIFF 1.2")  # fmt: skip
     text("--alignments", action="store_true",
          help="source-target word numbers, from 0: ' ||| 0-0 1-2' after a text, a field of json, A lines of fairseq")  # fmt: skip
     text("--protect", action="store_true",
@@ -103,10 +119,6 @@ def parser() -> Parser:
     text("--too-long", choices=("error", "truncate", "skip"), default="error",
          help="what to do with sources longer than the model reads: stop, cut them, or write an empty line "
          "(default: error)")  # fmt: skip
-    groups["drafting"].add_argument(
-        "--hint", metavar="FILE", help="earlier translations, one per line; for --draft-with previous"
-    )
-
     for each in fields(Settings):
         if (how := option_of(each)).help:
             add_option(groups[how.group], each.name, how, each.default)
@@ -117,10 +129,7 @@ def parser() -> Parser:
     machine("--workers", type=whole, default=1, metavar="N",
             help="processes that share the threads, or with --device cuda use one GPU each (default: 1)")  # fmt: skip
 
-    report("--trace", nargs="?", const="", metavar="PAGE.html", help="show drafts and acceptance, on stderr or as a page")
     report("--quiet", action="store_true", help="no progress bar, no summary")
-    p.rare = {action.dest for action in p._actions} - COMMON
-    return p
 
 
 def add_option(group: argparse._ArgumentGroup, name: str, how: Option, default: object) -> None:
@@ -154,19 +163,25 @@ class Progress:
 
 def check(options: argparse.Namespace) -> list[Fault]:
     """Everything that is wrong with the options."""
-    if options.strategy == "AR":  # as the published code spells it
-        options.strategy = "ar"
     faults: list[Fault] = []
     if options.files and options.input:
         faults.append(("input", "cannot be combined with input files as arguments"))
     options.files = options.files or [options.input] * bool(options.input)
+    return [*faults, *decoding_faults(options), *file_faults(options), *format_faults(options)]
+
+
+def decoding_faults(options: argparse.Namespace) -> list[Fault]:
+    """Everything that is wrong with the options of `add_options`."""
+    if options.strategy == "AR":  # as the published code spells it
+        options.strategy = "ar"
+    faults: list[Fault] = []
     if options.on_error == "skip" and options.too_long == "error" and options.windows is None:
         options.too_long = "skip"
     try:
         settings_of(options)
     except OptionError as error:
         faults += error.faults
-    faults += [*model_faults(options), *file_faults(options), *format_faults(options)]
+    faults += model_faults(options)
     if options.format == "fairseq" and options.strategy == "drafter":
         faults.append(("format", "fairseq requires scores, which strategy drafter does not produce"))
     if options.remove_bpe and not options.tokenized and options.format != "fairseq":

@@ -13,10 +13,19 @@ CHUNK = 512  # compressed bytes, which a hostile file may expand to 16 MB
 
 def open_read(path: str | os.PathLike[str]) -> BinaryIO:
     """A file's content. Reading raises OSError, EOFError or zlib.error if it is damaged."""
+    return decompressed(open(path, "rb"), path)
+
+
+def decompressed(file: BinaryIO, path: str | os.PathLike[str]) -> BinaryIO:
+    """The content of a file of this name that is open, and closed with what is returned."""
     suffix = Path(path).suffix
     if suffix == ".zst":
-        return cast(BinaryIO, io.BufferedReader(ZstdFile(path)))
-    return cast(BinaryIO, gzip.open(path, "rb") if suffix == ".gz" else open(path, "rb"))
+        return cast(BinaryIO, io.BufferedReader(ZstdFile(file)))
+    if suffix != ".gz":
+        return file
+    stream = gzip.GzipFile(fileobj=file, mode="rb")
+    stream.myfileobj = file  # type: ignore[assignment]  # it closes this one
+    return cast(BinaryIO, stream)
 
 
 def compress(data: bytes, path: str | os.PathLike[str]) -> bytes:
@@ -30,8 +39,8 @@ def compress(data: bytes, path: str | os.PathLike[str]) -> bytes:
 class ZstdFile(io.RawIOBase):
     """Decompresses frame after frame. One that is incomplete raises EOFError; the library's own reader would not notice."""
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.library, self.file = zstandard(), open(path, "rb")  # noqa: SIM115 - closed with this one
+    def __init__(self, file: BinaryIO):
+        self.library, self.file = zstandard(), file
         self.rest = b""
         self.frame: Any = None  # None before the first
 

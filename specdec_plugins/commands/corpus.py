@@ -1,0 +1,148 @@
+"""The command ``specdec-corpus``: translate whole corpora shard by shard; running it again goes on where it stopped."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from specdec_plugins import __version__
+from specdec_plugins.commands.progress import Steps
+from specdec_plugins.commands.runner import Parser, out_of_range, run_command, whole
+from specdec_plugins.commands.translate import BUFFER_SIZE, COMMON, add_options, decoding_faults, option_groups
+from specdec_plugins.commands.translation.answers import Answerer, Answers, identity, settings_of
+from specdec_plugins.commands.translation.inputs import Buffer
+from specdec_plugins.corpora import manifest
+from specdec_plugins.corpora.estimate import estimate
+from specdec_plugins.corpora.local import LocalProcesses
+from specdec_plugins.corpora.plan import Plan, make_plan
+from specdec_plugins.corpora.stores import placed
+from specdec_plugins.corpora.values import Executor, Job, ShardReport
+from specdec_plugins.settings import Fault
+from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES
+
+SHARD_SIZE = 1_000_000  # bytes: some 10,000 lines, minutes of a core
+COMPRESSED = ("gz", "zst")
+# Options of specdec-translate that have no place here, as `Answerer` reads them.
+ABSENT: dict[str, Any] = {"hint": None, "trace": None, "markup": None, "ignore_tags": None, "remove_bpe": False}
+
+
+def parser() -> Parser:
+    p = Parser(
+        prog="specdec-corpus",
+        usage="%(prog)s INPUT ... --model DIR --output DIR [option ...]",
+        description="Translate whole corpora, shard by shard, with the output of specdec-translate in the end. Running the same "
+        "command again goes on where it stopped.",
+        epilog="Inputs and output may be URLs, such as s3://bucket/folder (fsspec). Exit status: 0 done; 1 bad input or a file "
+        "error; 2 wrong options.",
+    )  # fmt: skip
+    groups = option_groups(p)
+    text = groups["text"].add_argument
+    text("inputs", nargs="+", metavar="INPUT",
+         help="lines of UTF-8 text, or by its ending TSV, JSONL or Parquet; .gz or .zst may follow, but not Parquet")  # fmt: skip
+    text("-o", "--output", metavar="DIR", required=True,
+         help="folder for part-00000.txt and so on, which concatenate to the translation, and their reports")  # fmt: skip
+    text("--column", metavar="NAME", help="what to translate of TSV (a number from 1, or a name of the header), JSONL or Parquet")
+    text("--format", choices=("text", "json"), default="text", help="text, or one JSON object per output, scores in nats")
+    text("--compress", choices=COMPRESSED, help="the output")
+    text("--shard-size", type=whole, default=SHARD_SIZE, metavar="BYTES",
+         help=f"input text per shard (default: {SHARD_SIZE:,})")  # fmt: skip
+    text("--dedup", action="store_true", help="translate equal lines of a shard once")
+    add_options(groups)
+    groups["report"].add_argument("--dry-run", action="store_true", help="estimate the time from a sample; write nothing")
+    p.set_defaults(**ABSENT)
+    own = {"inputs", "column", "compress", "shard_size", "dedup", "dry_run", "on_error"}
+    p.rare = {action.dest for action in p._actions} - ((COMMON | own) - {"beta", "tau", "trace"})
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_command(parser(), argv, run, check, resumption=": run the same command to go on")
+
+
+def check(options: argparse.Namespace) -> list[Fault]:
+    """Everything that is wrong with the options."""
+    options.inputs, options.output = [placed(path) for path in options.inputs], placed(options.output)
+    faults = decoding_faults(options)
+    if options.dedup and options.sampling:
+        faults.append(("dedup", "cannot be combined with --sampling, whose draws depend on the line's number"))
+    if options.dedup and options.format == "json":
+        faults.append(("dedup", "cannot be combined with --format json, which numbers lines"))
+    if options.column == "0":
+        faults.append(("column", "0 is not a column; they are numbered from 1"))
+    return faults + out_of_range(options, "shard_size")
+
+
+class LineAnswerer(Answerer):
+    """Translates lines, given the number of the first, as specdec-translate does."""
+
+    def __call__(self, first: int, lines: Sequence[str]) -> Answers:  # type: ignore[override]
+        return super().__call__(Buffer(first, list(lines), [None] * len(lines)))
+
+
+def job_of(options: argparse.Namespace) -> Job:
+    settings = settings_of(options)
+    return Job(
+        options.output, partial(LineAnswerer, options), options.column, settings.outputs,
+        options.buffer_size or max(1, BUFFER_SIZE // settings.drawn),
+        None if options.windows is None else MAX_DOCUMENT_BYTES, options.on_error == "skip", options.dedup,
+    )  # fmt: skip
+
+
+def made_by(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything that determines the output, by name. Lines that end a run leave no output, so they may be skipped later."""
+    found = identity(options)
+    found["--too-long"] = found["--too-long"].replace("error", "skip")
+    own = {"--column": options.column, "--compress": options.compress, "--shard-size": options.shard_size}
+    return {name: found[name] for name in found if name != "--on-error"} | own | {"version": __version__}
+
+
+def run(options: argparse.Namespace) -> None:
+    """Translate, or estimate. Raises ValueError, OSError or ImportError."""
+    suffix = (".jsonl" if options.format == "json" else ".txt") + (f".{options.compress}" if options.compress else "")
+    plan = partial(make_plan, options.inputs, options.column, options.shard_size, suffix)
+    job = job_of(options)
+    if options.dry_run:
+        print("\n".join(estimate(plan(), job, options.workers)))
+        return
+    with manifest.owned(options.output):
+        made, done = manifest.resume(options.output, made_by(options), options.inputs, plan)
+        if not made.shards:
+            print(f"specdec-corpus: {', '.join(Path(path).name for path in options.inputs)}: no lines", file=sys.stderr)
+        reports = [*done, *translated(LocalProcesses(options.workers), made, done, job, options.quiet)]
+        found = manifest.summarise(options.output, sorted(reports, key=lambda report: report.number))
+    if not options.quiet:
+        tokens, seconds = found["tokens"], found["seconds"]
+        print(
+            f"{found['lines']:,} lines in {len(reports):,} shards, {tokens:,} tokens in {seconds:,.1f} s of all processes, "
+            f"{found['mean_accepted_length']:.2f} tokens per verifier pass, {found['errors']:,} errors",
+            file=sys.stderr,
+        )  # fmt: skip
+
+
+def translated(
+    executor: Executor, plan: Plan, done: Sequence[ShardReport], job: Job, quiet: bool
+) -> Iterator[ShardReport]:  # fmt: skip
+    """Run the shards that are left, with progress on stderr."""
+    over = {report.number for report in done}
+    left = [shard for shard in plan.shards if shard.number not in over]
+    if not left:
+        return
+    total, count, tokens, began = sum(shard.count for shard in left), 0, 0, time.monotonic()
+    with Steps(total) as steps:
+        if done and not quiet:
+            steps.warn(f"specdec-corpus: {len(done):,} of {len(plan.shards):,} shards are done")
+        for report in executor.run(left, job):
+            count, tokens = count + report.records, tokens + report.tokens
+            if report.errors:
+                steps.warn(f"specdec-corpus: {report.output}: {len(report.errors):,} errors, the first: {report.errors[0]}")
+            if not quiet:
+                speed = tokens / (time.monotonic() - began)
+                steps.step(f"{plan.records - total + count:,} of {plan.records:,} lines, {speed:,.0f} tokens/s", count)
+            yield report
+
+
+if __name__ == "__main__":
+    sys.exit(main())

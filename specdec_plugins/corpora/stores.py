@@ -1,0 +1,116 @@
+"""Where corpora are: local paths, and URLs such as ``s3://bucket/folder``, which fsspec reads and writes.
+
+Nothing here appends, and only local files are renamed: stores can do neither. A file of a store is written by one call and counts
+only once a report names its size.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from specdec_plugins.extras import needed
+from specdec_plugins.formats.files import whole
+
+STAMPS = ("mtime", "ETag", "LastModified", "updated", "created")  # how stores date a file
+
+
+def placed(path: str) -> str:
+    """A path that means the same in every process."""
+    if path.startswith("file://"):
+        path = path.removeprefix("file://")
+    return path if "://" in path else os.path.abspath(path)
+
+
+def within(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def store(path: str) -> tuple[Any, str]:
+    """The file system of fsspec, and the path in it."""
+    with needed("corpora", path):
+        import fsspec
+    try:
+        return fsspec.core.url_to_fs(path)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def open_file(path: str) -> BinaryIO:
+    if "://" not in path:
+        return open(path, "rb")
+    system, inside = store(path)
+    return cast(BinaryIO, system.open(inside, "rb"))
+
+
+def stamp(path: str) -> tuple[int, str]:
+    """The size of a file and when it was written."""
+    if "://" not in path:
+        found = os.stat(path)
+        return found.st_size, str(found.st_mtime_ns)
+    system, inside = store(path)
+    info = system.info(inside)
+    return info["size"], next((str(info[name]) for name in STAMPS if info.get(name)), "")
+
+
+def sizes(folder: str) -> dict[str, int]:
+    """The files of a folder with their sizes; none if it does not exist."""
+    if "://" not in folder:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    system, inside = store(folder)
+    system.invalidate_cache()
+    found = system.ls(inside, detail=True) if system.exists(inside) else []
+    return {info["name"].rsplit("/", 1)[-1]: info["size"] for info in found if info["type"] == "file"}
+
+
+def make_folder(folder: str) -> None:
+    if "://" not in folder:
+        return os.makedirs(folder, exist_ok=True)
+    system, inside = store(folder)
+    system.makedirs(inside, exist_ok=True)
+
+
+def read(path: str) -> bytes:
+    with open_file(path) as file:
+        return file.read()
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    """The files of a folder. A store reads many at a time."""
+    if "://" not in folder:
+        return {name: read(within(folder, name)) for name in sizes(folder)}
+    system, inside = store(folder)
+    paths = [within(inside, name) for name in sizes(folder)]
+    return {path.rsplit("/", 1)[-1]: data for path, data in (system.cat(paths) if paths else {}).items()}
+
+
+def write(path: str, data: bytes) -> None:
+    """Write a file, whole or not at all."""
+    with temporary(path) as local:
+        local.write_bytes(data)
+
+
+@contextmanager
+def temporary(path: str) -> Iterator[Path]:
+    """Yields a local path whose file takes the place of ``path`` at the end. An error leaves ``path`` as it was."""
+    if "://" not in path:
+        with whole(path) as local:
+            yield local
+            with local.open("rb") as file:
+                os.fsync(file.fileno())
+        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            return os.fsync(folder)
+        finally:
+            os.close(folder)
+    system, inside = store(path)
+    with tempfile.TemporaryDirectory() as made:
+        local = Path(made, path.rsplit("/", 1)[-1])
+        yield local
+        system.put_file(str(local), inside)
+        system.invalidate_cache(inside)
+        if (size := system.info(inside)["size"]) != local.stat().st_size:
+            raise OSError(f"{path}: has {size:,} bytes after writing {local.stat().st_size:,}")
