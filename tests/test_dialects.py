@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 from conftest import ROOT
 from test_serve import Served
-from test_serving import LINES, PAIR, expected
+from test_serving import LINES, PAIR, expected, translator
 
 from specdec_plugins.files import Options, TextFile
+from specdec_plugins.serving.glossaries import Glossaries
 from specdec_plugins.serving.names import name_of
+from specdec_plugins.serving.refused import Refused
+from specdec_plugins.serving.service import Limits
+from specdec_plugins.settings import Settings
+from specdec_plugins.text.glossary import Glossary, Term
 from specdec_plugins.translator import Translator
 from specdec_plugins.units import translate_units
 
@@ -160,7 +165,9 @@ def test_deepl_translates(served, form):
         ({"text": []}, 400, "Parameter 'text' not specified."),
         ({"target_lang": ""}, 400, "Parameter 'target_lang' not specified."),
         ({"target_lang": "JA"}, 400, "no model translates from EN to JA"),
-        ({"glossary_id": "x"}, 400, "glossary_id is not supported"),
+        ({"glossary_ids": ["x"]}, 400, "glossary_ids is not supported"),
+        ({"glossary_id": "x"}, 404, "Glossary not found"),
+        ({"glossary_id": "x", "source_lang": None}, 400, "Value for 'source_lang' required with glossary_id"),
         ({"splitting_tags": ["p"]}, 400, "splitting_tags is not supported"),
         ({"formality": "less"}, 400, "formality is not supported"),
         ({"tag_handling": "rtf"}, 400, "'tag_handling' not supported"),
@@ -192,6 +199,105 @@ def test_deepl_languages_usage_and_keys(served, keyed):
     assert served.ask("GET", "/v2/other")[::2] == (404, {"message": "Not Found"})
 
 
+TERMS = {"name": "dogs", "source_lang": "EN", "target_lang": "de", "entries_format": "tsv", "entries": "dog\tKöter\n\n"}
+DOG = "A dog runs through the snow."
+
+
+def glossary(server, headers=KEY, **fields):
+    return server.post("/v2/glossaries", headers=headers, **{**TERMS, **fields})
+
+
+def test_deepl_glossaries(tmp_path):
+    keys, other = frozenset({"right", "other"}), {"authorization": "DeepL-Auth-Key other"}
+    for attempt in ("stored", "read again"):
+        server = Served(keys=keys, glossaries=Glossaries(str(tmp_path)))
+        try:
+            if attempt == "stored":
+                status, made = glossary(server)
+                assert status == 201 and made["entry_count"] == 1 and (made["source_lang"], made["target_lang"]) == ("en", "de")
+            path = f"/v2/glossaries/{made['glossary_id']}"
+            assert server.ask("GET", path, **KEY)[2] == made
+            assert server.ask("GET", "/v2/glossaries", **KEY)[2] == {"glossaries": [made]}
+            status, headers, entries = server.ask("GET", f"{path}/entries", **KEY)
+            assert entries == "dog\tKöter\n" and headers["content-type"].startswith("text/tab-separated-values")
+            asked = {"text": [DOG], "source_lang": "EN", "target_lang": "DE", "glossary_id": made["glossary_id"]}
+            with_terms = server.post("/v2/translate", headers=KEY, **asked)[1]["translations"][0]["text"]
+            own = translator(Settings(threads=1)).translate([DOG], glossary=Glossary([Term("dog", "Köter")]))[0].text
+            assert with_terms == own and "Köter" in own
+            for method in ("GET", "DELETE"):
+                assert server.ask(method, path, **other)[0] == 404
+            assert server.post("/v2/translate", headers=other, **asked)[0] == 404
+            assert server.ask("GET", "/v2/glossaries", **other)[2] == {"glossaries": []}
+            assert server.ask("GET", "/v2/glossaries")[0] == 403
+        finally:
+            server.close()
+    server = Served(keys=keys, glossaries=Glossaries(str(tmp_path)))
+    assert server.ask("DELETE", path, **KEY)[0] == 204 and server.ask("DELETE", path, **KEY)[0] == 404
+    server.close()
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "fields, status, said",
+    [
+        ({"name": ""}, 400, "Parameter 'name' not specified."),
+        ({"name": "A" * 1001}, 400, "a name of up to 1,000 characters"),
+        ({"name": "\ud800"}, 400, "not Unicode"),
+        ({"target_lang": "JA"}, 400, "no model translates from EN to JA"),
+        ({"entries_format": "xml"}, 400, "'entries_format' not supported"),
+        ({"entries": {"dog": "Köter"}}, 400, "entries is not a string"),
+        ({"entries": "dog"}, 400, "line 1 is not a source term and a target term"),
+        ({"entries": "\ndog\tKöter\tx"}, 400, "line 2 is not a source term and a target term"),
+        ({"entries": "dog\t "}, 400, "pair 1: a term is empty"),
+        ({"entries": "d" * 201 + "\tK"}, 400, "pair 1: over 200 characters"),
+        ({"entries": " \n"}, 400, "a glossary has entries"),
+        ({"entries": "a\tb\n" * 20_001}, 413, "20,000 entries"),
+        ({"entries_format": "csv", "entries": 'dog,"' + "K" * 200_000}, 400, "field larger than field limit"),
+    ],
+    ids=lambda value: f"{value!s:.60}",
+)  # fmt: skip
+def test_bad_glossaries(served, fields, status, said):
+    found = glossary(served, **fields)
+    assert found[0] == status and said in found[1]["message"], found
+
+
+def test_glossaries_are_bounded_and_of_a_language_pair(tmp_path):
+    stored = Glossaries()
+    for _ in range(100):
+        made = stored.add("", "dogs", "en", "de", [("dog", "Köter")])
+    stored.add("big", "dogs", "en", "de", [("dog", "Köter")] * 20_000)
+    for account in ("", "big"):
+        with pytest.raises(Refused, match="over 100 glossaries, or 20,000 entries"):
+            stored.add(account, "dogs", "en", "de", [("dog", "Köter")])
+    server = Served([PAIR, str(ROOT / "data" / "docs.en-fr")], glossaries=stored)
+    try:
+        asked = {"text": ["A dog."], "source_lang": "EN", "glossary_id": made.id}
+        assert server.post("/v2/translate", target_lang="FR", **asked) == (400, {"message": "the glossary is for en to de"})
+        assert server.ask("GET", "/v2/glossary-language-pairs")[2]["supported_languages"][1] == {
+            "source_lang": "en", "target_lang": "fr"
+        }  # fmt: skip
+    finally:
+        server.close()
+    for content in ("{", "[]", '{"id": 3}', "\ud800" * 9):
+        (tmp_path / "a.json").write_text(content, errors="surrogatepass")
+        with pytest.raises(ValueError, match=r"a.json: not a glossary that the server wrote \("):
+            Glossaries(str(tmp_path))
+
+
+def test_a_spent_quota():
+    server = Served(keys=frozenset({"right"}), limits={"quota": 10})
+    try:
+        assert deepl(server, text=["A dog."])[0] == 403
+        assert server.post("/v2/translate", headers=KEY, text=["A dog."], target_lang="DE")[0] == 200
+        spent = server.post("/v2/translate", headers=KEY, text=["A cat."], target_lang="DE")
+        assert spent == (456, {"message": "more than 10 characters with this key; the quota is spent"})
+        assert server.post("/translate", q="A cat.", source="en", target="de", api_key="right")[0] == 403
+        assert server.post(text="A cat.", headers={"authorization": "Bearer right"})[0] == 456
+        assert server.ask("GET", "/v2/usage", **KEY)[2] == {"character_count": 6, "character_limit": 10}
+    finally:
+        server.close()
+
+
 # ---- their own clients
 
 
@@ -217,6 +323,21 @@ def test_deepl_python(keyed):
     assert [each.code for each in client.get_target_languages()] == ["DE"]
     assert [each.code for each in client.get_source_languages()] == ["EN"]
     assert client.get_usage().character.count > 0 and client.list_glossaries() == []
+    assert [str(each.target_lang) for each in client.get_glossary_languages()] == ["de"]
+    made = client.create_glossary("dogs", "EN", "DE", {"dog": "Köter"})
+    assert client.get_glossary(made.glossary_id).entry_count == 1 and len(client.list_glossaries()) == 1
+    assert client.get_glossary_entries(made) == {"dog": "Köter"}
+    assert "Köter" in client.translate_text_with_glossary(DOG, made).text
+    client.delete_glossary(made)
+    with pytest.raises(deepl.GlossaryNotFoundException):
+        client.get_glossary(made.glossary_id)
+    csv = client.create_glossary_from_csv("dogs", "EN", "DE", 'dog,"Köter",en,de\n')
+    assert client.get_glossary_entries(csv) == {"dog": "Köter"}
+    client.delete_glossary(csv)
+    keyed.service.limits, usual = Limits(quota=1), keyed.service.limits
+    with pytest.raises(deepl.QuotaExceededException):
+        client.translate_text("A dog.", target_lang="DE")
+    keyed.service.limits = usual
     with pytest.raises(deepl.AuthorizationException):
         deepl.DeepLClient("wrong", server_url=f"http://127.0.0.1:{keyed.port}/").translate_text("A", target_lang="DE")
     with pytest.raises(deepl.DeepLException, match="formality is not supported"):

@@ -22,6 +22,14 @@ def test_terms_are_whole_words_and_the_longest():
     assert found("It is IT.") == [("IT", "Technik")] and found("") == []
 
 
+def test_many_terms_with_one_first_word():
+    """A term is looked up, not searched for among them; the exact one comes before another case."""
+    terms = Glossary(
+        [*(Term(f"a {'b' * n} {m}", "x") for n in range(100) for m in range(50)), Term("IT", "es"), Term("it", "sie")]
+    )
+    assert [term.source for _, term in terms.find("it " + "A b " * 5_000 + "a bb 7")] == ["it", "a bb 7"]
+
+
 def test_what_a_translation_lacks():
     """Inflected forms count, words that only begin like a term do not; of a term used too rarely, the last is missing."""
     terms = TERMS.find("A dog sees a dog in a shirt")

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 import pytest
 from conftest import ROOT
-from test_serving import LINES, OPTIONS, PAIR, expected
+from test_serving import LINES, OPTIONS, PAIR, expected, translator
 
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("fastapi")
@@ -28,6 +28,8 @@ from specdec_plugins.serving.app import make_app  # noqa: E402
 from specdec_plugins.serving.engine import EngineThread  # noqa: E402
 from specdec_plugins.serving.service import Limits, Model, Service  # noqa: E402
 from specdec_plugins.serving.translator import AsyncTranslator  # noqa: E402
+from specdec_plugins.settings import Settings  # noqa: E402
+from specdec_plugins.text.glossary import Glossary, Term  # noqa: E402
 from specdec_plugins.translator import Translator  # noqa: E402
 
 
@@ -128,6 +130,27 @@ def test_streams(served):
     assert outputs(last)[0]["text"] == expected([text], {"windows": "sentence"})[0].text
     for wrong in ({"text": [text]}, {"num_samples": 2, "sampling": True}, {"beam": 0}, {"text": "dog " * 3000}):
         assert served.ask("POST", "/v1/translate", {"text": text, "stream": True, **wrong})[0] == 400
+
+
+def test_a_glossary_in_a_request(served):
+    text = "A dog runs through the snow."
+    terms = Glossary([Term("dog", "Köter"), Term("snow", "Ob")])
+    (own,) = translator(Settings(threads=1)).translate([text], glossary=terms)
+    (found,) = outputs_of(served.post(text=text, glossary=[["dog", "Köter"], ["snow", "Ob"]]))
+    assert found["text"] == own.text and "Köter" in own.text and found.get("unplaced", []) == own.unplaced
+    for wrong, said in (
+        ({"glossary": [["dog"]]}, "glossary.0: List should have at least 2 items"),
+        ({"glossary": [["dog", ""]]}, "pair 1: a term is empty"), ({"glossary": [["a", "b"]] * 1001}, "at most 1000 items"),
+        ({"glossary": [["dog", "\ud800"]]}, "pair 1: a term is not Unicode"), ({"sampling": True}, "without sampling"),
+        ({"stream": True}, "does not support nbest, num_samples, mbr, context or glossary"),
+    ):  # fmt: skip
+        status, content = served.post(**{"text": text, "glossary": [["dog", "Köter"]], **wrong})
+        assert status == 400 and said in content["error"], content
+
+
+def outputs_of(answer):
+    assert answer[0] == 200, answer
+    return [output for result in answer[1]["results"] for output in result["outputs"]]
 
 
 def test_the_page(served):

@@ -39,6 +39,13 @@ def parser() -> Parser:
     add("--max-characters", type=whole, default=100_000, metavar="N", help="of a request (default: 100,000)")
     add("--max-texts", type=whole, default=256, metavar="N", help="of a request (default: 256)")
     add("--max-per-minute", type=whole, metavar="N", help="characters per minute and key; requires --keys (default: no limit)")
+    add(
+        "--quota",
+        type=whole,
+        metavar="N",
+        help="characters per key until the server restarts; requires --keys (default: no limit)",
+    )
+    add("--glossaries", metavar="DIR", help="where clients' glossaries are kept (default: in memory)")
     add("--timeout", type=number, default=60.0, metavar="S", help="seconds until a request is given up (default: 60)")
     add("--grace", type=number, default=30.0, metavar="S", help="seconds that SIGTERM leaves to requests (default: 30)")
     add("--device", default="cpu", metavar="D", help="cpu, cuda or cuda:N (default: cpu)")
@@ -97,12 +104,12 @@ def models_of(options: argparse.Namespace) -> list[tuple[str, argparse.Namespace
 def check(options: argparse.Namespace) -> list[Fault]:
     models = models_of(options)
     names = Counter(name for name, _ in models)
-    faults = out_of_range(options, "max_characters", "max_texts", "max_per_minute", "threads")
+    faults = out_of_range(options, "max_characters", "max_texts", "max_per_minute", "quota", "threads")
     faults += [] if models else [("model", "or --config is required")]
     faults += [("model", f"{name} is the name of several models") for name, times in names.items() if times > 1]
     faults += [(name, "is not above 0") for name in ("timeout", "grace") if not getattr(options, name) > 0]
-    if options.max_per_minute is not None and not options.keys:
-        faults.append(("max_per_minute", "requires --keys"))
+    given = [name for name in ("max_per_minute", "quota") if getattr(options, name) is not None]
+    faults += [(name, "requires --keys") for name in given if not options.keys]
     if not 0 <= options.port < 1 << 16:
         faults.append(("port", f"{options.port:,} is not from 0 to 65,535"))
     for _, own in models or [("", options)]:
@@ -124,6 +131,7 @@ def run(options: argparse.Namespace) -> None:
         import uvicorn
 
         from specdec_plugins.serving.app import make_app
+        from specdec_plugins.serving.glossaries import Glossaries
         from specdec_plugins.serving.service import Limits, Model, Service, read_keys
     from specdec_plugins.serving.engine import EngineThread
     from specdec_plugins.serving.translator import AsyncTranslator
@@ -136,9 +144,10 @@ def run(options: argparse.Namespace) -> None:
     for name, own in models_of(options):
         translator = Translator.from_pretrained(own.model, **vars(settings_of(own)))
         models.append(Model.of(name, AsyncTranslator(translator, own.rows, own.queue, thread)))
-    service = Service(
-        models, Limits(options.max_characters, options.max_texts, options.timeout, per_minute=options.max_per_minute), keys
+    limits = Limits(
+        options.max_characters, options.max_texts, options.timeout, per_minute=options.max_per_minute, quota=options.quota
     )
+    service = Service(models, limits, keys, Glossaries(options.glossaries))
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets=None) -> None:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from specdec_plugins.extras import needed
+from specdec_plugins.serving.glossaries import Glossaries
+from specdec_plugins.serving.refused import GONE, SPENT, Refused
 from specdec_plugins.serving.translator import AsyncTranslator, Closed, QueueFull, settings_for
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.framed import UNKNOWN, languages_of
@@ -22,15 +24,6 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 RESTART = 10  # seconds that a restart takes, for Retry-After
 DETECTED = 1000  # characters that a language is detected by
-GONE = 499  # the status of an answer that nobody waits for, in nginx's numbering
-
-
-class Refused(Exception):
-    """An answer without a translation: an HTTP status, and what is wrong and what to do."""
-
-    def __init__(self, status: int, message: str, retry_after: int | None = None):
-        super().__init__(message)
-        self.status, self.retry_after = status, retry_after
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,7 @@ class Limits:
     seconds: float = 60.0
     body: int = 1 << 20  # bytes
     per_minute: int | None = None  # characters of all requests with one key
+    quota: int | None = None  # and since the server started
 
 
 @dataclass(frozen=True)
@@ -81,6 +75,7 @@ class Service:
     models: Sequence[Model]
     limits: Limits = field(default_factory=Limits)
     keys: frozenset[str] | None = None
+    glossaries: Glossaries = field(default_factory=Glossaries)
     used: dict[str, int] = field(default_factory=dict)  # characters by key
     _minutes: dict[str, tuple[int, int]] = field(default_factory=dict)  # the last one of each key, and its characters
     _detector: Any = None
@@ -133,9 +128,12 @@ class Service:
             raise Refused(413, f"{len(texts):,} texts exceed the limit of {limits.texts:,}")
         if characters > limits.characters:
             raise Refused(413, f"{characters:,} characters exceed the limit of {limits.characters:,}")
+        total = self.used.get(self.account(key), 0) + characters
+        if limits.quota is not None and characters and total > limits.quota:
+            raise Refused(SPENT, f"more than {limits.quota:,} characters with this key; the quota is spent")
         if self.keys is not None and key is not None and limits.per_minute is not None:
             self._ration(key, characters, limits.per_minute)
-        self.used[self.account(key)] = self.used.get(self.account(key), 0) + characters
+        self.used[self.account(key)] = total
 
     def account(self, key: str | None) -> str:
         """Whose characters are counted; all together without keys, as clients may send any."""

@@ -47,6 +47,8 @@ class Outputs:
         return translate_units(cast(Translator, self), units, **choices)
 
     def translate(self, sentences: Sequence[str], **choices: Any) -> list[Translation]:
+        if self.settings.outputs == 1:
+            return self.translator.translate(sentences, **choices)
         key = (*sentences, *map(str, choices.items()))
         if key not in self.found:  # for rank 0; the others take what it found
             self.found[key] = self.translator.translate(sentences, **choices)

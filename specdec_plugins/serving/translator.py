@@ -25,6 +25,9 @@ PER_REQUEST = {
 }  # fmt: skip
 
 
+AGAIN = "glossary", "protect", "protected"  # options with which a text may be translated several times
+
+
 class QueueFull(Exception):
     """Too many texts are waiting. ``retry_after`` is an estimate in seconds."""
 
@@ -76,8 +79,8 @@ class AsyncTranslator:
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
         deltas = Deltas(self.translator.codec, lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece))
         settings, rest = settings_for(self.translator.settings, options)
-        if settings.drawn > 1 or settings.context:
-            raise ValueError("a stream has one output; it does not support nbest, num_samples, mbr or context")
+        if settings.drawn > 1 or settings.context or not rest.keys().isdisjoint(AGAIN):
+            raise ValueError("a stream has one output; it does not support nbest, num_samples, mbr, context or glossary")
         work = self.run(lambda translator: translator.translate([text], **rest), settings, 1, timeout, deltas.push)
         call = asyncio.ensure_future(work)
         call.add_done_callback(lambda _: pieces.put_nowait(None))

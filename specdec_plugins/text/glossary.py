@@ -42,26 +42,46 @@ class Glossary:
             terms.append(Term(source, rest[0], rest[1:] == [CASED]))
         return cls(terms)
 
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> "Glossary":
+        """Source terms with their translations. Raises ValueError naming the pair at fault."""
+        terms = list[Term]()
+        for number, pair in enumerate(pairs, 1):
+            source, target = (" ".join(each.split()) for each in pair)
+            if not source or not target:
+                raise ValueError(f"pair {number}: a term is empty")
+            if any("\ud800" <= letter <= "\udfff" for letter in source + target):
+                raise ValueError(f"pair {number}: a term is not Unicode: it has half of a surrogate pair")
+            if max(len(source), len(target)) > LONGEST or len(terms) == MOST_TERMS:
+                raise ValueError(f"pair {number}: over {LONGEST} characters, or {MOST_TERMS:,} terms")
+            terms.append(Term(source, target))
+        return cls(terms)
+
     @cached_property
-    def _by_words(self) -> dict[str, list[Term]]:
-        """The terms by their first word in lower case, the longest first."""
-        terms: dict[str, list[Term]] = {}
-        for term in sorted(self.terms, key=lambda term: -len(term.source)):
-            terms.setdefault(_first_word(term.source), []).append(term)
-        return terms
+    def _index(self) -> tuple[dict[str, list[int]], dict[str, Term], dict[str, Term]]:
+        """The terms' lengths by first word in lower case, the longest first; the terms; those without case, in lower case."""
+        lengths: dict[str, set[int]] = {}
+        exact, lower = dict[str, Term](), dict[str, Term]()
+        for term in self.terms:
+            lengths.setdefault(_first_word(term.source), set()).add(len(term.source))
+            exact.setdefault(term.source, term)
+            if not term.cased:
+                lower.setdefault(term.source.lower(), term)
+        return {word: sorted(each, reverse=True) for word, each in lengths.items()}, exact, lower
 
     def find(self, text: str) -> list[Found]:
         """The terms of a source in order, without overlap: of several at a place the longest, whole words only."""
         found: list[Found] = []
+        lengths, exact, caseless = self._index
         lower = text.lower() if len(text.lower()) == len(text) else text
         for match in re.finditer(r"\w+|[^\w\s]", text):
             at = match.start()
             if found and at < found[-1][0][1]:
                 continue
-            for term in self._by_words.get(match[0].lower(), ()):
-                end = at + len(term.source)
-                same = text[at:end] == term.source or (not term.cased and lower[at:end] == term.source.lower())
-                if same and not (text[end - 1 : end].isalnum() and text[end : end + 1].isalnum()):
+            for length in lengths.get(match[0].lower(), ()):
+                end = at + length
+                term = exact.get(text[at:end]) or caseless.get(lower[at:end])
+                if term and not (text[end - 1 : end].isalnum() and text[end : end + 1].isalnum()):
                     found.append(((at, end), term))
                     break
         return found

@@ -1,15 +1,19 @@
-"""DeepL's API, version 2, for its clients: translations, languages, usage. Options that we do not have are refused by name."""
+"""DeepL's API, version 2, for its clients: translations, languages, usage, glossaries. Options that we do not have are refused
+by name."""
 
 import asyncio
+import csv
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, Response
 
 from specdec_plugins.files import split
 from specdec_plugins.serving.api.fields import key_of, read_fields, text_of, texts_of
+from specdec_plugins.serving.glossaries import Stored
 from specdec_plugins.serving.names import name_of
-from specdec_plugins.serving.service import Refused, Service, public
+from specdec_plugins.serving.service import Refused, Route, Service, public
 from specdec_plugins.serving.texts import translate_texts
 
 PREFIX = "/v2/"
@@ -18,7 +22,7 @@ MOST = 50  # texts
 UNLIMITED = 10**12  # characters
 # What changes a translation, and we cannot do. `context`, `preserve_formatting` and `model_type` leave ours as it is.
 UNSUPPORTED = (
-    "glossary_id", "glossary_ids", "style_id", "custom_instructions", "translation_memory_id", "splitting_tags",
+    "glossary_ids", "style_id", "custom_instructions", "translation_memory_id", "splitting_tags",
     "non_splitting_tags",
 )  # fmt: skip
 VARIANTS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}  # target languages that the API has no plain code for
@@ -45,10 +49,11 @@ def router(service: Service) -> APIRouter:
         source, target = text_of(given.get("source_lang"), "source_lang"), text_of(required(given, "target_lang"), "target_lang")
         source = source or (await asyncio.to_thread(service.source_of, texts))[0]
         route, markup = service.route(source, target), given.get("tag_handling") or None
+        choices: dict[str, Any] = {**route.languages, **glossary_of(service, request, given, route)}
         whole, lines = splitting(given.get("split_sentences"), markup)
         work = partial(
             translate_texts, texts=texts if lines else [" ".join(text.split("\n")) for text in texts], markup=markup,
-            ignored=split(",".join(texts_of(given.get("ignore_tags") or [], "ignore_tags"))), whole=whole, **route.languages,  # type: ignore[arg-type]
+            ignored=split(",".join(texts_of(given.get("ignore_tags") or [], "ignore_tags"))), whole=whole, **choices,
         )  # fmt: skip
         found = await service.translate(request, route, len(texts), {}, work)
         code = public(route.source).upper()
@@ -76,19 +81,95 @@ def router(service: Service) -> APIRouter:
     async def usage(request: Request) -> dict[str, int]:
         """Characters of the key since the server started."""
         service.admit(key_of(request, SCHEME), [])
-        return {"character_count": service.used[service.account(key_of(request, SCHEME))], "character_limit": UNLIMITED}
+        count = service.used[service.account(key_of(request, SCHEME))]
+        return {"character_count": count, "character_limit": service.limits.quota or UNLIMITED}
 
-    @api.get("/glossaries")
-    async def glossaries(request: Request) -> dict[str, list]:
-        service.admit(key_of(request, SCHEME), [])
-        return {"glossaries": []}
+    add_glossaries(api, service)
+    return api
 
+
+def add_glossaries(api: APIRouter, service: Service) -> None:
     @api.get("/glossary-language-pairs")
     async def pairs(request: Request) -> dict[str, list]:
         service.admit(key_of(request, SCHEME), [])
-        return {"supported_languages": []}
+        found = [(source, target) for source, targets in service.languages().items() for target in targets]
+        return {"supported_languages": [{"source_lang": source, "target_lang": target} for source, target in found]}
 
-    return api
+    @api.get("/glossaries")
+    async def glossaries(request: Request) -> dict[str, list]:
+        return {"glossaries": [described(each) for each in service.glossaries.of(admitted(service, request))]}
+
+    @api.post("/glossaries", status_code=201)
+    async def create(request: Request) -> dict[str, Any]:
+        """Fields: name, source_lang, target_lang, entries_format (tsv or csv), entries."""
+        account, given = admitted(service, request), await read_fields(request)
+        name, source, target, form, entries = (
+            text_of(required(given, field), field)
+            for field in ("name", "source_lang", "target_lang", "entries_format", "entries")
+        )
+        service.admit(key_of(request, SCHEME), [name])
+        route = service.route(source, target)
+        found = entries_of(entries, form)
+        return described(service.glossaries.add(account, name, public(route.source), public(route.target), found))
+
+    @api.get("/glossaries/{number}")
+    async def glossary(number: str, request: Request) -> dict[str, Any]:
+        return described(service.glossaries.get(admitted(service, request), number))
+
+    @api.get("/glossaries/{number}/entries", response_class=PlainTextResponse)
+    async def entries(number: str, request: Request) -> PlainTextResponse:
+        """Tab-separated values."""
+        found = service.glossaries.get(admitted(service, request), number)
+        lines = "".join(f"{term.source}\t{term.target}\n" for term in found.glossary.terms)
+        return PlainTextResponse(lines, media_type="text/tab-separated-values")
+
+    @api.delete("/glossaries/{number}", status_code=204, response_class=Response)
+    async def delete(number: str, request: Request) -> None:
+        service.glossaries.delete(admitted(service, request), number)
+
+
+def admitted(service: Service, request: Request) -> str:
+    """The account of a request's key. Raises Refused."""
+    key = key_of(request, SCHEME)
+    service.admit(key, [])
+    return service.account(key)
+
+
+def described(stored: Stored) -> dict[str, Any]:
+    return {
+        "glossary_id": stored.id, "name": stored.name, "ready": True, "source_lang": stored.source, "target_lang": stored.target,
+        "creation_time": stored.created, "entry_count": stored.entries,
+    }  # fmt: skip
+
+
+def entries_of(text: str, form: str) -> list[tuple[str, str]]:
+    """A glossary's pairs. CSV may have the languages in a third and fourth column. Raises Refused."""
+    if form not in ("tsv", "csv"):
+        raise Refused(400, "Value for 'entries_format' not supported; use tsv or csv")
+    try:
+        rows = [line.split("\t") for line in text.splitlines()] if form == "tsv" else [*csv.reader(text.splitlines())]
+    except csv.Error as error:
+        raise Refused(400, f"entries: {error}") from None
+    pairs = list[tuple[str, str]]()
+    for number, row in enumerate(rows, 1):
+        if not any(map(str.strip, row)):
+            continue
+        if len(row) != 2 and (form, len(row)) != ("csv", 4):
+            raise Refused(400, f"entries: line {number} is not a source term and a target term")
+        pairs.append((row[0], row[1]))
+    return pairs
+
+
+def glossary_of(service: Service, request: Request, given: dict[str, Any], route: Route) -> dict[str, Any]:
+    """The option for the glossary that a request names. Raises Refused."""
+    if not (number := text_of(given.get("glossary_id"), "glossary_id")):
+        return {}
+    if not given.get("source_lang"):
+        raise Refused(400, "Value for 'source_lang' required with glossary_id")
+    found = service.glossaries.get(service.account(key_of(request, SCHEME)), number)
+    if (found.source, found.target) != (public(route.source), public(route.target)):
+        raise Refused(400, f"the glossary is for {found.source} to {found.target}")
+    return {"glossary": found.glossary}
 
 
 def check(given: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from specdec_plugins.serving.service import Refused, Route, Service
 from specdec_plugins.serving.texts import translate_texts
 
 PATHS = ("/translate", "/detect", "/languages", "/frontend/settings", "/translate_file", "/suggest")
-STATUSES = {413: 400, 503: 429, 504: 500}
+STATUSES = {413: 400, 456: 403, 503: 429, 504: 500}
 MOST = 10  # alternatives
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -17,11 +17,13 @@ from specdec_plugins.serving.api.fields import key_of
 from specdec_plugins.serving.service import Refused, Service, refusals
 from specdec_plugins.serving.translator import PER_REQUEST
 from specdec_plugins.settings import Settings, option_of
+from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.translations import Translation
 from specdec_plugins.translator import Translator
 
 Tokens = Callable[[Sequence[int]], list[str]]
 PASS = "accepted", "refused", "own"
+TERMS = 1000  # of a request
 
 
 class Call(BaseModel):
@@ -37,6 +39,9 @@ class Call(BaseModel):
     alignments: bool = Field(False, description="which words of the text the translation's words come from")
     word_scores: bool = Field(False, description="the mean score of each word's tokens")
     trace: bool = Field(False, description="what each pass accepted and refused")
+    glossary: list[Annotated[list[str], Field(min_length=2, max_length=2)]] | None = Field(
+        None, description="terms to use: source and translation", max_length=TERMS, examples=[[["dog", "Köter"]]]
+    )
 
 
 class Link(BaseModel):
@@ -67,6 +72,7 @@ class Output(BaseModel):
     word_scores: list[float | None] | None = Field(None, description="mean log-probabilities of words, with word_scores")
     accepted_lengths: list[int] = Field(description="tokens committed by each pass, the verifier's own included")
     trace: list[Pass] | None = Field(None, description="with trace")
+    unplaced: list[str] | None = Field(None, description="terms whose translations the text lacks, with a glossary")
 
 
 class Result(BaseModel):
@@ -106,6 +112,9 @@ def router(service: Service) -> APIRouter:
         options = call.model_dump(include=set(PER_REQUEST), exclude_none=True)
         head = {"model": route.model.name, "source": route.source, "target": route.target}
         rest = {**call.model_dump(include={"too_long", "alignments", "word_scores"}), **route.languages}
+        if call.glossary:
+            with refusals():
+                rest["glossary"] = Glossary.of(call.glossary)
         tokens = route.model.served.translator.codec.target.tokens if call.trace else None
         if call.stream:
             if not isinstance(call.text, str):
@@ -171,7 +180,8 @@ def result(outputs: Sequence[Translation], tokens: Tokens | None) -> dict[str, A
 def annotations(output: Translation) -> dict[str, Any]:
     """What was asked for beside the text."""
     links = [] if output.alignment is None else [{"source": one, "target": other} for one, other in output.alignment.links]
-    found = {} if output.alignment is None else {"alignment": links}
+    found: dict[str, Any] = {} if output.alignment is None else {"alignment": links}
+    found |= {"unplaced": output.unplaced} if output.unplaced else {}
     return found | ({"word_scores": [*map(number, output.word_scores)]} if output.word_scores else {})
 
 
