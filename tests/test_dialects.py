@@ -3,6 +3,7 @@
 import urllib.error
 import urllib.parse
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -10,6 +11,7 @@ from test_serve import Served
 from test_serving import LINES, PAIR, expected, translator
 
 from specdec_plugins.files import Options, TextFile
+from specdec_plugins.serving.downloads import Downloads
 from specdec_plugins.serving.glossaries import Glossaries
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.refused import Refused
@@ -124,8 +126,90 @@ def test_libretranslate_keys_and_bodies(served, keyed):
         status, _, content = served.ask("POST", "/translate", body, content_type="application/json")
         assert status == 400 and content["error"].startswith("Invalid request: the body is not")
     assert served.ask("POST", "/translate", b"--x\r\n", content_type="multipart/form-data; boundary=x")[0] == 400
-    assert ask(served, "/translate_file") == (403, {"error": "Files translation is disabled on this server; "
-                                                             "specdec-translate reads files"})  # fmt: skip
+
+
+def send_file(server, name, content, **fields):
+    """A form with a file; names come as browsers send them."""
+    fields = {"source": "en", "target": "de", **fields}
+    parts = [f'--x\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{value}\r\n' for key, value in fields.items()]
+    if name is not None:
+        parts.append(f'--x\r\ncontent-disposition: form-data; name="file"; filename="{name}"\r\n\r\n')
+    body = "".join(parts).encode() + (content if isinstance(content, bytes) else content.encode()) + b"\r\n--x--\r\n"
+    status, _, found = server.ask("POST", "/translate_file", body, content_type="multipart/form-data; boundary=x")
+    return status, found
+
+
+FILES = {
+    "a.txt": (TEXT, "lines"), "../b c.md": (f"# {LINES[0]}\n\n* {LINES[1]}\n", "markdown"), "ä.html": (HTML, "html"),
+    "d.srt": (f"1\n00:00:01,000 --> 00:00:02,000\n{LINES[0]}\n", "subtitles"), "E.JSON": ('{"a": "A dog runs."}', "strings"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_libretranslate_files(served, name):
+    content, form = FILES[name]
+    status, found = send_file(served, name, "\ufeff" + content)
+    assert status == 200, found
+    address = urllib.parse.urlsplit(found["translatedFileUrl"])
+    assert address.netloc == f"127.0.0.1:{served.port}"
+    status, headers, text = served.ask("GET", address.path)
+    stem, _, ending = name.rpartition("/")[2].rpartition(".")
+    assert status == 200 and text == "\ufeff" + by_files(content, form)
+    assert headers["content-disposition"] == f"attachment; filename*=UTF-8''{urllib.parse.quote(f'{stem}.de.{ending.lower()}')}"
+    assert headers["content-type"] == "application/octet-stream" and headers["x-content-type-options"] == "nosniff"
+
+
+def test_libretranslate_tables_and_keys(keyed):
+    table = "n,text\n1,A dog runs.\n"
+    assert send_file(keyed, "t.csv", table, columns="text")[0] == 403
+    status, found = send_file(keyed, "t.csv", table, columns="text", source="auto", api_key="right")
+    assert status == 200, found
+    assert keyed.ask("GET", urllib.parse.urlsplit(found["translatedFileUrl"]).path)[2] == (
+        f"n,text\n1,{expected(['A dog runs.'], {})[0].text}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "name, content, fields, said",
+    [
+        (None, "", {}, "missing file parameter"),
+        ("", "A dog.", {}, "missing file parameter"),
+        ("a.pdf", "A dog.", {}, "file format not supported; available: txt, md,"),
+        ("a.txt.gz", "A dog.", {}, "file format not supported"),
+        ("a.txt", b"A\n\xff", {}, "line 2 of the file is not UTF-8"),
+        ("a.txt", "A\0", {}, "NUL byte"),
+        ("a.txt", "A" * 5001, {}, "5,001 characters exceed the limit of 5,000"),
+        ("a.txt", "A", {"target": "ja"}, "no model translates from en to ja"),
+        ("a.txt", "A", {"source": ""}, "missing source parameter"),
+        ("a.json", "{", {}, "not JSON"),
+        ("a.json", "[" * 4000, {}, "not JSON"),
+        ("a.csv", "a,b", {}, "name its columns"),
+        ("a.html", "<p", {}, "is not closed"),
+        ("a.xliff", "<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", {}, ""),
+        ("a.txt", "A" * 2_000_000, {}, "the body exceeds the limit"),
+    ],
+    ids=lambda value: f"{value!s:.30}",
+)  # fmt: skip
+def test_bad_files(served, name, content, fields, said):
+    status, found = send_file(served, name, content, **fields)
+    assert status == 400 and said in found["error"], found
+
+
+def test_downloads_are_bounded_and_temporary(served, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("specdec_plugins.serving.downloads.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    files = Downloads()
+    first = files.add("a.txt", b"a" * (40 << 20))
+    clock[0] = 1.0
+    with pytest.raises(Refused, match="too many translated files") as full:
+        files.add("b.txt", b"b" * (30 << 20))
+    assert full.value.retry_after == 600 and files.get(first).name == "a.txt"
+    clock[0] = 600.0
+    with pytest.raises(Refused, match="File not found"):
+        files.get(first)
+    files.add("b.txt", b"b" * (30 << 20))
+    assert len(files.files) == 1
+    assert served.ask("GET", "/download_file/none.txt")[::2] == (404, {"error": "File not found; files stay for 10 minutes"})
 
 
 # ---- DeepL

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from specdec_plugins.extras import needed
+from specdec_plugins.serving.downloads import Downloads
 from specdec_plugins.serving.glossaries import Glossaries
 from specdec_plugins.serving.refused import GONE, SPENT, Refused
 from specdec_plugins.serving.translator import AsyncTranslator, Closed, QueueFull, settings_for
@@ -76,6 +77,7 @@ class Service:
     limits: Limits = field(default_factory=Limits)
     keys: frozenset[str] | None = None
     glossaries: Glossaries = field(default_factory=Glossaries)
+    downloads: Downloads = field(default_factory=Downloads)
     used: dict[str, int] = field(default_factory=dict)  # characters by key
     _minutes: dict[str, tuple[int, int]] = field(default_factory=dict)  # the last one of each key, and its characters
     _detector: Any = None

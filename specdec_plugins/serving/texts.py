@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, cast
 
-from specdec_plugins.files import MARKUP, Options, TextFile, Unreadable
+from specdec_plugins.files import Options, TextFile, Unreadable
 from specdec_plugins.text.placing import Placed, Unit
 from specdec_plugins.translations import Translation
 from specdec_plugins.translator import Translator
@@ -13,16 +13,16 @@ from specdec_plugins.units import translate_units
 
 
 def translate_texts(
-    translator: Translator, texts: Sequence[str], markup: str | None = None, ignored: Sequence[str] = (), whole: bool = False,
+    translator: Translator, texts: Sequence[str], form: str = "lines", options: Options = Options(), whole: bool = False,  # noqa: B008
     **choices: Any,
 ) -> list[list[str]]:  # fmt: skip
     """The translations of each text, best first: as many as the settings' ``nbest``.
 
-    ``markup`` is html or xml, and the content of ``ignored`` tags stays. A ``whole`` text, or line, is not split into sentences.
-    Raises ValueError for markup that cannot be read, and SourceTooLong.
+    ``form`` is a format of `files`, such as its `MARKUP`. A ``whole`` text, or line, is not split into sentences. Raises
+    ValueError for texts that cannot be read, and SourceTooLong.
     """
     try:
-        files = [TextFile(text, MARKUP[markup] if markup else "lines", Options(ignored=ignored)) for text in texts]
+        files = [TextFile(text, form, options) for text in texts]
     except Unreadable as error:
         raise ValueError(f"{error.what}" + ("" if error.at is None else f" (character {error.at + 1})")) from None
     units = [replace(unit, whole=whole) for file in files for unit in file.units]

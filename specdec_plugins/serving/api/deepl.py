@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from specdec_plugins.files import split
+from specdec_plugins.files import MARKUP, Options, split
 from specdec_plugins.serving.api.fields import key_of, read_fields, text_of, texts_of
 from specdec_plugins.serving.glossaries import Stored
 from specdec_plugins.serving.names import name_of
@@ -51,9 +51,10 @@ def router(service: Service) -> APIRouter:
         route, markup = service.route(source, target), given.get("tag_handling") or None
         choices: dict[str, Any] = {**route.languages, **glossary_of(service, request, given, route)}
         whole, lines = splitting(given.get("split_sentences"), markup)
+        ignored = split(",".join(texts_of(given.get("ignore_tags") or [], "ignore_tags")))
         work = partial(
-            translate_texts, texts=texts if lines else [" ".join(text.split("\n")) for text in texts], markup=markup,
-            ignored=split(",".join(texts_of(given.get("ignore_tags") or [], "ignore_tags"))), whole=whole, **choices,
+            translate_texts, texts=texts if lines else [" ".join(text.split("\n")) for text in texts],
+            form=MARKUP[markup] if markup else "lines", options=Options(ignored=ignored), whole=whole, **choices,
         )  # fmt: skip
         found = await service.translate(request, route, len(texts), {}, work)
         code = public(route.source).upper()

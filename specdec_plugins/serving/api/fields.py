@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from starlette.datastructures import FormData
 from starlette.requests import Request
 
 from specdec_plugins.serving.service import Refused
@@ -20,7 +21,11 @@ async def read_fields(request: Request) -> dict[str, Any]:
         if not isinstance(given, dict):
             raise Refused(400, "Invalid request: the body is not a JSON object")
         return given
-    form = await request.form(max_files=0)
+    return fields_of(request, await request.form(max_files=0))
+
+
+def fields_of(request: Request, form: FormData) -> dict[str, Any]:
+    """The fields of a form, and of the query."""
     values = {name: source.getlist(name) for source in (request.query_params, form) for name in source}
     return {name: each if name in LISTS and len(each) > 1 else each[-1] for name, each in values.items()}
 

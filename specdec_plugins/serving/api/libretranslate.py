@@ -1,14 +1,20 @@
-"""LibreTranslate's API, for its clients: /translate, /detect, /languages, /frontend/settings. It answers 400 to every limit."""
+"""LibreTranslate's API, for its clients: texts, files, /detect, /languages, /frontend/settings. It answers 400 to every limit."""
 
 import asyncio
+from codecs import BOM_UTF8
 from functools import partial
+from pathlib import PurePath
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.datastructures import UploadFile
 
-from specdec_plugins.serving.api.fields import read_fields, text_of, texts_of
+from specdec_plugins.files import FORMATS, Options, split
+from specdec_plugins.serving.api.fields import fields_of, read_fields, text_of, texts_of
 from specdec_plugins.serving.names import name_of
-from specdec_plugins.serving.service import Refused, Route, Service
+from specdec_plugins.serving.service import Refused, Route, Service, public
 from specdec_plugins.serving.texts import translate_texts
 
 PATHS = ("/translate", "/detect", "/languages", "/frontend/settings", "/translate_file", "/suggest")
@@ -45,7 +51,7 @@ def router(service: Service) -> APIRouter:
             detected = {"confidence": round(100 * sure), "language": source}
             found["detectedLanguage"] = [detected] * len(texts) if many else detected
         route = service.route(source, target)
-        work = partial(translate_texts, texts=texts, markup="html" if form == "html" else None, **route.languages)  # type: ignore[arg-type]
+        work = partial(translate_texts, texts=texts, form=form if form == "html" else "lines", **route.languages)  # type: ignore[arg-type]
         ranked = await service.translate(request, route, len(texts), searching(service, route, more), work)
         found["translatedText"] = [best for best, *_ in ranked] if many else ranked[0][0]
         if more:
@@ -75,19 +81,62 @@ def router(service: Service) -> APIRouter:
         keyed, usual = service.keys is not None, {"source": source, "target": targets[0]}
         return {
             "apiKeys": keyed, "keyRequired": keyed, "charLimit": service.limits.characters, "frontendTimeout": 500,
-            "filesTranslation": False, "supportedFilesFormat": [], "suggestions": False,
+            "filesTranslation": True, "supportedFilesFormat": [f".{ending}" for ending in FORMATS], "suggestions": False,
             "language": {side: {"code": code, "name": name_of(code)} for side, code in usual.items()},
         }  # fmt: skip
-
-    @api.post("/translate_file")
-    async def translate_file() -> None:
-        raise Refused(403, "Files translation is disabled on this server; specdec-translate reads files")
 
     @api.post("/suggest")
     async def suggest() -> None:
         raise Refused(403, "Suggestions are disabled on this server")
 
+    add_files(api, service)
     return api
+
+
+def add_files(api: APIRouter, service: Service) -> None:
+    @api.post("/translate_file")
+    async def translate_file(request: Request) -> dict[str, str]:
+        """Fields of a form: file, source, target, api_key; of a table, columns. The answer has the translated file's address."""
+        async with request.form(max_files=1) as form:
+            file, given = form.get("file"), fields_of(request, form)
+            if not isinstance(file, UploadFile) or not file.filename:
+                raise Refused(400, "Invalid request: missing file parameter")
+            name, content = PurePath(file.filename), await file.read()
+        source, target = (text_of(needed(given, side), side) for side in ("source", "target"))
+        service.admit(key_of(given), [])
+        if (ending := name.suffix[1:].lower()) not in FORMATS:
+            raise Refused(400, f"Invalid request: file format not supported; available: {', '.join(FORMATS)}")
+        text = text_in(content)
+        service.admit(key_of(given), [text])
+        if source == "auto":
+            source = (await asyncio.to_thread(service.source_of, [text]))[0]
+        route, options = service.route(source, target), Options(columns=split(text_of(given.get("columns"), "columns")))
+        work = partial(translate_texts, texts=[text], form=FORMATS[ending], options=options, **route.languages)  # type: ignore[arg-type]
+        [[best, *_]] = await service.translate(request, route, 1, {}, work)
+        mark = content[: len(BOM_UTF8)] if content.startswith(BOM_UTF8) else b""
+        path = service.downloads.add(f"{name.stem[:100]}.{public(route.target)}.{ending}", mark + best.encode())
+        return {"translatedFileUrl": str(request.url_for("download", path=path))}
+
+    @api.get("/download_file/{path}")
+    async def download(path: str) -> Response:
+        found = service.downloads.get(path)
+        headers = {
+            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name, '')}",
+            "X-Content-Type-Options": "nosniff",
+        }
+        return Response(found.content, media_type="application/octet-stream", headers=headers)
+
+
+def text_in(content: bytes) -> str:
+    """A file's text, without the byte order mark. Raises Refused."""
+    try:
+        text = content.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise Refused(400, f"line {line} of the file is not UTF-8") from None
+    if "\0" in text:
+        raise Refused(400, "the file contains a NUL byte, so it is not text")
+    return text
 
 
 def needed(given: dict[str, Any], name: str) -> Any:
