@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec_plugins import Translator
 from specdec_plugins.decoding.alignment import Aligner
 from specdec_plugins.formats.spec import Heads
-from specdec_plugins.text.alignment import link
+from specdec_plugins.text.alignment import Alignment, link
 
 Links = set[tuple[int, int]]
 
@@ -67,15 +67,18 @@ class Reader:
             self.known[heads] = Aligner(model, heads, symbols)([each.ids for each in self.encoded], self.outputs)
         return self.known[heads]
 
-    def links(self, heads: Heads) -> Callable[[int], Links]:
+    def alignments(self, heads: Heads) -> Callable[[int], Alignment]:
         single = [self.weights(Heads(heads.layer, (head,), heads.reading)) for head in heads.heads]
 
-        def of(n: int) -> Links:
+        def of(n: int) -> Alignment:
             weights = torch.stack([each[n] for each in single]).sum(0)
-            line, text = self.gold.source[n], self.gold.target[n]
-            return {*link(weights, self.encoded[n].offsets, line, self.spans[n], text).numbers(line, text)}
+            return link(weights, self.encoded[n].offsets, self.gold.source[n], self.spans[n], self.gold.target[n])
 
         return of
+
+    def links(self, heads: Heads) -> Callable[[int], Links]:
+        of = self.alignments(heads)
+        return lambda n: {*of(n).numbers(self.gold.source[n], self.gold.target[n])}
 
 
 def read(path: str) -> Callable[[int], Links]:

@@ -37,9 +37,11 @@ def translate_units(translator: "Translator", units: Sequence[Unit], **choices: 
     language, most = two_letters(lang) or lang, min(LONGEST, translator.max_source // 3)
     settings = translator.settings
     windows = settings.windows is not None
+    if windows and not all(unit.whole for unit in units):
+        raise ValueError("windows are for lines of plain text, not for marked-up text or files of other formats")
     aligns = not windows and settings.strategy in ("specdec", "ar")
     protects = aligns and settings.drawn == 1 and not settings.sampling
-    split = [list(parts_of(unit, language, most, unit.whole or windows)) for unit in units]
+    split = [list(parts_of(unit, language, most)) for unit in units]
     sentences = [(number, part) for number, parts in enumerate(split) for part in parts if part.sentence]
     results: dict[int, Translation] = {}
     faults: list[SourceTooLong] = []
@@ -66,11 +68,11 @@ def protected(part: Part) -> list[Span]:
     return [(mark.start, mark.end) for _, mark in part.marks if mark.start < mark.end] + placeholders
 
 
-def parts_of(unit: Unit, language: str, most: int, whole: bool) -> Iterator[Part]:
-    """The sentences of a unit and what is between them; as one sentence if ``whole``."""
+def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
+    """The sentences of a unit and what is between them."""
     text, marks = unit.text, list(enumerate(unit.marks))
     trimmed = (len(text) - len(text.lstrip()), len(text.rstrip()))
-    found = [trimmed] if whole and text.strip() else list(sentence_spans(text, language, most))
+    found = [trimmed] if unit.whole and text.strip() else list(sentence_spans(text, language, most))
     code = [mark for _, mark in marks if mark.start < mark.end]
     ends = [mark.end for mark in code]
     spans: list[Span] = []

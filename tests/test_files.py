@@ -14,11 +14,12 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 
+from specdec_plugins import Translator
 from specdec_plugins.commands import translate
 from specdec_plugins.files import LONGEST, Options, TextFile, Unreadable, find_spans, format_of
 from specdec_plugins.text.compressed import compress, open_read
 from specdec_plugins.text.lines import read_lines
-from specdec_plugins.text.placing import Placed
+from specdec_plugins.text.placing import Placed, Unit
 from specdec_plugins.translations import SourceTooLong, Translation
 from specdec_plugins.units import translate_units
 
@@ -326,6 +327,14 @@ def test_a_translated_paragraph_begins_no_other_block():
         assert turned("One.\n", f"{sign} a") == f"{escaped} a\n"
     assert turned("- One.\n", "---") == "- \\---\n" and turned("One.\n", "1.5 a -b") == "1.5 a -b\n"
     assert turned("# One.\n", "1. a") == "# 1. a\n"
+    for sign in ("-", "+", "1.", "12)", "##", ">", "~~~"):  # on a later line, in a list and in a quotation
+        escaped = sign[:-1] + "\\" + sign[-1] if sign[0].isdigit() else "\\" + sign
+        assert (
+            turned("One.\nTwo.\n\n* One.\n  Two.\n", f"{sign} a") == f"{escaped} a\n{escaped} a\n\n* {escaped} a\n  {escaped} a\n"
+        )
+        assert sign == ">" or turned("> One.\n> Two.  \n> Three.\n", f"{sign} a").count(f"> {escaped} a") == 3
+    assert turned("One.\nTwo.\n", "===") == "\\===\n\\===\n" and turned("One.\r\nTwo.\r\n", "--") == "\\--\r\n\\--\r\n"
+    assert turned("> One.  \n> Two.\n", "a") == "> a   \n> a\n"
     assert turned("|-|\n|-|\n|One.|\n", "a | b") == "|-|\n|-|\n|a \\| b|\n"
 
 
@@ -493,10 +502,23 @@ def test_lines_of_markup(demo, tmp_path, capfd):
     (["a", "--markup", "html", "--sampling"], "--sampling cannot be combined with --markup"),
     (["-o", "/tmp/"], "name the input files"),
     (["a.po", "--resume", "-o", "b.po"], "--resume cannot be combined"),
+    (["a.txt", "a.po", "--windows", "sentence", "-o", "c/"], "--windows cannot be combined with files of other formats"),
+    (["a.txt", "--windows", "sentence", "--markup", "xml"], "--windows cannot be combined with --markup"),
 ])  # fmt: skip
 def test_options_that_files_do_not_have(options, said, capfd):
     assert translate.main(["--model", "data/demo.en-de", *options]) == 2
     assert said in capfd.readouterr().err
+
+
+def test_windows_are_for_plain_lines(demo, tmp_path, capfd):
+    """Nothing of a window is protected or aligned, so other units are refused."""
+    path = tmp_path / "a.txt"
+    path.write_text(f"{LINE} A dog.\n")
+    whole = run(capfd, "--model", demo, path, "--windows", "sentence")
+    run(capfd, "--model", demo, path, "--windows", "sentence", "-o", f"{tmp_path}/out/")
+    assert (tmp_path / "out" / "a.txt").read_text() == whole
+    with pytest.raises(ValueError, match="windows are for lines of plain text"):
+        translate_units(Translator.from_pretrained(demo, windows="sentence", threads=1), [Unit("A dog in {x}.")])
 
 
 def test_an_incomplete_frame_is_an_error(tmp_path):

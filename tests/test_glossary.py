@@ -92,3 +92,17 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert translate.main([*known, "--sampling"]) == 2 and "--glossary" in capsys.readouterr().err
     terms.write_text("dog\n")
     assert translate.main(known) == 1 and "line 1: not a source term" in capsys.readouterr().err
+
+
+def test_another_glossary_of_the_same_name_is_not_resumed(tmp_path, capsys):
+    text, out, terms = tmp_path / "text", tmp_path / "out", tmp_path / "terms"
+    text.write_text("A dog.\n" * 3 + "A dog\0.\n")  # ends the run after three lines
+    known = ["--model", str(DEMO), "-i", str(text), "-o", str(out), "--quiet", "--threads", "1", "--glossary", str(terms)]
+    terms.write_text("dog\tKöter\n")
+    assert translate.main(known) == 1
+    text.write_text("A dog.\n" * 4)
+    terms.write_text("dog\tDackel\n")
+    capsys.readouterr()
+    assert translate.main([*known, "--resume"]) == 1 and "made with --glossary of content " in capsys.readouterr().err
+    terms.write_text("dog\tKöter\n")
+    assert translate.main([*known, "--resume"]) == 0 and out.read_text().count("Köter") == 4

@@ -264,10 +264,11 @@ def has_formats(options: argparse.Namespace) -> bool:
 def format_faults(options: argparse.Namespace) -> Iterator[Fault]:
     """Faults of the options that concern files other than lines of text, or marked-up lines."""
     files = has_formats(options)
+    lines_only = not options.markup and all(format_of(path) in (None, "lines") for path in options.files)
     if files or options.markup:
         what = "files of other formats than lines, -o DIR" if files else "--markup"
         names = ["format", "tokenized", "reference", "hint", "trace", "alignments", "word_scores", "sampling"]
-        names += ["resume", "remove_bpe"] * files
+        names += ["resume", "remove_bpe"] * files + ["windows"] * (not lines_only)
         if given := [option_name(name) for name in names if getattr(options, name) not in (None, False, "text")]:
             yield given[0][2:].replace("-", "_"), f"cannot be combined with {what}"
         if max(options.nbest or 1, options.num_samples or 1) > 1:

@@ -13,7 +13,8 @@ from specdec_plugins.files.markup import Token, span_of, spelled
 
 LONGEST = 50_000  # characters of a paragraph: a hostile one takes the parser time quadratic in its length
 SPECIAL = "\\`*_[]<|"
-BLOCK = re.compile(r"(\d+)(?=[.)](?:\s|$))|(?=(?:[-+]|#{1,6})(?:\s|$)|>|~~~|-+\s*$)")  # what begins one
+BLOCK = r"((?:\A|\n)[ \t{}]*)(?:(\d+)(?=[.)]\s|[.)]\Z)|(?=(?:[-+]|#{{1,6}})(?:\s|\Z)|~~~{}|(?:-+|=+)[ \t\r]*(?:\n|\Z)))"
+OUTSIDE, IN_QUOTE = re.compile(BLOCK.format("", "|>")), re.compile(BLOCK.format(">", ""))  # lines that would begin a block
 
 
 def spans(source: str, options: Options) -> Iterator[Span]:
@@ -25,8 +26,7 @@ def spans(source: str, options: Options) -> Iterator[Span]:
                 raise Unreadable(lines.bounds[block.map[0]][0], f"a paragraph of over {LONGEST:,} characters")
             children = parser.inline.parse(block.content, parser, environment, [])
             if places := lines.places(block.content, block.map, opened in ("th_open", "td_open")):
-                write = text_of_paragraph if opened == "paragraph_open" else Span.write
-                yield from paragraph(source, block.content, places, children, write)
+                yield from paragraph(source, block.content, places, children, opened == "paragraph_open")
         opened = block.type
 
 
@@ -83,16 +83,16 @@ class Lines:
         return places if len(places) == len(content) + 1 else []
 
 
-def text_of_paragraph(text: str, doubtful: bool) -> str:
-    """A translation that begins no other block, such as a list."""
-    match = BLOCK.match(text)
-    return f"{match[0]}\\{text[match.end() :]}" if match else text
+def text_of_paragraph(text: str, doubtful: bool, block: re.Pattern[str]) -> str:
+    """A translation without lines that begin another block, such as a list, or make it a heading."""
+    return block.sub(r"\1\2\\", text)
 
 
-def paragraph(
-    source: str, content: str, places: Sequence[int], children: Sequence[Any], write: Callable[[str, bool], str]
-) -> Iterator[Span]:  # fmt: skip
-    """The span of a paragraph, heading or cell, after those of the descriptions of its images; none if it is not understood."""
+def paragraph(source: str, content: str, places: Sequence[int], children: Sequence[Any], lines: bool) -> Iterator[Span]:
+    """The span of a paragraph, heading or cell, after those of the descriptions of its images; none if it is not understood.
+
+    Only a paragraph has ``lines`` that could begin another block.
+    """
     found = list(walk(content, children))
     if not found or found[-1].end != len(content):
         return
@@ -108,7 +108,9 @@ def paragraph(
             if text and source.startswith(text, start):
                 yield Span(start, start + len(text), text, partial(spelled, table=table))
     if span := span_of(source, whole_links(source, tokens), escapes):
-        yield replace(span, write=write)
+        quoted = any(re.search(r"\n[ \t]*>", source[token.start : token.end]) for token in tokens)
+        write = partial(text_of_paragraph, block=IN_QUOTE if quoted else OUTSIDE)
+        yield replace(span, write=write) if lines else span
 
 
 def whole_links(source: str, tokens: Sequence[Token]) -> list[Token]:
@@ -159,10 +161,10 @@ def walk(content: str, children: Sequence[Any]) -> Iterator[Token]:
             return
         if token.end < token.start:
             return
-        yield token
-        at = token.end
         if child.type == "hardbreak":
             yield Token("text", at, at, " ")
+        yield token
+        at = token.end
 
 
 def closing(content: str, at: int, size: int) -> int:

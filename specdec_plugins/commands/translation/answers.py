@@ -244,6 +244,8 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that determines the output text, by name: the options that matter, and a hash of the model's files."""
     settings = {name: value for name, value in vars(settings_of(options)).items() if name not in RESOURCES}
     settings |= {name: getattr(options, name) for name in TEXT}
+    if options.glossary:
+        settings["glossary"] = f"of content {hashlib.sha256(Path(options.glossary).read_bytes()).hexdigest()[:12]}"
     if options.model:
         folders = [Path(folder) for folder in (options.model, options.drafter) if folder]
         paths = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != ".md"]
