@@ -83,7 +83,8 @@ def test_libretranslate_several_texts(served):
     found = ask(served, "/translate", q=[TEXT, LINES[3]], source="auto", target="de", alternatives=1)[1]
     assert found["translatedText"] == [by_files(each, "lines", beam=2) for each in (TEXT, LINES[3])]
     assert [each["language"] for each in found["detectedLanguage"]] == ["en", "en"] and len(found["alternatives"]) == 2
-    assert served.ask("GET", "/languages")[2] == [{"code": "en", "name": "English", "targets": ["de", "fr"]}]
+    languages = {each["code"]: (each["name"], each["targets"]) for each in served.ask("GET", "/languages")[2]}
+    assert languages == {"de": ("German", []), "en": ("English", ["de", "fr"]), "fr": ("French", [])}  # Weblate looks for both
     settings = served.ask("GET", "/frontend/settings")[2]
     assert settings["charLimit"] == 5000 and not settings["keyRequired"]
     assert settings["language"] == {"source": {"code": "en", "name": "English"}, "target": {"code": "de", "name": "German"}}
@@ -104,6 +105,7 @@ def test_libretranslate_several_texts(served):
         ({"format": "pdf"}, 400, "pdf format is not supported"),
         ({"alternatives": "x"}, 400, "Invalid request: alternatives parameter"),
         ({"alternatives": 99}, 400, "Invalid request: alternatives parameter"),
+        ({"alternatives": {}}, 400, "Invalid request: alternatives parameter"),
         ({"alternatives": float("inf")}, 400, "Invalid request: alternatives parameter"),
         ({"q": "A" * 5001}, 400, "5,001 characters exceed the limit of 5,000"),
         ({"q": ["A"] * 61}, 400, "61 texts exceed the limit of 60"),
@@ -254,6 +256,8 @@ def test_deepl_translates(served, form):
         ({"glossary_id": "x", "source_lang": None}, 400, "Value for 'source_lang' required with glossary_id"),
         ({"splitting_tags": ["p"]}, 400, "splitting_tags is not supported"),
         ({"formality": "less"}, 400, "formality is not supported"),
+        ({"formality": {}}, 400, "formality is not supported"),
+        ({"split_sentences": []}, 400, "'split_sentences' not supported"),
         ({"tag_handling": "rtf"}, 400, "'tag_handling' not supported"),
         ({"ignore_tags": [3]}, 400, "ignore_tags is neither a string nor a list of strings"),
         ({"ignore_tags": 3}, 400, "ignore_tags is neither a string nor a list of strings"),
@@ -281,6 +285,7 @@ def test_deepl_languages_usage_and_keys(served, keyed):
     assert deepl(served, text=["A dog."], source_lang="EN")[0] == served.ask("GET", "/v2/usage", **KEY)[0] == 200
     assert [*served.service.used] == [""]  # what clients send in vain as keys takes no memory
     assert served.ask("GET", "/v2/other")[::2] == (404, {"message": "Not Found"})
+    assert served.ask("PUT", "/v2/glossaries/x")[1]["allow"] == "DELETE, GET" and served.ask("PUT", "/")[1]["allow"]
 
 
 TERMS = {"name": "dogs", "source_lang": "EN", "target_lang": "de", "entries_format": "tsv", "entries": "dog\tKöter\n\n"}
@@ -390,9 +395,20 @@ def test_libretranslatepy(served, keyed):
     client = pytest.importorskip("libretranslatepy").LibreTranslateAPI(f"http://127.0.0.1:{served.port}")
     assert client.translate(LINES[0], "en", "de") == expected(LINES[:1], {})[0].text
     assert client.detect("Ein Hund läuft durch den Wald.")[0]["language"] == "de"
-    assert client.languages()[0]["targets"] == ["de", "fr"]
+    assert {each["code"]: each["targets"] for each in client.languages()} == {"de": [], "en": ["de", "fr"], "fr": []}
     with pytest.raises(urllib.error.HTTPError, match="403"):
         type(client)(f"http://127.0.0.1:{keyed.port}", "wrong").translate("A dog.", "en", "de")
+
+
+@pytest.mark.long
+def test_deep_translator(served, keyed):
+    name = pytest.importorskip("deep_translator")
+    client = name.LibreTranslator(source="en", target="de", custom_url=f"http://127.0.0.1:{served.port}/", api_key="any")
+    assert client.translate(LINES[0]) == expected(LINES[:1], {})[0].text
+    assert client.translate_batch(LINES[:2]) == [each.text for each in expected(LINES[:2], {})]
+    wrong = name.LibreTranslator(source="en", target="de", custom_url=f"http://127.0.0.1:{keyed.port}/", api_key="wrong")
+    with pytest.raises(name.exceptions.AuthorizationException):
+        wrong.translate("A dog.")
 
 
 @pytest.mark.long

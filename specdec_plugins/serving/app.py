@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -52,11 +52,16 @@ def make_app(service: Service, grace: float = 30.0) -> FastAPI:
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
-        return answer(request, error.status, str(error), error.retry_after)
+        wait = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+        return answer(request, error.status, str(error), wait)
 
     @app.exception_handler(HTTPException)
     async def failed(request: Request, error: HTTPException) -> Response:
-        return answer(request, error.status_code, str(error.detail))
+        headers = {**(error.headers or {})}
+        path = getattr(request.scope.get("route"), "path", None)
+        if error.status_code == 405 and (known := app.openapi()["paths"].get(path)):  # a route knows its own method alone
+            headers["Allow"] = ", ".join(sorted(map(str.upper, known)))
+        return answer(request, error.status_code, str(error.detail), headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -72,9 +77,8 @@ def fault(found: dict) -> str:
     return f"{where}: {found['msg']}" if where else found["msg"]
 
 
-def answer(request: Request, status: int, message: str, retry_after: int | None = None) -> Response:
+def answer(request: Request, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """An error, in the dialect of its path."""
-    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
     path, body = request.url.path, {"error": message}
     if path in libretranslate.PATHS:
         status, body = libretranslate.error(status, message)

@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import Response
 
 from specdec_plugins.files import MARKUP, Options, split
-from specdec_plugins.serving.api.fields import key_of, read_fields, text_of, texts_of
+from specdec_plugins.serving.api.fields import given_or, key_of, read_fields, text_of, texts_of
+from specdec_plugins.serving.api.schemas import Message, Terms, Texts, Translations, errors, fields
 from specdec_plugins.serving.glossaries import Stored
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.service import Refused, Route, Service, public
@@ -18,6 +19,7 @@ from specdec_plugins.serving.texts import translate_texts
 
 PREFIX = "/v2/"
 SCHEME = "DeepL-Auth-Key"
+TABLE = "text/tab-separated-values"
 MOST = 50  # texts
 UNLIMITED = 10**12  # characters
 # What changes a translation, and we cannot do. `context`, `preserve_formatting` and `model_type` leave ours as it is.
@@ -34,9 +36,9 @@ def error(status: int, message: str) -> tuple[int, dict[str, str]]:
 
 
 def router(service: Service) -> APIRouter:
-    api = APIRouter(prefix=PREFIX.rstrip("/"), tags=["DeepL"])
+    api = APIRouter(prefix=PREFIX.rstrip("/"), tags=["DeepL"], responses=errors(Message))
 
-    @api.post("/translate")
+    @api.post("/translate", openapi_extra=fields(Texts), response_model=Translations)
     async def translate(request: Request) -> dict[str, Any]:
         """Fields, as JSON or a form: text, up to 50 of them; target_lang; source_lang; tag_handling, xml or html; ignore_tags;
         split_sentences, 0, 1 or nonewlines."""
@@ -51,7 +53,7 @@ def router(service: Service) -> APIRouter:
         route, markup = service.route(source, target), given.get("tag_handling") or None
         choices: dict[str, Any] = {**route.languages, **glossary_of(service, request, given, route)}
         whole, lines = splitting(given.get("split_sentences"), markup)
-        ignored = split(",".join(texts_of(given.get("ignore_tags") or [], "ignore_tags")))
+        ignored = split(",".join(texts_of(given_or(given.get("ignore_tags"), []), "ignore_tags")))
         work = partial(
             translate_texts, texts=texts if lines else [" ".join(text.split("\n")) for text in texts],
             form=MARKUP[markup] if markup else "lines", options=Options(ignored=ignored), whole=whole, **choices,
@@ -100,7 +102,7 @@ def add_glossaries(api: APIRouter, service: Service) -> None:
     async def glossaries(request: Request) -> dict[str, list]:
         return {"glossaries": [described(each) for each in service.glossaries.of(admitted(service, request))]}
 
-    @api.post("/glossaries", status_code=201)
+    @api.post("/glossaries", status_code=201, openapi_extra=fields(Terms))
     async def create(request: Request) -> dict[str, Any]:
         """Fields: name, source_lang, target_lang, entries_format (tsv or csv), entries."""
         account, given = admitted(service, request), await read_fields(request)
@@ -117,12 +119,11 @@ def add_glossaries(api: APIRouter, service: Service) -> None:
     async def glossary(number: str, request: Request) -> dict[str, Any]:
         return described(service.glossaries.get(admitted(service, request), number))
 
-    @api.get("/glossaries/{number}/entries", response_class=PlainTextResponse)
-    async def entries(number: str, request: Request) -> PlainTextResponse:
-        """Tab-separated values."""
+    @api.get("/glossaries/{number}/entries", response_class=Response, responses={200: {"content": {TABLE: {}}}})
+    async def entries(number: str, request: Request) -> Response:
         found = service.glossaries.get(admitted(service, request), number)
         lines = "".join(f"{term.source}\t{term.target}\n" for term in found.glossary.terms)
-        return PlainTextResponse(lines, media_type="text/tab-separated-values")
+        return Response(lines, media_type=TABLE)
 
     @api.delete("/glossaries/{number}", status_code=204, response_class=Response)
     async def delete(number: str, request: Request) -> None:
@@ -178,7 +179,7 @@ def check(given: dict[str, Any]) -> None:
     for name in UNSUPPORTED:
         if given.get(name):
             raise Refused(400, f"{name} is not supported")
-    if (given.get("formality") or "default") not in ("default", "prefer_more", "prefer_less"):
+    if given_or(given.get("formality"), "default") not in ("default", "prefer_more", "prefer_less"):
         raise Refused(400, "formality is not supported; leave it out, or use prefer_more or prefer_less")
     if given.get("tag_handling") not in (None, "", "xml", "html"):
         raise Refused(400, "Value for 'tag_handling' not supported; use xml or html")
@@ -186,7 +187,7 @@ def check(given: dict[str, Any]) -> None:
 
 def splitting(value: Any, markup: str | None) -> tuple[bool, bool]:
     """Whether texts stay whole, and whether lines are sentences of their own."""
-    value = str(value or ("nonewlines" if markup else "1")) if value != 0 else "0"
+    value = str(given_or(value, "nonewlines" if markup else "1"))
     if value not in ("0", "1", "nonewlines"):
         raise Refused(400, "Value for 'split_sentences' not supported; use 0, 1 or nonewlines")
     return value == "0", value == "1" or bool(markup)

@@ -49,3 +49,8 @@ def texts_of(value: Any, name: str) -> list[str]:
     if not all(isinstance(each, str) for each in texts):
         raise Refused(400, f"Invalid request: {name} is neither a string nor a list of strings")
     return texts
+
+
+def given_or(value: Any, usual: Any) -> Any:
+    """A field's value; ``usual`` if it is missing, null or empty."""
+    return usual if value is None or value == "" else value

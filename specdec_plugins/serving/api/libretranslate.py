@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from starlette.datastructures import UploadFile
 
 from specdec_plugins.files import FORMATS, Options, split
-from specdec_plugins.serving.api.fields import fields_of, read_fields, text_of, texts_of
+from specdec_plugins.serving.api.fields import fields_of, given_or, read_fields, text_of, texts_of
+from specdec_plugins.serving.api.schemas import Asked, Detected, Error, Language, Sent, Translated, Unknown, errors, fields
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.service import Refused, Route, Service, public
 from specdec_plugins.serving.texts import translate_texts
@@ -20,6 +21,7 @@ from specdec_plugins.serving.texts import translate_texts
 PATHS = ("/translate", "/detect", "/languages", "/frontend/settings", "/translate_file", "/suggest")
 STATUSES = {413: 400, 456: 403, 503: 429, 504: 500}
 MOST = 10  # alternatives
+BYTES = "application/octet-stream"
 
 
 def error(status: int, message: str) -> tuple[int, dict[str, str]]:
@@ -28,9 +30,9 @@ def error(status: int, message: str) -> tuple[int, dict[str, str]]:
 
 
 def router(service: Service) -> APIRouter:
-    api = APIRouter(tags=["LibreTranslate"])
+    api = APIRouter(tags=["LibreTranslate"], responses=errors(Error))
 
-    @api.post("/translate")
+    @api.post("/translate", openapi_extra=fields(Asked), response_model=Translated)
     async def translate(request: Request) -> dict[str, Any]:
         """Fields, as JSON or a form: q, a string or a list; source, which may be auto; target; format, text or html;
         alternatives; api_key."""
@@ -59,8 +61,8 @@ def router(service: Service) -> APIRouter:
             found["alternatives"] = others if many else others[0]
         return found
 
-    @api.post("/detect")
-    async def detect(request: Request) -> list[dict[str, Any]]:
+    @api.post("/detect", openapi_extra=fields(Unknown))
+    async def detect(request: Request) -> list[Detected]:
         """The likeliest languages of q, best first."""
         given = await read_fields(request)
         text = text_of(needed(given, "q"), "q")
@@ -71,9 +73,11 @@ def router(service: Service) -> APIRouter:
         ]
 
     @api.get("/languages")
-    async def languages() -> list[dict[str, Any]]:
-        pairs = service.languages().items()
-        return [{"code": source, "name": name_of(source), "targets": targets} for source, targets in pairs]
+    async def languages() -> list[Language]:
+        """All languages: clients look for those of translations here, too."""
+        pairs = service.languages()
+        codes = sorted({*pairs}.union(*pairs.values()))
+        return [{"code": code, "name": name_of(code), "targets": pairs.get(code, [])} for code in codes]
 
     @api.get("/frontend/settings")
     async def settings() -> dict[str, Any]:
@@ -94,7 +98,7 @@ def router(service: Service) -> APIRouter:
 
 
 def add_files(api: APIRouter, service: Service) -> None:
-    @api.post("/translate_file")
+    @api.post("/translate_file", openapi_extra=fields(Sent, "multipart/form-data"))
     async def translate_file(request: Request) -> dict[str, str]:
         """Fields of a form: file, source, target, api_key; of a table, columns. The answer has the translated file's address."""
         async with request.form(max_files=1) as form:
@@ -117,14 +121,14 @@ def add_files(api: APIRouter, service: Service) -> None:
         path = service.downloads.add(f"{name.stem[:100]}.{public(route.target)}.{ending}", mark + best.encode())
         return {"translatedFileUrl": str(request.url_for("download", path=path))}
 
-    @api.get("/download_file/{path}")
+    @api.get("/download_file/{path}", response_class=Response, responses={200: {"content": {BYTES: {}}}})
     async def download(path: str) -> Response:
         found = service.downloads.get(path)
         headers = {
             "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name, '')}",
             "X-Content-Type-Options": "nosniff",
         }
-        return Response(found.content, media_type="application/octet-stream", headers=headers)
+        return Response(found.content, media_type=BYTES, headers=headers)
 
 
 def text_in(content: bytes) -> str:
@@ -150,13 +154,10 @@ def key_of(given: dict[str, Any]) -> str | None:
 
 
 def alternatives_of(value: Any) -> int:
-    try:
-        number = int(value or 0)
-    except (TypeError, ValueError, OverflowError):
-        number = -1
-    if not 0 <= number <= MOST:
+    shown = str(given_or(value, 0))
+    if not shown.isascii() or not shown.isdigit() or len(shown) > 4 or int(shown) > MOST:
         raise Refused(400, f"Invalid request: alternatives parameter is not a number from 0 to {MOST}")
-    return number
+    return int(shown)
 
 
 def searching(service: Service, route: Route, more: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from starlette.responses import JSONResponse
 
 from specdec_plugins.serving.api.fields import key_of
+from specdec_plugins.serving.api.schemas import Error, errors
 from specdec_plugins.serving.service import Refused, Service, refusals
 from specdec_plugins.serving.translator import PER_REQUEST
 from specdec_plugins.settings import Settings, option_of
@@ -93,7 +94,9 @@ def options_of_a_call() -> type[Call]:
         if each.name in PER_REQUEST:
             how = option_of(each)
             kind: Any = int | str if how.least is not None and how.words else Literal[how.words] if how.words else how.kind
-            extra[each.name] = (kind | None, Field(None, description=how.help))
+            bounds = {"exclusiveMinimum" if how.above else "minimum": how.least, "maximum": how.most}
+            shown: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+            extra[each.name] = (kind | None, Field(None, description=how.help, json_schema_extra=shown))
     return create_model("TranslateCall", __base__=Call, **extra)
 
 
@@ -101,9 +104,9 @@ TranslateCall: Any = options_of_a_call()
 
 
 def router(service: Service) -> APIRouter:
-    api = APIRouter(prefix="/v1", tags=["translate"])
+    api = APIRouter(prefix="/v1", tags=["translate"], responses=errors(Error))
 
-    @api.post("/translate", response_model=Answer)
+    @api.post("/translate", response_model=Answer, responses={200: {"content": {EVENTS: {}}}})
     async def translate(call: TranslateCall, request: Request) -> Response:
         texts = [call.text] if isinstance(call.text, str) else call.text
         service.admit(key_of(request, "Bearer"), texts)
@@ -122,7 +125,7 @@ def router(service: Service) -> APIRouter:
             pieces = route.model.served.stream(call.text, service.limits.seconds, **rest, **options)
             with refusals():
                 first = await anext(pieces)  # what is wrong with the request is answered with a status of its own
-            return StreamingResponse(events(head, first, pieces, tokens), media_type="text/event-stream", headers=UNBUFFERED)
+            return StreamingResponse(events(head, first, pieces, tokens), media_type=EVENTS, headers=UNBUFFERED)
         work = partial(Translator.translate, sentences=texts, **rest)
         found = await service.translate(request, route, len(texts), options, work)
         each = service.settings(route, options).outputs
@@ -137,6 +140,7 @@ def router(service: Service) -> APIRouter:
     return api
 
 
+EVENTS = "text/event-stream"
 UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second for nginx
 
 
