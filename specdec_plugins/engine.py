@@ -143,8 +143,11 @@ class Engine:
         return Request(index, source, **{**usual, **options})
 
     def seeds(self, number: int, *more: int) -> list[int]:
-        """The seeds of the samples of source ``number``; ``more`` indices name a part of it."""
-        return [mixed(self.settings.seed, number, sample, *more) for sample in range(1 if self.beam else self.settings.drawn)]
+        """The seeds of the samples of source ``number``; ``more`` indices name a part of it. Without sampling, one that no token
+        depends on.
+        """
+        settings = self.settings
+        return [mixed(settings.seed, number, sample, *more) for sample in range(settings.drawn)] if settings.sampling else [0]
 
     def limit(self, source_length: int) -> int:
         """The length limit for a source of that many tokens, eos included: fairseq's --max-len-a, -b, or else the model's."""

@@ -27,7 +27,7 @@ from specdec_plugins.protection import translate_protected
 from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.terms import translate_terms
 from specdec_plugins.text.agreement import most_agreed
-from specdec_plugins.text.codec import NoLanguage
+from specdec_plugins.text.codec import Encoded, NoLanguage
 from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.protected import Protected
 from specdec_plugins.text.words import Span
@@ -44,6 +44,7 @@ class Translator:
 
     def __init__(self, pair: Pair, settings: Settings, drafter: Drafter | None = None):
         self.codec = pair.codec
+        self._frames: dict[tuple[str | None, str | None], Encoded] = {}  # the empty text in each pair of languages
         self._use(Engine(pair, settings, drafter))
         with suppress(NoLanguage):  # requests may name one
             self.codec.encode("")  # loads the codec's files, so that faults show up front
@@ -239,7 +240,9 @@ class Translator:
     ) -> Source:  # fmt: skip
         """A sentence as the models read it; errors give its ``index``."""
         languages = source_lang, target_lang
-        frame = self.codec.encode("", *languages)
+        frame = self._frames.get(languages)
+        if frame is None:
+            frame = self._frames[languages] = self.codec.encode("", *languages)
         limit = self.max_source - len(frame.ids)
         more, count = False, f"over {limit:,}"
         if (each := self.codec.max_characters) is not None:

@@ -19,7 +19,7 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.trees import depths, within_rows
-from specdec_plugins.decoding.values import Draft, Iteration, Plan, Request, Source, uniform
+from specdec_plugins.decoding.values import Draft, Iterations, Plan, Request, Source, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier, accept_all
 from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.spec import Symbols
@@ -311,4 +311,4 @@ def standing(role, sources, targets, limit=60):
 def commit(prefix, tokens):
     """Append tokens to the outputs, as if they had been accepted."""
     draft = Draft([list(row) for row in tokens])
-    prefix.commit(Iteration.of(draft, accept_all(None, draft), EOS))
+    prefix.commit(Iterations.of(draft, accept_all(None, draft), EOS))

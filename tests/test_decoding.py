@@ -32,7 +32,7 @@ from specdec_plugins.decoding.loop import speculative_decode
 from specdec_plugins.decoding.prefix import Prefix, compacted
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import DeviceDraft, Draft, Iteration, Request
+from specdec_plugins.decoding.values import DeviceDraft, Draft, Iterations, Request
 from specdec_plugins.decoding.verifier import Unverified, accept_all
 
 
@@ -283,7 +283,7 @@ def make_prefix(lengths, limits):
     prefix = Prefix()
     prefix.admit([Request(index, [EOS], limit) for index, limit in enumerate(limits)])
     draft = Draft([list(range(4, 4 + length)) for length in lengths])
-    prefix.commit(Iteration.of(draft, accept_all(None, draft), EOS))
+    prefix.commit(Iterations.of(draft, accept_all(None, draft), EOS))
     return prefix
 
 
@@ -326,7 +326,7 @@ def test_what_the_models_see_is_what_was_committed():
             index += 1
         if len(prefix):
             draft = Draft([[rng.randrange(4, 9) for _ in range(rng.randrange(1, 9))] for _ in outputs])
-            prefix.commit(Iteration.of(draft, accept_all(None, draft), EOS))
+            prefix.commit(Iterations.of(draft, accept_all(None, draft), EOS))
             outputs = [output + new for output, new in zip(outputs, draft.tokens)]
         assert prefix.lengths.tolist() == list(map(len, outputs))
         for row, output in zip(prefix.tokens, outputs):

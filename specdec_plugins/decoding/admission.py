@@ -35,7 +35,7 @@ class BoundedAdmission:
         reserved = prefix.reserved
         if reserved >= self.rows or not waiting:
             return 0
-        fitting, capacity = self._fitting(prefix, waiting)
+        fitting, capacity = self._fitting(prefix, reserved, waiting)
         free = capacity - reserved
         self._waited += 1
         if not fitting or (len(prefix) and 4 * free < capacity and self._waited <= PATIENCE):
@@ -43,20 +43,23 @@ class BoundedAdmission:
         self._waited = 0
         return fitting
 
-    def _fitting(self, prefix: Prefix, waiting: Sequence[Request]) -> tuple[int, int]:
-        """The number of waiting requests that fit, and the rows of a full batch of such requests."""
-        rows, longest = prefix.reserved, max((len(request.tokens) for request in prefix.requests), default=0)
-        used = 0
+    def _fitting(self, prefix: Prefix, rows: int, waiting: Sequence[Request]) -> tuple[int, int]:
+        """The number of waiting requests that fit beside ``rows``, and the rows of a full batch of such requests."""
+        longest = used = fitting = 0
+        capacity = self.rows
+        if self.tokens is not None:
+            longest = max((len(request.tokens) for request in prefix.requests), default=0)
         if self.bytes is not None and self.bytes_for:
             used = sum(map(self.bytes_for, {request.index: request for request in prefix.requests}.values()))
-        fitting, capacity = 0, self.rows
         for request in waiting:
-            rows, longest = rows + request.rows, max(longest, len(request.tokens))
+            size = request.rows
+            rows += size
             if self.tokens is not None:
+                longest = max(longest, len(request.tokens))
                 capacity = max(1, min(self.rows, self.tokens // longest))
             if self.bytes is not None and self.bytes_for:
                 used += self.bytes_for(request)
-            alone = rows == request.rows and rows <= self.rows
+            alone = rows == size and rows <= self.rows
             if not alone and (rows > capacity or (self.bytes is not None and used > self.bytes)):
                 break
             fitting += 1

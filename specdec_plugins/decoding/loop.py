@@ -14,7 +14,7 @@ import torch
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends import Pass, Reordered
 from specdec_plugins.decoding.constraints import Constraints
-from specdec_plugins.decoding.native import Iterations, native_loop
+from specdec_plugins.decoding.native import native_loop
 from specdec_plugins.decoding.native_search import native_search
 from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.prefix import Prefix, compacted
@@ -27,7 +27,7 @@ from specdec_plugins.decoding.values import (
     Commit,
     Draft,
     Hypothesis,
-    Iteration,
+    Iterations,
     ModelLimits,
     Outcome,
     Plan,
@@ -149,11 +149,10 @@ class Session:
             elif (batch := self._iterate(how)) is None:
                 finished = prefix.failed
                 break
-            for iteration in batch.iterations:
-                finished = prefix.commit(iteration)
-                steps += prefix.counted(iteration.steps) if searching else iteration.steps
+            finished = prefix.commit(batch)
+            steps += prefix.counted(batch.steps) if searching else batch.steps
             stats.lap("elsewhere", device)
-            made += len(batch.iterations)
+            made += len(batch.steps) // len(prefix)
             seconds += batch.drafting + batch.verifying
         if not made:
             return finished
@@ -201,9 +200,9 @@ class Session:
         self.verifier.commit(self.verifying, prefix, draft, verdict)
         if observes:
             self.drafter.observe(self.drafting, observed, draft, verdict)
-        iteration = Iteration.of(draft, verdict, prefix.symbols.eos)
+        done = Iterations.of(draft, verdict, prefix.symbols.eos)
         stats.lap("verifying", device)
-        return Iterations([iteration], drafted - began, time.perf_counter() - drafted)
+        return done._replace(drafting=drafted - began, verifying=time.perf_counter() - drafted)
 
     def _draft(self, plan: Plan) -> Draft | None:
         """The draft. If the drafter raises, the requests for which it raises alone fail with the error, and there is no draft."""

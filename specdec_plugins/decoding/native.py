@@ -9,7 +9,6 @@ B rows, K drafted tokens.
 import time
 from array import array
 from ctypes import Structure, addressof, byref
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -26,20 +25,11 @@ from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
-from specdec_plugins.decoding.values import Iteration, Plan, Step
+from specdec_plugins.decoding.values import Iterations, Plan, Step
 from specdec_plugins.decoding.verifier import ModelVerifier
 
 Begun = tuple[SlottedState, list[list[int]]]
 ENDLESS = 1 << 40  # positions of a drafter that embeds none
-
-
-@dataclass(frozen=True)
-class Iterations:
-    """Iterations, and the seconds that drafting and verifying took."""
-
-    iterations: list[Iteration]
-    drafting: float
-    verifying: float
 
 
 class NativeBlock:
@@ -155,14 +145,12 @@ class NativeLoop:
         self._reserve(call.steps * rows * (longest + 4))
         engine = self.verifier.engine
         engine.library.specdec_decode(engine.pointer, byref(call))
-        iterations = self._iterations(call.taken, rows, longest)
-        held = verifying.held = positions
-        for iteration in iterations:
-            for row, (_, accepted, own) in enumerate(iteration.steps):
-                held[row] += accepted + (own is not None)
         if drafter is not None:
             drafter.end(drafting)
-        return Iterations(iterations, encoding + self._seconds[0], self._seconds[1])
+        done = self._iterations(call.taken * rows, encoding)
+        accepted = [step.accepted for step in done.steps]
+        verifying.held = [at + call.taken + sum(accepted[row::rows]) for row, at in enumerate(positions)]
+        return done
 
     def _prepare_drafter(self, drafter: NativeDrafter, state: SlottedState, rows: int, longest: int, positions: int) -> float:
         """Encode the drafter's new sources and reserve memory for its pass. Returns the seconds that encoding took."""
@@ -193,18 +181,18 @@ class NativeLoop:
             self._record, self._scores = array("q", bytes(16 * numbers)), array("f", bytes(8 * numbers))
             self._call.record, self._call.scores = start(self._record), start(self._scores)
 
-    def _iterations(self, count: int, rows: int, longest: int) -> list[Iteration]:
-        """Read the record of a call."""
-        record = self._record[: count * rows * (longest + 4)].tolist()
-        scores = self._scores[: count * rows * (longest + 1)].tolist()
-        steps, parts, cut = [], [], []
-        for at, first in zip(range(0, len(record), longest + 4), range(0, len(scores), longest + 1)):
-            drafted, accepted, own, ended = record[at : at + 4]
-            steps.append(Step(record[at + 4 : at + 4 + drafted], accepted, None if own < 0 else own))
-            parts.append(scores[first : first + accepted + 1])
-            cut.append(ended != 0)
-        ranges = (slice(first, first + rows) for first in range(0, count * rows, rows))
-        return [Iteration(steps[each], parts[each], cut[each]) for each in ranges]
+    def _iterations(self, steps: int, encoding: float) -> Iterations:
+        """Read the record of a call of so many steps."""
+        width = self._call.longest + 1
+        record, scores = self._record[: steps * (width + 3)].tolist(), self._scores[: steps * width].tolist()
+        sizes, accepted, owns, cut = (record[field :: width + 3] for field in range(4))
+        drafts = [record[at : at + size] for at, size in zip(range(4, 4 + len(record), width + 3), sizes)]
+        parts = [scores[at : at + size + (own >= 0)] for at, size, own in zip(range(0, len(scores), width), accepted, owns)]
+        drafting, verifying = self._seconds
+        return Iterations(
+            list(map(Step, drafts, accepted, [None if own < 0 else own for own in owns])), parts, list(map(bool, cut)),
+            encoding + drafting, verifying,
+        )  # fmt: skip
 
 
 def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, constraints: Constraints) -> NativeLoop | None:

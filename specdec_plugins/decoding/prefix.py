@@ -5,7 +5,7 @@ B rows, T target positions.
 
 from collections.abc import Sequence
 from copy import copy
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from torch import Tensor
 from specdec_plugins.decoding.constraints import Bounds, Constraints, Repeats
 from specdec_plugins.decoding.search import begin
 from specdec_plugins.decoding.search.beam import Beams, Search
-from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, Iteration, Request, Step, send
+from specdec_plugins.decoding.values import Commit, Draft, Draws, Hypothesis, Iterations, Request, Step, send
+
+HISTORIES = "outputs", "scores", "steps"  # lists that grow with each row
 
 
 class Prefix:
@@ -38,6 +40,7 @@ class Prefix:
         self.errors: list[Exception | None] = []  # that end each row's request
         self.beams: list[Beams | None] = []  # the state of each row's search, from its first step on
         self.reported: list[int] = []  # how many of each row's tokens commits have had
+        self.searching = 0  # the number of rows that belong to beam searches
         self._tensors: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -100,28 +103,31 @@ class Prefix:
     def admit(self, requests: Sequence[Request]) -> None:
         """Append the groups of some requests, with nothing committed."""
         for request in requests:
-            self.requests += [request] * request.first_rows
-            self.numbers += range(request.first_rows)
+            rows = request.first_rows
+            self.requests += [request] * rows
+            self.numbers += range(rows)
         fresh = len(self.requests) - len(self.outputs)
-        for histories in (self.outputs, self.scores, self.steps):
-            histories.extend([] for _ in range(fresh))
+        for name in HISTORIES:
+            getattr(self, name).extend([] for _ in range(fresh))
         self.cut += [False] * fresh
         self.prefilled += [0] * fresh
         self.errors += [None] * fresh
         self.beams += [None] * fresh
         self.reported += [0] * fresh
+        self._changed()
+
+    def _changed(self) -> None:
+        """Update what depends on which rows there are."""
+        self.searching = len(self.requests) - [request.beam for request in self.requests].count(None)
         self._tensors = None
 
     def select(self, order: list[int]) -> None:
         """Make row ``order[i]`` the new row i. Rows not named leave; a row named twice is forked."""
-        for name in ("requests", "numbers", "cut", "prefilled", "errors", "beams", "reported"):
-            values = getattr(self, name)
-            setattr(self, name, [values[row] for row in order])
         forked = len(set(order)) < len(order)
-        for name in ("outputs", "scores", "steps"):
-            values = getattr(self, name)
-            setattr(self, name, [values[row].copy() if forked else values[row] for row in order])
-        self._tensors = None
+        for name in (*HISTORIES, "requests", "numbers", "cut", "prefilled", "errors", "beams", "reported"):
+            values = [*map(getattr(self, name).__getitem__, order)]
+            setattr(self, name, [*map(list.copy, values)] if forked and name in HISTORIES else values)
+        self._changed()
 
     @property
     def failed(self) -> list[int]:
@@ -162,24 +168,24 @@ class Prefix:
             self.prefilled[row] += len(forced)
         self._tensors = None
 
-    def commit(self, iteration: Iteration) -> list[int]:
-        """Append each row's accepted tokens and the verifier's own. Returns the finished rows."""
-        eos, finished = self.symbols.eos, []
-        for row, (step, scores, cut) in enumerate(zip(*iteration)):
-            drafted, accepted, own = step[:3]
-            output = self.outputs[row]
-            if accepted:
-                output += drafted[:accepted]
-            if own is not None:
-                output.append(own)
-                self.cut[row] |= cut
-            self.scores[row] += scores[: accepted + (own is not None)]
-            self.steps[row].append(step)
+    def commit(self, done: Iterations) -> list[int]:
+        """Append each row's accepted tokens and the verifier's own. Returns the rows that the last iteration finished."""
+        eos, rows, finished = self.symbols.eos, len(self.outputs), []
+        for row, output in enumerate(self.outputs):
+            steps = done.steps[row::rows]
+            for drafted, accepted, own in steps:
+                if accepted:
+                    output += drafted[:accepted]
+                if own is not None:
+                    output.append(own)
+            self.scores[row] += chain.from_iterable(done.scores[row::rows])
+            self.steps[row] += steps
             if output and output[-1] == eos:
                 finished.append(row)
+                self.cut[row] = bool(own is not None and done.cut[row - rows])
             elif own is None and (not accepted or len(output) >= self.requests[row].limit):  # unverified, up to its limit
-                self.cut[row] = True
                 finished.append(row)
+                self.cut[row] = True
         self._tensors = None
         return finished
 
@@ -237,15 +243,10 @@ class Prefix:
     # ---- beam search
 
     @property
-    def searching(self) -> int:
-        """The number of rows that belong to beam searches."""
-        return sum(request.beam is not None for request in self.requests)
-
-    @property
     def reserved(self) -> int:
         """The rows in use or kept free for searches in flight."""
-        rows = zip(self.requests, self.numbers)
-        return sum(1 if request.beam is None else request.rows for request, number in rows if request.beam is None or not number)
+        searches = [self.requests[rows[0]].rows for rows in self.searches()] if self.searching else []
+        return len(self.requests) - self.searching + sum(searches)
 
     def searches(self) -> list[list[int]]:
         """The rows of each search, in the order of its live hypotheses."""

@@ -56,19 +56,13 @@ class DecodeStats:
 
     def record(self, steps: Sequence["Step"], passes: int, length: int) -> None:
         """Count passes over the batch and their steps, one per row and pass; the longest planned draft had ``length`` tokens."""
-        rows, drafted, accepted, own_tokens = len(steps) // passes, 0, 0, 0
-        for number in range(passes):
-            before = drafted
-            for step in steps[number * rows : (number + 1) * rows]:
-                drafted += len(step[0])
-                accepted += step[1]
-                own_tokens += step[2] is not None
-            self.lengths[length if drafted > before else 0] += 1
+        rows, (drafts, accepted, own) = len(steps) // passes, zip(*steps)
+        self.lengths.update(length if any(drafts[at : at + rows]) else 0 for at in range(0, passes * rows, rows))
         self.passes += passes
         self.iterations += len(steps)
-        self.drafted += drafted
-        self.accepted += accepted
-        self.own_tokens += own_tokens
+        self.drafted += sum(map(len, drafts))
+        self.accepted += sum(accepted)
+        self.own_tokens += len(own) - own.count(None)
 
     def book(self, **seconds: float) -> None:
         """Book parts of the time since the last lap by name; the rest belongs to the next lap."""

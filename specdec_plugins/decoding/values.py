@@ -276,24 +276,33 @@ class Step(NamedTuple):
     own: int | None
 
 
-class Iteration(NamedTuple):
-    """An iteration by row: the step, the scores of its committed tokens, whether the limit forced the own one."""
+class Iterations(NamedTuple):
+    """Iterations, one after the other, by row: the step, its committed tokens' scores, whether the limit forced the own token.
+
+    ``drafting`` and ``verifying`` are the seconds that they took.
+    """
 
     steps: list[Step]
     scores: list[list[float]]
     cut: list[bool]
+    drafting: float = 0.0
+    verifying: float = 0.0
 
     @classmethod
-    def of(cls, draft: Draft, verdict: Verdict, eos: int) -> "Iteration":
-        """From a verdict. No own token follows an accepted eos."""
-        steps, offered = [], draft.tokens
+    def of(cls, draft: Draft, verdict: Verdict, eos: int) -> "Iterations":
+        """One iteration, from its verdict. No own token follows an accepted eos."""
+        done, offered = cls([], [], []), draft.tokens
         if verdict.paths is not None:
             orders = [[*path, *sorted({*range(len(row))}.difference(path))] for row, path in zip(offered, verdict.paths)]
             offered = [[row[node] for node in order] for row, order in zip(offered, orders)]
-        for drafted, accepted, own in zip(offered, verdict.accepted, verdict.own or repeat(None)):
-            ended = accepted and drafted[accepted - 1] == eos
-            steps.append(Step(drafted, accepted, None if ended else own))
-        return cls(steps, verdict.scores, verdict.cut)
+        rows = zip(offered, verdict.accepted, verdict.own or repeat(None), verdict.scores, verdict.cut)
+        for drafted, accepted, own, scores, cut in rows:
+            if accepted and drafted[accepted - 1] == eos:
+                own, cut = None, False
+            done.steps.append(Step(drafted, accepted, own))
+            done.scores.append(scores[: accepted + (own is not None)])
+            done.cut.append(cut)
+        return done
 
 
 class Outcome(NamedTuple):

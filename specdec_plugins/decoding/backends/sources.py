@@ -79,7 +79,7 @@ class Sources:
 
     def select(self, order: Sequence[int]) -> None:
         """See `State.select`. No entry is copied or moved."""
-        self.slots, self.lengths = [self.slots[row] for row in order], [self.lengths[row] for row in order]
+        self.slots, self.lengths = [*map(self.slots.__getitem__, order)], [*map(self.lengths.__getitem__, order)]
         for slot in self._slots.recount(self.slots):
             self._due.pop(slot, None)
 

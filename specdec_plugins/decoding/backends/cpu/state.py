@@ -41,14 +41,12 @@ class SlottedState:
     def select(self, order: list[int]) -> None:
         self.engine.claim()
         self.sources.select(order)
-        kept = set(order)
-        for row, slot in enumerate(self.slots):
-            if row not in kept:
-                self.targets.release(slot)
-        slots = [self.slots[row] for row in order]
-        if len(kept) < len(order):
+        slots = [*map(self.slots.__getitem__, order)]
+        for slot in set(self.slots).difference(slots):
+            self.targets.release(slot)
+        if len(set(order)) < len(order):
             self._fork(order, slots)
-        self.slots, self.held = slots, [self.held[row] for row in order]
+        self.slots, self.held = slots, [*map(self.held.__getitem__, order)]
 
     def moved(self, order: list[int], slots: list[int], taken: Sequence[int], held: list[int]) -> None:
         """As `select`, after the kernels have forked the rows: row i, which holds ``held[i]`` positions, lies in ``slots[i]``.
