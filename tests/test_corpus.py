@@ -1,13 +1,22 @@
 """Whole corpora: what shards concatenate to is specdec-translate's output, however a run is cut, spread, stopped and resumed."""
 
+import errno
+import fcntl
 import json
 import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
-from conftest import make_drafter, make_verifier
+from conftest import ROOT, make_drafter, make_verifier
 
 from specdec_plugins.commands import corpus, pack, translate
+from specdec_plugins.corpora import manifest, shard
+from specdec_plugins.corpora.stores import contents, store
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.text.compressed import compress, open_read
 from specdec_plugins.text.vocabulary import Vocabulary
@@ -105,3 +114,241 @@ def test_equal_lines_are_translated_once(folder, text, expected, tmp_path, capfd
     assert whole(tmp_path / "all") == whole(tmp_path / "once") == expected()
     tokens = [json.loads((tmp_path / name / "summary.json").read_text())["tokens"] for name in ("all", "once")]
     assert tokens[1] < tokens[0]
+
+
+@pytest.fixture
+def source(text, tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(text.encode())
+    return path
+
+
+@pytest.fixture
+def started(folder, source, tmp_path):
+    """The options of a run with some twenty shards, and its output folder."""
+    out = tmp_path / "out"
+    return [source, "--model", folder, "-o", out, "--shard-size", 70, *QUICK], out
+
+
+def test_a_run_goes_on_where_it_stopped(started, expected, monkeypatch, capfd):
+    options, out = started
+    keep, calls = manifest.record, []
+
+    def record(folder, report):
+        calls.append(report.number)
+        if len(calls) % 4 == 0:  # its file is in place, but nobody knows
+            raise KeyboardInterrupt
+        keep(folder, report)
+
+    monkeypatch.setattr(manifest, "record", record)
+    for _ in range(2):
+        err = run(capfd, *options, status=130)
+        assert err.endswith("specdec-corpus: stopped: run the same command to go on\n")
+    assert calls == [0, 1, 2, 3, 3, 4, 5, 6]
+    (out / "reports" / "2.json").write_text('{"number": 2')  # what a machine left that failed
+    (out / "part-00007.txt.1.tmp").write_text("half a li")
+    (out / "part-00001.txt").unlink()
+    monkeypatch.setattr(manifest, "record", keep)
+    keep_translate, again = shard.Work, []
+    monkeypatch.setattr(shard, "Work", lambda *given: again.append(given[1].number) or keep_translate(*given))
+    run(capfd, *options)
+    summary = json.loads((out / "summary.json").read_text())
+    assert again == [1, 2, *range(6, len(summary["shards"]))]
+    assert whole(out) == expected() and not list(out.glob("*.tmp"))
+    assert summary["lines"] == summary["records"] == expected().count(b"\n") and summary["errors"] == 0
+    assert run(capfd, *options[:-1]).count("\n") == 1 and again[-1] == len(summary["shards"]) - 1  # nothing is left to do
+
+
+def test_another_run_is_refused_by_name(started, folder, source, tmp_path, capfd):
+    options, out = started
+    run(capfd, *options)
+    before = contents(str(out))
+
+    def refused(what, *arguments):
+        err = run(capfd, *arguments, status=1)
+        assert err.count("\n") == 1 and what in err, err
+        assert {**contents(str(out)), "part-00002.txt": b""} == {**before, "part-00002.txt": b""}
+
+    refused("was made with --beam None, not 2; delete it, or name another --output", *options, "--beam", 2)
+    refused("was made with --shard-size 70, not 80;", *options, "--shard-size", 80)
+    refused("was made with --too-long skip, not truncate;", *options, "--too-long", "truncate")
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    with open(other / "codes", "a") as stream:
+        stream.write("\n")
+    refused("was made with another model;", *options, "--model", other)
+    refused("was made from 1 inputs, not 2;", source, *options)
+    shutil.copy(source, tmp_path / "copy.txt")
+    refused(f"was made from other inputs than {tmp_path}/copy.txt;", tmp_path / "copy.txt", *options[1:])
+    with open(out / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused(f"{out}: another run is writing here", *options)
+    written = (out / "part-00002.txt").read_bytes()
+    (out / "part-00002.txt").write_bytes(written[:-1])
+    bytes_left = f"{out}/part-00002.txt: has {len(written) - 1} bytes, not {len(written)} as when it was written; delete it to"
+    refused(bytes_left, *options)
+    (out / "part-00002.txt").unlink()
+    source.touch()
+    run(capfd, *options)  # the same content
+    assert (out / "part-00002.txt").read_bytes() == written
+    source.write_text(source.read_text() + "\n")
+    before = contents(str(out))
+    refused(f"was made from another {source}, which has changed since;", *options)
+    (out / "manifest.json").write_text("[]")
+    before["manifest.json"] = b"[]"
+    refused(f"{out}/manifest.json: not a manifest", *options)
+
+
+def test_folders_that_cannot_be_used_are_named(started, tmp_path, monkeypatch, capfd):
+    options, out = started
+    (tmp_path / "file").write_text("mine")
+    assert f"error: {tmp_path}/file" in run(capfd, *options, "-o", tmp_path / "file", status=1)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("mine")
+    err = run(capfd, *options, "-o", tmp_path / "mine", status=1)
+    assert "mine: has files of something else, such as notes; name another --output" in err
+    assert f"error: {tmp_path}/no.txt: No such file or directory" in run(capfd, tmp_path / "no.txt", *options[1:], status=1)
+    keep, calls = shard.compress, []
+
+    def full(data, path):
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return keep(data, path)
+
+    monkeypatch.setattr(shard, "compress", full)
+    err = run(capfd, *options, status=1)
+    assert err == f"specdec-corpus: error: {out}/part-00002.txt: No space left on device\n"
+    assert sorted(path.name for path in out.glob("part-*")) == ["part-00000.txt", "part-00001.txt"]
+
+
+def test_bad_lines_end_in_a_report(started, source, expected, monkeypatch, capfd):
+    """Lines that are no text, are too long, or on which decoding raises: each once, and the others are translated."""
+    options, out = started
+    lines = source.read_bytes().split(b"\n")
+    lines[3:3], lines[30:30] = [b"no \xff text"], [b"a \0", b" ".join([b"un"] * 2000), b"poison un"]
+    source.write_bytes(b"\n".join(lines))
+    options = ["--buffer-size" if each == "--shard-size" else each for each in options]
+    keep, tried = corpus.LineAnswerer.__call__, []
+
+    def answer(self, first, lines):
+        tried.append(lines)
+        if any("poison" in line for line in lines):
+            raise RuntimeError("index 7 is out of bounds")
+        return keep(self, first, lines)
+
+    monkeypatch.setattr(corpus.LineAnswerer, "__call__", answer)
+    assert f"error: {source}, line 4: not UTF-8 (byte 4 of the line)\n" in run(capfd, *options, status=1)
+    run(capfd, *options, "--on-error", "skip")
+    assert sum("poison un" in lines for lines in tried) == 2  # with others, and alone
+    found = whole(out).split(b"\n")
+    assert [found.pop(at) for at in (32, 31, 30, 3)] == [b""] * 4 and b"\n".join(found) == expected()
+    report = json.loads((out / "reports" / "0.json").read_text())
+    assert [each.removeprefix(f"{source}, line ")[:35] for each in sorted(report["errors"])] == [
+        "31: contains a NUL byte, so it is n",
+        "32: too long for the model, skipped",
+        "33: index 7 is out of bounds",
+        "4: not UTF-8 (byte 4 of the line)",
+    ]
+
+
+def test_a_fault_of_all_lines_is_no_fault_of_the_lines(started, monkeypatch, capfd):
+    options, out = started
+
+    def answer(self, first, lines):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(corpus.LineAnswerer, "__call__", answer)
+    assert "in.txt, line 1: no kernel\n" in run(capfd, *options, "--on-error", "skip", status=1)
+    assert not list(out.glob("part-*"))
+
+
+def test_columns_of_tables_are_translated(folder, text, expected, tmp_path, capfd):
+    import pyarrow
+    import pyarrow.parquet
+
+    lines = [line.rstrip("\r").replace("\r", " ") for line in text.removeprefix("\ufeff").split("\n")]
+    rows = "".join(f"{number}\t{line}\tx\n" for number, line in enumerate(lines))
+    (tmp_path / "a.tsv").write_bytes(rows.encode())
+    (tmp_path / "b.tsv.gz").write_bytes(compress(f"\ufeffid\tsource\tmore\n{rows}".encode(), "b.tsv.gz"))
+    records = "".join(json.dumps({"source": line, "id": 7}) + "\n" for line in lines)
+    (tmp_path / "c.jsonl.zst").write_bytes(compress(records.encode(), "c.jsonl.zst"))
+    table = pyarrow.table({"id": range(len(lines)), "source": [line or None for line in lines]})
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet", row_group_size=33)
+    for number, (names, column) in enumerate(
+        [(["a.tsv"], "2"), (["b.tsv.gz"], "source"), (["c.jsonl.zst", "d.parquet"], "source")]
+    ):
+        out, paths = tmp_path / f"{number}", [tmp_path / name for name in names]
+        run(capfd, *paths, "--model", folder, "-o", out, "--column", column, "--shard-size", 200, *QUICK)
+        assert whole(out) == expected() * len(names)
+        assert len(list(out.glob("part-*"))) > 4
+        err = run(capfd, *paths, "--model", folder, "-o", tmp_path / "new", *QUICK, status=1)
+        assert f"{paths[0]}: name the column to translate with --column" in err
+    refused = run(capfd, tmp_path / "d.parquet", "--model", folder, "-o", tmp_path / "x", "--column", "text", *QUICK, status=1)
+    assert "d.parquet: no column is named text; there are id, source\n" in refused
+    (tmp_path / "bad.jsonl").write_text(f'{{"source": "{lines[0]}"}}\n{{"sauce": 1}}\n[]\n{{"source": 1}}\n{{\n')
+    run(
+        capfd, tmp_path / "bad.jsonl", "--model", folder, "-o", tmp_path / "y", "--column", "source", "--on-error", "skip", *QUICK
+    )
+    assert whole(tmp_path / "y") == expected().split(b"\n")[0] + b"\n\n\n\n\n"
+    said = [each.partition(": ")[2] for each in json.loads((tmp_path / "y" / "reports" / "0.json").read_text())["errors"]]
+    assert said == ["has no field source", "has no field source", "not text", "not JSON"]
+
+
+def test_stores_are_read_and_written(folder, text, expected, tmp_path, capfd):
+    system, _ = store("memory://corpora")
+    system.pipe_file("/corpora/in.txt.gz", compress(text.encode(), "in.txt.gz"))
+    options = ["memory://corpora/in.txt.gz", "--model", folder, "-o", "memory://corpora/out", "--shard-size", 300, *QUICK]
+    run(capfd, *options)
+    written = contents("memory://corpora/out")
+    assert b"".join(written[name] for name in sorted(written) if name.startswith("part-")) == expected()
+    system.rm_file("/corpora/out/reports/1.json")
+    assert "3 of 4 shards are done" in run(capfd, *[each for each in options if each != "--quiet"])
+    again = contents("memory://corpora/out")
+    assert {name for name in written if written[name] != again[name]} <= {"summary.json"}
+    assert "was made with --beam None, not 2" in run(capfd, *options, "--nbest", 2, "--beam", 2, status=1)
+    (tmp_path / "in.txt").write_bytes(text.encode())
+    run(capfd, f"file://{tmp_path}/in.txt", "--model", folder, "-o", f"file://{tmp_path}/out", *QUICK)
+    assert whole(tmp_path / "out") == expected()
+    assert "nosuch" in run(capfd, "nosuch://a/b", "--model", folder, "-o", tmp_path / "out2", *QUICK, status=1)
+
+
+def test_a_dry_run_estimates_and_writes_nothing(started, capfd):
+    options, out = started
+    assert corpus.main([*map(str, options), "--dry-run"]) == 0
+    said = capfd.readouterr().out
+    assert "81 lines, 0.0 MB, in " in said and "lines of a sample took" in said and "all would take about 0." in said
+    assert not out.exists()
+
+
+def test_options_that_do_not_fit(started, capfd):
+    options, _ = started
+    assert "--dedup cannot be combined with --sampling" in run(capfd, *options, "--dedup", "--sampling", status=2)
+    assert "--dedup cannot be combined with --format json" in run(capfd, *options, "--dedup", "--format", "json", status=2)
+    assert "--shard-size 0 is less than 1" in run(capfd, *options, "--shard-size", 0, status=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [1, 4])
+def test_runs_that_are_killed_lose_nothing(folder, source, tmp_path, capfd, workers):
+    """SIGKILL at random moments, whatever the processes are doing, until a run is through."""
+    source.write_bytes(source.read_bytes() * 60)
+    out, draw, kills = tmp_path / "out", random.Random(workers), 0
+    options = [source, "--model", folder, "-o", out, "--shard-size", 4000, "--workers", workers, *QUICK, "--sampling"]
+    while True:
+        process = subprocess.Popen([sys.executable, "-m", "specdec_plugins.commands.corpus", *map(str, options)], cwd=ROOT)
+        before = len(list((out / "reports").glob("*.json"))) if out.exists() else 0
+        while process.poll() is None and (not out.exists() or len(list((out / "reports").glob("*.json"))) < before + 2):
+            time.sleep(0.01)
+        time.sleep(draw.random() * 0.3)
+        if kills == 12 or process.poll() is not None:
+            assert process.wait() == 0
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    assert kills > 5
+    plain = tmp_path / "plain"
+    given = ["--model", folder, "-i", source, "-o", plain, *QUICK, "--sampling"]
+    assert translate.main(list(map(str, given))) == 0
+    assert whole(out) == plain.read_bytes()
