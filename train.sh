@@ -200,22 +200,21 @@ need() { # need STAGE FILE...: fail if a file is missing, naming the stage that 
 }
 
 translate() { # translate SOURCE OUTPUT BEAM DTYPE: translate subwords, or text with a model folder's verifier; resumable
+    local shards=$2.shards model=(--verifier "$verifier" --data "$bin" -s $src -t $tgt --tokenized --too-long truncate)
     if up_to_date "$2" "$verifier_file"; then return; fi
-    [ "$2.part" -nt "$verifier_file" ] || rm -f "$2.part" "$2.part.resume"
-    local model=(--verifier "$verifier" --data "$bin" -s $src -t $tgt --tokenized --too-long truncate)
+    [ "$shards/manifest.json" -nt "$verifier_file" ] || rm -rf "$shards"
     [ -z "$folder" ] || model=(--model "$folder" --format json --too-long skip)
     # On a CPU, single-threaded processes translate faster than threads that share batches.
     [ -n "$translators" ] ||
         translators=$("$python" -c 'from specdec_plugins.cpus import usual_threads; print(min(8, usual_threads()))')
-    local strategy=(ar --beam 1 --dtype "$4") resume=()
-    [ ! -f "$2.part.resume" ] || resume=(--resume)
+    local strategy=(ar --beam 1 --dtype "$4")
     [ "$3" -le 1 ] || strategy=(fairseq --beam "$3")
-    "$python" -m specdec_plugins.commands.translate "${model[@]}" --input "$1" \
-        --output "$2.part" "${resume[@]}" --strategy "${strategy[@]}" "${decoding_options[@]}" \
-        --device "$device" --workers "$translators" --max-tokens $((2 * device_tokens)) --buffer-size 5000 ||
-        die "$stage: translation of $1 failed"
+    "$python" -m specdec_plugins.commands.corpus "$1" "${model[@]}" --output "$shards" --strategy "${strategy[@]}" \
+        "${decoding_options[@]}" --device "$device" --workers "$translators" --max-tokens $((2 * device_tokens)) \
+        --shard-size 250000 --buffer-size 5000 || die "$stage: translation of $1 failed"
+    find "$shards" -name 'part-*' -print0 | sort -z | xargs -0r cat >"$2.part"
     mv "$2.part" "$2"
-    rm -f "$2.part.resume"
+    rm -rf "$shards"
 }
 
 # ---- stages
@@ -242,6 +241,7 @@ stage_distill() {
     mkdir -p "$distilled/text"
     if [ -n "$folder" ]; then
         [ "$distilled/text/train.json" -nt "$sources" ] || rm -f "$distilled/text/train.json"
+        [ "$distilled/text/train.json.shards/manifest.json" -nt "$sources" ] || rm -rf "$distilled/text/train.json.shards"
         translate "$sources" "$distilled/text/train.json" 1 auto
         if up_to_date "$distilled/bin/dict.$tgt.txt" "$distilled/text/train.json"; then return; fi
         "$python" -m specdec_plugins.training.token_ids --model "$folder" --sources "$sources" \
@@ -263,7 +263,7 @@ stage_distill() {
     # Earlier versions recorded the path of --mono.
     if [ -e "$how" ] && [ "$(cat "$how")" != "$made" ] && [ "$(cat "$how")" != "$beam $mono" ]; then
         echo "the source text or the beam size changed: redoing the translations in $distilled/text"
-        rm -f "$distilled"/text/*."$tgt" "$distilled"/text/*."$tgt".part
+        rm -rf "$distilled"/text/*."$tgt" "$distilled"/text/*."$tgt".shards
     fi
     echo "$made" >"$how"
     # The fastest data type will do: a drafter is insensitive to a few flipped near ties.

@@ -143,7 +143,7 @@ def test_a_run_goes_on_where_it_stopped(started, expected, monkeypatch, capfd):
     monkeypatch.setattr(manifest, "record", record)
     for _ in range(2):
         err = run(capfd, *options, status=130)
-        assert err.endswith("specdec-corpus: stopped: run the same command to go on\n")
+        assert err.endswith("specdec-corpus: stopped: run the same command to resume\n")
     assert calls == [0, 1, 2, 3, 3, 4, 5, 6]
     (out / "reports" / "2.json").write_text('{"number": 2')  # what a machine left that failed
     (out / "part-00007.txt.1.tmp").write_text("half a li")

@@ -1,4 +1,4 @@
-"""The command ``specdec-corpus``: translate whole corpora shard by shard; running it again goes on where it stopped."""
+"""The command ``specdec-corpus``: translate whole corpora shard by shard. Running it again resumes."""
 
 import argparse
 import sys
@@ -33,8 +33,8 @@ def parser() -> Parser:
     p = Parser(
         prog="specdec-corpus",
         usage="%(prog)s INPUT ... --model DIR --output DIR [option ...]",
-        description="Translate whole corpora, shard by shard, with the output of specdec-translate in the end. Running the same "
-        "command again goes on where it stopped.",
+        description="Translate whole corpora, shard by shard, with the output of specdec-translate in the end. The same "
+        "command resumes a run that ended early.",
         epilog="Inputs and output may be URLs, such as s3://bucket/folder (fsspec). Exit status: 0 done; 1 bad input or a file "
         "error; 2 wrong options.",
     )  # fmt: skip
@@ -59,7 +59,7 @@ def parser() -> Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(parser(), argv, run, check, resumption=": run the same command to go on")
+    return run_command(parser(), argv, run, check, resumption=": run the same command to resume")
 
 
 def check(options: argparse.Namespace) -> list[Fault]:

@@ -1,4 +1,4 @@
-"""The values of a run over a corpus, all of which can be pickled, and the role of an executor."""
+"""The values of a run over a corpus, which can be pickled, and the role of an executor."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
