@@ -194,9 +194,16 @@ def test_another_run_is_refused_by_name(started, folder, source, tmp_path, capfd
     source.write_text(source.read_text() + "\n")
     before = contents(str(out))
     refused(f"was made from another {source}, which has changed since;", *options)
-    (out / "manifest.json").write_text("[]")
-    before["manifest.json"] = b"[]"
-    refused(f"{out}/manifest.json: not a manifest", *options)
+    good = json.loads((out / "manifest.json").read_text())
+    first = good["shards"][0]
+    for bad in (
+        [], {}, good | {"shards": [first | {"output": "../part-00000.txt"}]}, good | {"shards": [first | {"first": "0"}]},
+        good | {"shards": [first | {"pieces": [first["pieces"][0] | {"path": "/etc/passwd"}]}]},
+        good | {"shards": [first | {"pieces": [first["pieces"][0] | {"start": -1}]}]},
+    ):  # fmt: skip
+        (out / "manifest.json").write_text(json.dumps(bad))
+        before["manifest.json"] = json.dumps(bad).encode()
+        refused(f"{out}/manifest.json: not a manifest (", *options)
 
 
 def test_folders_that_cannot_be_used_are_named(started, tmp_path, monkeypatch, capfd):
@@ -207,6 +214,7 @@ def test_folders_that_cannot_be_used_are_named(started, tmp_path, monkeypatch, c
     (tmp_path / "mine" / "notes").write_text("mine")
     err = run(capfd, *options, "-o", tmp_path / "mine", status=1)
     assert "mine: has files of something else, such as notes; name another --output" in err
+    assert "mine: not a regular file, and inputs are" in run(capfd, tmp_path / "mine", *options[1:], status=1)
     assert f"error: {tmp_path}/no.txt: No such file or directory" in run(capfd, tmp_path / "no.txt", *options[1:], status=1)
     keep, calls = shard.compress, []
 
@@ -303,7 +311,7 @@ def test_stores_are_read_and_written(folder, text, expected, tmp_path, capfd):
     written = contents("memory://corpora/out")
     assert b"".join(written[name] for name in sorted(written) if name.startswith("part-")) == expected()
     system.rm_file("/corpora/out/reports/1.json")
-    assert "3 of 4 shards are done" in run(capfd, *[each for each in options if each != "--quiet"])
+    assert "shards done before: 3 of 4\n" in run(capfd, *[each for each in options if each != "--quiet"])
     again = contents("memory://corpora/out")
     assert {name for name in written if written[name] != again[name]} <= {"summary.json"}
     assert "was made with --beam None, not 2" in run(capfd, *options, "--nbest", 2, "--beam", 2, status=1)
@@ -317,7 +325,7 @@ def test_a_dry_run_estimates_and_writes_nothing(started, capfd):
     options, out = started
     assert corpus.main([*map(str, options), "--dry-run"]) == 0
     said = capfd.readouterr().out
-    assert "81 lines, 0.0 MB, in " in said and "lines of a sample took" in said and "all would take about 0." in said
+    assert "81 lines, 0.0 MB; shards: 13\n" in said and "lines of a sample took" in said and "all would take about 0." in said
     assert not out.exists()
 
 

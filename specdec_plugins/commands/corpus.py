@@ -114,10 +114,9 @@ def run(options: argparse.Namespace) -> None:
         reports = [*done, *translated(LocalProcesses(options.workers), made, done, job, options.quiet)]
         found = manifest.summarise(options.output, sorted(reports, key=lambda report: report.number))
     if not options.quiet:
-        tokens, seconds = found["tokens"], found["seconds"]
         print(
-            f"{found['lines']:,} lines in {len(reports):,} shards, {tokens:,} tokens in {seconds:,.1f} s of all processes, "
-            f"{found['mean_accepted_length']:.2f} tokens per verifier pass, {found['errors']:,} errors",
+            f"{found['lines']:,} lines, {found['tokens']:,} tokens in {found['seconds']:,.1f} s of all processes, "
+            f"{found['mean_accepted_length']:.2f} tokens per verifier pass; shards: {len(reports):,}, errors: {found['errors']:,}",
             file=sys.stderr,
         )  # fmt: skip
 
@@ -133,11 +132,11 @@ def translated(
     total, count, tokens, began = sum(shard.count for shard in left), 0, 0, time.monotonic()
     with Steps(total) as steps:
         if done and not quiet:
-            steps.warn(f"specdec-corpus: {len(done):,} of {len(plan.shards):,} shards are done")
+            steps.warn(f"specdec-corpus: shards done before: {len(done):,} of {len(plan.shards):,}")
         for report in executor.run(left, job):
             count, tokens = count + report.records, tokens + report.tokens
             if report.errors:
-                steps.warn(f"specdec-corpus: {report.output}: {len(report.errors):,} errors, the first: {report.errors[0]}")
+                steps.warn(f"specdec-corpus: {report.output}: errors: {len(report.errors):,}; the first: {report.errors[0]}")
             if not quiet:
                 speed = tokens / (time.monotonic() - began)
                 steps.step(f"{plan.records - total + count:,} of {plan.records:,} lines, {speed:,.0f} tokens/s", count)

@@ -16,7 +16,7 @@ PLACES, LINES = 16, 64  # where lines are taken, and how many of them
 
 def estimate(plan: Plan, job: Job, workers: int) -> list[str]:
     """Lines of text. Nothing is written."""
-    size = f"{plan.records:,} lines, {plan.size / 1e6:,.1f} MB, in {len(plan.shards):,} shards"
+    size = f"{plan.records:,} lines, {plan.size / 1e6:,.1f} MB; shards: {len(plan.shards):,}"
     if not plan.shards:
         return [size]
     sample = [batch for piece in places(plan) if (batch := taken(piece, job))]

@@ -7,6 +7,7 @@ sums them up at the end. Each file is written whole by one call, so none is spoi
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
@@ -17,6 +18,7 @@ from specdec_plugins.corpora.stores import contents, make_folder, read, sizes, w
 from specdec_plugins.corpora.values import Piece, Shard, ShardReport
 from specdec_plugins.formats.errors import brief
 
+NAME = r"part-[0-9]{5,}(\.[a-z]+)+"
 ADVICE = "; delete it, or name another --output"
 
 
@@ -112,6 +114,10 @@ def report_of(data: bytes, shard: Shard) -> ShardReport | None:
         report = ShardReport(**{each.name: found[each.name] for each in fields(ShardReport)})
     except (ValueError, TypeError, KeyError):
         return None
+    if not all(
+        isinstance(value, int | float) for name, value in vars(report).items() if name not in ("output", "sha256", "errors")
+    ):
+        return None
     return report if (report.number, report.output) == (shard.number, shard.output) else None
 
 
@@ -127,9 +133,24 @@ def recorded(folder: str) -> tuple[dict[str, Any], Plan] | None:
     try:
         found = json.loads(read(path))
         shards = [Shard(**{**each, "pieces": tuple(Piece(**piece) for piece in each["pieces"])}) for each in found["shards"]]
-        return dict(found["made_by"]), Plan([Input(**each) for each in found["inputs"]], int(found["size"]), shards)
+        plan = Plan([Input(**each) for each in found["inputs"]], int(found["size"]), shards)
+        check(plan)
+        return dict(found["made_by"]), plan
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path}: not a manifest ({brief(error)}){ADVICE}") from None
+
+
+def check(plan: Plan) -> None:
+    """Raises ValueError for a plan that `make_plan` cannot have made: its shards would read or write files of others."""
+    paths = {one.path for one in plan.inputs}
+    for shard in plan.shards:
+        numbers = [shard.number, shard.first]
+        for piece in shard.pieces:
+            numbers += [piece.start, piece.line, piece.count]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(f"shard {shard.number} has a number below 0 or none")
+        if not re.fullmatch(NAME, shard.output) or not {piece.path for piece in shard.pieces} <= paths:
+            raise ValueError(f"shard {shard.number} reads or writes other files")
 
 
 def summarise(folder: str, reports: Sequence[ShardReport]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ Nothing here appends, and only local files are renamed: stores can do neither. A
 only once a report names its size.
 """
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +51,8 @@ def stamp(path: str) -> tuple[int, str]:
     """The size of a file and when it was written."""
     if "://" not in path:
         found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file, and inputs are read more than once", path)
         return found.st_size, str(found.st_mtime_ns)
     system, inside = store(path)
     info = system.info(inside)
