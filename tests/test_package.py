@@ -42,7 +42,7 @@ MAY_IMPORT = {
         "translations",
     ),
     "serving": ("decoding", "engine", "files", "settings", "text", "translations", "translator", "units"),
-    "corpora": ("formats.errors", "formats.files", "text", "workers"),
+    "corpora": ("cpus", "formats.errors", "formats.files", "text", "workers"),
     "measure": ("decoding", "formats", "text", "cpus", "engine", "settings", "translator", "workers"),
     "commands": (
         "decoding",

@@ -51,8 +51,12 @@ def parser() -> Parser:
          help=f"input text per shard (default: {SHARD_SIZE:,})")  # fmt: skip
     text("--dedup", action="store_true", help="translate equal lines of a shard once")
     add_options(groups)
+    groups["machine"].add_argument(
+        "--ray", nargs="?", const="local", metavar="ADDRESS",
+        help="run on Ray: a cluster's address, or auto to find it (default: start Ray here), with at most --workers processes "
+        "(default: as many as there is room for) of --threads cores (default: 1)")  # fmt: skip
     groups["report"].add_argument("--dry-run", action="store_true", help="estimate the time from a sample; write nothing")
-    p.set_defaults(**ABSENT)
+    p.set_defaults(**ABSENT, workers=None)
     own = {"inputs", "column", "compress", "shard_size", "dedup", "dry_run", "on_error"}
     p.rare = {action.dest for action in p._actions} - ((COMMON | own) - {"beta", "tau", "trace"})
     return p
@@ -72,7 +76,22 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("dedup", "cannot be combined with --format json, which numbers lines"))
     if options.column == "0":
         faults.append(("column", "0 is not a column; they are numbered from 1"))
+    if options.ray and options.device.startswith("cuda:"):
+        faults.append(("device", f"{options.device} is one GPU; use --device cuda with --ray, which gives each process its own"))
+    if options.dry_run and options.ray:
+        faults.append(("dry_run", "measures this machine; leave --ray out"))
     return faults + out_of_range(options, "shard_size")
+
+
+def executor_of(options: argparse.Namespace) -> Executor:
+    """Leaves in ``options`` what holds for each process."""
+    if options.ray is None:
+        options.workers = options.workers or 1
+        return LocalProcesses(options.workers)
+    from specdec_plugins.corpora.ray import RayActors
+
+    actors, options.workers, options.threads = options.workers or 0, 1, options.threads or 1
+    return RayActors(options.ray, actors, options.threads, gpus=int(options.device == "cuda"))
 
 
 class LineAnswerer(Answerer):
@@ -103,7 +122,7 @@ def run(options: argparse.Namespace) -> None:
     """Translate, or estimate. Raises ValueError, OSError or ImportError."""
     suffix = (".jsonl" if options.format == "json" else ".txt") + (f".{options.compress}" if options.compress else "")
     plan = partial(make_plan, options.inputs, options.column, options.shard_size, suffix)
-    job = job_of(options)
+    executor, job = executor_of(options), job_of(options)
     if options.dry_run:
         print("\n".join(estimate(plan(), job, options.workers)))
         return
@@ -111,7 +130,7 @@ def run(options: argparse.Namespace) -> None:
         made, done = manifest.resume(options.output, made_by(options), options.inputs, plan)
         if not made.shards:
             print(f"specdec-corpus: {', '.join(Path(path).name for path in options.inputs)}: no lines", file=sys.stderr)
-        reports = [*done, *translated(LocalProcesses(options.workers), made, done, job, options.quiet)]
+        reports = [*done, *translated(executor, made, done, job, options.quiet)]
         found = manifest.summarise(options.output, sorted(reports, key=lambda report: report.number))
     if not options.quiet:
         print(

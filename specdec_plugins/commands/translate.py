@@ -197,7 +197,7 @@ def decoding_faults(options: argparse.Namespace) -> list[Fault]:
         faults.append(("too_long", "cannot be combined with --windows, which splits long sources"))
     if options.trace is not None and options.strategy not in ("specdec", "drafter"):
         faults.append(("trace", f"requires drafts; strategy {options.strategy} makes none"))
-    if options.workers > 1 and re.fullmatch(r"cuda:\d+", options.device):
+    if (options.workers or 1) > 1 and re.fullmatch(r"cuda:\d+", options.device):
         faults.append(("device", f"{options.device} is one GPU; use --device cuda with --workers, which gives each its own"))
     return faults + out_of_range(options, "batch_size", "max_tokens", "buffer_size", "workers")
 
