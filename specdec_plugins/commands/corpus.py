@@ -135,7 +135,8 @@ def run(options: argparse.Namespace) -> None:
     if not options.quiet:
         print(
             f"{found['lines']:,} lines, {found['tokens']:,} tokens in {found['seconds']:,.1f} s of all processes, "
-            f"{found['mean_accepted_length']:.2f} tokens per verifier pass; shards: {len(reports):,}, errors: {found['errors']:,}",
+            f"{found['mean_accepted_length']:.2f} tokens per verifier pass; "
+            f"shards: {len(reports):,}, errors: {found['errors']:,}",
             file=sys.stderr,
         )  # fmt: skip
 
