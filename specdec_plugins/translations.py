@@ -8,6 +8,7 @@ from specdec_plugins.decoding.values import Step
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.codec import Encoded
 
+Pass = tuple[list[str], list[str], str | None]  # accepted drafts, refused drafts, the verifier's own token
 BESIDE = ("hints", "source_lang", "target_lang", "protected", "beginnings")  # options that may have a value per sentence
 
 
@@ -61,13 +62,18 @@ class Translation:
         """Tokens committed by each iteration, the verifier's own included."""
         return [step.accepted + (step.own is not None) for step in self.steps]
 
-    def passes(self, tokens: Callable[[Sequence[int]], list[str]]) -> list[tuple[list[str], list[str], str | None]]:
-        """Of each iteration: accepted drafts, refused drafts, the verifier's own token. ``tokens`` gives subwords for ids."""
-        return [
-            (tokens(step.drafted[: step.accepted]), tokens(step.drafted[step.accepted :]),
-             None if step.own is None else tokens([step.own])[0])
-            for step in self.steps
-        ]  # fmt: skip
+    def passes(self, tokens: Callable[[Sequence[int]], list[str]]) -> list[Pass]:
+        """Of each iteration."""
+        return passes_of(self.steps, tokens)
+
+
+def passes_of(steps: Sequence[Step], tokens: Callable[[Sequence[int]], list[str]]) -> list[Pass]:
+    """Of each step: accepted drafts, refused drafts, the verifier's own token. ``tokens`` gives subwords for ids."""
+    return [
+        (tokens(step.drafted[: step.accepted]), tokens(step.drafted[step.accepted :]),
+         None if step.own is None else tokens([step.own])[0])
+        for step in steps
+    ]  # fmt: skip
 
 
 class SourceTooLong(ValueError):

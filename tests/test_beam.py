@@ -220,7 +220,7 @@ def test_recorded_passes_search_alike():
 def streamed(session, streams, done):
     """The commits of a step. Adds them to the streams by output, and outputs, which must be what was streamed, to ``done``."""
     commits = session.step()
-    for request, output, tokens, scores, whole in commits:
+    for request, output, tokens, scores, whole, _ in commits:
         stream = streams.setdefault((request, output), ([], []))
         stream[0].extend(tokens), stream[1].extend(scores)
         if whole:

@@ -128,6 +128,11 @@ def test_streams(served):
     assert name == "result" and {name for name, _ in deltas} == {"delta"} and len(deltas) > 2
     assert "".join(data["text"] for _, data in deltas) == outputs(last)[0]["text"]
     assert outputs(last)[0]["text"] == expected([text], {"windows": "sentence"})[0].text
+    content = served.ask("POST", "/v1/translate", {"text": text, "stream": True, "trace": True, "beta": 3, "tau": 1})[2]
+    *pieces, (name, last) = [(name, json.loads(data)) for name, data in re.findall(r"event: (.*)\ndata: (.*)\n\n", content)]
+    assert [data for name, data in pieces if name == "pass"] == last["results"][0]["outputs"][0]["trace"]
+    names = [name for name, _ in pieces]
+    assert names[0] == "pass" and names.index("delta") < len(names) - 2  # as passes commit, not at the end
     for wrong in ({"text": [text]}, {"num_samples": 2, "sampling": True}, {"beam": 0}, {"text": "dog " * 3000}):
         assert served.ask("POST", "/v1/translate", {"text": text, "stream": True, **wrong})[0] == 400
 

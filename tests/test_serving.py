@@ -92,6 +92,11 @@ async def test_streams_concatenate_to_the_translation():
         *pieces, result = [piece async for piece in served.stream(text, **options)]
         assert "".join(pieces) == result.text == expected([text], options)[0].text
         assert len(pieces) > 2
+        found = [piece async for piece in served.stream(text, passes=True, **options)]
+        assert "".join(piece for piece in found[:-1] if isinstance(piece, str)) == result.text
+        steps = [step for piece in found[:-1] if not isinstance(piece, str) for step in piece]
+        assert len(steps) == found[-1].iterations and (options.get("windows") or steps == found[-1].steps)
+        assert "beam" in options or not isinstance(found[0], str)
         await beside
     assert [piece async for piece in served.stream("")] == expected([""], {})
     with pytest.raises(ValueError, match="one output"):

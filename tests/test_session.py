@@ -89,7 +89,7 @@ def test_groups_join_stream_and_leave_while_others_are_in_flight(world):
             for _ in range(rng.randrange(3)):
                 if waiting:
                     session.submit(waiting.popleft())
-            for request, output, tokens, scores, whole in session.step(rng.choice([1, 1, 3])):
+            for request, output, tokens, scores, whole, _ in session.step(rng.choice([1, 1, 3])):
                 stream = streams[request, output]
                 stream[0].extend(tokens), stream[1].extend(scores)
                 if whole:

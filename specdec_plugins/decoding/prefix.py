@@ -228,16 +228,17 @@ class Prefix:
             if row in finished:
                 for output in self.hypotheses(row):
                     size = self.reported[row] if request.beam is None or not output.output else 0
-                    commits.append(Commit(request.index, output.output, output.tokens[size:], output.token_scores[size:], output))
+                    new = output.tokens[size:], output.token_scores[size:]
+                    commits.append(Commit(request.index, output.output, *new, output, output.steps))
                 continue
-            size, tokens, scores = self.reported[row], self.outputs[row], self.scores[row]
+            size, tokens, scores, steps = self.reported[row], self.outputs[row], self.scores[row], self.steps[row]
             if request.beam is not None:
-                beams = self.beams_of(row)
+                beams, steps = self.beams_of(row), []
                 path = beams.live[0].path()[: beams.shared]
                 tokens, scores = [node.token for node in path], [node.score for node in path]
             self.reported[row] = len(tokens)
             if request.beam is None or not self.numbers[row]:
-                commits.append(Commit(request.index, self.numbers[row], tokens[size:], scores[size:]))
+                commits.append(Commit(request.index, self.numbers[row], tokens[size:], scores[size:], steps=steps))
         return commits
 
     # ---- beam search

@@ -340,7 +340,8 @@ class Hypothesis:
 class Commit(NamedTuple):
     """What a step added to an output, and the whole output once it has finished.
 
-    An output's commits concatenate to its hypothesis: nothing is taken back. ``tokens`` end before eos.
+    An output's commits concatenate to its hypothesis: nothing is taken back. ``tokens`` end before eos. ``steps`` are all of the
+    output's so far, and grow; those of a search come at its end.
     """
 
     request: int
@@ -348,6 +349,7 @@ class Commit(NamedTuple):
     tokens: list[int]
     scores: list[float]
     finished: Hypothesis | None = None
+    steps: Sequence[Step] = ()
 
 
 def send(rows: Sequence[Sequence[int]] | Sequence[int], device: torch.device) -> Tensor:

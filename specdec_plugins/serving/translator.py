@@ -1,6 +1,7 @@
 """`AsyncTranslator`: a translator for asyncio."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -8,7 +9,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from specdec_plugins.decoding.stats import DecodeStats
-from specdec_plugins.decoding.values import Commit
+from specdec_plugins.decoding.values import Commit, Step
 from specdec_plugins.serving.engine import Cancelled, Desk, EngineThread, Guest, SharedEngine
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.codec import Codec
@@ -73,15 +74,31 @@ class AsyncTranslator:
         settings, rest = settings_for(self.translator.settings, options)
         return await self.run(lambda translator: translator.translate(texts, **rest), settings, len(texts), timeout)
 
-    async def stream(self, text: str, timeout: float | None = None, **options) -> AsyncIterator[str | Translation]:
-        """Yield the translation in pieces, as passes commit it, and at the end the `Translation`. Nothing is taken back."""
+    async def stream(
+        self, text: str, timeout: float | None = None, passes: bool = False, **options
+    ) -> AsyncIterator[str | Sequence[Step] | Translation]:
+        """Yield the translation in pieces, as passes commit it, and at the end the `Translation`. Nothing is taken back.
+
+        With ``passes`` also yield what these accepted and refused, before their pieces; of a search all passes at its end.
+        """
         loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        deltas = Deltas(self.translator.codec, lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece))
+        pieces: asyncio.Queue[str | Sequence[Step] | None] = asyncio.Queue()
+
+        def tell(piece: str | Sequence[Step]) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        deltas, told = Deltas(self.translator.codec, tell), Counter[int]()
+
+        def on_commit(commit: Commit) -> None:
+            if passes and (steps := commit.steps[told[commit.request] :]):
+                told[commit.request] += len(steps)
+                tell(steps)
+            deltas.push(commit)
+
         settings, rest = settings_for(self.translator.settings, options)
         if settings.drawn > 1 or settings.context or not rest.keys().isdisjoint(AGAIN):
             raise ValueError("a stream has one output; it does not support nbest, num_samples, mbr, context or glossary")
-        work = self.run(lambda translator: translator.translate([text], **rest), settings, 1, timeout, deltas.push)
+        work = self.run(lambda translator: translator.translate([text], **rest), settings, 1, timeout, on_commit)
         call = asyncio.ensure_future(work)
         call.add_done_callback(lambda _: pieces.put_nowait(None))
         try:

@@ -13,16 +13,18 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from starlette.responses import JSONResponse
 
+from specdec_plugins.decoding.values import Step
 from specdec_plugins.serving.api.fields import key_of
 from specdec_plugins.serving.api.schemas import Error, errors
 from specdec_plugins.serving.service import Refused, Service, refusals
 from specdec_plugins.serving.translator import PER_REQUEST
 from specdec_plugins.settings import Settings, option_of
 from specdec_plugins.text.glossary import Glossary
-from specdec_plugins.translations import Translation
+from specdec_plugins.translations import Translation, passes_of
 from specdec_plugins.translator import Translator
 
 Tokens = Callable[[Sequence[int]], list[str]]
+Piece = str | Sequence[Step] | Translation
 PASS = "accepted", "refused", "own"
 TERMS = 1000  # of a request
 
@@ -35,7 +37,9 @@ class Call(BaseModel):
     source: str | None = Field(None, description="the text's language, or auto (default: the model's)", examples=["en"])
     target: str | None = Field(None, description="the translation's language (default: the model's)", examples=["de"])
     model: str | None = Field(None, description="a model's name (default: the first for the languages)")
-    stream: bool = Field(False, description="server-sent events with pieces of the text; for one text with one output")
+    stream: bool = Field(
+        False, description="server-sent events with pieces of the text, and passes with trace; for one text with one output"
+    )
     too_long: Literal["error", "truncate", "skip"] = Field("error", description="what to do with overlong texts")
     alignments: bool = Field(False, description="which words of the text the translation's words come from")
     word_scores: bool = Field(False, description="the mean score of each word's tokens")
@@ -122,7 +126,7 @@ def router(service: Service) -> APIRouter:
         if call.stream:
             if not isinstance(call.text, str):
                 raise Refused(400, "a stream translates one text, not a list")
-            pieces = route.model.served.stream(call.text, service.limits.seconds, **rest, **options)
+            pieces = route.model.served.stream(call.text, service.limits.seconds, call.trace, **rest, **options)
             with refusals():
                 first = await anext(pieces)  # what is wrong with the request is answered with a status of its own
             return StreamingResponse(events(head, first, pieces, tokens), media_type=EVENTS, headers=UNBUFFERED)
@@ -144,16 +148,18 @@ EVENTS = "text/event-stream"
 UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second for nginx
 
 
-async def events(
-    head: dict[str, str], first: str | Translation, pieces: AsyncIterator[str | Translation], tokens: Tokens | None
-) -> AsyncIterator[str]:
-    """Server-sent events: ``delta`` with a piece of the text, and at the end ``result``, or ``error``."""
-    piece: str | Translation | None = first
+async def events(head: dict[str, str], first: Piece, pieces: AsyncIterator[Piece], tokens: Tokens | None) -> AsyncIterator[str]:
+    """Server-sent events: ``pass``, if ``tokens`` gives subwords; ``delta`` with a piece of the text; at the end ``result``, or
+    ``error``."""
+    piece: Piece | None = first
     while piece is not None:
         if isinstance(piece, Translation):
             yield event("result", {**head, "results": [result([piece], tokens)]})
-        else:
+        elif isinstance(piece, str):
             yield event("delta", {"text": piece})
+        elif tokens:
+            for step in passes_of(piece, tokens):
+                yield event("pass", dict(zip(PASS, step)))
         try:
             with refusals():
                 piece = await anext(pieces, None)
