@@ -1,5 +1,6 @@
 """Translates texts with inline tags: sentence by sentence, without the tags, which are then put around their words."""
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from specdec_plugins.translator import Translator
 
 LONGEST = 150  # words of a sentence; a longer one is split at a clause, where the model reads so many
+WRAPPED = 50  # characters of a line that may have been wrapped within a sentence
 PLACEHOLDERS = pattern()
 SPACES = {ord(character): " " for character in "\t\n\r\f\v"}
 
@@ -72,7 +74,9 @@ def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
     """The sentences of a unit and what is between them."""
     text, marks = unit.text, list(enumerate(unit.marks))
     trimmed = (len(text) - len(text.lstrip()), len(text.rstrip()))
-    found = [trimmed] if unit.whole and text.strip() else list(sentence_spans(text, language, most))
+    found = [trimmed] if unit.whole and text.strip() else []
+    for start, line in () if unit.whole else lines_of(text) if unit.lines else [(0, text)]:
+        found += [(start + first, start + last) for first, last in sentence_spans(line, language, most)]
     code = [mark for _, mark in marks if mark.start < mark.end]
     ends = [mark.end for mark in code]
     spans: list[Span] = []
@@ -96,6 +100,20 @@ def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
         yield Part(text[start:end], own, unit.whole or has_letters(text[start:end], own), unit.whole)
         at = end
     yield Part(text[at:], [] if spans else marks, False)
+
+
+def lines_of(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a text, and what tabs separate, with their first character's place. One that was wrapped is one with the next:
+    if that begins with a lower-case letter, or if it is long and ends in no mark."""
+    start = 0
+    for match in re.finditer(r"\n\s*|\t+", text):
+        line, following = text[start : match.start()], text[match.end() : match.end() + 1]
+        long = len(line) - line.rfind("\n") > WRAPPED
+        wrapped = following.islower() or (long and line[-1].isalnum() and following.isalnum())
+        if match[0] != "\n" or not wrapped:
+            yield start, line
+            start = match.end()
+    yield start, text[start:]
 
 
 def owner_of(mark: Mark, spans: Sequence[Span], closes: bool) -> float:

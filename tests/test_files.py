@@ -255,6 +255,30 @@ def test_cdata_is_text_that_stays():
     assert translated(unit.format(mixed, ""), "xlf", str.upper) == unit.format(mixed, "OPEN <![CDATA[a <b> ]]> NOW")
 
 
+def test_targets_say_what_state_they_are_in():
+    """In version 2 the segment does. Text copied from the source is no translation while the state says so."""
+
+    def done(unit, source, target, least=0.0):
+        whole = f"<xliff>{unit}<source>{source}</source>{target}</{unit[1:].split()[0].rstrip('>')}></xliff>"
+        return translated(whole, "xlf", swapped, least=least)[len("<xliff>") : -len("</xliff>")]
+
+    copied = "A <g id='1'>b</g>"
+    assert done("<trans-unit>", copied, f"<target state='new' id='x'>{copied}</target>") == (
+        f"<trans-unit><source>{copied}</source><target id=\"x\">a <g id='1'>B</g></target></trans-unit>"
+    )
+    for state, target in (("translated", copied), ("new", "Fini")):
+        old = f"<target state='{state}'>{target}</target>"
+        assert done("<trans-unit>", copied, old) == f"<trans-unit><source>{copied}</source>{old}</trans-unit>"
+    assert done("<segment id='1'>", "Ab", "") == "<segment id='1'><source>Ab</source><target>aB</target></segment>"
+    assert done("<segment state = 'initial' id='1'>", "Ab", "<target>Ab</target>") == (
+        "<segment id='1' state=\"translated\"><source>Ab</source><target>aB</target></segment>"
+    )
+    for unit in ("<segment id='1'>", "<segment subState='a:b' id='1' state=\"initial\">"):
+        assert done(unit, "Ab", "<target/>", 0.95) == (
+            '<segment id=\'1\' state="initial" subState="specdec:needs-review"><source>Ab</source><target>aB</target></segment>'
+        )
+
+
 def test_po_entries_are_filled_and_doubtful_ones_are_fuzzy():
     polib = pytest.importorskip("polib")
     for source in cases("po"):
@@ -308,6 +332,18 @@ def test_markup_is_translated_around_its_tags():
         translated('{"a": "A <b>red</b> &amp; house"}', "json", str.upper, markup="html") == '{"a": "A <b>RED</b> &amp; HOUSE"}'
     )
     assert translated("A <x a='b'>red</x> house<y/>\n", "txt", str.upper, markup="xml") == "A <x a='b'>RED</x> HOUSE<y/>\n"
+
+
+def test_lines_of_messages_stay_lines():
+    """Unless a sentence goes on in the next one."""
+    message = "Usage:\\n\\t-x\\tOpen a file\\n   b: go\\nThis sentence\\ngoes on. " + "x" * 50 + "\\nHere too\\nBut not here\\n"
+    for name, source in (("json", f'{{"a": "{message}"}}'), ("po", f'msgid "{message}"\nmsgstr ""\n')):
+        fake, document = Fake(swapped), TextFile(source, format_of(f"a.{name}"), TOLD)
+        found = document.translated(translate_units(fake, document.units))
+        wanted = message.swapcase().replace("\\N", "\\n").replace("\\T", "\\t").replace("SENTENCE\\n", "SENTENCE ")
+        assert wanted.replace("X\\nhERE", "X hERE") in found
+        joined = f"This sentence goes on. {'x' * 50} Here too"
+        assert fake.seen == ["Usage:", "-x", "Open a file", "b: go", joined, "But not here"]
 
 
 def test_sentences_are_translated_one_at_a_time():
@@ -391,6 +427,7 @@ HOSTILE = {
     "a long line": ("txt", "x" * (LONGEST + 1), "a text of over"),
     "a long paragraph": ("md", "[" * 60000, "a paragraph of over"),
     "an open quote": ("csv", 'a,"b\n', "not closed"),
+    "PO of many forms": ("po", 'msgid "a"\nmsgid_plural "b"\n' + "".join(f'msgstr[{n}] ""\n' for n in range(99)), "plural forms"),
     "no PO": ("po", 'msgid "a"\nmsgstr "b"c"\n', "not a PO file"),
     "a path as PO": ("po", "/etc/passwd", "not a PO file"),
 }  # fmt: skip

@@ -39,11 +39,30 @@ def docs():
         ("See https://example.org/a?b=c#d. Or (http://x.y/z), mail a.b+c@d-e.org.",
          ["https://example.org/a?b=c#d", "http://x.y/z", "a.b+c@d-e.org"]),
         ("Run `git commit` or ``a`b`` in ${HOME}", ["`git commit`", "``a`b``", "${HOME}"]),
+        ("A <b>bold</b> <a href='x'>link</a><br/>, <file>", ["<b>", "</b>", "<a href='x'>", "</a>", "<br/>", "<file>"]),
         ("Nothing here: a % b, {, }, @home, 3 < 4, `open", []),
     ],
 )  # fmt: skip
 def test_what_is_protected(text, parts):
     assert Protected.of(text, ALL).parts == parts
+
+
+def test_parts_that_count_by_their_order():
+    """A swapped ``%s`` and ``%d`` end the program that prints them, and crossed tags are not well formed."""
+    for line, same, swapped in (
+        ("%s of %d", "%s von %d", "%d von %s"), ("{} is {!r}", "{}: {!r}", "{!r}: {}"),
+        ("<b>a</b> %s", "%s <b>a</b>", "</b>a<b> %s"),
+        ("<b><i>a</i></b>", "<b><i>b</i></b>", "<b><i>b</b></i>"),
+    ):  # fmt: skip
+        source = Protected.of(line, ALL)
+        assert source.intact(same) and not source.intact(swapped)
+    for line in ("%1$s of %2$d", "%(a)s of {b}", "{a}, {b}", "%% {0} %s"):
+        source = Protected.of(line, ALL)
+        assert source.intact(" ".join(source.parts[::-1]))
+    source, text = Protected.of("%s of %d", ALL), "a b"
+    links = Alignment([(3, 5), (8, 8)], [(0, 1), (2, 3)], [(0, 0)])
+    edits, numbers = source.inserted(text, links)
+    assert source.intact(edits(text)) and numbers == [0, 1]
 
 
 def test_a_run_of_backticks_takes_no_time():
@@ -100,6 +119,17 @@ def test_parts_go_where_the_alignment_says():
     assert source.inserted("", Alignment([], [], []))[0]("") == "{a}{b}{c}"
     start = Protected.of("{x} runs", ALL)
     assert start.inserted("rennt", Alignment([(4, 8)], [(0, 5)], [(0, 0)]))[0]("rennt") == "{x} rennt"
+
+
+def test_parts_joined_to_words():
+    """Masks stand apart, or models would not copy them, and parts are joined again; so are those that were cut out."""
+    source = Protected.of("See <b>it</b> now", ALL)
+    masks = source.masks()
+    assert source.masked(masks)(source.text) == "See X1 it X2 now"
+    back = source.unmasked("Voir X1 ceci X2 maintenant", masks)
+    assert back and back("Voir X1 ceci X2 maintenant") == "Voir <b>ceci</b> maintenant"
+    links = Alignment([(0, 3), (7, 9), (14, 17)], [(0, 4), (5, 9), (10, 20)], [(0, 0), (1, 1), (2, 2)])
+    assert source.inserted("Voir ceci maintenant", links)[0]("Voir ceci maintenant") == "Voir <b>ceci</b> maintenant"
 
 
 # ---- translations

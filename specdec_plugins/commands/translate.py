@@ -67,7 +67,7 @@ def parser() -> Parser:
     text("--ignore-tags", metavar="NAMES", help="tags whose content is not translated, besides code, pre and the like")
     text("--columns", metavar="NAMES", help="columns of csv and tsv files to translate, by number or header, such as 2,4")
     text("--min-confidence", type=number, metavar="P", help="report texts of files with a confidence below P, and mark them "
-         "for review in PO and XLIFF 1.2")  # fmt: skip
+         "for review in PO and XLIFF")  # fmt: skip
     groups["drafting"].add_argument(
         "--hint", metavar="FILE", help="earlier translations, one per line; for --draft-with previous"
     )
@@ -110,7 +110,7 @@ def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
     text("--alignments", action="store_true",
          help="source-target word numbers, from 0: ' ||| 0-0 1-2' after a text, a field of json, A lines of fairseq")  # fmt: skip
     text("--protect", action="store_true",
-         help="keep placeholders, URLs, e-mail addresses and code in backticks unchanged, as often as in the source")  # fmt: skip
+         help="keep placeholders, tags, URLs, addresses and code in backticks unchanged, as often as in the source")  # fmt: skip
     text("--protect-pattern", metavar="REGEX", help="--protect, also what this expression matches")
     text(
         "--glossary", metavar="FILE", help="terms to use, one per line: source, tab, target, optionally a tab and 'case' (exact)"

@@ -37,7 +37,7 @@ class Span:
 
     ``escape`` spells text as the file does. ``marks`` are inline tags, and ``places`` the characters of the file that they are.
     ``write`` makes the replacement from the translation so spelled, told whether it needs review. Unless it is ``always``
-    written, a translation equal to its text changes nothing. A ``whole`` text is not split into sentences. If it needs
+    written, a translation equal to its text changes nothing. ``whole`` and ``lines`` are those of `Unit`. If the text needs
     review, the span that starts at ``marked`` says so.
     """
 
@@ -50,6 +50,7 @@ class Span:
     write: Callable[[str, bool], str] = lambda text, doubtful: text
     always: bool = False
     whole: bool = False
+    lines: bool = False
     marked: int | None = None
 
 
@@ -95,7 +96,7 @@ class TextFile:
     def units(self) -> list[Unit]:
         if self.inner is not None:
             return [unit for inner in self.inner for unit in inner.units]
-        return [Unit(span.text, span.marks, span.whole) for span in self.spans]
+        return [Unit(span.text, span.marks, span.whole, span.lines) for span in self.spans]
 
     def lines(self) -> list[int]:
         """The line of each unit."""

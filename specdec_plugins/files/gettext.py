@@ -6,6 +6,8 @@ from itertools import accumulate
 from specdec_plugins.extras import needed
 from specdec_plugins.files import Options, Span, Unreadable
 
+MOST_FORMS = 6  # plural forms: what Arabic has
+
 
 def spans(source: str, options: Options) -> Iterator[Span]:
     with needed("files", "PO"):
@@ -26,6 +28,8 @@ def spans(source: str, options: Options) -> Iterator[Span]:
         texts = [entry.msgid]
         while number < len(lines) and not lines[number].startswith("msgstr"):
             number += 1
+        if len(entry.msgstr_plural) > MOST_FORMS:
+            raise Unreadable(top, f"an entry with over {MOST_FORMS} plural forms")
         while number < len(lines) and lines[number].startswith(("msgstr", '"')):
             if lines[number].startswith("msgstr"):
                 quotes = source.index('""', starts[number])
@@ -33,6 +37,6 @@ def spans(source: str, options: Options) -> Iterator[Span]:
                 def write(text: str, doubtful: bool, first=begin, last=quotes) -> str:
                     return "#, fuzzy\n" * doubtful + f'{source[first:last]}"{polib.escape(text)}"'
 
-                yield Span(begin, quotes + 2, texts[-1], write=write, always=True, marked=top)
+                yield Span(begin, quotes + 2, texts[-1], write=write, always=True, lines=True, marked=top)
                 begin, texts = quotes + 2, [entry.msgid_plural]
             number += 1

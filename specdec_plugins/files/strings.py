@@ -19,7 +19,7 @@ def spans(source: str, options: Options) -> Iterator[Span]:
     while at >= 0:
         text, end = scanstring(source, at + 1)
         if not source.startswith(":", WHITESPACE.match(source, end).end()):
-            yield Span(at + 1, end - 1, text, partial(escape, ascii_only="\\u" in source[at:end]))
+            yield Span(at + 1, end - 1, text, partial(escape, ascii_only="\\u" in source[at:end]), lines=True)
         at = source.find('"', end)
 
 

@@ -27,7 +27,8 @@ def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
         for column in columns:
             if column < len(row):
                 start, end, text = row[column]
-                yield Span(start, end, text, write=partial(write, separator=separator, quoted=source[start:end][:1] == '"'))
+                how = partial(write, separator=separator, quoted=source[start : start + 1] == '"')
+                yield Span(start, end, text, write=how, lines=True)
 
 
 def chosen(columns: Sequence[str], first: Sequence[str]) -> tuple[list[int], bool]:

@@ -1,5 +1,6 @@
 """XLIFF 1.2 and 2: each unit whose target is missing or empty gets one, with the inline tags of its source."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,7 @@ from specdec_plugins.files.markup import Dialect, Token, spans_of
 from specdec_plugins.files.xml import tokens
 
 UNITS = ("trans-unit", "segment")  # of version 1.2, of 2
+INITIAL = ("new", "needs-translation", "initial")  # states of targets in version 1.2, of segments in 2
 CODES = ("ph", "bpt", "ept", "it")  # hold code of the document
 
 
@@ -16,6 +18,7 @@ class Unit:
     """What a unit has, as indices of tokens."""
 
     name: str
+    opening: int = 0
     source: tuple[int, int] | None = None
     target: tuple[int, int] | None = None
 
@@ -31,43 +34,57 @@ def spans(source: str, options: Options) -> Iterator[Span]:
         if token.kind == "open":
             on = (not elements or elements[-1][2]) and dict(token.attributes).get("translate") != "no"
             elements.append((token.name, index, on))
-            unit = Unit(token.name) if token.name in UNITS else unit
+            unit = Unit(token.name, index) if token.name in UNITS else unit
         elif token.kind == "alone" and token.name == "target" and elements[-1][0] == unit.name:
             unit.target = index, index
         elif token.kind == "close":
             name, first, on = elements.pop()
             if name in UNITS:
-                if on and unit.source and not (unit.target and has_text(found[slice(*unit.target)])):
+                if on and unit.source and is_new(found, unit):
                     yield from translated(source, found, unit, dialect)
                 unit = Unit("")
             elif name in ("source", "target") and elements[-1][0] == unit.name:  # those of <alt-trans> are others'
                 setattr(unit, name, (first, index))
 
 
-def has_text(found: Sequence[Token]) -> bool:
-    return any(token.text.strip() for token in found)
+def is_new(found: Sequence[Token], unit: Unit) -> bool:
+    """Whether a unit has no translation: no target, an empty one, or in an initial state the text of its source."""
+    source, target = (
+        "".join(token.text for token in found[slice(*(side or (0, 0)))]).strip() for side in (unit.source, unit.target)
+    )
+    stated = found[unit.target[0] if unit.target and unit.name == "trans-unit" else unit.opening]
+    return not target or (target == source and dict(stated.attributes).get("state") in INITIAL)
 
 
 def translated(source: str, found: Sequence[Token], unit: Unit, dialect: Dialect) -> Iterator[Span]:
-    """The unit's text, to be written to its target."""
+    """The unit's text, to be written to its target; from the opening tag of a segment on, which has the target's state."""
     assert unit.source is not None
-    first, last = unit.source
-    opening, closing = found[first], found[last]
-    for span in spans_of(source, found[first + 1 : last], dialect):
-        before, after = source[opening.end : span.start], source[span.end : closing.start]
-        start = end = closing.end
-        line = source.rfind("\n", 0, opening.start) + 1
-        indent = source[line : opening.start]
-        space, attributes = "\n" + indent if not indent.strip() else "", ""
-        if unit.target:
-            old, until = found[unit.target[0]], found[unit.target[1]]
-            start, end, space = old.start, until.end, ""
-            kept = [(name, value) for name, value in old.attributes if name != "state"]
-            attributes = "".join(f' {name}="{span.escape(value or "").replace(chr(34), "&quot;")}"' for name, value in kept)
-
-        def write(text: str, doubtful: bool, space=space, attributes=attributes, before=before, after=after) -> str:
-            state = ' state="needs-review-translation"' if doubtful and unit.name == "trans-unit" else ""
-            return f"{space}<target{attributes}{state}>{before}{text}{after}</target>"
-
-        yield replace(span, start=start, end=end, write=write, always=True)
+    opening, closing, head = found[unit.source[0]], found[unit.source[1]], found[unit.opening]
+    span = next(spans_of(source, found[unit.source[0] + 1 : unit.source[1]], dialect), None)
+    if span is None:
         return
+    before, after = source[opening.end : span.start], source[span.end : closing.start]
+    start = end = closing.end
+    indent = source[source.rfind("\n", 0, opening.start) + 1 : opening.start]
+    space, attributes = "\n" + indent if not indent.strip() else "", ""
+    if unit.target:
+        old, until = found[unit.target[0]], found[unit.target[1]]
+        start, end, space = old.start, until.end, ""
+        kept = [(name, value) for name, value in old.attributes if name != "state"]
+        attributes = "".join(f' {name}="{span.escape(value or "").replace(chr(34), "&quot;")}"' for name, value in kept)
+    in_target = unit.name == "trans-unit"
+
+    def write(text: str, doubtful: bool) -> str:
+        state = ' state="needs-review-translation"' if doubtful and in_target else ""
+        around = "" if in_target else stated(source[head.start : head.end], doubtful) + source[head.end : start]
+        return f"{around}{space}<target{attributes}{state}>{before}{text}{after}</target>"
+
+    yield replace(span, start=start if in_target else head.start, end=end, write=write, always=True)
+
+
+def stated(tag: str, doubtful: bool) -> str:
+    """The opening tag of a segment with the state that it has now; only a doubtful one says more than it said."""
+    bare = re.sub(r"""\s+(?:state|subState)\s*=\s*(?:"[^"]*"|'[^']*')""", "", tag)
+    if doubtful:
+        return f'{bare[:-1]} state="initial" subState="specdec:needs-review">'
+    return f'{bare[:-1]} state="translated">' if re.search(r"\sstate\s*=", tag) else tag

@@ -4,6 +4,7 @@ import re
 
 PATTERNS = {
     "code": r"(?<!`)(?P<ticks>`+)(?!`).{1,1000}?(?<!`)(?P=ticks)(?!`)",  # between backticks
+    "tag": r"</?[A-Za-z][\w:.-]*(?:\s[^<>]{0,1000})?/?>",
     "url": r"\b(?:https?|ftps?|file|mailto|ssh|git)://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]",
     "e-mail": r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
     "mustache": r"\{\{\{?[^{}]*\}?\}\}",
@@ -13,6 +14,9 @@ PATTERNS = {
     "printf": r"%(?:\d+\$|\(\w+\))?[-+#0]{0,5}(?:\d{1,9}|\*)?(?:\.(?:\d{1,9}|\*))?(?:hh?|ll?|[Lqjzt])?"
               r"(?:[diouxXeEfFgGaAcrspn@](?![^\W\d_])|%)",
 }  # fmt: skip
+
+# Parts that count by their order: printf's and Python's without a number or name, and tags
+ORDERED = re.compile(r"%(?!\d+\$|[(%])|\{(?:![rsa])?(?::[^{}]*)?\}$|</?[A-Za-z]")
 
 
 def pattern(more: str = "") -> re.Pattern[str]:

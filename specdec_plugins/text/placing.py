@@ -28,11 +28,13 @@ class Mark:
 
 @dataclass(frozen=True)
 class Unit:
-    """A text to translate, with its inline tags. A ``whole`` one is not split into sentences."""
+    """A text to translate, with its inline tags. A ``whole`` one is not split into sentences. ``lines``: its line ends and tabs
+    are not just white space."""
 
     text: str
     marks: Sequence[Mark] = ()
     whole: bool = False
+    lines: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import count
 
 from specdec_plugins.text.alignment import Alignment
+from specdec_plugins.text.patterns import ORDERED
 from specdec_plugins.text.words import Span
 
 MOST = 1000  # protected parts of a text
@@ -79,15 +80,20 @@ class Protected:
         return [self.text[first:end] for first, end in self.spans]
 
     def intact(self, text: str) -> bool:
-        """Whether ``text`` has every part as often as the source."""
-        return not self.spans or self.counts(text) == self.counts(self.text)
+        """Whether ``text`` has every part as often as the source, and those that count by their order in that order."""
+        if not self.spans:
+            return True
+        own, found = self.found(self.text), self.found(text)
+        return Counter(own) == Counter(found) and all(
+            [part for part in own if kind(part) == each] == [part for part in found if kind(part) == each] for each in "%{<"
+        )
 
-    def counts(self, text: str) -> Counter[str]:
-        """How often a text has each part; of parts within others, only the others count."""
+    def found(self, text: str) -> list[str]:
+        """The parts that a text has; of parts within others, only the others."""
         parts = (re.escape(part) for part in sorted({*self.parts}, key=len, reverse=True))
         alone = (rf"(?<!\w){part}" if part[:1].isalnum() else part for part in parts)
         whole = (rf"{part}(?!\w)" if part[-1:].isalnum() else part for part in alone)
-        return Counter(re.findall("|".join(whole), text))
+        return re.findall("|".join(whole), text)
 
     def masks(self) -> list[str]:
         """A word for each part that models copy, and that the source does not have."""
@@ -95,12 +101,21 @@ class Protected:
         return [f"{stem}{number}" for number in range(1, len(self.spans) + 1)]
 
     def masked(self, masks: Sequence[str]) -> Edits:
-        """The edits that put a mask in each part's place."""
-        return Edits(list(zip(self.spans, masks)))
+        """The edits that put a mask in each part's place, apart from words."""
+        parts = zip(self.spans, masks, self._joined())
+        return Edits([(span, f"{' ' * before}{mask}{' ' * after}") for span, mask, (before, after) in parts])
+
+    def _joined(self) -> list[tuple[bool, bool]]:
+        """Whether words touch each part, before and after it."""
+        return [(self.text[:first][-1:].isalnum(), self.text[end : end + 1].isalnum()) for first, end in self.spans]
 
     def unmasked(self, text: str, masks: Sequence[str]) -> Edits | None:
         """The edits that put the parts into a translation in place of their masks; None unless it has each mask once."""
-        places = [[match.span() for match in re.finditer(rf"(?<!\w){re.escape(mask)}(?!\w)", text)] for mask in masks]
+        whole = (
+            f"{' ?' * before}(?<!\\w){re.escape(mask)}(?!\\w){' ?' * after}"
+            for mask, (before, after) in zip(masks, self._joined())
+        )
+        places = [[match.span() for match in re.finditer(each, text)] for each in whole]
         if any(len(found) != 1 for found in places):
             return None
         return Edits(sorted((found[0], part) for found, part in zip(places, self.parts)))
@@ -108,25 +123,36 @@ class Protected:
     def inserted(self, text: str, alignment: Alignment) -> tuple[Edits, list[int]]:
         """The edits that insert the parts into a translation of the rest, and the number of each edit's part.
 
-        A part follows the translation of the word before it, or else precedes that of the next one. ``alignment`` has the
-        source's own characters.
+        A part follows the translation of the word before it, or else precedes that of the next one, as do parts that touch only
+        that. ``alignment`` has the source's own characters.
         """
-        edits: list[tuple[int, int, str]] = []
-        for number, ((first, end), part) in enumerate(zip(self.spans, self.parts)):
+        places: list[tuple[int, int]] = []
+        for number, (first, end) in enumerate(self.spans):
             before = max((source[1] for source, _ in alignment.links if source[1] <= first), default=None)
             after = min((source[0] for source, _ in alignment.links if source[0] >= end), default=None)
-            if before is not None:
+            ahead = self.text[end : end + 1].isalnum() and not self.text[:first][-1:].isalnum() and after is not None
+            if before is not None and not ahead:
                 at = max(target[1] for source, target in alignment.links if source[1] == before)
             else:
                 at = min((target[0] for source, target in alignment.links if source[0] == after), default=0)
+            places.append((at, number))
+        places.sort()
+        for each in "%{<":
+            same = [index for index, (_, number) in enumerate(places) if kind(self.parts[number]) == each]
+            for index, number in zip(same, sorted(places[index][1] for index in same)):
+                places[index] = places[index][0], number
+        found = []
+        for (at, number), following in zip(places, [*places[1:], None]):
+            first, end = self.spans[number]
             left = at > 0 and (first == 0 or self.text[first - 1].isspace()) and not text[at - 1].isspace()
             right = at < len(text) and (end == len(self.text) or self.text[end].isspace()) and not text[at].isspace()
-            edits.append((at, number, f"{' ' * left}{part}{' ' * right}"))
-        edits.sort()
-        found = []
-        for (at, number, new), following in zip(edits, [*edits[1:], None]):
-            mark = self.text[self.spans[number][1] :][:1]  # such as a full stop, which the model put a space before
+            mark = self.text[end : end + 1]  # such as a full stop, which the model put a space before
             last = following is None or following[0] != at
             spaced = last and mark != "" and not mark.isalnum() and text[at : at + 2] == f" {mark}"
-            found.append(((at, at + spaced), new))
-        return Edits(found), [number for _, number, _ in edits]
+            found.append(((at, at + spaced), f"{' ' * left}{self.text[first:end]}{' ' * right}"))
+        return Edits(found), [number for _, number in places]
+
+
+def kind(part: str) -> str:
+    """The first character of a part that counts by its order; empty for others."""
+    return part[0] if ORDERED.match(part) else ""
