@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import math
 import sys
 import tomllib
 from collections import Counter
@@ -16,6 +17,7 @@ from specdec_plugins.extras import needed
 from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 
 SWITCH = 0.0005  # seconds until a thread yields: between passes the engine would wait for Python's usual 5 ms
+DRAIN = 5  # seconds that answers have to leave once translations have ended; clients may not read them
 OF_MODELS = ("rows", "queue", "device", "dtype", "draft-with")  # options that a model in a configuration may have
 
 
@@ -158,6 +160,8 @@ def run(options: argparse.Namespace) -> None:
 
     config = uvicorn.Config(
         make_app(service, options.grace), options.host, options.port, access_log=False, log_config=None, server_header=False,
+        loop="asyncio", http="h11", ws="none",  # h11 bounds headers
+        timeout_graceful_shutdown=math.ceil(options.grace) + DRAIN,
     )  # fmt: skip
     with suppress(Terminated, KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped
         Server(config).run()

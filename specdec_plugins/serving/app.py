@@ -1,5 +1,6 @@
 """The web application: the dialects' routes, health, metrics, and what surrounds every request."""
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec_plugins import __version__
@@ -63,6 +64,10 @@ def make_app(service: Service, grace: float = 30.0) -> FastAPI:
             headers["Allow"] = ", ".join(sorted(map(str.upper, known)))
         return answer(request, error.status_code, str(error.detail), headers)
 
+    @app.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=GONE)
+
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         return answer(request, 400, "; ".join(map(fault, error.errors())))
@@ -96,20 +101,30 @@ class Boundary:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        began, status, size, most = time.perf_counter(), 500, 0, self.service.limits.body
-        length = dict(scope["headers"]).get(b"content-length", b"0")
+        began, status, size, limits = time.perf_counter(), 500, 0, self.service.limits
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
+        announced = int(length[:20]) if length.isdigit() else 0
+        whole = not announced and b"transfer-encoding" not in headers  # whether the body has arrived
 
         async def bounded() -> Message:
-            nonlocal size
-            message = await receive()
+            nonlocal size, whole
+            try:
+                async with asyncio.timeout(None if whole else began + limits.seconds - time.perf_counter()):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not arrive within {limits.seconds:g} s") from None
             size += len(message.get("body", b""))
-            if max(size, int(length) if length.isdigit() else 0) > most:
-                raise HTTPException(413, f"the body exceeds the limit of {most:,} bytes")
+            if max(size, announced) > limits.body:
+                raise HTTPException(413, f"the body exceeds the limit of {limits.body:,} bytes")
+            whole = whole or not message.get("more_body")
             return message
 
         async def noted(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
+            if message["type"] == "http.response.start" and not whole:  # otherwise the rest, without end perhaps, would be read
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
             if status != GONE:
                 await send(message)
 
