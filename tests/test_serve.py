@@ -4,6 +4,7 @@ import html
 import http.client
 import json
 import logging
+import os
 import re
 import signal
 import socket
@@ -335,11 +336,8 @@ def test_hundreds_of_requests_a_tenth_leaves(served):
     waited(lambda: not served.service.models[0].served.desk.owners)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("grace, statuses", [(60, {200}), (0.2, {200, 503})])
-def test_the_command_stops_gracefully(grace, statuses, tmp_path):
-    config = tmp_path / "models.toml"
-    config.write_text(f'threads = 1\ngrace = {grace}\n[model.demo]\nfolder = "{PAIR}"')
+def started(config):
+    """The command with a configuration, once it answers, and its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -350,6 +348,15 @@ def test_the_command_stops_gracefully(grace, statuses, tmp_path):
     served = object.__new__(Served)
     served.port = port
     waited(lambda: process.poll() is not None or answers(port))
+    return served, process
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("grace, statuses", [(60, {200}), (0.2, {200, 503})])
+def test_the_command_stops_gracefully(grace, statuses, tmp_path):
+    config = tmp_path / "models.toml"
+    config.write_text(f'threads = 1\ngrace = {grace}\n[model.demo]\nfolder = "{PAIR}"')
+    served, process = started(config)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(served.post, text=LINES * n, beam=4) for n in (1, 15, 15)]
         waited(asked[0].done)
@@ -360,6 +367,81 @@ def test_the_command_stops_gracefully(grace, statuses, tmp_path):
     assert process.wait(30) == 0
     logged = process.stderr.read()
     assert "Traceback" not in logged and "POST /v1/translate 200" in logged
+
+
+def test_another_model_takes_over_between_requests(monkeypatch):
+    """What the old one has accepted ends with it, and no request is refused."""
+    served, other = Served(), str(ROOT / "data" / "docs.en-fr")
+    old = served.service.models[0].served
+    begun, go = threading.Event(), threading.Event()
+    waited(lambda: old.desk.session)
+
+    def step(times, run=old.desk.session.step):
+        begun.set()
+        assert go.wait(60)
+        return run(times)
+
+    monkeypatch.setattr(old.desk.session, "step", step)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(served.post, text=LINES[:3])
+            assert begun.wait(60)
+            new = AsyncTranslator(Translator.from_pretrained(other, threads=1), thread=served.engine)
+            served.service.swap(0, Model.of("new", new))
+            second = pool.submit(served.post, text="The file does not exist.")
+            waited(lambda: new.pending)
+            go.set()
+            status, content = first.result()
+            assert status == 200 and [each["text"] for each in outputs(content)] == [
+                each.text for each in expected(LINES[:3], {})
+            ]
+            status, content = second.result()
+            assert status == 200 and (content["model"], content["target"]) == ("new", "fr")
+        assert '<option value="en fr">' in served.ask("GET", "/")[2]
+        assert served.post("/detect", q="Le chien court dans la forêt.")[1][0]["language"] == "fr"
+    finally:
+        served.close()
+    assert old.closing and new.closing
+
+
+@pytest.mark.long
+def test_folders_are_loaded_again(tmp_path):
+    """SIGHUP under load: after a folder was replaced, by one that is no model, and by another model."""
+    link, config = tmp_path / "model", tmp_path / "models.toml"
+    config.write_text(f'threads = 1\n[model.demo]\nfolder = "{link}"')
+    link.symlink_to(PAIR)
+    served, process = started(config)
+    done, found = threading.Event(), []
+
+    def asking():
+        while not done.is_set():
+            found.append(served.post(text="The file does not exist.", beam=2))
+
+    def replaced(folder, said):
+        (tmp_path / "next").symlink_to(folder)
+        os.replace(tmp_path / "next", link)
+        process.send_signal(signal.SIGHUP)
+        logged = ""
+        while said not in logged:
+            logged = process.stderr.readline()
+            assert logged
+
+    with ThreadPoolExecutor(4) as pool:
+        try:
+            for _ in range(4):
+                pool.submit(asking)
+            waited(lambda: found)
+            replaced(tmp_path, "ERROR model demo was not loaded again, and stays as it was:")
+            replaced(ROOT / "data" / "docs.en-fr", "INFO model demo was loaded again")
+            seen = len(found)
+            waited(lambda: len(found) > seen + 8)
+        finally:
+            done.set()
+            process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert {status for status, _ in found} == {200}
+    assert {content["target"] for _, content in found} == {"de", "fr"} and found[-1][1]["target"] == "fr"
 
 
 def answers(port):

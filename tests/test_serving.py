@@ -2,10 +2,12 @@
 
 import asyncio
 import functools
+import gc
 import itertools
 import random
 import threading
 import time
+import weakref
 
 import pytest
 from conftest import ROOT
@@ -240,6 +242,24 @@ async def test_models_take_turns(monkeypatch):
     assert all(idle for (first, *_), (second, idle, _) in itertools.pairwise(order) if first == second == "busy")
     for served in both.values():
         await served.close()
+    thread.close()
+
+
+@asynchronous
+async def test_a_model_that_nobody_uses_any_more_is_freed():
+    """Its thread lives on for others."""
+    thread = EngineThread()
+    served = AsyncTranslator(Translator.from_pretrained(PAIR, threads=1), thread=thread)
+    first = asyncio.ensure_future(served.translate(LINES))
+    await asyncio.sleep(0)
+    gone = weakref.ref(served.desk)
+    del served
+    assert plain(await first) == plain(expected(LINES, {}))
+    del first
+    while gone() is not None:
+        gc.collect()
+        await asyncio.sleep(0.01)
+        thread.post(int)
     thread.close()
 
 

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import math
+import signal
 import sys
 import tomllib
 from collections import Counter
@@ -16,6 +17,7 @@ from specdec_plugins.commands.runner import Parser, Terminated, command, number,
 from specdec_plugins.extras import needed
 from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 
+log = logging.getLogger(__name__)
 SWITCH = 0.0005  # seconds until a thread yields: between passes the engine would wait for Python's usual 5 ms
 DRAIN = 5  # seconds that answers have to leave once translations have ended; clients may not read them
 OF_MODELS = ("rows", "queue", "device", "dtype", "draft-with")  # options that a model in a configuration may have
@@ -25,7 +27,8 @@ def parser() -> Parser:
     p = Parser(
         prog="specdec-serve",
         usage="%(prog)s --model DIR [--model DIR ...] [option ...]",
-        description="Translate over HTTP (docs/serve.md). SIGTERM stops it once accepted requests are answered.",
+        description="Translate over HTTP (docs/serve.md). SIGHUP loads the models again; SIGTERM stops it once "
+        "accepted requests are answered.",
     )  # fmt: skip
     p.set_defaults(tables={})  # of models in configurations: their options, by name
     add = p.add_argument
@@ -142,19 +145,41 @@ def run(options: argparse.Namespace) -> None:
     sys.setswitchinterval(SWITCH)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keys = read_keys(options.keys) if options.keys else None
-    thread, models = EngineThread(), []
-    for name, own in models_of(options):
+    thread = EngineThread()
+
+    def load(name: str, own: argparse.Namespace) -> Model:
         translator = Translator.from_pretrained(own.model, **vars(settings_of(own)))
-        models.append(Model.of(name, AsyncTranslator(translator, own.rows, own.queue, thread)))
+        return Model.of(name, AsyncTranslator(translator, own.rows, own.queue, thread))
+
     limits = Limits(
         options.max_characters, options.max_texts, options.timeout, per_minute=options.max_per_minute, quota=options.quota
     )
-    service = Service(models, limits, keys, Glossaries(options.glossaries))
+    service = Service([load(*each) for each in models_of(options)], limits, keys, Glossaries(options.glossaries))
+
+    async def reload() -> None:
+        """Load the folders again, one at a time, and use each from then on. One that cannot be loaded changes nothing."""
+        for place, (name, own) in enumerate(models_of(options)):
+            try:
+                service.swap(place, await asyncio.to_thread(load, name, own))
+            except Exception as error:  # whatever a folder does, requests go on
+                log.error("model %s was not loaded again, and stays as it was: %s", name, error)
+            else:
+                log.info("model %s was loaded again", name)
 
     class Server(uvicorn.Server):
+        reloading: asyncio.Task | None = None
+
+        async def startup(self, sockets=None) -> None:
+            await super().startup(sockets)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+
+        def reload(self) -> None:
+            if self.reloading is None or self.reloading.done():
+                self.reloading = asyncio.ensure_future(reload())
+
         async def shutdown(self, sockets=None) -> None:
             """Connections end when their requests are answered, at the latest when the translators have closed."""
-            closing = asyncio.gather(*(model.served.close(options.grace) for model in models))
+            closing = asyncio.ensure_future(service.close(options.grace))
             await super().shutdown(sockets)
             await closing
 

@@ -29,8 +29,7 @@ def make_app(service: Service, grace: float = 30.0) -> FastAPI:
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         yield
-        for model in service.models:
-            await model.served.close(grace)
+        await service.close(grace)
 
     metrics = Metrics(service)
     app = FastAPI(title="SpecDec", version=__version__, lifespan=life, docs_url=None, redoc_url=None)  # these load scripts

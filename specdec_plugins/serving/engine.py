@@ -41,7 +41,7 @@ class EngineThread:
 
     def __init__(self) -> None:
         self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.desks: list[Desk] = []
+        self.desks: list[Desk] = []  # with something to do; a model that nobody uses any more is thus freed
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -55,9 +55,9 @@ class EngineThread:
 
     def _run(self) -> None:
         while True:
-            busy = [desk.step() for desk in self.desks]
+            self.desks = [desk for desk in self.desks if desk.step()]
             try:
-                job, until = self._mail.get(block=not any(busy)), time.perf_counter() + LATENCY
+                job, until = self._mail.get(block=not self.desks), time.perf_counter() + LATENCY
                 while job is not None:
                     job()
                     if time.perf_counter() > until:  # callers may post jobs faster than these are done
@@ -91,12 +91,12 @@ class Desk:
         if self.engine.settings.adaptive:
             searches = self.engine.beam is not None
             self.session.controller = Steady(self.session.controller, self.engine.trained_block_size, searches)
-        if self not in self.thread.desks:
-            self.thread.desks.append(self)
 
     def enter(self, guest: "Guest") -> None:
         if guest.fresh and guest not in self.guests:
             self.guests.append(guest)
+        if self not in self.thread.desks:
+            self.thread.desks.append(self)
 
     def leave(self, guest: "Guest") -> None:
         """Drop a guest's requests."""

@@ -20,13 +20,13 @@ def router(service: Service) -> APIRouter:
     template = Environment(loader=FileSystemLoader(Path(__file__).parents[1] / "templates"), autoescape=True).get_template(
         "page.html"
     )
-    pairs = [
-        (source, target, f"{name_of(source)} to {name_of(target)}")
-        for source, targets in service.languages().items()
-        for target in targets
-    ]
 
     def answer(status: int = 200, text: str = "", pair: str = "", beam: str = "1", **found: Any) -> HTMLResponse:
+        pairs = [
+            (source, target, f"{name_of(source)} to {name_of(target)}")
+            for source, targets in service.languages().items()
+            for target in targets
+        ]
         nonce = secrets.token_urlsafe(16)
         shown = {"text": text, "pair": pair, "beam": beam, "error": None, "translation": None, **found}
         content = template.render(

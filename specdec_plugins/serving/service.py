@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from starlette.requests import Request
 
@@ -73,14 +74,25 @@ class Route:
 class Service:
     """``keys`` are those that requests must have; None: none. Counts each key's characters."""
 
-    models: Sequence[Model]
+    models: list[Model]
     limits: Limits = field(default_factory=Limits)
     keys: frozenset[str] | None = None
     glossaries: Glossaries = field(default_factory=Glossaries)
     downloads: Downloads = field(default_factory=Downloads)
     used: dict[str, int] = field(default_factory=dict)  # characters by key
     _minutes: dict[str, tuple[int, int]] = field(default_factory=dict)  # the last one of each key, and its characters
+    _retired: WeakSet[AsyncTranslator] = field(default_factory=WeakSet)
     _detector: Any = None
+
+    def swap(self, number: int, model: Model) -> None:
+        """Serve another model from now on. Requests that the old one has accepted end with it."""
+        self._retired.add(self.models[number].served)
+        self.models[number] = model
+        self._detector = None
+
+    async def close(self, grace: float) -> None:
+        """Refuse requests, and finish those that were accepted, up to ``grace`` seconds."""
+        await asyncio.gather(*(each.close(grace) for each in [*(model.served for model in self.models), *self._retired]))
 
     def route(self, source: str | None, target: str | None, model: str | None = None) -> Route:
         """The first model for a pair of languages; None stands for any. Raises Refused."""
@@ -105,14 +117,15 @@ class Service:
 
     def detect(self, text: str) -> list[tuple[str, float]]:
         """The likeliest languages among those that are served, best first, with probabilities."""
-        if self._detector is None:
+        if (detector := self._detector) is None:
             with needed("serve", "language detection"):
                 from py3langid.langid import MODEL_FILE, LanguageIdentifier
-            self._detector = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-            known = {code for code, _ in self._detector.rank("")}
+            detector = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+            known = {code for code, _ in detector.rank("")}
             served = {*self.languages()}.union(*self.languages().values())
-            self._detector.set_languages(sorted(served & known) or None)
-        return [(code, float(sure)) for code, sure in self._detector.rank(text[:DETECTED])]
+            detector.set_languages(sorted(served & known) or None)
+            self._detector = detector
+        return [(code, float(sure)) for code, sure in detector.rank(text[:DETECTED])]
 
     def source_of(self, texts: Sequence[str]) -> tuple[str, float]:
         """The language of texts that name none."""
