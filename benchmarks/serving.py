@@ -1,58 +1,417 @@
-"""What the server adds to the time of a library call at low load: one client, one sentence at a time, taken in turn.
+"""The server: latency over the library at low load, throughput beside specdec-translate, latency against load, and memory.
 
-benchmarks/serving.py --model data/demo.en-de --input data/demo.txt --threads 2
+    benchmarks/serving.py --model data/demo.en-de --input TEXT --threads 2 --figure serving.png
+    benchmarks/serving.py --model data/demo.en-de --input TEXT --soak 30
+
+Clients are this process; its CPU time is stated where it competes with the server's. Under load, requests of one sentence arrive
+at random (Poisson), whether earlier ones are answered or not. CTranslate2 translates the same verifier behind the same framework
+and the same JSON: whatever waits, up to a batch, goes to its workers, one for each thread. --soak mixes all APIs, streams, beams
+and clients that leave, at a low rate, and fits a line to the server's memory.
 """
 
 import argparse
+import asyncio
 import http.client
 import json
+import os
+import random
+import resource
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
-from specdec_plugins.translator import Translator
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from specdec_plugins.measure.machine import machine  # noqa: E402
+from specdec_plugins.translator import Translator  # noqa: E402
+
+SYSTEMS = ("ar", "specdec", "ctranslate2")
+OPUS = "opus"  # the shape of OPUS-MT: 6+6 layers of 512, 58,101 symbols; random weights, 28 tokens
+LENGTHS = {"min_len": 27, "max_len_b": 27}
+WORDS = "abcdefghijklmnopqrstuvwxyz"  # of its texts
+BATCH = 64  # texts
+FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1)  # of what the first system can do
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", required=True)
-    p.add_argument("--input", required=True)
+    p.add_argument("--input", required=True, help="lines of text")
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--dtype", default="int8")
-    p.add_argument("--rounds", type=int, default=20)
+    p.add_argument("--rounds", type=int, default=3, help="of the latency at low load")
+    p.add_argument("--texts", type=int, default=4000, help="lines for the throughput")
+    p.add_argument("--seconds", type=float, default=6.0, help="of each load")
+    p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
+    p.add_argument("--figure", help="where to draw latency and throughput against load")
+    p.add_argument("--soak", type=float, metavar="MINUTES")
     options = p.parse_args()
-    lines = Path(options.input).read_text(encoding="utf-8").splitlines()[:200]
-    how = {"threads": options.threads, "dtype": options.dtype}
-    library = Translator.from_pretrained(options.model, **how)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = [part for name, value in {"model": options.model, "port": port, **how}.items() for part in (f"--{name}", str(value))]
-    server = subprocess.Popen([sys.executable, "-m", "specdec_plugins.commands.serve", *flags], stderr=subprocess.DEVNULL)
+    lines = [line for line in Path(options.input).read_text(encoding="utf-8").splitlines() if line.strip()]
+    if options.soak:
+        return soak(options, lines)
+    rows: dict[str, Any] = {"low_load": [], "saturation": [], "load": []}
+    with tempfile.TemporaryDirectory() as folder:
+        rows["low_load"].append(low_load(options, options.model, lines[:200], {}, options.rounds))
+        opus, words = random_folder(Path(folder) / OPUS)
+        rows["low_load"].append(low_load(options, opus, words, LENGTHS, 1))
+    rows["saturation"] = saturation(options, lines)
+    most = None
+    for system in options.systems:
+        with serving(system, options.model, options) as (port, _):
+            reached = asyncio.run(capacity(port, lines, options.seconds / 2))  # warms up, too
+            most = most or reached
+            rows["load"] += [offered(port, system, lines, fraction * most, options) for fraction in FRACTIONS]
+    if options.figure:
+        draw(rows["load"], options)
+    print(json.dumps({"benchmark": "serving", **rows, "signature": {**machine("cpu"), **vars(options)}}))
+
+
+# ---- servers
+
+
+@contextmanager
+def serving(system: str, folder: str, options: argparse.Namespace) -> Iterator[tuple[int, int]]:
+    """A server process: its port, and its id."""
+    port = free_port()
+    process = get_context("spawn").Process(target=serve, args=(system, folder, port, options.threads, options.dtype))
+    process.start()
     try:
+        connected(port).close()
+        yield port, process.pid or 0
+    finally:
+        process.terminate()
+        process.join(60)
+        process.kill()
+
+
+def serve(system: str, folder: str, port: int, threads: int, dtype: str) -> None:
+    import logging
+
+    import uvicorn
+
+    from specdec_plugins.commands.serve import SWITCH
+    from specdec_plugins.serving.app import make_app
+    from specdec_plugins.serving.service import Limits, Model, Service
+    from specdec_plugins.serving.translator import AsyncTranslator
+
+    sys.setswitchinterval(SWITCH)
+    logging.disable(logging.INFO)
+    if system == "ctranslate2":
+        app = ctranslate2_app(folder, threads, dtype)
+    else:
+        served = AsyncTranslator.from_pretrained(folder, strategy=system, threads=threads, dtype=dtype)
+        served.queue = 1_000_000  # of an overloaded server, the latency is measured
+        app = make_app(Service([Model.of("model", served)], Limits(seconds=1000)))
+    uvicorn.run(app, host="127.0.0.1", port=port, access_log=False, log_config=None, loop="asyncio", http="h11", ws="none",
+                timeout_graceful_shutdown=1)  # fmt: skip
+
+
+def ctranslate2_app(folder: str, threads: int, dtype: str) -> Any:
+    """CTranslate2 with batches of what waits: a text waits for no other while a worker is free."""
+    from fastapi import FastAPI, Request
+
+    from specdec_plugins.formats.folder import load_folder
+    from specdec_plugins.measure.systems import ctranslate2_of
+
+    pair = load_folder(folder)
+    codec, translator = pair.codec, ctranslate2_of(pair, dtype, 1, threads)
+    app, waiting, awake = FastAPI(), deque[tuple[list[str], asyncio.Future]](), asyncio.Event()
+
+    def translated(batch: list[list[str]]) -> list[list[str]]:
+        found = translator.translate_batch(batch, max_batch_size=BATCH, beam_size=1, max_decoding_length=200)
+        return [each.hypotheses[0] for each in found]
+
+    async def worker() -> None:
+        while True:
+            await awake.wait()
+            batch = [waiting.popleft() for _ in range(min(len(waiting), BATCH))]
+            if not waiting:
+                awake.clear()
+            if not batch:
+                continue
+            for (_, future), output in zip(batch, await asyncio.to_thread(translated, [tokens for tokens, _ in batch])):
+                future.set_result(output)
+
+    workers: list[asyncio.Task] = []
+
+    @app.post("/v1/translate")
+    async def translate(request: Request) -> dict[str, Any]:
+        workers.extend(asyncio.ensure_future(worker()) for _ in range(threads - len(workers)))
+        text = (await request.json())["text"]
+        futures = []
+        for line in [text] if isinstance(text, str) else text:
+            futures.append(asyncio.get_running_loop().create_future())
+            waiting.append((pair.source.tokens(codec.encode(line).ids[:-1]), futures[-1]))
+        awake.set()
+        outputs = await asyncio.gather(*futures)
+        return {"results": [{"outputs": [{"text": codec.join(each), "tokens": each}]} for each in outputs]}
+
+    return app
+
+
+def random_folder(folder: Path) -> tuple[str, list[str]]:
+    """A model folder of the shape of OPUS-MT with random weights, and texts for it."""
+    from random_pair import Shape, random_pair
+
+    from specdec_plugins.formats.folder import Pair, save_folder
+    from specdec_plugins.text.codec import CodecConfig
+    from specdec_plugins.text.vocabulary import SPECIAL
+
+    shape, chance = Shape(vocabulary=58_101, drafted=0.41), random.Random(1)
+    dictionary, codes = folder.with_suffix(".dict"), folder.with_suffix(".codes")
+    names = [*WORDS, *(f"w{number}" for number in range(shape.vocabulary - len(SPECIAL) - len(WORDS)))]
+    dictionary.write_text("".join(f"{name} 1\n" for name in names), encoding="utf-8")
+    codes.write_text("#version: 0.2\nw w</w>\n", encoding="utf-8")
+    files = {"source": dictionary, "target": dictionary, "codes": codes}
+    save_folder(Pair.open(*random_pair(shape), CodecConfig("fairseq-bpe", "random", files, "xa", "xb")), folder)
+    return str(folder), [" ".join(chance.choices(WORDS, k=24)) for _ in range(30)]
+
+
+# ---- measurements
+
+
+def low_load(options: argparse.Namespace, folder: str, lines: list[str], how: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """One client, one sentence at a time, in turn with a library call."""
+    library = Translator.from_pretrained(folder, threads=options.threads, dtype=options.dtype, **how)
+    seconds: dict[str, list[float]] = {"library": [], "server": []}
+    with serving("specdec", folder, options) as (port, _):
         client = connected(port)
-        seconds: dict[str, list[float]] = {"library": [], "server": []}
-        for measured in [False] + [True] * options.rounds:
+        for measured in [False] + [True] * rounds:
             for line in lines:
-                took = {"library": timed(translated, library, line), "server": timed(asked, client, line)}
+                took = {"library": timed(translated, library, line), "server": timed(asked, client, {"text": line, **how})}
                 assert took["library"][1] == took["server"][1], line
                 for name, (each, _) in took.items() if measured else ():
-                    seconds[name].append(each)
+                    seconds[name].append(1000 * each)
+    medians = {name: round(statistics.median(each), 2) for name, each in seconds.items()}
+    late = {f"{name}_p95": round(statistics.quantiles(each, n=20)[-1], 2) for name, each in seconds.items()}
+    row = {"model": Path(folder).name, **medians, **late, "ratio": round(medians["server"] / medians["library"], 3)}
+    print(f"low load, {row['model']}: library {row['library']} ms, server {row['server']} ms (p50)", flush=True)
+    return row
+
+
+def saturation(options: argparse.Namespace, lines: list[str]) -> list[dict[str, Any]]:
+    """Requests of 50 texts on four connections, beside specdec-translate on the same text without its start."""
+    texts = (lines * (options.texts // len(lines) + 1))[: options.texts]
+    rows = []
+    for system in options.systems:
+        command = None if system == "ctranslate2" else commanded(options, texts, system) - commanded(options, texts[:1], system)
+        with serving(system, options.model, options) as (port, server):
+            asyncio.run(batches(port, texts[:200]))  # warms up
+            before, began = (cpu(server), time.process_time()), time.perf_counter()
+            tokens = asyncio.run(batches(port, texts))
+            seconds = time.perf_counter() - began
+            used = {"server_cpu": round(cpu(server) - before[0], 2), "client_cpu": round(time.process_time() - before[1], 2)}
+        row = {
+            "system": system, "texts": len(texts), "seconds": round(seconds, 2), "tokens_per_second": round(tokens / seconds),
+            **used,
+        }  # fmt: skip
+        if command is not None:
+            row |= {"specdec_translate": round(command, 2), "of_specdec_translate": round(command / seconds, 3)}
+        rows.append(row)
+        print(f"saturation: {row}", flush=True)
+    return rows
+
+
+async def capacity(port: int, lines: list[str], seconds: float, clients: int = 48) -> float:
+    """Requests of one sentence answered a second, when there is always another one."""
+    answered, began = 0, time.perf_counter()
+
+    async def client(chance: random.Random) -> None:
+        nonlocal answered
+        connection = await Connection.to(port)
+        while time.perf_counter() - began < seconds:
+            await connection.ask({"text": chance.choice(lines)})
+            answered += 1
+
+    await asyncio.gather(*(client(random.Random(number)) for number in range(clients)))
+    return answered / (time.perf_counter() - began)
+
+
+def offered(port: int, system: str, lines: list[str], rate: float, options: argparse.Namespace) -> dict[str, Any]:
+    seconds, latencies, tokens = asyncio.run(load(port, lines, rate, options.seconds))
+    cuts = statistics.quantiles([1000 * each for each in latencies], n=100)
+    row = {
+        "system": system, "offered": round(rate, 1), "answered": round(len(latencies) / seconds, 1), "p50": round(cuts[49], 1),
+        "p95": round(cuts[94], 1), "p99": round(cuts[98], 1), "tokens_per_second": round(tokens / seconds),
+    }  # fmt: skip
+    print(f"load: {row}", flush=True)
+    return row
+
+
+async def load(port: int, lines: list[str], rate: float, seconds: float) -> tuple[float, list[float], int]:
+    """Seconds until all is answered, each request's, and the tokens of the answers."""
+    chance, idle, tokens, latencies = random.Random(1), list[Connection](), 0, list[float]()
+    tasks, began, due = list[asyncio.Task](), time.perf_counter(), 0.0
+
+    async def one(line: str, due: float) -> None:
+        nonlocal tokens
+        client = idle.pop() if idle else await Connection.to(port)
+        answer = await client.ask({"text": line})
+        tokens += tokens_of(answer)
+        latencies.append(time.perf_counter() - began - due)  # from when it was due: a late client hides nothing
+        idle.append(client)
+
+    while (due := due + chance.expovariate(rate)) < seconds:
+        await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
+        tasks.append(asyncio.ensure_future(one(chance.choice(lines), due)))
+    await asyncio.gather(*tasks)
+    return time.perf_counter() - began, latencies, tokens
+
+
+async def batches(port: int, texts: list[str], size: int = 50, clients: int = 4) -> int:
+    """The tokens of the answers to requests of ``size`` texts."""
+    parts, total = deque(texts[start : start + size] for start in range(0, len(texts), size)), 0
+
+    async def client() -> None:
+        nonlocal total
+        connection = await Connection.to(port)
+        while parts:
+            answer = await connection.ask({"text": parts.popleft()})
+            total += tokens_of(answer)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return total
+
+
+def commanded(options: argparse.Namespace, texts: list[str], strategy: str) -> float:
+    """Seconds of specdec-translate."""
+    how = ["--model", options.model, "--dtype", options.dtype, "--threads", str(options.threads), "--strategy", strategy]
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "specdec_plugins.commands.translate", *how], input="\n".join(texts) + "\n", text=True,
+                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)  # fmt: skip
+    return time.perf_counter() - began
+
+
+def draw(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for number, system in enumerate(options.systems):
+        points = [row for row in rows if row["system"] == system]
+        loads = [row["offered"] for row in points]
+        for name, style in (("p50", "-"), ("p95", "--"), ("p99", ":")):
+            left.plot(loads, [row[name] for row in points], style, color=f"C{number}", label=f"{system} {name}", marker=".")
+        right.plot(loads, [row["tokens_per_second"] for row in points], color=f"C{number}", label=system, marker=".")
+    left.set(yscale="log", xlabel="requests per second offered", ylabel="latency, ms")
+    right.set(xlabel="requests per second offered", ylabel="tokens per second", ylim=(0, None))
+    for each in (left, right):
+        each.grid(alpha=0.3)
+        each.legend(fontsize=8)
+    figure.savefig(options.figure, dpi=100)
+
+
+# ---- memory over time
+
+
+def soak(options: argparse.Namespace, lines: list[str]) -> None:
+    port = free_port()
+    flags = ["--model", options.model, "--port", str(port), "--dtype", options.dtype, "--threads", str(options.threads)]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "specdec_plugins.commands.serve", *flags], stderr=subprocess.DEVNULL, cwd=ROOT
+    )
+    try:
+        connected(port).close()
+        samples, counts = asyncio.run(soaked(port, server.pid, lines, 60 * options.soak))
     finally:
         server.terminate()
         server.wait()
-    for name, each in seconds.items():
-        p50, p95 = statistics.median(each), statistics.quantiles(each, n=20)[-1]
-        print(f"{name}: p50 {1000 * p50:.2f} ms, p95 {1000 * p95:.2f} ms")
-    print(f"overhead at p50: {1000 * (statistics.median(seconds['server']) - statistics.median(seconds['library'])):.2f} ms")
+    settled = samples[len(samples) // 3 :]  # caches and the allocator have filled
+    slope, _ = statistics.linear_regression([at for at, _ in settled], [size for _, size in settled])
+    print(f"{sum(counts.values()):,} requests {counts}; memory {settled[0][1]:.1f} MB after {settled[0][0] / 60:.1f} minutes, "
+          f"{settled[-1][1]:.1f} MB at the end, slope {3600 * slope:+.2f} MB an hour")  # fmt: skip
+
+
+async def soaked(port: int, server: int, lines: list[str], seconds: float) -> tuple[list[tuple[float, float]], dict[str, int]]:
+    """Seconds and megabytes, and the number of requests by status; 0: its client left."""
+    chance, counts, began = random.Random(1), dict[str, int](), time.perf_counter()
+    samples = list[tuple[float, float]]()
+
+    async def one() -> None:
+        path, body = mixed(chance, lines)
+        client = await Connection.to(port)
+        status = "left"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(chance.random() / 10 if chance.random() < 0.1 else 600):
+                await client.ask(body, path)
+                status = str(client.status)
+        client.writer.close()
+        counts[status] = counts.get(status, 0) + 1
+
+    tasks = set[asyncio.Task]()
+    while (now := time.perf_counter() - began) < seconds:
+        if len(tasks) < 16:  # the rate is low; a busy machine may not keep up
+            tasks.add(task := asyncio.ensure_future(one()))
+            task.add_done_callback(tasks.discard)
+        samples.append((now, memory(server)))
+        await asyncio.sleep(chance.expovariate(10.0))
+    await asyncio.gather(*tasks)
+    return samples, counts
+
+
+def mixed(chance: random.Random, lines: list[str]) -> tuple[str, dict[str, Any]]:
+    """A request of any kind: its path and fields."""
+    text, many, own = chance.choice(lines), chance.choices(lines, k=chance.randrange(1, 6)), "/v1/translate"
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        (own, {"text": text}), (own, {"text": many, "beam": 4, "nbest": 2, "alignments": True}), (own, {"text": text, "beem": 1}),
+        (own, {"text": many, "sampling": True, "seed": chance.randrange(1000)}),
+        (own, {"text": " ".join(many), "stream": True, "windows": "sentence"}),
+        ("/translate", {"q": many, "source": "auto", "target": "de", "alternatives": 2}),
+        ("/v2/translate", {"text": many, "target_lang": "DE", "tag_handling": "html"}),
+    ]  # fmt: skip
+    return chance.choice(kinds)
+
+
+# ---- clients
+
+
+class Connection:
+    """A connection that is kept."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader, self.writer, self.status = reader, writer, 0
+
+    @classmethod
+    async def to(cls, port: int) -> "Connection":
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 24))
+
+    async def ask(self, body: dict[str, Any], path: str = "/v1/translate") -> bytes:
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        self.writer.write(head.encode() + content)
+        answer = (await self.reader.readuntil(b"\r\n\r\n")).lower()
+        self.status = int(answer.split(b" ", 2)[1])
+        if b"transfer-encoding: chunked" in answer:
+            return await self.reader.readuntil(b"\r\n0\r\n\r\n")
+        return await self.reader.readexactly(int(answer.partition(b"content-length:")[2].split(b"\r\n", 1)[0]))
+
+
+def tokens_of(answer: bytes) -> int:
+    """Tokens of an answer's outputs, their ends included."""
+    return sum(len(each["outputs"][0]["tokens"]) + 1 for each in json.loads(answer)["results"])
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def connected(port: int) -> http.client.HTTPConnection:
     """A connection that is kept, once the server listens."""
-    for _ in range(600):
+    for _ in range(1200):
         client = http.client.HTTPConnection("127.0.0.1", port)
         try:
             client.connect()
@@ -62,8 +421,8 @@ def connected(port: int) -> http.client.HTTPConnection:
     raise SystemExit("the server does not start")
 
 
-def asked(client: http.client.HTTPConnection, line: str) -> str:
-    client.request("POST", "/v1/translate", json.dumps({"text": line}), {"content-type": "application/json"})
+def asked(client: http.client.HTTPConnection, body: dict[str, Any]) -> str:
+    client.request("POST", "/v1/translate", json.dumps(body), {"content-type": "application/json"})
     return json.loads(client.getresponse().read())["results"][0]["outputs"][0]["text"]
 
 
@@ -71,10 +430,22 @@ def translated(library: Translator, line: str) -> str:
     return library.translate([line])[0].text
 
 
-def timed(call, *given):
+def timed(call: Callable, *given: Any) -> tuple[float, Any]:
     began = time.perf_counter()
     found = call(*given)
     return time.perf_counter() - began, found
+
+
+def cpu(process: int) -> float:
+    """Seconds that a process has computed."""
+    used = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[11:13]
+    return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+
+
+def memory(process: int) -> float:
+    """Megabytes."""
+    pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize() / 1e6
 
 
 if __name__ == "__main__":
