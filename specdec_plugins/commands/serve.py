@@ -161,7 +161,7 @@ def run(options: argparse.Namespace) -> None:
         for place, (name, own) in enumerate(models_of(options)):
             try:
                 service.swap(place, await asyncio.to_thread(load, name, own))
-            except Exception as error:  # whatever a folder does, requests go on
+            except Exception as error:  # an unreadable folder must not stop the server
                 log.error("model %s was not loaded again, and stays as it was: %s", name, error)
             else:
                 log.info("model %s was loaded again", name)
