@@ -64,6 +64,16 @@ def translate_units(translator: "Translator", units: Sequence[Unit], **choices: 
     return [placed(parts, [next(ordered) for part in parts if part.sentence]) for parts in split]
 
 
+def translate_first_units(
+    translator: "Translator", units: Sequence[Unit], **choices: Any
+) -> tuple[list[Placed | None], SourceTooLong | None]:  # fmt: skip
+    """The translations of the units up to the first that is too long, and the error for that."""
+    try:
+        return translate_units(translator, units, **choices), None
+    except SourceTooLong as error:
+        return translate_units(translator, units[: error.index], **choices), error
+
+
 def protected(part: Part) -> list[Span]:
     """What a translation must contain unchanged: text that tags replace, and placeholders, except in lines of plain text."""
     placeholders = [] if part.whole else [match.span() for match in PLACEHOLDERS.finditer(part.text)]

@@ -440,6 +440,13 @@ def test_hostile_files(what):
         translated(source, name)
 
 
+@pytest.mark.parametrize("name, source", [("html", "<wbr>a" * 51), ("xlf", "<xliff>" + "<x/>" * 101 + "</xliff>")])
+def test_tags_are_bounded(name, source, monkeypatch):
+    monkeypatch.setattr("specdec_plugins.files.markup.MOST_TOKENS", 100)
+    with pytest.raises(Unreadable, match="over 100 tags"):
+        translated(source, name)
+
+
 SLOW = [
     ("html", "<div>" * 20_000 + "Hello" + "</p>" * 20_000), ("html", "<" * 50_000), ("html", "&" * 50_000),
     ("html", "<a " * 20_000 + ">"), ("html", "<p " + "a=b " * 20_000 + ">Hello"), ("html", "<!" * 20_000 + ">"),

@@ -25,7 +25,7 @@ from specdec_plugins.commands.runner import (
 )  # fmt: skip
 from specdec_plugins.commands.trace import open_trace
 from specdec_plugins.commands.translation.answers import FORMATS, Answerer, Answers, identity, settings_of
-from specdec_plugins.commands.translation.files import Files, UnitAnswerer, is_folder, output_of
+from specdec_plugins.commands.translation.files import Files, is_folder, output_of, unit_answerer
 from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buffers
 from specdec_plugins.commands.translation.output import Output
 from specdec_plugins.commands.translation.summary import summary
@@ -291,9 +291,9 @@ def run_files(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         work: Callable[[Iterable], Iterator]
         if options.workers > 1:
-            work = stack.enter_context(Workers(options.workers, partial(UnitAnswerer, options))).map
+            work = stack.enter_context(Workers(options.workers, partial(unit_answerer, options))).map
         else:
-            work = partial(map, UnitAnswerer(options))
+            work = partial(map, unit_answerer(options))
         files = Files(options, report)
         settings, began = settings_of(options), time.perf_counter()
         size = options.buffer_size or BUFFER_SIZE

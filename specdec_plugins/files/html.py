@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from itertools import accumulate
 
 from specdec_plugins.files import Options, Span, Unreadable
-from specdec_plugins.files.markup import Dialect, Token, spans_of
+from specdec_plugins.files.markup import Dialect, Token, Tokens, spans_of
 
 INLINE = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd label mark q rp rt ruby s samp small span "  # noqa: SIM905
@@ -32,7 +32,7 @@ def fragment(source: str, found: Sequence[Token], options: Options) -> Iterator[
 
 def tokens(source: str) -> Sequence[Token]:
     """The tokens of a file; each ends where the next one starts. Raises Unreadable."""
-    parser = Tokens(source)
+    parser = Reader(source)
     try:
         parser.feed(source)
     except AssertionError as error:  # an unknown declaration
@@ -45,10 +45,10 @@ def tokens(source: str) -> Sequence[Token]:
     return [token._replace(end=end) for token, end in zip(parser.found, ends)]
 
 
-class Tokens(HTMLParser):
+class Reader(HTMLParser):
     def __init__(self, source: str):
         super().__init__()
-        self.found: list[Token] = []
+        self.found = Tokens()
         self.lines = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
 
     def place(self) -> int:

@@ -16,6 +16,7 @@ from specdec_plugins.text.placing import DEEPEST, Mark
 SPACE = " \t\n\r\f"
 ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
+MOST_TOKENS = 1_000_000  # tags and texts of a file, which take half a kilobyte each
 LONGEST_ENTITY = 40  # characters
 
 
@@ -28,6 +29,15 @@ class Token(NamedTuple):
     text: str = ""
     name: str = ""
     attributes: Sequence[tuple[str, str | None]] = ()
+
+
+class Tokens(list[Token]):
+    """The tokens of a file. Raises Unreadable for more than `MOST_TOKENS`."""
+
+    def append(self, token: Token) -> None:
+        if len(self) == MOST_TOKENS:
+            raise Unreadable(token.start, f"over {MOST_TOKENS:,} tags and texts")
+        super().append(token)
 
 
 @dataclass(frozen=True)

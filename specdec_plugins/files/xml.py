@@ -5,7 +5,7 @@ from xml.parsers import expat
 
 from specdec_plugins.files import Options, Span, Unreadable
 from specdec_plugins.files.html import ATTRIBUTES
-from specdec_plugins.files.markup import Dialect, Token, spans_of
+from specdec_plugins.files.markup import Dialect, Token, Tokens, spans_of
 
 ROOT = "<x>"  # makes a fragment a document
 
@@ -17,7 +17,7 @@ def fragment(source: str, options: Options) -> Iterator[Span]:
 
 def tokens(source: str, root: str = "") -> Sequence[Token]:
     """The tokens of a document, or of what a ``root`` element may hold, each ending where the next one starts."""
-    parser = Tokens(len(root))
+    parser = Reader(len(root))
     text = f"{root}{source}{root.replace('<', '</')}".encode()
     try:
         parser.read(text)
@@ -28,9 +28,9 @@ def tokens(source: str, root: str = "") -> Sequence[Token]:
     return [token._replace(end=end) for token, end in zip(parser.found, ends)]
 
 
-class Tokens:
+class Reader:
     def __init__(self, before: int):
-        self.found: list[Token] = []
+        self.found = Tokens()
         self.expat = parser = expat.ParserCreate("utf-8")
         self.text, self.bytes, self.characters = b"", 0, -before  # read so far
         parser.ordered_attributes = True

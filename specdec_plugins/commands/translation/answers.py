@@ -8,11 +8,10 @@ import gc
 import hashlib
 import json
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,8 +112,7 @@ class Answerer:
 
     def _marked_up(self, buffer: Buffer) -> Answers:
         """Answer lines of markup."""
-        from specdec_plugins.translator import SourceTooLong
-        from specdec_plugins.units import translate_units
+        from specdec_plugins.units import translate_first_units
 
         form, told = MARKUP[self.options.markup], Options(ignored=split(self.options.ignore_tags))
         contents, fault = list[TextFile | Unreadable](), ""
@@ -127,15 +125,12 @@ class Answerer:
                     break
                 contents.append(error)
         units = [content.units if isinstance(content, TextFile) else [] for content in contents]
-        try:
-            placed = translate_units(self.translator, list(chain(*units)), first=buffer.first, **self.choices)
-        except SourceTooLong as error:
-            ends = list(accumulate(map(len, units)))
-            units = units[: bisect_right(ends, error.index)]
-            fault = str(error)
-            placed = translate_units(self.translator, list(chain(*units)), first=buffer.first, **self.choices)
-        rest, answers = iter(placed), list[Answer]()
-        for line, content, own in zip(buffer.lines, contents, (list(islice(rest, len(each))) for each in units)):
+        placed, too_long = translate_first_units(self.translator, list(chain(*units)), first=buffer.first, **self.choices)
+        fault, rest, answers = str(too_long or fault), iter(placed), list[Answer]()
+        for line, content, wanted in zip(buffer.lines, contents, units):
+            own = list(islice(rest, len(wanted)))
+            if len(own) < len(wanted):
+                break
             if isinstance(content, Unreadable):
                 answers.append(Answer(line, "", [], f"{content.what}, skipped"))
             else:

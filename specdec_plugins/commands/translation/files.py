@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from specdec_plugins.commands.translation.answers import Answerer, lacking
@@ -80,24 +81,18 @@ class Translated(NamedTuple):
     stats: "DecodeStats"
 
 
-class UnitAnswerer:
-    """Translates batches of units. ``number`` counts worker processes."""
+def answer_units(answerer: Answerer, batch: tuple[int, list[Unit]]) -> Translated:
+    """Translate a batch of units, numbered from its first."""
+    from specdec_plugins.units import translate_first_units
 
-    def __init__(self, options: argparse.Namespace, number: int = 0):
-        answerer = Answerer(options, number)
-        self.translator, self.choices = answerer.translator, answerer.choices
+    placed, error = translate_first_units(answerer.translator, batch[1], first=batch[0], **answerer.choices)
+    too_long = f"{error} (--on-error skip continues)" if error else ""
+    return Translated(placed, too_long, answerer.translator.engine.take_stats())
 
-    def __call__(self, batch: tuple[int, list[Unit]]) -> Translated:
-        from specdec_plugins.translator import SourceTooLong
-        from specdec_plugins.units import translate_units
 
-        (first, units), too_long = batch, ""
-        try:
-            placed = translate_units(self.translator, units, first=first, **self.choices)
-        except SourceTooLong as error:
-            too_long = f"{error} (--on-error skip continues)"
-            placed = translate_units(self.translator, units[: error.index], first=first, **self.choices)
-        return Translated(placed, too_long, self.translator.engine.take_stats())
+def unit_answerer(options: argparse.Namespace, number: int = 0) -> Callable[[tuple[int, list[Unit]]], Translated]:
+    """The function of worker process ``number``."""
+    return partial(answer_units, Answerer(options, number))
 
 
 class Files:
