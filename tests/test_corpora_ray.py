@@ -29,10 +29,12 @@ class Upper:
 
     def __call__(self, first, lines):
         for line in lines:
-            if line.startswith("die") and not (self.folder / "cured").exists():
-                (self.folder / "cured").touch() if "once" in line else None
+            if line.startswith("die once") and not (self.folder / "once").exists():
+                (self.folder / "once").touch()
                 os.kill(os.getpid(), 9)
-            if line.startswith("fail") and not (self.folder / "cured").exists():
+            elif line.startswith("die always") and not (self.folder / "cured").exists():
+                os.kill(os.getpid(), 9)
+            elif line.startswith("fail") and not (self.folder / "cured").exists():
                 raise ValueError("cannot be translated")
         texts = [SimpleNamespace(text=f"{number} {line.upper()}", said="") for number, line in enumerate(lines, first)]
         return SimpleNamespace(lines=texts, too_long="", stats=DecodeStats())
@@ -141,16 +143,11 @@ def test_actors_share_no_cores(tmp_path):
 def cluster():
     """The address of two machines with two cores each, so to speak."""
     pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
+    from shards import Machines
 
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])  # actors import this module
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0", PYTHONPATH=path)
-
-    node = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args=node)
-    made.add_node(num_cpus=2, object_store_memory=80 << 20)
+    made = Machines(2, 2, ROOT / "tests")  # actors import this one
     yield made.address
-    made.shutdown()
+    made.stop()
 
 
 @pytest.mark.long
@@ -178,19 +175,10 @@ def test_any_number_of_actors_writes_the_output_of_translate(cluster, actors, tm
 
 
 @pytest.mark.long
-def test_a_shard_whose_actor_died_is_run_again(cluster, tmp_path):
-    lines = [f"line {number}" for number in range(40)]
-    lines[9] = "die once"
-    shards, job = work(tmp_path, lines)
-    reports = list(executor(cluster).run(shards, job))
-    assert sorted(report.number for report in reports) == list(range(10))
-    assert whole(tmp_path / "out") == "".join(f"{number} {line.upper():<30}\n" for number, line in enumerate(lines)).encode()
-
-
-@pytest.mark.long
 def test_shards_that_always_fail_are_named_cost_no_other_and_can_be_run_later(cluster, tmp_path):
+    """And a shard whose actor dies once is not among them."""
     lines = [f"line {number}" for number in range(40)]
-    lines[17], lines[30] = "fail", "die"
+    lines[9], lines[17], lines[30] = "die once", "fail", "die always"
     shards, job = work(tmp_path, lines)
     reports = list[ShardReport]()
     with pytest.raises(ValueError, match=r"failed: 2: part-00004.txt: .*, line 18: .*; part-00007.txt: its worker died 3 times"):
@@ -201,3 +189,13 @@ def test_shards_that_always_fail_are_named_cost_no_other_and_can_be_run_later(cl
     again = executor(cluster).run([shard for shard in shards if shard.number not in done], job)
     assert {report.number for report in again} == {4, 7}
     assert whole(tmp_path / "out") == "".join(f"{number} {line.upper():<30}\n" for number, line in enumerate(lines)).encode()
+
+
+@pytest.mark.long
+def test_a_killed_driver_and_a_lost_machine_cost_nothing_but_time(tmp_path):
+    """More of this, and kills of actors and the head: ``benchmarks/shards.py chaos``."""
+    pytest.importorskip("ray")
+    from shards import chaos
+
+    found = chaos(tmp_path, 2, ("driver", "machine"))  # raises if an output is wrong
+    assert [run["kind"] for run in found] == ["driver", "machine"]
