@@ -220,17 +220,22 @@ def resident(pid: int) -> float:
 
 
 def timed(executor: Executor, source: Path, output: Path, shards: int, seconds: float = 0.0) -> dict[str, Any]:
-    """Seconds until the first report and from there to the last, and MiB at a quarter and at the end of the reports."""
+    """Seconds until the first report, from there to the last, and of the driver on a core; MiB halfway and at the end."""
     (output / "reports").mkdir(parents=True)
     plan = make_plan([str(source)], None, -(-source.stat().st_size // shards), ".txt")
     peaks: dict[str, list[float]] = {"driver": [], "worker": []}
-    began, first = time.monotonic(), 0.0
+    began, first, busy = time.monotonic(), 0.0, time.process_time()
     with memory(peaks):
         for _ in executor.run(plan.shards, Job(str(output), partial(Waiting, seconds))):
             first = first or time.monotonic() - began
-    total = time.monotonic() - began
+    total, busy = time.monotonic() - began, time.process_time() - busy
     tail = {f"{name} MiB": [round(values[len(values) // 2]), round(values[-1])] for name, values in peaks.items() if values}
-    return {"shards": len(plan.shards), "first": round(first, 2), "rest": round(total - first, 2)} | tail
+    return {
+        "shards": len(plan.shards),
+        "first": round(first, 2),
+        "rest": round(total - first, 2),
+        "driver CPU s": round(busy, 2),
+    } | tail
 
 
 def overhead(folder: Path, lines: int) -> None:
