@@ -15,7 +15,7 @@ import torch
 from conftest import ROOT, make_drafter, make_verifier
 
 from specdec_plugins.commands import corpus, pack, translate
-from specdec_plugins.corpora import manifest, shard
+from specdec_plugins.corpora import inputs, manifest, shard
 from specdec_plugins.corpora.stores import contents, store
 from specdec_plugins.formats import checkpoint
 from specdec_plugins.text.compressed import compress, open_read
@@ -147,13 +147,15 @@ def test_a_run_goes_on_where_it_stopped(started, expected, monkeypatch, capfd):
     assert calls == [0, 1, 2, 3, 3, 4, 5, 6]
     (out / "reports" / "2.json").write_text('{"number": 2')  # what a machine left that failed
     (out / "part-00007.txt.1.tmp").write_text("half a li")
+    (out / "reports" / "4.json").write_text(json.dumps(json.loads((out / "reports" / "4.json").read_text()) | {"errors": 7}))
+    (out / "reports" / "5.json").write_text("[" * 100_000)
     (out / "part-00001.txt").unlink()
     monkeypatch.setattr(manifest, "record", keep)
     keep_translate, again = shard.Work, []
     monkeypatch.setattr(shard, "Work", lambda *given: again.append(given[1].number) or keep_translate(*given))
     run(capfd, *options)
     summary = json.loads((out / "summary.json").read_text())
-    assert again == [1, 2, *range(6, len(summary["shards"]))]
+    assert again == [1, 2, *range(4, len(summary["shards"]))]
     assert whole(out) == expected() and not list(out.glob("*.tmp"))
     assert summary["lines"] == summary["records"] == expected().count(b"\n") and summary["errors"] == 0
     assert run(capfd, *options[:-1]).count("\n") == 1 and again[-1] == len(summary["shards"]) - 1  # nothing is left to do
@@ -211,9 +213,9 @@ def test_folders_that_cannot_be_used_are_named(started, tmp_path, monkeypatch, c
     (tmp_path / "file").write_text("mine")
     assert f"error: {tmp_path}/file" in run(capfd, *options, "-o", tmp_path / "file", status=1)
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes").write_text("mine")
+    (tmp_path / "mine" / "notes.tmp").write_text("mine")
     err = run(capfd, *options, "-o", tmp_path / "mine", status=1)
-    assert "mine: has files of something else, such as notes; name another --output" in err
+    assert "mine: has files of something else, such as notes.tmp; name another --output" in err
     assert "mine: not a regular file, and inputs are" in run(capfd, tmp_path / "mine", *options[1:], status=1)
     assert f"error: {tmp_path}/no.txt: No such file or directory" in run(capfd, tmp_path / "no.txt", *options[1:], status=1)
     keep, calls = shard.compress, []
@@ -260,6 +262,50 @@ def test_bad_lines_end_in_a_report(started, source, expected, monkeypatch, capfd
     ]
 
 
+def test_lines_at_fault_are_skipped_where_no_other_is_in_their_batch(started, source, expected, monkeypatch, capfd):
+    options, out = started
+    source.write_bytes(b"poison\npoison\n" + source.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    keep = corpus.LineAnswerer.__call__
+
+    def answer(self, first, lines):
+        if "poison" in lines:
+            raise RuntimeError("index 7 is out of bounds")
+        return keep(self, first, lines)
+
+    monkeypatch.setattr(corpus.LineAnswerer, "__call__", answer)
+    assert f"error: {source}, line 1: index 7 is out of bounds\n" in run(capfd, *options, status=1)
+    run(capfd, *options, "--on-error", "skip", "--buffer-size", 1)
+    assert whole(out) == b"\n\n" + expected()
+
+
+def test_an_input_that_changes_during_a_run_is_named(started, source, monkeypatch, capfd):
+    options, out = started
+    keep = manifest.record
+
+    def record(folder, report):
+        keep(folder, report)
+        source.write_bytes(source.read_bytes() + b"more\n")
+
+    monkeypatch.setattr(manifest, "record", record)
+    assert f"was made from another {source}, which has changed since;" in run(capfd, *options, status=1)
+    assert not (out / "summary.json").exists()
+
+
+@pytest.mark.parametrize("name", ["a.tsv.gz", "a.tsv.zst"])
+def test_a_compressed_input_is_read_twice_however_many_shards_it_has(folder, text, expected, tmp_path, monkeypatch, capfd, name):
+    rows = "".join(f"{line}\tx\n" for line in text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", " ").split("\n"))
+    (tmp_path / name).write_bytes(compress(f"source\tmore\n{rows}".encode(), name))
+    keep, calls = inputs.open_file, []
+    monkeypatch.setattr(inputs, "open_file", lambda path: calls.append(path) or keep(path))
+    options = [tmp_path / name, "--model", folder, "--column", "source", "--shard-size", 70, *QUICK]
+    run(capfd, *options, "-o", tmp_path / "out")
+    assert whole(tmp_path / "out") == expected() and len(list((tmp_path / "out").glob("part-*"))) > 9
+    assert len(calls) == 2  # the plan; the header and the shards
+    (tmp_path / "out" / "part-00003.txt").unlink()
+    run(capfd, *options, "-o", tmp_path / "out")
+    assert whole(tmp_path / "out") == expected() and len(calls) == 3
+
+
 def test_a_fault_of_all_lines_is_no_fault_of_the_lines(started, monkeypatch, capfd):
     options, out = started
 
@@ -294,13 +340,21 @@ def test_columns_of_tables_are_translated(folder, text, expected, tmp_path, capf
         assert f"{paths[0]}: name the column to translate with --column" in err
     refused = run(capfd, tmp_path / "d.parquet", "--model", folder, "-o", tmp_path / "x", "--column", "text", *QUICK, status=1)
     assert "d.parquet: no column is named text; there are id, source\n" in refused
-    (tmp_path / "bad.jsonl").write_text(f'{{"source": "{lines[0]}"}}\n{{"sauce": 1}}\n[]\n{{"source": 1}}\n{{\n')
+    (tmp_path / "bad.jsonl").write_text(
+        f'{{"source": "{lines[0]}"}}\n{{"sauce": 1}}\n[]\n{{"source": 1}}\n{{\n{{"source": null}}\n{{"source": "\\ud800"}}\n'
+    )
     run(
         capfd, tmp_path / "bad.jsonl", "--model", folder, "-o", tmp_path / "y", "--column", "source", "--on-error", "skip", *QUICK
     )
-    assert whole(tmp_path / "y") == expected().split(b"\n")[0] + b"\n\n\n\n\n"
+    assert whole(tmp_path / "y") == expected().split(b"\n")[0] + b"\n" * 7
     said = [each.partition(": ")[2] for each in json.loads((tmp_path / "y" / "reports" / "0.json").read_text())["errors"]]
-    assert said == ["has no field source", "has no field source", "not text", "not JSON"]
+    assert said == [
+        "has no field source",
+        "has no field source",
+        "not text",
+        "not JSON",
+        "contains half a surrogate pair, so it is not text",
+    ]
 
 
 def test_stores_are_read_and_written(folder, text, expected, tmp_path, capfd):

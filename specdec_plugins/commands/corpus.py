@@ -74,8 +74,6 @@ def check(options: argparse.Namespace) -> list[Fault]:
         faults.append(("dedup", "cannot be combined with --sampling, whose draws depend on the line's number"))
     if options.dedup and options.format == "json":
         faults.append(("dedup", "cannot be combined with --format json, which numbers lines"))
-    if options.column == "0":
-        faults.append(("column", "0 is not a column; they are numbered from 1"))
     if options.ray and options.device.startswith("cuda:"):
         faults.append(("device", f"{options.device} is one GPU; use --device cuda with --ray, which gives each process its own"))
     if options.dry_run and options.ray:
@@ -131,6 +129,7 @@ def run(options: argparse.Namespace) -> None:
         if not made.shards:
             print(f"specdec-corpus: {', '.join(Path(path).name for path in options.inputs)}: no lines", file=sys.stderr)
         reports = [*done, *translated(executor, made, done, job, options.quiet)]
+        manifest.same_inputs(options.output, made, options.inputs, plan)  # still
         found = manifest.summarise(options.output, sorted(reports, key=lambda report: report.number))
     if not options.quiet:
         print(

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 from specdec_plugins.corpora.inputs import records
 from specdec_plugins.corpora.plan import Plan
@@ -49,7 +48,7 @@ def places(plan: Plan) -> Iterator[Piece]:
 
 def taken(piece: Piece, job: Job) -> list[str]:
     skipped: Callable[[ValueError], None] | None = (lambda error: None) if job.skips else None
-    return list(islice(records(piece, job.column, job.longest, skipped), piece.count))
+    return list(records(piece, job.column, job.longest, skipped))
 
 
 class Sampler:

@@ -2,14 +2,16 @@
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import islice
 from pathlib import PurePath
 from typing import Any, BinaryIO
 
-from specdec_plugins.corpora.stores import open_file
+from specdec_plugins.corpora.stores import open_file, stamp
 from specdec_plugins.corpora.values import Piece
 from specdec_plugins.extras import needed
 from specdec_plugins.text.compressed import decompressed
@@ -17,6 +19,8 @@ from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, MAX_LINE_BYTES, LineR
 
 BLOCK = 1 << 20  # bytes
 Skipped = Callable[[ValueError], None] | None
+Key = tuple[str, tuple[int, str]]  # a file as it was at a time
+_behind: dict[Key, BinaryIO] = {}  # the compressed input whose piece this process read last, open where that ended
 
 
 def form(path: str) -> str:
@@ -36,14 +40,23 @@ def readable(path: str) -> Iterator[None]:
 
 
 def opened(path: str, start: int = 0) -> BinaryIO:
-    """A file's decompressed content from a byte on. Compressed files are read up to there."""
-    stream = decompressed(open_file(path), path)
+    """A file's decompressed content from a byte on. A compressed file is read up to there, from the end of the last piece on if
+    this process read that one last."""
+    stream = _behind.pop((path, stamp(path)), None)
+    if stream is None or stream.tell() > start:
+        forget()
+        stream = decompressed(open_file(path), path)
     if stream.seekable():
         stream.seek(start)
-    while start and not stream.seekable():
-        data = stream.read(min(start, BLOCK))
-        start = start - len(data) if data else 0
+    while (left := start - stream.tell()) > 0 and stream.read(min(left, BLOCK)):
+        pass
     return stream
+
+
+def forget() -> None:
+    """Close what is open behind the last piece."""
+    while _behind:
+        _behind.popitem()[1].close()
 
 
 class PieceReader(LineReader):
@@ -52,7 +65,14 @@ class PieceReader(LineReader):
     def __init__(self, piece: Piece, most: int | None, skipped: Skipped):
         self.name, self.number, self.most, self.skipped = piece.path, piece.line, most or MAX_LINE_BYTES, skipped
         with readable(piece.path):
+            self.key = piece.path, stamp(piece.path)
             self.stream = opened(piece.path, piece.start)
+
+    def __exit__(self, *error) -> None:
+        if error[0] or not self.name.endswith((".gz", ".zst")):
+            return self.stream.close()
+        forget()
+        _behind[self.key] = self.stream
 
 
 def records(piece: Piece, column: str | None, most: int | None, skipped: Skipped) -> Iterator[str]:
@@ -79,14 +99,16 @@ def lines(piece: Piece, column: str, most: int | None, skipped: Skipped) -> Iter
 
 def cells(piece: Piece, column: str, most: int | None, skipped: Skipped) -> Iterator[str | ValueError]:
     """A column of TSV, by number from 1 or by the header's name. Fields are not quoted."""
-    index = int(column) - 1 if column.isdecimal() else header(piece.path).index(column)
+    with readable(piece.path):
+        index = int(column) - 1 if column.isdecimal() else header(piece.path, stamp(piece.path)).index(column)
     for line in lines(piece, column, most, skipped):
         row = line.split("\t")
         yield row[index] if index < len(row) else "" if not line else ValueError(f"has no column {column}")
 
 
-def header(path: str) -> list[str]:
-    """The names of a TSV file's columns."""
+@lru_cache(maxsize=1)
+def header(path: str, date: tuple[int, str]) -> list[str]:
+    """The names of a TSV file's columns, as of a date."""
     with PieceReader(Piece(path, 0, 0, 1), None, None) as reader:
         return next(iter(reader), "").split("\t")
 
@@ -112,19 +134,25 @@ def rows(piece: Piece, column: str, most: int | None, skipped: Skipped) -> Itera
             first, last = max(piece.start - at, 0), min(piece.start + piece.count - at, size)
             if first < last:
                 for cell in table.read_row_group(group, columns=[column]).column(0).slice(first, last - first):
-                    yield "" if (value := cell.as_py()) is None else text_of(value, most)
+                    yield text_of(cell.as_py(), most)
             at += size
 
 
 def text_of(value: object, most: int | None) -> str | ValueError:
-    """A text as `LineReader` would have read it from a line of its own."""
+    """A text as `LineReader` would have read it from a line of its own; a missing one is empty."""
+    if value is None:
+        return ""
     if not isinstance(value, str):
         return ValueError("not text")
     if "\0" in value:
         return ValueError("contains a NUL byte, so it is not text")
-    if len(value) > (most or MAX_LINE_BYTES):
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return ValueError("contains half a surrogate pair, so it is not text")
+    if size > (most or MAX_LINE_BYTES):
         return ValueError(f"longer than {most or MAX_LINE_BYTES:,} bytes")
-    return " ".join(value.splitlines()) if "\n" in value or "\r" in value else value
+    return re.sub("\r\n?|\n", " ", value.rstrip("\r\n"))
 
 
 def parquet(path: str, file: BinaryIO) -> Any:
@@ -147,8 +175,10 @@ def scan(path: str, column: str | None, size: int, filled: int) -> tuple[list[tu
             return scan_parquet(path, str(column), size, filled)
         with opened(path) as stream:
             digest, start = hashlib.sha256(), 0
+            if kind == "tsv" and not str(column).strip("0"):
+                raise ValueError(f"{path}: --column {column} is not a column; they are numbered from 1")
             if kind == "tsv" and not str(column).isdecimal():
-                if column not in (names := header(path)):
+                if column not in (names := header(path, stamp(path))):
                     raise ValueError(f"{path}: no column is named {column}; there are {', '.join(names)[:200]}")
                 first = stream.readline()
                 digest.update(first)

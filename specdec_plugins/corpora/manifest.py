@@ -19,6 +19,7 @@ from specdec_plugins.corpora.values import Piece, Shard, ShardReport
 from specdec_plugins.formats.errors import brief
 
 NAME = r"part-[0-9]{5,}(\.[a-z]+)+"
+UNFINISHED = rf"({NAME}|(manifest|summary|[0-9]+)\.json)\.[0-9]+\.tmp"
 ADVICE = "; delete it, or name another --output"
 
 
@@ -39,7 +40,7 @@ def owned(folder: str) -> Iterator[None]:
             pass
         for place in (folder, within(folder, "reports")):
             for name in sizes(place):
-                if name.endswith(".tmp"):  # of a run that was killed
+                if re.fullmatch(UNFINISHED, name):  # of a run that was killed
                     with suppress(FileNotFoundError):
                         os.unlink(within(place, name))
         yield
@@ -112,9 +113,9 @@ def report_of(data: bytes, shard: Shard) -> ShardReport | None:
     try:
         found = json.loads(data)
         report = ShardReport(**{each.name: found[each.name] for each in fields(ShardReport)})
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    if not all(
+    if not isinstance(report.errors, list) or not all(
         isinstance(value, int | float) for name, value in vars(report).items() if name not in ("output", "sha256", "errors")
     ):
         return None
@@ -136,7 +137,7 @@ def recorded(folder: str) -> tuple[dict[str, Any], Plan] | None:
         plan = Plan([Input(**each) for each in found["inputs"]], int(found["size"]), shards)
         check(plan)
         return dict(found["made_by"]), plan
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not a manifest ({brief(error)}){ADVICE}") from None
 
 

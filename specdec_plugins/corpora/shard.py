@@ -4,6 +4,7 @@ import errno
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,8 @@ class Work:
         """The outputs of lines, given their places in the shard. Where one raises, each is translated by itself to find it."""
         if not lines:
             return []
-        try:
+        with suppress(Exception):
             return self._attempt(places, lines)
-        except Exception as error:
-            if len(lines) == 1:
-                raise ValueError(f"{self.shard.place(places[0])}: {brief(error)}") from None
         texts, faults = list[str](), list[str]()
         for place, line in zip(places, lines):
             try:
@@ -108,10 +106,16 @@ class Work:
                 texts.append("\n" * (self.job.outputs - 1))
                 if not self.job.skips:
                     raise ValueError(faults[0]) from None
-        if len(faults) == len(lines):  # the fault is not theirs
+        if len(faults) == len(lines) and not self._works():
             raise ValueError(faults[0])
         self.errors += faults
         return texts
+
+    def _works(self) -> bool:
+        """Whether a harmless line is translated, so that a fault is that of the lines."""
+        with suppress(Exception):
+            return len(self.translate(self.shard.first, ["."]).lines) == 1
+        return False
 
     def _attempt(self, places: Sequence[int], lines: Sequence[str]) -> list[str]:
         answers = self.translate(self.shard.first + places[0], lines)

@@ -66,9 +66,7 @@ class Job:
     outputs: int = 1  # lines per record
     batch: int = 512  # records translated at a time
     longest: int | None = None  # bytes of a line
-    skips: bool = (
-        False  # lines that cannot be translated leave empty lines and an error in the report; otherwise they end the run
-    )
+    skips: bool = False  # report lines that cannot be translated and leave empty lines; otherwise they end the run
     dedup: bool = False  # translate equal lines of a shard once
 
 

@@ -41,7 +41,7 @@ class ZstdFile(io.RawIOBase):
 
     def __init__(self, file: BinaryIO):
         self.library, self.file = zstandard(), file
-        self.rest = b""
+        self.rest, self.position = b"", 0
         self.frame: Any = None  # None before the first
 
     def readable(self) -> bool:
@@ -63,7 +63,11 @@ class ZstdFile(io.RawIOBase):
                 raise OSError(str(error)) from None
         count = min(len(buffer), len(self.rest))
         buffer[:count], self.rest = self.rest[:count], self.rest[count:]
+        self.position += count
         return count
+
+    def tell(self) -> int:
+        return self.position
 
     def close(self) -> None:
         self.file.close()
