@@ -179,7 +179,7 @@ def test_another_run_is_refused_by_name(started, folder, source, tmp_path, capfd
     with open(other / "codes", "a") as stream:
         stream.write("\n")
     refused("was made with another model;", *options, "--model", other)
-    refused("was made from 1 inputs, not 2;", source, *options)
+    refused("was made from 1 input, not 2;", source, *options)
     shutil.copy(source, tmp_path / "copy.txt")
     refused(f"was made from other inputs than {tmp_path}/copy.txt;", tmp_path / "copy.txt", *options[1:])
     with open(out / ".lock") as lock:
@@ -206,6 +206,9 @@ def test_another_run_is_refused_by_name(started, folder, source, tmp_path, capfd
         (out / "manifest.json").write_text(json.dumps(bad))
         before["manifest.json"] = json.dumps(bad).encode()
         refused(f"{out}/manifest.json: not a manifest (", *options)
+    (out / "manifest.json").unlink()
+    err = run(capfd, *options, status=1)
+    assert f"{out}/reports: has reports, but there is no manifest.json; delete it, or name another --output" in err
 
 
 def test_folders_that_cannot_be_used_are_named(started, tmp_path, monkeypatch, capfd):

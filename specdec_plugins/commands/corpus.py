@@ -33,8 +33,8 @@ def parser() -> Parser:
     p = Parser(
         prog="specdec-corpus",
         usage="%(prog)s INPUT ... --model DIR --output DIR [option ...]",
-        description="Translate whole corpora, shard by shard, with the output of specdec-translate in the end. The same "
-        "command resumes a run that ended early.",
+        description="Translate whole corpora, shard by shard; the shards concatenate to the output of specdec-translate. The "
+        "same command resumes a run that ended early.",
         epilog="Inputs and output may be URLs, such as s3://bucket/folder (fsspec). Exit status: 0 done; 1 bad input or a file "
         "error; 2 wrong options.",
     )  # fmt: skip
@@ -46,7 +46,7 @@ def parser() -> Parser:
          help="folder for part-00000.txt and so on, which concatenate to the translation, and their reports")  # fmt: skip
     text("--column", metavar="NAME", help="what to translate of TSV (a number from 1, or a name of the header), JSONL or Parquet")
     text("--format", choices=("text", "json"), default="text", help="text, or one JSON object per output, scores in nats")
-    text("--compress", choices=COMPRESSED, help="the output")
+    text("--compress", choices=COMPRESSED, help="compress the output")
     text("--shard-size", type=whole, default=SHARD_SIZE, metavar="BYTES",
          help=f"input text per shard (default: {SHARD_SIZE:,})")  # fmt: skip
     text("--dedup", action="store_true", help="translate equal lines of a shard once")

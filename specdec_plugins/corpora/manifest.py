@@ -61,7 +61,10 @@ def resume(
     """
     made_by = json.loads(json.dumps(made_by))
     known = recorded(folder)
-    if known is None or not sizes(within(folder, "reports")):
+    begun = sizes(within(folder, "reports"))
+    if known is None and begun:  # a run that ended early would take old shards for its own
+        raise ValueError(f"{within(folder, 'reports')}: has reports, but there is no manifest.json{ADVICE}")
+    if known is None or not begun:
         made = plan()
         ours = {".lock", "manifest.json", "summary.json", *(shard.output for shard in made.shards)}
         if strange := sorted(sizes(folder).keys() - ours):
@@ -82,7 +85,9 @@ def same_inputs(folder: str, known: Plan, paths: Sequence[str], plan: Callable[[
     if other := next((path for path, one in zip(paths, known.inputs) if path != one.path), None):
         raise ValueError(f"{folder}: was made from other inputs than {other}{ADVICE}")
     if len(paths) != len(known.inputs):
-        raise ValueError(f"{folder}: was made from {len(known.inputs):,} inputs, not {len(paths):,}{ADVICE}")
+        raise ValueError(
+            f"{folder}: was made from {len(known.inputs):,} input{'s' * (len(known.inputs) != 1)}, not {len(paths):,}{ADVICE}"
+        )
     if all(stamped(one.path) == (one.size, one.date) for one in known.inputs):
         return known
     now = plan()
