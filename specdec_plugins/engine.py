@@ -195,6 +195,9 @@ class Engine:
         yield session
         self._kept = how, session
 
+    def give_way(self) -> None:
+        """Called for each sentence that is read or written, which may take long for many: lets other callers run, if any."""
+
     def take_stats(self) -> DecodeStats:
         """The totals since the last call; resets them."""
         taken, self.stats = self.stats, DecodeStats()

@@ -239,6 +239,7 @@ class Translator:
         target_lang: str | None = None,
     ) -> Source:  # fmt: skip
         """A sentence as the models read it; errors give its ``index``."""
+        self.engine.give_way()
         languages = source_lang, target_lang
         frame = self._frames.get(languages)
         if frame is None:
@@ -269,6 +270,7 @@ class Translator:
         self, source: Source, hypothesis: Hypothesis | None, sample: int, keep_bpe: bool, keep_tokens: bool
     ) -> Translation:
         """An output with its text; None stands for a source that was empty or skipped, and for an output too many of a search."""
+        self.engine.give_way()
         codec, name = self.codec, self.engine.drafter_name
         said = codec.source.tokens(source.text)
         if hypothesis is None:

@@ -43,7 +43,10 @@ def translate_units(translator: "Translator", units: Sequence[Unit], **choices: 
         raise ValueError("windows are for lines of plain text, not for marked-up text or files of other formats")
     aligns = not windows and settings.strategy in ("specdec", "ar")
     protects = aligns and settings.drawn == 1 and not settings.sampling
-    split = [list(parts_of(unit, language, most)) for unit in units]
+    split = list[list[Part]]()
+    for unit in units:
+        translator.engine.give_way()
+        split.append(list(parts_of(unit, language, most)))
     sentences = [(number, part) for number, parts in enumerate(split) for part in parts if part.sentence]
     results: dict[int, Translation] = {}
     faults: list[SourceTooLong] = []

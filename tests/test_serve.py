@@ -308,6 +308,51 @@ def test_clients_that_leave_free_their_rows(served):
     assert served.post(text=LINES[0])[1]["results"][0]["outputs"][0]["text"] == expected(LINES[:1], {})[0].text
 
 
+def test_a_client_that_leaves_before_the_first_piece_frees_its_place(served):
+    model, passes = served.service.models[0].served, threading.Event()
+    served.engine.post(passes.wait)  # no pass runs until then
+    body = json.dumps({"text": LINES[0], "stream": True})
+    try:
+        client = socket.create_connection(("127.0.0.1", served.port))
+        client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body.encode())}\r\n"
+                       f"content-type: application/json\r\n\r\n{body}".encode())  # fmt: skip
+        waited(lambda: model.pending)
+        client.close()
+        waited(lambda: not model.pending)
+    finally:
+        passes.set()
+
+
+def test_what_is_not_unicode_is_refused_and_never_a_fault(served):
+    half, form = chr(0xD800), "multipart/form-data; boundary=x; charset="
+    assert served.post(text="A", model=half)[1]["error"].startswith("model '?' is unknown")
+    assert served.post("/translate", q="A", source=half, target="de")[0] == 400
+    assert served.post("/translate", q="A", source="en", target="de", format=half)[0] == 400
+    status, content = served.post("/v2/translate", text="A", source_lang=half, target_lang="DE")
+    assert status == 400 and "surrogate" in content["message"]
+    field = b'--x\r\nContent-Disposition: form-data; name="pair"\r\n\r\n\\ud800\r\n--x--\r\n'
+    for path in "/", "/translate", "/translate_file":
+        assert served.ask("POST", path, field, content_type=form + "undefined")[0] == 400
+    assert served.ask("POST", "/", field, content_type=form + "unicode_escape")[0] == 400
+
+
+def test_a_body_without_its_type_learns_it(served):
+    for body in b'{"text": "A"}', b"", b"[1]":
+        status, _, content = served.ask("POST", "/v1/translate", body)
+        assert status == 400 and "Content-Type: application/json" in json.dumps(content)
+
+
+def test_faults_are_answered_in_each_dialect(served, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Service, "languages", broken)
+    status, _, content = served.ask("GET", "/v2/languages")
+    assert status == 500 and "log" in content["message"]
+    status, _, content = served.ask("GET", "/languages")
+    assert status == 500 and "log" in content["error"]
+
+
 def waited(condition):
     end = time.monotonic() + 60  # a busy machine takes long to start a process
     while not condition():

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from specdec_plugins import AsyncTranslator, Translator
-from specdec_plugins.serving.engine import EngineThread
+from specdec_plugins.serving.engine import Cancelled, EngineThread, Guest
 from specdec_plugins.serving.translator import Closed, QueueFull, settings_for
 from specdec_plugins.settings import OptionError, Settings
 
@@ -318,3 +318,23 @@ async def test_alignments_are_read_by_the_engines_thread():
     assert [each.alignment for each in found[1]] == [each.alignment for each in expected(LINES[1:5], asked)]
     assert found[1][0].alignment and threads == {"engine"}
     await served.close()
+
+
+@asynchronous
+async def test_long_work_on_text_gives_way_and_ends_when_cancelled(monkeypatch):
+    served, times, give_way = load(), [], Guest.give_way
+    monkeypatch.setattr(Guest, "give_way", lambda guest: (times.append(guest), give_way(guest)))
+    await served.translate(LINES[:5])
+    assert len(times) >= 10  # each sentence that is read, and each that is written
+    await served.close()
+    turn, had = threading.Lock(), threading.Event()
+    guest = Guest(served.desk, turn)
+    guest.resume()
+    other = threading.Thread(target=lambda: (turn.acquire(), had.set(), turn.release()))
+    other.start()
+    while not had.is_set():
+        give_way(guest)
+    other.join()
+    guest.cancelled = True
+    with pytest.raises(Cancelled):
+        give_way(guest)

@@ -71,19 +71,29 @@ def make_app(service: Service, grace: float = 30.0) -> FastAPI:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         return answer(request, 400, "; ".join(map(fault, error.errors())))
 
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> Response:
+        """A fault of ours, which uvicorn logs."""
+        return answer(request, 500, "the request failed; the server's log says why")
+
     app.add_middleware(Boundary, service=service, metrics=metrics)
     return app
 
 
 def fault(found: dict) -> str:
     """What is wrong with a field, in one line. It does not repeat what was sent."""
+    if len(found["loc"]) == 1:
+        return "the body is not a JSON object; send one, with Content-Type: application/json"
+    if found["type"] == "json_invalid":
+        return f"the body is not JSON: {found['msg']} at character {found['loc'][1]}"
     where = ".".join(str(part) for part in found["loc"][1:])
     return f"{where}: {found['msg']}" if where else found["msg"]
 
 
 def answer(request: Request, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """An error, in the dialect of its path."""
-    path, body = request.url.path, {"error": message}
+    path, message = request.url.path, message.encode(errors="replace").decode()  # it may quote half of a surrogate pair
+    body = {"error": message}
     if path in libretranslate.PATHS:
         status, body = libretranslate.error(status, message)
     elif path.startswith(deepl.PREFIX):

@@ -30,6 +30,7 @@ from specdec_plugins.settings import Settings
 
 Result = TypeVar("Result")
 LATENCY = 0.01  # seconds that a request waits to join, and to stream, at most; a single pass may take longer
+WAKING = 0.0002  # seconds that a thread needs to take a lock that it waits for
 
 
 class Cancelled(Exception):
@@ -187,6 +188,7 @@ class Guest:
         self.inbox: SimpleQueue[tuple[Commit, bool] | None] = SimpleQueue()  # and whether it ends its request; None: cancelled
         self.waiting: set[int] = set()  # requests that have not ended
         self.cancelled = False
+        self.until = 0.0  # when it gives way to other calls
 
     @property
     def idle(self) -> bool:
@@ -205,7 +207,7 @@ class Guest:
         try:
             mail = [self.inbox.get()]
         finally:
-            self.turn.acquire()
+            self.resume()
         while not self.inbox.empty():
             mail.append(self.inbox.get())
         commits = []
@@ -244,7 +246,21 @@ class Guest:
         try:
             return done.result()
         finally:
-            self.turn.acquire()
+            self.resume()
+
+    def resume(self) -> None:
+        """Take the turn."""
+        self.turn.acquire()
+        self.until = time.perf_counter() + LATENCY
+
+    def give_way(self) -> None:
+        """Let other calls take the turn, if this one has had it for long. Raises `Cancelled`."""
+        if self.cancelled:
+            raise Cancelled
+        if time.perf_counter() > self.until:
+            self.turn.release()
+            time.sleep(WAKING)
+            self.resume()
 
     def cancel(self) -> None:
         """From any thread: end the call."""
@@ -268,6 +284,9 @@ class SharedEngine(Engine):
         finally:
             if not self.guest.idle:
                 self.guest.cancel()
+
+    def give_way(self) -> None:
+        self.guest.give_way()
 
     def attention(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         read, parts = super().attention, [pairs[start : start + TOGETHER] for start in range(0, len(pairs), TOGETHER)]

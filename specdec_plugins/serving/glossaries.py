@@ -64,7 +64,7 @@ class Glossaries:
             raise Refused(400, f"a glossary has a name of up to {NAME:,} characters")
         if not pairs:
             raise Refused(400, "a glossary has entries")
-        if len(others) == MOST or sum(each.entries for each in others) + len(pairs) > ENTRIES:
+        if len(others) >= MOST or sum(each.entries for each in others) + len(pairs) > ENTRIES:
             raise Refused(413, f"over {MOST} glossaries, or {ENTRIES:,} entries in them; delete some")
         try:
             glossary = Glossary.of(pairs)

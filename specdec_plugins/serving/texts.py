@@ -37,8 +37,8 @@ class Outputs:
     """A translator whose sentences have one output each: of all that it decodes, the one of a rank."""
 
     def __init__(self, translator: Translator):
-        self.translator, self.pair, self.settings = translator, translator.pair, translator.settings
-        self.max_source = translator.max_source
+        self.translator, self.engine, self.pair = translator, translator.engine, translator.pair
+        self.settings, self.max_source = translator.settings, translator.max_source
         self.found: dict[tuple[str, ...], list[Translation]] = {}
         self.rank = 0
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Step
-from specdec_plugins.serving.engine import Cancelled, Desk, EngineThread, Guest, SharedEngine
+from specdec_plugins.serving.engine import Desk, EngineThread, Guest, SharedEngine
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.codec import Codec
 from specdec_plugins.translations import Translation
@@ -153,13 +153,13 @@ class AsyncTranslator:
 
     def _work(self, guest: Guest, settings: Settings, work: Callable[[Translator], Result]) -> Result:
         """A call, in a thread of the pool."""
-        with self._turn:
-            if guest.cancelled:
-                raise Cancelled
-            try:
-                return work(self.translator.through(SharedEngine(self.translator.engine, settings, guest)))
-            finally:
-                self.stats.seconds["text"] += guest.stats.seconds["text"]
+        guest.resume()
+        try:
+            guest.give_way()
+            return work(self.translator.through(SharedEngine(self.translator.engine, settings, guest)))
+        finally:
+            self.stats.seconds["text"] += guest.stats.seconds["text"]
+            self._turn.release()
 
     def _retry_after(self) -> int:
         """Seconds until a queue that is full now may have room."""

@@ -8,6 +8,7 @@ Moses'. A wrong split damages a sentence while a missed one only joins two, so a
 import html
 import re
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 from itertools import chain, islice, pairwise
 
 from specdec_plugins.text.bpe import remove_bpe
@@ -101,6 +102,7 @@ def _open(words: list[str], mark: str) -> bool:
     return sum(_plain(word) in quotes for word in words) % 2 == 1
 
 
+@lru_cache
 def _abbreviations(language: str) -> frozenset[str]:
     """Moses' list for a language, or else for English."""
     known = sacremoses().NonbreakingPrefixes()

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.datastructures import FormData
 from starlette.requests import Request
 
-from specdec_plugins.serving.service import Refused
+from specdec_plugins.serving.service import Refused, surrogate
 
 LISTS = frozenset(["text", "ignore_tags"])  # fields that a form may repeat
 
@@ -21,7 +21,15 @@ async def read_fields(request: Request) -> dict[str, Any]:
         if not isinstance(given, dict):
             raise Refused(400, "Invalid request: the body is not a JSON object")
         return given
-    return fields_of(request, await request.form(max_files=0))
+    return fields_of(request, await form_of(request))
+
+
+async def form_of(request: Request, files: int = 0) -> FormData:
+    """A form with up to so many files. Raises Refused."""
+    try:
+        return await request.form(max_files=files)
+    except UnicodeError:  # of a charset that the request names
+        raise Refused(400, "Invalid request: the form is not UTF-8") from None
 
 
 def fields_of(request: Request, form: FormData) -> dict[str, Any]:
@@ -40,6 +48,8 @@ def text_of(value: Any, name: str) -> str:
     """A field that is a string; empty if it is missing."""
     if value is not None and not isinstance(value, str):
         raise Refused(400, f"Invalid request: {name} is not a string")
+    if surrogate(value or ""):
+        raise Refused(400, f"Invalid request: {name} is not Unicode: it has half of a surrogate pair")
     return value or ""
 
 

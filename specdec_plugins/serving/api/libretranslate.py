@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from starlette.datastructures import UploadFile
 
 from specdec_plugins.files import FORMATS, Options, split
-from specdec_plugins.serving.api.fields import fields_of, given_or, read_fields, text_of, texts_of
+from specdec_plugins.serving.api.fields import fields_of, form_of, given_or, read_fields, text_of, texts_of
 from specdec_plugins.serving.api.schemas import Asked, Detected, Error, Language, Sent, Translated, Unknown, errors, fields
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.service import Refused, Route, Service, public
@@ -101,11 +101,11 @@ def add_files(api: APIRouter, service: Service) -> None:
     @api.post("/translate_file", openapi_extra=fields(Sent, "multipart/form-data"))
     async def translate_file(request: Request) -> dict[str, str]:
         """Fields of a form: file, source, target, api_key; of a table, columns. The answer has the translated file's address."""
-        async with request.form(max_files=1) as form:
-            file, given = form.get("file"), fields_of(request, form)
-            if not isinstance(file, UploadFile) or not file.filename:
-                raise Refused(400, "Invalid request: missing file parameter")
-            name, content = PurePath(file.filename), await file.read()
+        form = await form_of(request, 1)
+        file, given = form.get("file"), fields_of(request, form)
+        if not isinstance(file, UploadFile) or not file.filename:
+            raise Refused(400, "Invalid request: missing file parameter")
+        name, content = PurePath(text_of(file.filename, "the file's name")), await file.read()
         source, target = (text_of(needed(given, side), side) for side in ("source", "target"))
         service.admit(key_of(given), [])
         if (ending := name.suffix[1:].lower()) not in FORMATS:

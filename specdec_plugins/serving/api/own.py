@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from specdec_plugins.decoding.values import Step
 from specdec_plugins.serving.api.fields import key_of
 from specdec_plugins.serving.api.schemas import Error, errors
-from specdec_plugins.serving.service import Refused, Service, refusals
+from specdec_plugins.serving.service import Refused, Service, refusals, while_connected
 from specdec_plugins.serving.translator import PER_REQUEST
 from specdec_plugins.settings import Settings, option_of
 from specdec_plugins.text.glossary import Glossary
@@ -128,7 +128,9 @@ def router(service: Service) -> APIRouter:
                 raise Refused(400, "a stream translates one text, not a list")
             pieces = route.model.served.stream(call.text, service.limits.seconds, call.trace, **rest, **options)
             with refusals():
-                first = await anext(pieces)  # what is wrong with the request is answered with a status of its own
+                first = await while_connected(
+                    request, anext(pieces)
+                )  # what is wrong with the request is answered with a status of its own
             return StreamingResponse(events(head, first, pieces, tokens), media_type=EVENTS, headers=UNBUFFERED)
         work = partial(Translator.translate, sentences=texts, **rest)
         found = await service.translate(request, route, len(texts), options, work)
