@@ -343,6 +343,12 @@ def test_columns_of_tables_are_translated(folder, text, expected, tmp_path, capf
         assert f"{paths[0]}: name the column to translate with --column" in err
     refused = run(capfd, tmp_path / "d.parquet", "--model", folder, "-o", tmp_path / "x", "--column", "text", *QUICK, status=1)
     assert "d.parquet: no column is named text; there are id, source\n" in refused
+    cells = pyarrow.array([lines[0].encode(), b"x \xff"]).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"source": cells}), tmp_path / "bad.parquet")
+    options = [tmp_path / "bad.parquet", "--model", folder, "-o", tmp_path / "z", "--column", "source", *QUICK]
+    assert f"error: {tmp_path}/bad.parquet, line 2: not UTF-8\n" in run(capfd, *options, status=1)
+    run(capfd, *options, "--on-error", "skip")
+    assert whole(tmp_path / "z") == expected().split(b"\n")[0] + b"\n\n"
     (tmp_path / "bad.jsonl").write_text(
         f'{{"source": "{lines[0]}"}}\n{{"sauce": 1}}\n[]\n{{"source": 1}}\n{{\n{{"source": null}}\n{{"source": "\\ud800"}}\n'
     )

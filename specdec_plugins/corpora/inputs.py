@@ -35,7 +35,7 @@ def readable(path: str) -> Iterator[None]:
     """Errors of reading name the file."""
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
@@ -134,7 +134,11 @@ def rows(piece: Piece, column: str, most: int | None, skipped: Skipped) -> Itera
             first, last = max(piece.start - at, 0), min(piece.start + piece.count - at, size)
             if first < last:
                 for cell in table.read_row_group(group, columns=[column]).column(0).slice(first, last - first):
-                    yield text_of(cell.as_py(), most)
+                    try:
+                        found = text_of(cell.as_py(), most)
+                    except UnicodeDecodeError:
+                        found = ValueError("not UTF-8")
+                    yield found
             at += size
 
 
