@@ -381,6 +381,8 @@ def test_stores_are_read_and_written(folder, text, expected, tmp_path, capfd):
     (tmp_path / "in.txt").write_bytes(text.encode())
     run(capfd, f"file://{tmp_path}/in.txt", "--model", folder, "-o", f"file://{tmp_path}/out", *QUICK)
     assert whole(tmp_path / "out") == expected()
+    err = run(capfd, "memory://corpora/no.txt", "--model", folder, "-o", tmp_path / "out2", *QUICK, status=1)
+    assert "error: memory://corpora/no.txt: No such file\n" in err
     assert "nosuch" in run(capfd, "nosuch://a/b", "--model", folder, "-o", tmp_path / "out2", *QUICK, status=1)
 
 

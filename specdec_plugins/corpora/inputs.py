@@ -54,7 +54,7 @@ def opened(path: str, start: int = 0) -> BinaryIO:
 
 
 def forget() -> None:
-    """Close what is open behind the last piece."""
+    """Close the input that was kept open."""
     while _behind:
         _behind.popitem()[1].close()
 

@@ -58,4 +58,5 @@ def stamped(path: str) -> tuple[int, str]:
     try:
         return stamp(path)
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or 'cannot be read'}") from None
+        missing = isinstance(error, FileNotFoundError)  # stores do not say so
+        raise ValueError(f"{path}: {error.strerror or ('No such file' if missing else 'cannot be read')}") from None
