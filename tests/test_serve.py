@@ -498,6 +498,8 @@ def answers(port):
 
 
 def test_the_commands_faults(tmp_path, capsys, monkeypatch):
+    before = threading.enumerate()
+
     def refused(*arguments, status=2):
         assert serve.main([*map(str, arguments)]) == status
         return capsys.readouterr().err.removeprefix("specdec-serve: error: ").rstrip("\n")
@@ -514,6 +516,10 @@ def test_the_commands_faults(tmp_path, capsys, monkeypatch):
         assert refused("--model", PAIR, status=1).endswith('; run: pip install "specdec-seq2seq[serve]"')
     (tmp_path / "keys").write_text("# none\n")
     assert refused("--model", PAIR, "--keys", tmp_path / "keys", status=1) == f"{tmp_path}/keys: no keys; write one per line"
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    assert refused("--model", PAIR, "--keys", tmp_path / "bytes", status=1).startswith(f"{tmp_path}/bytes: not UTF-8")
+    assert refused("--model", PAIR, "--model", tmp_path, status=1).startswith(f"{tmp_path}: ")
+    assert "engine" not in [each.name for each in threading.enumerate() if each not in before]
 
 
 CONFIG = f"""

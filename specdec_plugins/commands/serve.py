@@ -154,7 +154,11 @@ def run(options: argparse.Namespace) -> None:
     limits = Limits(
         options.max_characters, options.max_texts, options.timeout, per_minute=options.max_per_minute, quota=options.quota
     )
-    service = Service([load(*each) for each in models_of(options)], limits, keys, Glossaries(options.glossaries))
+    try:
+        service = Service([load(*each) for each in models_of(options)], limits, keys, Glossaries(options.glossaries))
+    except BaseException:
+        thread.close()  # Python must not end while it runs
+        raise
 
     async def reload() -> None:
         """Load the folders again, one at a time, and use each from then on. One that cannot be loaded changes nothing."""

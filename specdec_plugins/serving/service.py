@@ -248,8 +248,11 @@ def short(codes: Sequence[str]) -> str:
 
 
 def read_keys(path: str) -> frozenset[str]:
-    """A file with a key per line; # begins a comment. Raises ValueError if it has none."""
-    lines = (line.partition("#")[0].strip() for line in Path(path).read_text(encoding="utf-8").splitlines())
+    """A file with a key per line; # begins a comment. Raises ValueError if it has none, or is not text."""
+    try:
+        lines = [line.partition("#")[0].strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8; write one key per line") from None
     if not (keys := frozenset(filter(None, lines))):
         raise ValueError(f"{path}: no keys; write one per line")
     return keys
