@@ -36,7 +36,7 @@ def asynchronous(test):
 
     @functools.wraps(test)
     def run(**fixtures):
-        asyncio.run(asyncio.wait_for(test(**fixtures), 100))
+        asyncio.run(asyncio.wait_for(test(**fixtures), 1000))  # a machine under load takes long
 
     return run
 
