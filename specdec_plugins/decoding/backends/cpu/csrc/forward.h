@@ -61,7 +61,14 @@ struct Embedding {
     const float* of(int64_t token, int width, float* to) const {
         if (kind == TABLE_FLOAT32) return static_cast<const float*>(tokens) + token * width;
         const uint16_t* from = static_cast<const uint16_t*>(tokens) + token * width;
-        std::transform(from, from + width, to, kind == TABLE_BFLOAT16 ? from_bfloat16 : from_float16);
+        return kind == TABLE_BFLOAT16 ? widened<from_bfloat16>(from, width, to) : widened<from_float16>(from, width, to);
+    }
+
+  private:
+    // A parameter of the template, not of the function, so that the loop is one of vectors.
+    template <float (*Widen)(uint16_t)>
+    static const float* widened(const uint16_t* from, int width, float* to) {
+        std::transform(from, from + width, to, Widen);
         return to;
     }
 };
