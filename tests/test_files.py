@@ -33,6 +33,7 @@ class Fake:
 
     pair = SimpleNamespace(config=SimpleNamespace(source_lang="en"))
     settings = SimpleNamespace(windows=None, strategy="fairseq")
+    engine = SimpleNamespace(give_way=lambda: None)
     max_source = 1000
 
     def __init__(self, function):

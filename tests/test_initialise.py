@@ -151,11 +151,11 @@ def test_languages_are_inferred_from_the_data(tmp_path):
 
 
 def test_bad_input_is_one_line(tmp_path):
-    (tmp_path / "text.pt").write_text("hello")
-    for path in (tmp_path / "text.pt", tmp_path / "absent.pt"):
-        result = run_python("encoder_initial.py", "--verifier", path, "--output", tmp_path / "init.pt", check=False)
-        assert result.returncode == 1 and result.stderr.count("\n") == 1
-        assert result.stderr.startswith(f"encoder_initial.py: error: {path}")
+    path = tmp_path / "text.pt"
+    path.write_text("hello")
+    result = run_python("encoder_initial.py", "--verifier", path, "--output", tmp_path / "init.pt", check=False)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"encoder_initial.py: error: {path}")
 
 
 def test_wrong_options_and_weights_are_one_line(tmp_path, capsys):
@@ -168,6 +168,7 @@ def test_wrong_options_and_weights_are_one_line(tmp_path, capsys):
         (path, ["--decoder-layers", "x"], 2, "--decoder-layers: invalid int value"),
         (path, ["--decoder-attention-heads", 3], 1, "fairseq cannot build this drafter: "),
         (tmp_path / "odd.pt", [], 1, "the verifier's encoder.layers.0.fc1.bias is (9,), not (24,)"),
+        (tmp_path / "absent.pt", [], 1, f"{tmp_path / 'absent.pt'}"),
     ):
         try:
             ended = initial(verifier, tmp_path / "init.pt", *options)
