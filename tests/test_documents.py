@@ -338,6 +338,7 @@ def source(tmp_path):
     return path
 
 
+@pytest.mark.long
 def test_the_command_writes_a_line_for_each_document(source, tmp_path, capfd):
     """In every format, with workers, after an interruption."""
     options = ("--model", DEMO, "--input", source, "--windows", "sentence", "--context", 1, "--quiet", "--strategy", "ar")

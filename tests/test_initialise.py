@@ -150,6 +150,7 @@ def test_languages_are_inferred_from_the_data(tmp_path):
     assert initial(path, tmp_path / "init.pt", "--data", tmp_path) == 0
 
 
+@pytest.mark.long
 def test_bad_input_is_one_line(tmp_path):
     path = tmp_path / "text.pt"
     path.write_text("hello")

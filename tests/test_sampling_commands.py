@@ -14,12 +14,11 @@ from specdec_plugins.translator import Translator
 DRAW = ("--sampling", "--temperature", 0.8, "--top-p", 0.95, "--seed", 5, "--max-len-b", 12, "--quiet")
 
 
-def test_drafts_batches_buffers_and_processes_do_not_change_samples(folder, source, capfd):  # noqa: F811
+def test_drafts_batches_and_buffers_do_not_change_samples(folder, source, capfd):  # noqa: F811
     quick = ("--model", folder, "--input", source, *DRAW)
     expected, _ = run(capfd, *quick, "--strategy", "ar")
     for choice in (
         [], ["--block-size", 9], ["--batch-size", 1], ["--buffer-size", 2],
-        ["--workers", 2, "--buffer-size", 3],
     ):  # fmt: skip
         assert run(capfd, *quick, *choice)[0] == expected
     assert run(capfd, *quick, "--strategy", "ar", "--seed", 6)[0] != expected
@@ -29,6 +28,12 @@ def test_drafts_batches_buffers_and_processes_do_not_change_samples(folder, sour
     assert rejected[0] == rejected[1]  # by default blocks have one length, so that a seed has one output
     drafts = run(capfd, *quick, "--strategy", "drafter")[0]
     assert drafts.count("\n") == expected.count("\n")
+
+
+@pytest.mark.long
+def test_processes_do_not_change_samples(folder, source, capfd):  # noqa: F811
+    quick = ("--model", folder, "--input", source, *DRAW)
+    assert run(capfd, *quick, "--workers", 2, "--buffer-size", 3)[0] == run(capfd, *quick, "--strategy", "ar")[0]
 
 
 def test_formats_write_all_samples_of_a_line(folder, source, lines, capfd):  # noqa: F811

@@ -404,7 +404,8 @@ def fresh_attention():
     torch.backends.cuda.enable_flash_sdp(before)
 
 
-@pytest.mark.parametrize("form", long_but(["text", "fairseq"], "text"))
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["text", "fairseq"])
 def test_workers_write_what_one_process_writes(folder, source, lines, tmp_path, capfd, form, fresh_attention):
     options = ["--model", folder, "--input", source, "--format", form, "--buffer-size", 2, "--block-size", 3, "--max-len-b", 9]
     options += ["--reference", source] if form == "fairseq" else []
