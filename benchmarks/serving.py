@@ -256,7 +256,11 @@ async def load(port: int, lines: list[str], rate: float, seconds: float) -> tupl
     async def one(line: str, due: float) -> None:
         nonlocal tokens
         client = idle.pop() if idle else await Connection.to(port)
-        answer = await client.ask({"text": line})
+        try:
+            answer = await client.ask({"text": line})
+        except (asyncio.IncompleteReadError, ConnectionError):  # the server closes connections that were idle for seconds
+            client = await Connection.to(port)
+            answer = await client.ask({"text": line})
         tokens += tokens_of(answer)
         latencies.append(time.perf_counter() - began - due)  # from when it was due: a late client hides nothing
         idle.append(client)
