@@ -44,12 +44,8 @@ def parser() -> Parser:
     add("--max-characters", type=whole, default=100_000, metavar="N", help="of a request (default: 100,000)")
     add("--max-texts", type=whole, default=256, metavar="N", help="of a request (default: 256)")
     add("--max-per-minute", type=whole, metavar="N", help="characters per minute and key; requires --keys (default: no limit)")
-    add(
-        "--quota",
-        type=whole,
-        metavar="N",
-        help="characters per key until the server restarts; requires --keys (default: no limit)",
-    )
+    add("--quota", type=whole, metavar="N",
+        help="characters per key until the server restarts; requires --keys (default: no limit)")  # fmt: skip
     add("--glossaries", metavar="DIR", help="where clients' glossaries are kept (default: in memory)")
     add("--timeout", type=number, default=60.0, metavar="S", help="seconds until a request is given up (default: 60)")
     add("--grace", type=number, default=30.0, metavar="S", help="seconds that SIGTERM leaves to requests (default: 30)")

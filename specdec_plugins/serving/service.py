@@ -19,6 +19,7 @@ from specdec_plugins.serving.translator import AsyncTranslator, Closed, QueueFul
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.framed import UNKNOWN, languages_of
 from specdec_plugins.text.languages import language, two_letters
+from specdec_plugins.text.lines import surrogate
 from specdec_plugins.translations import SourceTooLong
 from specdec_plugins.translator import Translator
 
@@ -232,15 +233,6 @@ def code_of(asked: str | None, known: Sequence[str]) -> str | None:
 def public(code: str) -> str:
     """A language's code for clients."""
     return two_letters(code) or code
-
-
-def surrogate(text: str) -> bool:
-    """Whether a text cannot be encoded. JSON may contain such texts."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def short(codes: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from specdec_plugins.text.lines import read_lines
+from specdec_plugins.text.lines import read_lines, surrogate
 from specdec_plugins.text.words import Span
 
 MOST_TERMS, LONGEST = 100_000, 200  # terms, and characters of each
@@ -50,7 +50,7 @@ class Glossary:
             source, target = (" ".join(each.split()) for each in pair)
             if not source or not target:
                 raise ValueError(f"pair {number}: a term is empty")
-            if any("\ud800" <= letter <= "\udfff" for letter in source + target):
+            if surrogate(source) or surrogate(target):
                 raise ValueError(f"pair {number}: a term is not Unicode: it has half of a surrogate pair")
             if max(len(source), len(target)) > LONGEST or len(terms) == MOST_TERMS:
                 raise ValueError(f"pair {number}: over {LONGEST} characters, or {MOST_TERMS:,} terms")

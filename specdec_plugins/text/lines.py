@@ -112,3 +112,12 @@ def _open(path: str | os.PathLike[str] | None) -> BinaryIO:
     if sys.stdin is None:
         raise OSError(errno.EBADF, "closed")
     return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+
+
+def surrogate(text: str) -> bool:
+    """Whether a text cannot be encoded. JSON may contain such texts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

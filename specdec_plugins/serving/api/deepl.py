@@ -71,7 +71,7 @@ def router(service: Service) -> APIRouter:
     @api.get("/languages")
     async def languages(request: Request) -> list[dict[str, Any]]:
         """Source languages, or with type=target those of translations."""
-        service.admit(key_of(request, SCHEME), [])
+        admitted(service, request)
         kind = request.query_params.get("type") or (await read_fields(request)).get("type") or "source"  # clients send a body
         pairs = service.languages()
         if kind == "source":
@@ -83,8 +83,7 @@ def router(service: Service) -> APIRouter:
     @api.get("/usage")
     async def usage(request: Request) -> dict[str, int]:
         """Characters of the key since the server started."""
-        service.admit(key_of(request, SCHEME), [])
-        count = service.used[service.account(key_of(request, SCHEME))]
+        count = service.used[admitted(service, request)]
         return {"character_count": count, "character_limit": service.limits.quota or UNLIMITED}
 
     add_glossaries(api, service)
@@ -94,7 +93,7 @@ def router(service: Service) -> APIRouter:
 def add_glossaries(api: APIRouter, service: Service) -> None:
     @api.get("/glossary-language-pairs")
     async def pairs(request: Request) -> dict[str, list]:
-        service.admit(key_of(request, SCHEME), [])
+        admitted(service, request)
         found = [(source, target) for source, targets in service.languages().items() for target in targets]
         return {"supported_languages": [{"source_lang": source, "target_lang": target} for source, target in found]}
 

@@ -6,7 +6,8 @@ from typing import Any
 from starlette.datastructures import FormData
 from starlette.requests import Request
 
-from specdec_plugins.serving.service import Refused, surrogate
+from specdec_plugins.serving.service import Refused
+from specdec_plugins.text.lines import surrogate
 
 LISTS = frozenset(["text", "ignore_tags"])  # fields that a form may repeat
 

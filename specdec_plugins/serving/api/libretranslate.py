@@ -74,7 +74,7 @@ def router(service: Service) -> APIRouter:
 
     @api.get("/languages")
     async def languages() -> list[Language]:
-        """All languages: clients look for those of translations here, too."""
+        """Source and target languages: clients look up both here."""
         pairs = service.languages()
         codes = sorted({*pairs}.union(*pairs.values()))
         return [{"code": code, "name": name_of(code), "targets": pairs.get(code, [])} for code in codes]

@@ -128,9 +128,8 @@ def router(service: Service) -> APIRouter:
                 raise Refused(400, "a stream translates one text, not a list")
             pieces = route.model.served.stream(call.text, service.limits.seconds, call.trace, **rest, **options)
             with refusals():
-                first = await while_connected(
-                    request, anext(pieces)
-                )  # what is wrong with the request is answered with a status of its own
+                # What is wrong with the request is answered with a status of its own.
+                first = await while_connected(request, anext(pieces))
             return StreamingResponse(events(head, first, pieces, tokens), media_type=EVENTS, headers=UNBUFFERED)
         work = partial(Translator.translate, sentences=texts, **rest)
         found = await service.translate(request, route, len(texts), options, work)
