@@ -83,7 +83,7 @@ def translated(source: str, found: Sequence[Token], unit: Unit, dialect: Dialect
 
 
 def stated(tag: str, doubtful: bool) -> str:
-    """The opening tag of a segment with its new state, and a mark if it needs review."""
+    """The opening tag of a segment with its new state if it had one, or if it needs review."""
     bare = re.sub(r"""\s+(?:state|subState)\s*=\s*(?:"[^"]*"|'[^']*')""", "", tag)
     if doubtful:
         return f'{bare[:-1]} state="initial" subState="specdec:needs-review">'
