@@ -146,7 +146,7 @@ def test_a_glossary_in_a_request(served):
     assert found["text"] == own.text and "Köter" in own.text and found.get("unplaced", []) == own.unplaced
     for wrong, said in (
         ({"glossary": [["dog"]]}, "glossary.0: List should have at least 2 items"),
-        ({"glossary": [["dog", ""]]}, "pair 1: a term is empty"), ({"glossary": [["a", "b"]] * 1001}, "at most 1000 items"),
+        ({"glossary": [["dog", ""]]}, "pair 1: not a source term"), ({"glossary": [["a", "b"]] * 1001}, "at most 1000 items"),
         ({"glossary": [["dog", "\ud800"]]}, "pair 1: a term is not Unicode"), ({"sampling": True}, "without sampling"),
         ({"stream": True}, "does not support nbest, num_samples, mbr, context or glossary"),
     ):  # fmt: skip

@@ -30,32 +30,13 @@ class Glossary:
     @classmethod
     def read(cls, path: str) -> "Glossary":
         """Read a file: source, target, perhaps ``case``. Raises ValueError naming the line at fault."""
-        terms = list[Term]()
-        for number, line in enumerate(read_lines(Path(path)), 1):
-            if not line.strip() or line.startswith("#"):
-                continue
-            source, *rest = [" ".join(field.split()) for field in line.split("\t")]
-            if not 1 <= len(rest) <= 2 or not source or not rest[0] or rest[1:] not in ([], [""], [CASED]):
-                raise ValueError(f"{path}, line {number}: not a source term, a tab and its translation (and a tab and {CASED})")
-            if max(len(source), len(rest[0])) > LONGEST or len(terms) == MOST_TERMS:
-                raise ValueError(f"{path}, line {number}: over {LONGEST} characters, or {MOST_TERMS:,} terms")
-            terms.append(Term(source, rest[0], rest[1:] == [CASED]))
-        return cls(terms)
+        lines = enumerate(read_lines(Path(path)), 1)
+        return cls(_terms((f"{path}, line {n}", line.split("\t")) for n, line in lines if line.strip() and line[0] != "#"))
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> "Glossary":
         """Source terms with their translations. Raises ValueError naming the pair at fault."""
-        terms = list[Term]()
-        for number, pair in enumerate(pairs, 1):
-            source, target = (" ".join(each.split()) for each in pair)
-            if not source or not target:
-                raise ValueError(f"pair {number}: a term is empty")
-            if surrogate(source) or surrogate(target):
-                raise ValueError(f"pair {number}: a term is not Unicode: it has half of a surrogate pair")
-            if max(len(source), len(target)) > LONGEST or len(terms) == MOST_TERMS:
-                raise ValueError(f"pair {number}: over {LONGEST} characters, or {MOST_TERMS:,} terms")
-            terms.append(Term(source, target))
-        return cls(terms)
+        return cls(_terms((f"pair {number}", pair) for number, pair in enumerate(pairs, 1)))
 
     @cached_property
     def _index(self) -> tuple[dict[str, list[int]], dict[str, Term], dict[str, Term]]:
@@ -100,6 +81,21 @@ def missing(found: Iterable[Found], text: str) -> list[Found]:
         else:
             lacking.append((span, term))
     return lacking
+
+
+def _terms(given: Iterable[tuple[str, Sequence[str]]]) -> list[Term]:
+    """The terms of these places and their fields. Raises ValueError naming the place at fault."""
+    terms = list[Term]()
+    for place, named in given:
+        source, *rest = [" ".join(field.split()) for field in named]
+        if not 1 <= len(rest) <= 2 or not source or not rest[0] or rest[1:] not in ([], [""], [CASED]):
+            raise ValueError(f"{place}: not a source term and its translation (a third field of a file can only be '{CASED}')")
+        if surrogate(source) or surrogate(rest[0]):
+            raise ValueError(f"{place}: a term is not Unicode: it has half of a surrogate pair")
+        if max(len(source), len(rest[0])) > LONGEST or len(terms) == MOST_TERMS:
+            raise ValueError(f"{place}: over {LONGEST} characters, or {MOST_TERMS:,} terms")
+        terms.append(Term(source, rest[0], rest[1:] == [CASED]))
+    return terms
 
 
 def _first_word(text: str) -> str:

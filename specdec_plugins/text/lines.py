@@ -106,6 +106,19 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     return data
 
 
+def decoded(data: bytes) -> tuple[str, str]:
+    """The byte order mark, perhaps empty, and the text of a file's content. Raises ValueError, naming the line at fault."""
+    at, what = data.find(b"\0"), "contains a NUL byte, so it is not text"
+    if at < 0:
+        try:
+            text = data.decode()
+            return text[: text.startswith("\ufeff")], text.removeprefix("\ufeff")
+        except UnicodeDecodeError as error:
+            at, what = error.start, "not UTF-8"
+    line = data.count(b"\n", 0, at) + 1
+    raise ValueError(f"line {line}: {what}")
+
+
 def _open(path: str | os.PathLike[str] | None) -> BinaryIO:
     if path is not None:
         return open_read(path)

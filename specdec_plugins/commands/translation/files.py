@@ -14,7 +14,7 @@ from specdec_plugins.commands.translation.answers import Answerer, lacking
 from specdec_plugins.files import MOST, Options, TextFile, Unreadable, format_of, split
 from specdec_plugins.formats.files import whole
 from specdec_plugins.text.compressed import compress
-from specdec_plugins.text.lines import read_bytes
+from specdec_plugins.text.lines import decoded, read_bytes
 from specdec_plugins.text.placing import Placed, Unit
 
 if TYPE_CHECKING:
@@ -39,19 +39,14 @@ class File:
         """Raises ValueError naming the file and the line."""
         data = read_bytes(path, MOST)
         try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            raise ValueError(f"{path}, line {line}: not UTF-8") from None
-        if "\0" in text:
-            raise ValueError(f"{path}: contains a NUL byte, so it is not text")
-        source = text.removeprefix("\ufeff")
-        try:
+            mark, source = decoded(data)
             content = TextFile(source, form, options, markup)
         except Unreadable as error:
             where = "" if error.at is None else f", line {source.count(chr(10), 0, error.at) + 1}"
             raise ValueError(f"{path}{where}: {error.what}") from None
-        return cls(path, output, text[: len(text) - len(source)], content, content.units)
+        except ValueError as error:
+            raise ValueError(f"{path}, {error}") from None
+        return cls(path, output, mark, content, content.units)
 
     def write(self, least: float) -> list[str]:
         """Write the file, which is whole. Returns what a person should know about its texts."""

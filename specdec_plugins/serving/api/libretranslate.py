@@ -1,7 +1,6 @@
 """LibreTranslate's API, for its clients: texts, files, /detect, /languages, /frontend/settings. It answers 400 to every limit."""
 
 import asyncio
-from codecs import BOM_UTF8
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -17,6 +16,7 @@ from specdec_plugins.serving.api.schemas import Asked, Detected, Error, Language
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.service import Refused, Route, Service, public
 from specdec_plugins.serving.texts import translate_texts
+from specdec_plugins.text.lines import decoded
 
 PATHS = ("/translate", "/detect", "/languages", "/frontend/settings", "/translate_file", "/suggest")
 STATUSES = {413: 400, 456: 403, 503: 429, 504: 500}
@@ -110,15 +110,17 @@ def add_files(api: APIRouter, service: Service) -> None:
         service.admit(key_of(given), [])
         if (ending := name.suffix[1:].lower()) not in FORMATS:
             raise Refused(400, f"Invalid request: file format not supported; available: {', '.join(FORMATS)}")
-        text = text_in(content)
+        try:
+            mark, text = decoded(content)
+        except ValueError as error:
+            raise Refused(400, f"the file, {error}") from None
         service.admit(key_of(given), [text])
         if source == "auto":
             source = (await asyncio.to_thread(service.source_of, [text]))[0]
         route, options = service.route(source, target), Options(columns=split(text_of(given.get("columns"), "columns")))
         work = partial(translate_texts, texts=[text], form=FORMATS[ending], options=options, **route.languages)  # type: ignore[arg-type]
         [[best, *_]] = await service.translate(request, route, 1, {}, work)
-        mark = content[: len(BOM_UTF8)] if content.startswith(BOM_UTF8) else b""
-        path = service.downloads.add(f"{name.stem[:100]}.{public(route.target)}.{ending}", mark + best.encode())
+        path = service.downloads.add(f"{name.stem[:100]}.{public(route.target)}.{ending}", (mark + best).encode())
         return {"translatedFileUrl": str(request.url_for("download", path=path))}
 
     @api.get("/download_file/{path}", response_class=Response, responses={200: {"content": {BYTES: {}}}})
@@ -129,18 +131,6 @@ def add_files(api: APIRouter, service: Service) -> None:
             "X-Content-Type-Options": "nosniff",
         }
         return Response(found.content, media_type=BYTES, headers=headers)
-
-
-def text_in(content: bytes) -> str:
-    """A file's text, without the byte order mark. Raises Refused."""
-    try:
-        text = content.decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise Refused(400, f"line {line} of the file is not UTF-8") from None
-    if "\0" in text:
-        raise Refused(400, "the file contains a NUL byte, so it is not text")
-    return text
 
 
 def needed(given: dict[str, Any], name: str) -> Any:
