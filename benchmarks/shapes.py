@@ -6,7 +6,8 @@
 Models with random weights do all the work of a trained pair, but the number of accepted tokens is drawn from the demo pair's
 acceptance by position, and outputs have a fixed length. Speeds are those of a pair of this shape whose drafts are accepted as
 often. CTranslate2, Marian and fairseq, where installed, decode the same sources to the same length with the same verifier. Each
-system runs in its own process, in turn. The last line is JSON.
+system runs in its own process, in turn. `ar` always runs, as the other figures are relative to it; where memory is short, measure
+the others in several runs (`--systems marian`). The last line is JSON.
 """
 
 import argparse
@@ -39,6 +40,13 @@ if TYPE_CHECKING:
 SOURCE, OUTPUT = 25, 28  # tokens of a sentence, eos included
 DRAFTED = 0.41  # of the vocabulary, as in the pair that ships
 EOS, OTHER = 2, 5
+# Systems, and the packages that each needs. CTranslate2 reads the model as a fairseq checkpoint.
+SYSTEMS: dict[str, list[str]] = {
+    "ours": [],
+    "ctranslate2": ["ctranslate2", "fairseq"],
+    "marian": ["pymarian"],
+    "fairseq": ["fairseq"],
+}
 # The demo pair's acceptance by position, given acceptance of all before: test2016, int8, blocks of 12
 ACCEPTANCE = [0.822, 0.835, 0.836, 0.851, 0.86, 0.823, 0.833, 0.83, 0.832, 0.804, 0.822, 0.903]
 # By beam: how often all survivors of a pass's first, second, .. step are drafted nodes, given that those before it were
@@ -57,6 +65,7 @@ def main() -> int:
     parser.add_argument("--inner", type=int, default=2048)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=32000)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="ours: drafts; `ar` always runs")
     parser.add_argument("--block-sizes", nargs="+", default=["4", "8", "12", "auto"], metavar="K")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--beam", type=int, choices=[1, *REPLAYED], default=1, help="beam search, ours alone")
@@ -68,6 +77,10 @@ def main() -> int:
     options.dtypes = options.dtypes or (["float32", "int8"] if options.device == "cpu" else ["float16"])
     if wrong := [dtype for dtype in options.dtypes if dtype not in known]:
         parser.error(f"--dtypes {wrong[0]} is not available on {options.device}: {', '.join(known)}")
+    for system in [*options.systems]:
+        if missing := [package for package in SYSTEMS[system] if find_spec(package) is None]:
+            print(f"left out: {system}, which needs {' and '.join(missing)} (extras: train, bench)", file=sys.stderr)
+            options.systems.remove(system)
     signature = {**machine(options.device), **vars(options)}
     rows = measure(options)
     print(json.dumps({"benchmark": "shapes", "rows": rows, "signature": signature}))
@@ -181,10 +194,10 @@ def fairseq(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) ->
 
 
 def ctranslate2(pair: "Pair", dtype: str, kind: str, options: argparse.Namespace) -> Decode:
-    translator = ctranslate2_of(pair, dtype, int(kind), device=options.device)
+    translator, vocabulary = ctranslate2_of(pair, dtype, int(kind), device=options.device), pair.source  # the pair is not kept
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
-        tokens = [pair.source.tokens(source[:-1]) for source in sources]
+        tokens = [vocabulary.tokens(source[:-1]) for source in sources]
         began = time.perf_counter()
         # An output's eos is no token here, and makes its last pass.
         found = translator.translate_batch(
@@ -245,20 +258,17 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
 
 def systems_of(dtype: str, options: argparse.Namespace) -> list[tuple[str, str]]:
     """The measured systems: `ar` first, each with its block size or its number of threads."""
-    systems = [("ar", "0"), *(("specdec", block) for block in options.block_sizes)]
+    on_cpu, asked = options.device == "cpu", options.systems
+    systems = [("ar", "0"), *(("specdec", block) for block in options.block_sizes if "ours" in asked)]
     if options.beam > 1:
         return systems
-    if find_spec("fairseq") is None:
-        print("fairseq is not installed, and is left out, as is ctranslate2, which reads fairseq's checkpoints", file=sys.stderr)
-        return systems
-    on_cpu = options.device == "cpu"
-    if find_spec("ctranslate2"):  # with 1 thread, too, which can be faster
+    if "ctranslate2" in asked:  # with 1 thread, too, which can be faster
         systems += [("ctranslate2", str(threads)) for threads in sorted({1, options.threads} if on_cpu else {1})]
-    else:
-        print("ctranslate2 is not installed, and is left out (extra: bench)", file=sys.stderr)
-    if on_cpu and dtype != "bfloat16" and find_spec("pymarian"):
+    if "marian" in asked and on_cpu and dtype != "bfloat16":
         systems.append(("marian", "1"))
-    return systems + ([("fairseq", str(options.threads))] if dtype == "float32" or not on_cpu else [])
+    if "fairseq" in asked and (dtype == "float32" or not on_cpu):
+        systems.append(("fairseq", str(options.threads)))
+    return systems
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
