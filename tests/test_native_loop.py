@@ -209,7 +209,7 @@ def test_only_for_roles_that_it_knows():
     _, calls, expected_calls = both((Mine(drafter.model), verifier), requests_of(6, seed=2), controllers(0, 3), 2)
     assert calls < expected_calls
     session = native(drafter=Mine(drafter.model))
-    assert session(None, None, Prefix(), Plan([2, 0]), 1) is None
+    assert session(None, None, Prefix(), Plan([2, 0]), 1, 2) is None
     assert native(acceptance=lambda scores, draft, prefix: None) is None
     following = Mine(drafter.model)
     following.traits = Traits(follows=True)  # it must see every iteration

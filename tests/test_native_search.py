@@ -14,6 +14,7 @@ from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.decoding.control.steady import Steady
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.loop import TOGETHER, Session
 from specdec_plugins.decoding.native_search import NativeSearch
@@ -26,9 +27,9 @@ from specdec_plugins.formats.spec import OutputRules
 pytestmark = KERNELS
 
 
-def run(verifier, requests, rows, native, times=TOGETHER, constraints=None, drafter=None, cancel=()):
-    """Outputs, statistics, and the iterations that each native call ran."""
-    roles = drafter or NoDrafter(), verifier, TopBetaTau(), FixedLength(0), BoundedAdmission(rows)
+def run(verifier, requests, rows, native, times=TOGETHER, constraints=None, drafter=None, controller=None, cancel=()):
+    """Outputs, statistics, and the iterations that each native call ran. Native runs make no iteration in Python."""
+    roles = drafter or NoDrafter(), verifier, TopBetaTau(), controller or FixedLength(0), BoundedAdmission(rows)
     session, calls = Session(*roles, rows, constraints), []
     assert isinstance(session.searches, NativeSearch)
     if native:
@@ -39,9 +40,9 @@ def run(verifier, requests, rows, native, times=TOGETHER, constraints=None, draf
             calls.append(done.times)
             return done
 
-        session.searches = counted
+        session.searches, session._iterate = counted, None
     else:
-        session.searches = None
+        session.searches = session.native = None
     for request in requests:
         session.submit(request)
     found, streams = [], {}
@@ -132,12 +133,18 @@ def test_cancelled_searches_leave_no_trace():
         both(verifier_of(), requests, 17, times=3, cancel=cancel)
 
 
-def test_beside_a_drafter_that_waits():
-    """Its rows follow the searches: a greedy request that joins drafts as if alone, in the iterations' own way."""
+@pytest.mark.parametrize("drafted", [0, 3])
+def test_beside_rows_that_do_not_search(drafted):
+    """Greedy and sampled rows, with drafts or without, in a native call of their own: outputs are those of each request alone."""
     given = wide_drafter(arch="block_causal", **KERNEL_SHAPES["pre-norm"])
     models = on_kernels(wide_verifier(0, **KERNEL_SHAPES["pre-norm"], max_target_positions=64), given)
-    requests = requests_of(12, 15)
-    both(ModelVerifier(models[0]), requests, 15, drafter=CausalBlockDrafter(models[1]))
+    verifier, requests, drafter = ModelVerifier(models[0]), requests_of(16, 15), CausalBlockDrafter(models[1])
+    controller = Steady(FixedLength(drafted), drafted)
+    outputs, _, calls = both(verifier, requests, 15, drafter=drafter, controller=controller, cancel=[3])
+    assert sum(calls) > len(calls)
+    for request in requests:
+        alone, _, _ = run(verifier, [request], 15, True, drafter=drafter, controller=controller)
+        assert request.index == 3 or alone == [each for each in outputs if each.index == request.index]
 
 
 def test_a_row_holds_what_reading_its_tokens_writes():

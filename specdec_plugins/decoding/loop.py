@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from threading import get_ident
+from typing import NamedTuple
 
 import torch
 
@@ -40,6 +41,15 @@ from specdec_plugins.decoding.verifier import Unverified
 TOGETHER = 16  # iterations per step of a run: Python overhead is negligible from four on
 BRANCHING = Tree(16)  # drafts of beam searches, unless drafters follow the search: see `branched` in trees.py
 PREFILL = 24  # forced tokens per pass: more would need more memory for logits than a long draft
+
+
+class Ran(NamedTuple):
+    """Some iterations: the rows that they finished, the rows' and searches' steps, their number, and the seconds they took."""
+
+    finished: list[int]
+    steps: list[Step]
+    times: int
+    seconds: float
 
 
 class Session:
@@ -123,7 +133,9 @@ class Session:
             self._refill()
         if not len(prefix):
             return []
-        plan, rows, searching = self.controller.plan(prefix), len(prefix), prefix.searching
+        if 0 < prefix.searching < len(prefix):
+            self._place_searches_last()
+        plan, rows = self.controller.plan(prefix), len(prefix)
         times = min(times, plan.times)
 
         # Iterate until a row finishes, in native calls of many iterations if the roles run natively.
@@ -131,34 +143,60 @@ class Session:
         finished: list[int] = []
         made, seconds, recordings = 0, 0.0, self.verifier.recordings
         while made < times and not finished and len(prefix) == rows:
-            how = self._branching(plan) if searching == rows else plan
-            if self.searches and searching == rows and not any(how.lengths):
-                searched = self.searches(self.verifying, prefix, times - made)
-                if self.drafting is not None:
-                    self.drafting.select(searched.order)
-                stats.book(verifying=searched.seconds)
-                stats.lap("elsewhere", device)
-                steps, finished = steps + searched.steps, searched.finished
-                made, seconds = made + searched.times, seconds + searched.seconds
-                continue
-            batch = None
-            if self.native and not searching:
-                batch = self.native(self.verifying, self.drafting, prefix, plan, times - made)
-            if batch is not None:
-                stats.book(drafting=batch.drafting, verifying=batch.verifying)
-            elif (batch := self._iterate(how)) is None:
+            how = self._branching(plan) if prefix.searching == rows else plan
+            ran = self._run_natively(how, times - made) or self._run_once(how)
+            if ran is None:
                 finished = prefix.failed
                 break
-            finished = prefix.commit(batch)
-            steps += prefix.counted(batch.steps) if searching else batch.steps
+            finished, made, seconds = ran.finished, made + ran.times, seconds + ran.seconds
+            steps += ran.steps
             stats.lap("elsewhere", device)
-            made += len(batch.steps) // len(prefix)
-            seconds += batch.drafting + batch.verifying
         if not made:
             return finished
         stats.record(steps, made, max(plan.lengths))
         self.controller.update(Outcome(plan, steps, seconds, made, self.verifier.recordings > recordings))
         return finished
+
+    def _run_once(self, plan: Plan) -> Ran | None:
+        """One iteration. None if requests failed instead: see `_draft`."""
+        prefix = self.prefix
+        if (batch := self._iterate(plan)) is None:
+            return None
+        finished, steps = prefix.commit(batch), prefix.counted(batch.steps) if prefix.searching else batch.steps
+        return Ran(finished, steps, 1, batch.drafting + batch.verifying)
+
+    def _run_natively(self, plan: Plan, times: int) -> Ran | None:
+        """Up to ``times`` iterations in one call of the kernels, two where some rows search and others do not; the searches may
+        then make fewer, and count as passes of their own. None if the kernels cannot do all of it."""
+        prefix, stats, ran = self.prefix, self.stats, None
+        others = len(prefix) - prefix.searching
+        if prefix.searching and (self.searches is None or any(plan.lengths[others:])):
+            return None
+        if others:
+            batch = self.native and self.native(self.verifying, self.drafting, prefix, plan, times, others)
+            if not batch:
+                return None
+            stats.book(drafting=batch.drafting, verifying=batch.verifying)
+            times = len(batch.steps) // others
+            ran = Ran(prefix.commit(batch, others), batch.steps, times, batch.drafting + batch.verifying)
+        if not prefix.searching or self.searches is None:
+            return ran
+        searched = self.searches(self.verifying, prefix, times)
+        if self.drafting is not None:
+            self.drafting.select(searched.order)
+        stats.book(verifying=searched.seconds)
+        if ran is None:
+            return Ran(searched.finished, searched.steps, searched.times, searched.seconds)
+        stats.record(searched.steps, searched.times, 0)
+        return Ran(ran.finished + searched.finished, ran.steps, ran.times, ran.seconds + searched.seconds)
+
+    def _place_searches_last(self) -> None:
+        """Native calls take the first rows, or the last."""
+        searches = [request.beam is not None for request in self.prefix.requests]
+        order = sorted(range(len(searches)), key=searches.__getitem__)
+        if order != [*range(len(order))]:
+            self.prefix.select(order)
+            self._select(order)
 
     def _branching(self, plan: Plan) -> Plan:
         """The plan of a batch of searches with trees, if the drafter drafts any. The larger a beam, the fewer steps ahead."""

@@ -106,16 +106,21 @@ class NativeLoop:
             own = numbered(symbols, model.vocabulary)
             call.drafter_pad, call.drafter_eos = own.pad, own.eos
 
-    def __call__(self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int) -> Iterations | None:
-        """Run up to ``times`` iterations of the plan; stop early when a row finishes. The prefix does not change.
+    def __call__(
+        self, verifying: SlottedState, drafting: Any, prefix: Prefix, plan: Plan, times: int, rows: int
+    ) -> Iterations | None:
+        """Run up to ``times`` iterations of the plan for the first ``rows``; stop early when one finishes. The prefix does not
+        change.
 
         ``drafting`` is the drafter's state. Returns None for trees and for drafts that do not come from the kernels.
         """
         drafter = self.drafter
         if any(plan.lengths) and (drafter is None or plan.tree is not None):
             return None
-        call, outputs, rows = self._call, prefix.outputs, len(prefix)
-        longest = max(plan.lengths)
+        if rows < len(prefix):
+            prefix = prefix.first(rows)
+        call, outputs, lengths = self._call, prefix.outputs, plan.lengths[:rows]
+        longest = max(lengths)
         positions = list(map(len, outputs))
         needed = max(positions) + longest + 1
         verifying.encode()
@@ -129,8 +134,8 @@ class NativeLoop:
                 encoding = self._prepare_drafter(drafter, state, rows, longest, needed)
         bounds, tolerances = prefix.bounds(), [request.tolerance or self.tolerance for request in prefix.requests]
         numbers = integers(
-            positions, plan.lengths, verifying.slots, verifying.sources.slots,
-            drafter_state.slots, drafter_state.sources.slots, verifying.sources.lengths,
+            positions, lengths, verifying.slots[:rows], verifying.sources.slots[:rows],
+            drafter_state.slots[:rows], drafter_state.sources.slots[:rows], verifying.sources.lengths[:rows],
             [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum,
             starts(unread), *unread,
         )  # fmt: skip
@@ -149,7 +154,7 @@ class NativeLoop:
             drafter.end(drafting)
         done = self._iterations(call.taken * rows, encoding)
         accepted = [step.accepted for step in done.steps]
-        verifying.held = [at + call.taken + sum(accepted[row::rows]) for row, at in enumerate(positions)]
+        verifying.held[:rows] = [at + call.taken + sum(accepted[row::rows]) for row, at in enumerate(positions)]
         return done
 
     def _prepare_drafter(self, drafter: NativeDrafter, state: SlottedState, rows: int, longest: int, positions: int) -> float:

@@ -1,4 +1,4 @@
-"""Many iterations of a session whose rows all search, in one call of the CPU kernels, with the results of the steps in `search/`.
+"""Many iterations of a session's beam searches in one call of the CPU kernels, with the results of the steps in `search/`.
 
 Requires a verifier on the kernels and a drafter that needs no feedback.
 """
@@ -81,7 +81,7 @@ class NativeSearch:
 
     def __call__(self, verifying: SlottedState, prefix: Prefix, times: int) -> Searched:
         """Run up to ``times`` iterations; stop early when a quarter of the searches are over, which admission waits for. Rows of
-        the state and the prefix fork and move."""
+        the state and the prefix fork and move. Rows that do not search come first, and stay."""
         verifying.encode()
         groups = [self._group(rows, verifying, prefix) for rows in prefix.searches()]
         call, cache, longest = self._call, verifying.cache, prefix.longest
@@ -132,8 +132,9 @@ class NativeSearch:
         self, groups: Sequence[Group], verifying: SlottedState, prefix: Prefix, slots: list[int]
     ) -> tuple[list[int], list[int]]:
         """Order the rows by search and rank. Returns each one's former row, and the rows whose search is over."""
-        order, finished, placed, first = list[int](), list[int](), list[int](), 0
-        numbers, beams = list[int](), list[Beams]()
+        others, first, finished = len(prefix) - prefix.searching, 0, list[int]()
+        order, placed = [*range(others)], verifying.slots[:others]
+        numbers, beams = prefix.numbers[:others], prefix.beams[:others]
         for group in groups:
             rows = len(group.origins)
             if group.beams.over:
@@ -144,11 +145,13 @@ class NativeSearch:
             placed += slots[first : first + rows]
             first += group.search.beam.size
         prefix.select(order)
-        prefix.numbers, prefix.beams = numbers, list(beams)
+        prefix.numbers, prefix.beams = numbers, beams
         for output, passes, number, state in zip(prefix.outputs, prefix.steps, numbers, beams):
-            output += [prefix.symbols.eos] if state.over else state.live[number].after(len(output))
-            passes += [Step([], 0, prefix.symbols.eos)] * self._call.taken
-        verifying.moved(order, placed, slots, list(map(len, prefix.outputs)))
+            if state is not None:
+                output += [prefix.symbols.eos] if state.over else state.live[number].after(len(output))
+                passes += [Step([], 0, prefix.symbols.eos)] * self._call.taken
+        held = verifying.held[:others] + [len(output) for output in prefix.outputs[others:]]
+        verifying.moved(order, placed, [*verifying.slots[:others], *slots], held)
         return order, finished
 
 

@@ -168,10 +168,18 @@ class Prefix:
             self.prefilled[row] += len(forced)
         self._tensors = None
 
-    def commit(self, done: Iterations) -> list[int]:
-        """Append each row's accepted tokens and the verifier's own. Returns the rows that the last iteration finished."""
-        eos, rows, finished = self.symbols.eos, len(self.outputs), []
-        for row, output in enumerate(self.outputs):
+    def first(self, rows: int) -> "Prefix":
+        """A read-only copy with the first rows only."""
+        some = copy(self)
+        some.requests, some.numbers, some.outputs = self.requests[:rows], self.numbers[:rows], self.outputs[:rows]
+        some._tensors = None
+        return some
+
+    def commit(self, done: Iterations, rows: int | None = None) -> list[int]:
+        """Append accepted tokens and the verifier's own to each row, or to the first ``rows``. Returns the rows that the last
+        iteration finished."""
+        eos, rows, finished = self.symbols.eos, len(self.outputs) if rows is None else rows, []
+        for row, output in enumerate(self.outputs[:rows]):
             steps = done.steps[row::rows]
             for drafted, accepted, own in steps:
                 if accepted:
