@@ -82,12 +82,13 @@ if [ -z "$text" ]; then
     for _ in {1..32}; do cat data/demo.bpe; done >"$text"
 fi
 pair() { # pair NAME SECONDS DTYPE SENTENCES ROUNDS "BATCH SIZES" SYSTEM...
-    local name=$1 limit=$2 dtype=$3 sentences=$4 rounds=$5 sizes=$6
+    local name=$1 limit=$2 dtype=$3 sentences=$4 rounds=$5 sizes=$6 blocks="auto 4 8"
+    [ $device = cuda ] || blocks=4
     shift 6
     # shellcheck disable=SC2086
     part "$name" "$limit" "$python" -m specdec_plugins.commands.benchmark --model data/demo.en-de --input "$text" "${bpe[@]}" \
         --device $device --measure "${name%-*}" --dtypes $dtype --sentences $sentences --rounds $rounds --batch-sizes $sizes --threads 1 \
-        --block-sizes auto 4 8 --systems "$@"
+        --block-sizes $blocks --systems "$@"
 }
 peers=()
 for peer in fairseq ctranslate2; do

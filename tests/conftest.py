@@ -21,6 +21,21 @@ logging.getLogger("fairseq").setLevel(logging.WARNING)
 torch.set_num_threads(1)  # tiny models gain nothing from more
 
 
+# Files whose tests take a minute or more. They come first, or a process would still run one of them when the others are through.
+SLOWEST = (
+    "test_training.py",
+    "test_summarise.py",
+    "test_benchmark.py",
+    "test_protected.py",
+    "test_corpus.py",
+    "test_token_ids.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in SLOWEST or not item.get_closest_marker("long"))
+
+
 def corpus(name: str) -> Path:
     """The folder ``name`` of corpora, such as multi30k, in the folder that SPECDEC_CORPORA names; skips the test without it."""
     folder = os.environ.get("SPECDEC_CORPORA")

@@ -74,12 +74,18 @@ def test_what_it_says(command, tmp_path, capsys):
     assert row["identical"] == 1 and f"{found['difference']:+.2f} (" in text
 
 
+def test_a_report_needs_no_references(command, tmp_path):
+    at = command.index("--reference")
+    assert benchmark.main(command[:at] + command[at + 2 :]) == 0
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "BLEU:" not in text and ["exact `specdec` float32, always 2 tokens", "", "", "2 of 2 (100.0%)"] in cells(text)
+
+
 def test_what_it_draws(command, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="figures need matplotlib, of the extra bench")
     monkeypatch.setattr(figures, "speeds", SPEEDS)
-    assert benchmark.main([*command, "--plot", str(tmp_path / "plot.png")]) == 0
-    for path in (tmp_path / "plot.png", tmp_path / "out" / "speeds.png"):
-        assert path.read_bytes().startswith(b"\x89PNG")
+    assert benchmark.main(command) == 0
+    assert (tmp_path / "out" / "speeds.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_interval_is_of_sacrebleu_s_own_samples():

@@ -33,7 +33,6 @@ def parser() -> Parser:
     p.add_argument("--tokenized", action="store_true", help="the input is subwords, separated by spaces")
     p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")
     p.add_argument("--report", metavar="DIR", help="write tables, a figure and JSON to this folder")
-    p.add_argument("--plot", metavar="FILE.png", help="draw the speeds as bars")
     p.add_argument("--sentences", type=whole, metavar="N", help="only the first N")
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help=", ".join(SYSTEMS))
     p.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
@@ -63,11 +62,8 @@ def check(options: argparse.Namespace) -> list[Fault]:
         if block != "auto" and not (block.isdecimal() and int(block)):
             faults.append(("block_sizes", f"'{block}' is neither auto nor a number from 1"))
     faults += [("tau", f"{tau} is not a finite number from 0") for tau in options.tau if not 0 <= tau < math.inf]
-    if options.report and not options.reference:
-        faults.append(("report", "requires --reference, for BLEU"))
-    if not find_spec("matplotlib"):
-        missing = f"requires matplotlib, which is not installed: {install_command('bench')}"
-        faults += [(name, missing) for name in ("report", "plot") if getattr(options, name)]
+    if options.report and not find_spec("matplotlib"):
+        faults.append(("report", f"requires matplotlib, which is not installed: {install_command('bench')}"))
     return faults
 
 
@@ -93,10 +89,6 @@ def run(options: argparse.Namespace) -> None:
     print(json.dumps(result), flush=True)
     if options.report:
         write_report(Path(options.report), result)
-    if options.plot:
-        from specdec_plugins.measure.figures import speeds
-
-        speeds(result["rows"], Path(options.plot))
 
 
 def systems_of(options: argparse.Namespace, drafter: bool) -> list[System]:

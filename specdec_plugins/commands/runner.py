@@ -10,6 +10,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any
 
 from specdec_plugins import __version__
@@ -18,9 +20,11 @@ from specdec_plugins.settings import MOST, MOST_THREADS, Fault, Option, OptionEr
 PYTHON = "it is a field of Settings in Python"
 ITERATIVE = [f"--iter-decode-{name}" for name in ("eos-penalty", "force-max-iter", "max-iter", "with-beam")]
 # Options of earlier versions and of the published code, by command, and what to use now. A name may include the removed value.
+# * stands for any characters.
 REMOVED: dict[str, dict[str, str]] = {
     "specdec-translate": {
         "--bpe": "use --tokenized for input in subwords",
+        "--trace *.htm*": "--trace writes to stderr; specdec-serve's page shows drafts pass",
         "--truncate-source": "use --too-long truncate",
         "--skip-long": "use --too-long skip",
         "--samples": "use --num-samples",
@@ -43,7 +47,10 @@ REMOVED: dict[str, dict[str, str]] = {
         "--fp16": "use --dtype float16",
         **dict.fromkeys(("--user-dir", "--task", "--gen-subset", *ITERATIVE), "leave it out"),
     },
-    "specdec-benchmark": {"--bpe": "use --tokenized for input in subwords"},
+    "specdec-benchmark": {
+        "--bpe": "use --tokenized for input in subwords",
+        "--plot": "use --report, whose folder has the figure",
+    },
     "specdec-prepare": {"--tokenized": "give raw text, or subwords with --bpe-applied"},
     "encoder_initial.py": {
         "--arch": "only --arch block starts from a checkpoint; see --recipe in docs/train.md",
@@ -68,9 +75,9 @@ class Parser(argparse.ArgumentParser):
         removed = REMOVED.get(self.prog, {})
         for token, following in zip(given, [*given[1:], ""]):
             name, _, value = token.partition("=")
-            for old in (name, f"{name} {value or following}"):
-                if old in removed:
-                    self.error(f"{old} is not available: {removed[old]}")
+            for said, (old, advice) in product((name, f"{name} {value or following}"), removed.items()):
+                if fnmatchcase(said, old):
+                    self.error(f"{said} is not available: {advice}")
         if "--help-all" in given and self.rare:
             self.rare = set()
             self.print_help()

@@ -23,7 +23,7 @@ from specdec_plugins.commands.runner import (
     whole,
     whole_or_word,
 )  # fmt: skip
-from specdec_plugins.commands.trace import open_trace
+from specdec_plugins.commands.trace import legend
 from specdec_plugins.commands.translation.answers import FORMATS, Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.files import Files, is_folder, output_of, unit_answerer
 from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buffers
@@ -71,7 +71,7 @@ def parser() -> Parser:
     groups["drafting"].add_argument(
         "--hint", metavar="FILE", help="earlier translations, one per line; for --draft-with previous"
     )
-    report("--trace", nargs="?", const="", metavar="PAGE.html", help="show drafts and acceptance, on stderr or as a page")
+    report("--trace", action="store_true", help="show each pass's draft and what was accepted, on stderr")
     p.rare = {action.dest for action in p._actions} - COMMON
     return p
 
@@ -195,7 +195,7 @@ def decoding_faults(options: argparse.Namespace) -> list[Fault]:
     faults += rewriting_faults(options)
     if options.windows is not None and options.too_long != "error":
         faults.append(("too_long", "cannot be combined with --windows, which splits long sources"))
-    if options.trace is not None and options.strategy not in ("specdec", "drafter"):
+    if options.trace and options.strategy not in ("specdec", "drafter"):
         faults.append(("trace", f"requires drafts; strategy {options.strategy} makes none"))
     if (options.workers or 1) > 1 and re.fullmatch(r"cuda:\d+", options.device):
         faults.append(("device", f"{options.device} is one GPU; use --device cuda with --workers, which gives each its own"))
@@ -244,16 +244,11 @@ def file_faults(options: argparse.Namespace) -> Iterator[Fault]:
         yield "resume", "requires --output"
     if options.reference and options.format != "fairseq":
         yield "reference", "requires --format fairseq"
-    if options.trace and not options.trace.endswith((".html", ".htm")):  # perhaps an input file, which it would overwrite
-        yield "trace", f"{options.trace} is not named .html; for a trace on stderr, put --trace after the input files"
     inputs = *options.files, options.reference, options.hint
     outputs = [output_of(options, path) for path in options.files] if is_folder(options.output) else [options.output]
-    for name, written, others in (("output", outputs, inputs), ("trace", [options.trace], (*inputs, options.output))):
-        for mine in written:
-            if any(same_file(mine, path) for path in others):
-                yield name, f"{mine} is also an input" + ", or the output" * (name == "trace")
-    if options.resume and options.trace and os.path.exists(options.trace):
-        yield "trace", f"{options.trace} exists and --resume would overwrite it; name another file"
+    for mine in outputs:
+        if any(same_file(mine, path) for path in inputs):
+            yield "output", f"{mine} is also an input"
 
 
 def has_formats(options: argparse.Namespace) -> bool:
@@ -327,11 +322,12 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
             if reader and reader.skip(done) < done:
                 raise ValueError(f"{options.output} has more lines than {reader.name}: it was made from another file")
         progress.output = output
-        trace = stack.enter_context(open_trace(options.trace, f"{options.model or options.verifier}: drafts and verdicts"))
+        if options.trace:
+            print(legend(sys.stderr.isatty()), file=sys.stderr)
         shown = stack.enter_context(lines_bar(options, done, terminal))
         settings, began = settings_of(options), time.perf_counter()
         size = options.buffer_size or (1 if terminal else max(1, BUFFER_SIZE // settings.drawn))
-        stats = write(output, source, work(read_buffers(source, size, *beside)), trace, shown)
+        stats = write(output, source, work(read_buffers(source, size, *beside)), shown)
         shown.close()
         if not output.lines:
             print(f"specdec-translate: {source.name} is empty", file=sys.stderr)
@@ -339,13 +335,13 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
             print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
 
 
-def write(output: Output, source: Inputs, answered: Iterable[Answers], trace: Callable, shown) -> "DecodeStats | None":
+def write(output: Output, source: Inputs, answered: Iterable[Answers], shown) -> "DecodeStats | None":
     """Write the answers; raises ValueError for the line that has none. Returns the run's statistics."""
     stats = None
     for answers in answered:
         for index, answer in enumerate(answers.lines, output.lines):
             for traced in answer.traced:
-                trace(traced)
+                print(traced, file=sys.stderr)
             shown.update()
             if answer.said:
                 shown.write(f"specdec-translate: {source.place(index)}: {answer.said}", file=sys.stderr)
@@ -360,7 +356,7 @@ def write(output: Output, source: Inputs, answered: Iterable[Answers], trace: Ca
 
 def lines_bar(options: argparse.Namespace, done: int, terminal: bool):
     """A progress bar, hidden where a trace or interactive input shows the progress."""
-    hidden = options.quiet or not sys.stderr.isatty() or options.trace == "" or terminal
+    hidden = options.quiet or not sys.stderr.isatty() or options.trace or terminal
     total = None
     if not hidden and options.files and all(map(os.path.isfile, options.files)):  # a pipe can be read only once
         with suppress(OSError, EOFError, zlib.error):  # reported when the file is read

@@ -64,7 +64,7 @@ def render(result: dict[str, Any]) -> str:
         f"# {signature['model']}",
         f"specdec-benchmark, {signature['date']}. {signature['cores']} cores, {signature['cpu']}; Python {signature['python']}, "
         f"{versions}. {signature['sentences']:,} sentences of {signature['input']}, {result['rounds']} interleaved rounds.",
-        f"BLEU: `{result['bleu_signature']}`. Compared with: {result['baseline']}.",
+        f"Compared with: {result['baseline']}." + (f" BLEU: `{result['bleu_signature']}`." if "bleu_signature" in result else ""),
         *(f"Left out: {line}" for line in result["left_out"]),
     ]
     for kind, table in tables(result["rows"], signature).items():

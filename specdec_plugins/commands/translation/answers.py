@@ -8,6 +8,7 @@ import gc
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specdec_plugins.commands.runner import option_name
-from specdec_plugins.commands.trace import TracedSentence, TracedStep
+from specdec_plugins.commands.trace import traced
 from specdec_plugins.commands.translation.inputs import Buffer
 from specdec_plugins.files import MARKUP, Options, TextFile, Unreadable, split
 from specdec_plugins.settings import Settings, option_of
@@ -55,7 +56,7 @@ class Answer(NamedTuple):
 
     line: str
     text: str
-    traced: list[TracedSentence]
+    traced: list[str]
     said: str = ""
 
 
@@ -141,7 +142,7 @@ class Answerer:
         return Answers(answers, fault, buffer.fault, self.translator.engine.take_stats())
 
     def _answer(self, number: int, line: str, outputs: Sequence["Translation"], reference: str | None) -> Answer:
-        shown = [] if self.options.trace is None else [self._traced(output) for output in outputs]
+        shown = [self._traced(output) for output in outputs] if self.options.trace else []
         said = ""
         if outputs[0].shortened:
             said = "too long for the model, cut" if outputs[0].source_tokens else SKIPPED
@@ -149,9 +150,9 @@ class Answerer:
             said = lacking(outputs[0].unplaced)
         return Answer(line, self.format(number, line, outputs, reference), shown, said)
 
-    def _traced(self, result: "Translation") -> TracedSentence:
-        steps = [TracedStep(*each) for each in result.passes(self.translator.codec.target.tokens)]
-        return TracedSentence(" ".join(result.source_tokens), " ".join(result.tokens), steps)
+    def _traced(self, result: "Translation") -> str:
+        passes = result.passes(self.translator.codec.target.tokens)
+        return traced(" ".join(result.source_tokens), " ".join(result.tokens), passes, sys.stderr.isatty())
 
 
 def lacking(terms: Sequence[str]) -> str:
@@ -221,7 +222,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     ``--trace`` drafts even where that is slower: it exists to show drafts, and they cannot change an exact output.
     """
     given = {field.name: getattr(options, field.name) for field in fields(Settings) if option_of(field).help}
-    if options.trace is not None and options.block_size is None and options.strategy in ("specdec", "drafter"):
+    if options.trace and options.block_size is None and options.strategy in ("specdec", "drafter"):
         given["block_size"] = "model"
     return Settings(**given)
 
