@@ -5,8 +5,8 @@
 
 Clients are this process; its CPU time is stated where it competes with the server's. Under load, requests of one sentence arrive
 at random (Poisson), whether earlier ones are answered or not. CTranslate2 translates the same verifier behind the same framework
-and the same JSON: whatever waits, up to a batch, goes to its workers, one for each thread. --soak mixes all APIs, streams, beams
-and clients that leave, at a low rate, and fits a line to the server's memory.
+and the same JSON: whatever waits, up to a batch, goes to its workers, one for each thread. --soak mixes all APIs, options,
+streams and clients that leave, at a low rate, and fits a line to the server's memory.
 """
 
 import argparse
@@ -339,18 +339,21 @@ def soak(options: argparse.Namespace, lines: list[str]) -> None:
 
 
 async def soaked(port: int, server: int, lines: list[str], seconds: float) -> tuple[list[tuple[float, float]], dict[str, int]]:
-    """Seconds and megabytes, and the number of requests by status; 0: its client left."""
+    """Seconds and megabytes, and the number of requests by status, or "left" if the client did."""
     chance, counts, began = random.Random(1), dict[str, int](), time.perf_counter()
     samples = list[tuple[float, float]]()
 
     async def one() -> None:
         path, body = mixed(chance, lines)
         client = await Connection.to(port)
-        status = "left"
-        with suppress(TimeoutError):
-            async with asyncio.timeout(chance.random() / 10 if chance.random() < 0.1 else 600):
-                await client.ask(body, path)
-                status = str(client.status)
+        status = "lost"  # the server closed the connection
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            try:
+                async with asyncio.timeout(chance.random() / 10 if chance.random() < 0.1 else 600):
+                    await client.ask(body, path)
+                    status = str(client.status)
+            except TimeoutError:
+                status = "left"
         client.writer.close()
         counts[status] = counts.get(status, 0) + 1
 
@@ -371,8 +374,10 @@ def mixed(chance: random.Random, lines: list[str]) -> tuple[str, dict[str, Any]]
     kinds: list[tuple[str, dict[str, Any]]] = [
         (own, {"text": text}), (own, {"text": many, "beam": 4, "nbest": 2, "alignments": True}), (own, {"text": text, "beem": 1}),
         (own, {"text": many, "sampling": True, "seed": chance.randrange(1000)}),
-        (own, {"text": " ".join(many), "stream": True, "windows": "sentence"}),
+        (own, {"text": " ".join(many), "stream": True, "windows": "sentence"}), ("/", {"text": text, "pair": "en de"}),
+        (own, {"text": many, "beta": 3, "tau": 1, "trace": True}), (own, {"text": text, "glossary": [["dog", "Köter"]]}),
         ("/translate", {"q": many, "source": "auto", "target": "de", "alternatives": 2}),
+        ("/translate", {"q": f"<p>{text} <b>{many[0]}</b></p>", "source": "en", "target": "de", "format": "html"}),
         ("/v2/translate", {"text": many, "target_lang": "DE", "tag_handling": "html"}),
     ]  # fmt: skip
     return chance.choice(kinds)
