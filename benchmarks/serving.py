@@ -1,21 +1,25 @@
 """The server: latency over the library at low load, throughput beside specdec-translate, latency against load, and memory.
 
     benchmarks/serving.py --model data/demo.en-de --input TEXT --threads 2 --figure serving.png
+    benchmarks/serving.py --model data/demo.en-de --input TEXT --threads 2 --libretranslate VENV/bin/python
     benchmarks/serving.py --model data/demo.en-de --input TEXT --soak 30
 
 Clients are this process; its CPU time is stated where it competes with the server's. Under load, requests of one sentence arrive
 at random (Poisson), whether earlier ones are answered or not. CTranslate2 translates the same verifier behind the same framework
-and the same JSON: whatever waits, up to a batch, goes to its workers, one for each thread. --soak mixes all APIs, options,
-streams and clients that leave, at a low rate, and fits a line to the server's memory.
+and the same JSON: whatever waits, up to a batch, goes to its workers, one for each thread. LibreTranslate, in an environment of
+its own, serves it through CTranslate2, too; sentences are not split, as it would download what splits them. --soak mixes all
+APIs, options, streams and clients that leave, at a low rate, and fits a line to the server's memory.
 """
 
 import argparse
 import asyncio
+import functools
 import http.client
 import json
 import os
 import random
 import resource
+import shutil
 import socket
 import statistics
 import subprocess
@@ -36,6 +40,15 @@ from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.translator import Translator  # noqa: E402
 
 SYSTEMS = ("ar", "specdec", "ctranslate2")
+LIBRETRANSLATE = """
+import logging
+from argostranslate.sbd import MiniSBDSentencizer
+from libretranslate.main import main
+MiniSBDSentencizer.split_sentences = lambda self, text: [text]
+logging.disable(logging.INFO)
+main()
+"""
+SOURCE, TARGET = "en", "de"
 OPUS = "opus"  # the shape of OPUS-MT: 6+6 layers of 512, 58,101 symbols; random weights, 28 tokens
 LENGTHS = {"min_len": 27, "max_len_b": 27}
 WORDS = "abcdefghijklmnopqrstuvwxyz"  # of its texts
@@ -53,9 +66,11 @@ def main() -> None:
     p.add_argument("--texts", type=int, default=4000, help="lines for the throughput")
     p.add_argument("--seconds", type=float, default=6.0, help="of each load")
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
+    p.add_argument("--libretranslate", metavar="PYTHON", help="that has it; measures it, too")
     p.add_argument("--figure", help="where to draw latency and throughput against load")
     p.add_argument("--soak", type=float, metavar="MINUTES")
     options = p.parse_args()
+    options.systems = [*options.systems, *(["libretranslate"] if options.libretranslate else [])]
     lines = [line for line in Path(options.input).read_text(encoding="utf-8").splitlines() if line.strip()]
     if options.soak:
         return soak(options, lines)
@@ -68,7 +83,7 @@ def main() -> None:
     most = None
     for system in options.systems:
         with serving(system, options.model, options) as (port, _):
-            reached = asyncio.run(capacity(port, lines, options.seconds / 2))  # warms up, too
+            reached = asyncio.run(capacity(port, system, lines, options.seconds / 2))  # warms up, too
             most = most or reached
             rows["load"] += [offered(port, system, lines, fraction * most, options) for fraction in FRACTIONS]
     if options.figure:
@@ -83,18 +98,19 @@ def main() -> None:
 def serving(system: str, folder: str, options: argparse.Namespace) -> Iterator[tuple[int, int]]:
     """A server process: its port, and its id."""
     port = free_port()
-    process = get_context("spawn").Process(target=serve, args=(system, folder, port, options.threads, options.dtype))
-    process.start()
-    try:
-        connected(port).close()
-        yield port, process.pid or 0
-    finally:
-        process.terminate()
-        process.join(60)
-        process.kill()
+    with tempfile.TemporaryDirectory() as scratch:
+        process = get_context("spawn").Process(target=serve, args=(system, folder, port, options, scratch))
+        process.start()
+        try:
+            connected(port).close()
+            yield port, process.pid or 0
+        finally:
+            process.terminate()
+            process.join(60)
+            process.kill()
 
 
-def serve(system: str, folder: str, port: int, threads: int, dtype: str) -> None:
+def serve(system: str, folder: str, port: int, options: argparse.Namespace, scratch: str) -> None:
     import logging
 
     import uvicorn
@@ -104,6 +120,9 @@ def serve(system: str, folder: str, port: int, threads: int, dtype: str) -> None
     from specdec_plugins.serving.service import Limits, Model, Service
     from specdec_plugins.serving.translator import AsyncTranslator
 
+    threads, dtype = options.threads, options.dtype
+    if system == "libretranslate":
+        return become_libretranslate(folder, port, options, Path(scratch))
     sys.setswitchinterval(SWITCH)
     logging.disable(logging.INFO)
     if system == "ctranslate2":
@@ -159,6 +178,27 @@ def ctranslate2_app(folder: str, threads: int, dtype: str) -> Any:
     return app
 
 
+def become_libretranslate(folder: str, port: int, options: argparse.Namespace, scratch: Path) -> None:
+    """Replace this process by LibreTranslate, with the verifier as a package. With a single package it would look for others."""
+    from specdec_plugins.formats.folder import load_folder
+    from specdec_plugins.measure.systems import convert
+
+    pair, packages = load_folder(folder), scratch / "packages"
+    convert(pair, scratch)
+    for source, target in ((SOURCE, TARGET), (TARGET, SOURCE)):
+        package = packages / f"{source}_{target}"
+        shutil.copytree(scratch / "converted", package / "model")
+        shutil.copy(Path(folder) / "codes", package / "bpe.model")
+        (package / "metadata.json").write_text(json.dumps({"from_code": source, "to_code": target}), encoding="utf-8")
+    how = {"PACKAGES_DIR": packages, "COMPUTE_TYPE": options.dtype, "BEAM_SIZE": 1, "INTER_THREADS": options.threads,
+           "INTRA_THREADS": 1}  # fmt: skip
+    environment = {**os.environ, "HOME": str(scratch), **{f"ARGOS_{name}": str(value) for name, value in how.items()}}
+    environment.pop("PYTHONPATH", None)
+    flags = ["--host", "127.0.0.1", "--port", str(port), "--threads", "16", "--disable-web-ui"]
+    os.chdir(scratch)
+    os.execve(options.libretranslate, [options.libretranslate, "-c", LIBRETRANSLATE, *flags], environment)
+
+
 def random_folder(folder: Path) -> tuple[str, list[str]]:
     """A model folder of the shape of OPUS-MT with random weights, and texts for it."""
     from random_pair import Shape, random_pair
@@ -204,13 +244,16 @@ def saturation(options: argparse.Namespace, lines: list[str]) -> list[dict[str, 
     texts = (lines * (options.texts // len(lines) + 1))[: options.texts]
     rows = []
     for system in options.systems:
-        command = None if system == "ctranslate2" else commanded(options, texts, system) - commanded(options, texts[:1], system)
+        command = (
+            None if system not in ("ar", "specdec") else commanded(options, texts, system) - commanded(options, texts[:1], system)
+        )
         with serving(system, options.model, options) as (port, server):
-            asyncio.run(batches(port, texts[:200]))  # warms up
+            asyncio.run(batches(port, system, texts[:200]))  # warms up
             before, began = (cpu(server), time.process_time()), time.perf_counter()
-            tokens = asyncio.run(batches(port, texts))
+            answers = asyncio.run(batches(port, system, texts))
             seconds = time.perf_counter() - began
             used = {"server_cpu": round(cpu(server) - before[0], 2), "client_cpu": round(time.process_time() - before[1], 2)}
+        tokens = tokens_of(answers, options.model)
         row = {
             "system": system, "texts": len(texts), "seconds": round(seconds, 2), "tokens_per_second": round(tokens / seconds),
             **used,
@@ -222,7 +265,7 @@ def saturation(options: argparse.Namespace, lines: list[str]) -> list[dict[str, 
     return rows
 
 
-async def capacity(port: int, lines: list[str], seconds: float, clients: int = 48) -> float:
+async def capacity(port: int, system: str, lines: list[str], seconds: float, clients: int = 48) -> float:
     """Requests of one sentence answered a second, when there is always another one."""
     answered, began = 0, time.perf_counter()
 
@@ -230,7 +273,7 @@ async def capacity(port: int, lines: list[str], seconds: float, clients: int = 4
         nonlocal answered
         connection = await Connection.to(port)
         while time.perf_counter() - began < seconds:
-            await connection.ask({"text": chance.choice(lines)})
+            await connection.ask(*request(system, chance.choice(lines)))
             answered += 1
 
     await asyncio.gather(*(client(random.Random(number)) for number in range(clients)))
@@ -238,30 +281,29 @@ async def capacity(port: int, lines: list[str], seconds: float, clients: int = 4
 
 
 def offered(port: int, system: str, lines: list[str], rate: float, options: argparse.Namespace) -> dict[str, Any]:
-    seconds, latencies, tokens = asyncio.run(load(port, lines, rate, options.seconds))
+    seconds, latencies, answers = asyncio.run(load(port, system, lines, rate, options.seconds))
     cuts = statistics.quantiles([1000 * each for each in latencies], n=100)
+    speed = round(tokens_of(answers, options.model) / seconds)
     row = {
         "system": system, "offered": round(rate, 1), "answered": round(len(latencies) / seconds, 1), "p50": round(cuts[49], 1),
-        "p95": round(cuts[94], 1), "p99": round(cuts[98], 1), "tokens_per_second": round(tokens / seconds),
+        "p95": round(cuts[94], 1), "p99": round(cuts[98], 1), "tokens_per_second": speed,
     }  # fmt: skip
     print(f"load: {row}", flush=True)
     return row
 
 
-async def load(port: int, lines: list[str], rate: float, seconds: float) -> tuple[float, list[float], int]:
-    """Seconds until all is answered, each request's, and the tokens of the answers."""
-    chance, idle, tokens, latencies = random.Random(1), list[Connection](), 0, list[float]()
+async def load(port: int, system: str, lines: list[str], rate: float, seconds: float) -> tuple[float, list[float], list[bytes]]:
+    """Seconds until all is answered, each request's, and the answers."""
+    chance, idle, answers, latencies = random.Random(1), list[Connection](), list[bytes](), list[float]()
     tasks, began, due = list[asyncio.Task](), time.perf_counter(), 0.0
 
     async def one(line: str, due: float) -> None:
-        nonlocal tokens
         client = idle.pop() if idle else await Connection.to(port)
         try:
-            answer = await client.ask({"text": line})
+            answers.append(await client.ask(*request(system, line)))
         except (asyncio.IncompleteReadError, ConnectionError):  # the server closes connections that were idle for seconds
             client = await Connection.to(port)
-            answer = await client.ask({"text": line})
-        tokens += tokens_of(answer)
+            answers.append(await client.ask(*request(system, line)))
         latencies.append(time.perf_counter() - began - due)  # from when it was due: a late client hides nothing
         idle.append(client)
 
@@ -269,22 +311,20 @@ async def load(port: int, lines: list[str], rate: float, seconds: float) -> tupl
         await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
         tasks.append(asyncio.ensure_future(one(chance.choice(lines), due)))
     await asyncio.gather(*tasks)
-    return time.perf_counter() - began, latencies, tokens
+    return time.perf_counter() - began, latencies, answers
 
 
-async def batches(port: int, texts: list[str], size: int = 50, clients: int = 4) -> int:
-    """The tokens of the answers to requests of ``size`` texts."""
-    parts, total = deque(texts[start : start + size] for start in range(0, len(texts), size)), 0
+async def batches(port: int, system: str, texts: list[str], size: int = 50, clients: int = 4) -> list[bytes]:
+    """The answers to requests of ``size`` texts."""
+    parts, answers = deque(texts[start : start + size] for start in range(0, len(texts), size)), list[bytes]()
 
     async def client() -> None:
-        nonlocal total
         connection = await Connection.to(port)
         while parts:
-            answer = await connection.ask({"text": parts.popleft()})
-            total += tokens_of(answer)
+            answers.append(await connection.ask(*request(system, parts.popleft())))
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return total
+    return answers
 
 
 def commanded(options: argparse.Namespace, texts: list[str], strategy: str) -> float:
@@ -407,9 +447,30 @@ class Connection:
         return await self.reader.readexactly(int(answer.partition(b"content-length:")[2].split(b"\r\n", 1)[0]))
 
 
-def tokens_of(answer: bytes) -> int:
-    """Tokens of an answer's outputs, their ends included."""
-    return sum(len(each["outputs"][0]["tokens"]) + 1 for each in json.loads(answer)["results"])
+def request(system: str, text: str | list[str]) -> tuple[dict[str, Any], str]:
+    """Its fields and path."""
+    if system == "libretranslate":
+        return {"q": text, "source": SOURCE, "target": TARGET}, "/translate"
+    return {"text": text}, "/v1/translate"
+
+
+def tokens_of(answers: list[bytes], folder: str) -> int:
+    """Tokens of outputs, their ends included. LibreTranslate answers with texts, which are split again."""
+    total = 0
+    for found in map(json.loads, answers):
+        if "translatedText" in found:
+            texts = found["translatedText"]
+            total += sum(len(codec_of(folder).encode(each).ids) for each in ([texts] if isinstance(texts, str) else texts))
+        else:
+            total += sum(len(each["outputs"][0]["tokens"]) + 1 for each in found["results"])
+    return total
+
+
+@functools.cache
+def codec_of(folder: str) -> Any:
+    from specdec_plugins.formats.folder import load_folder
+
+    return load_folder(folder).codec
 
 
 def free_port() -> int:
