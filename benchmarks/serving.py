@@ -18,7 +18,6 @@ import http.client
 import json
 import os
 import random
-import resource
 import shutil
 import socket
 import statistics
@@ -379,7 +378,7 @@ def soak(options: argparse.Namespace, lines: list[str]) -> None:
 
 
 async def soaked(port: int, server: int, lines: list[str], seconds: float) -> tuple[list[tuple[float, float]], dict[str, int]]:
-    """Seconds and megabytes, and the number of requests by status, or "left" if the client did."""
+    """Seconds and megabytes, and the number of requests by status, with what a fault says, or "left"."""
     chance, counts, began = random.Random(1), dict[str, int](), time.perf_counter()
     samples = list[tuple[float, float]]()
 
@@ -390,8 +389,8 @@ async def soaked(port: int, server: int, lines: list[str], seconds: float) -> tu
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             try:
                 async with asyncio.timeout(chance.random() / 10 if chance.random() < 0.1 else 600):
-                    await client.ask(body, path)
-                    status = str(client.status)
+                    answer = await client.ask(body, path)
+                    status = f"{client.status}{answer.decode() if client.status >= 500 else ''}"
             except TimeoutError:
                 status = "left"
         client.writer.close()
@@ -438,7 +437,7 @@ class Connection:
 
     async def ask(self, body: dict[str, Any], path: str = "/v1/translate") -> bytes:
         content = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         self.writer.write(head.encode() + content)
         answer = (await self.reader.readuntil(b"\r\n\r\n")).lower()
         self.status = int(answer.split(b" ", 2)[1])
@@ -513,9 +512,9 @@ def cpu(process: int) -> float:
 
 
 def memory(process: int) -> float:
-    """Megabytes."""
-    pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize() / 1e6
+    """Megabytes that are its own: files that it maps, such as weights, come and go with the machine's other work."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024 / 1e6
 
 
 if __name__ == "__main__":
