@@ -437,7 +437,8 @@ class Connection:
 
     async def ask(self, body: dict[str, Any], path: str = "/v1/translate") -> bytes:
         content = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(content)}\r\n\r\n"
         self.writer.write(head.encode() + content)
         answer = (await self.reader.readuntil(b"\r\n\r\n")).lower()
         self.status = int(answer.split(b" ", 2)[1])

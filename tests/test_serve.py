@@ -1,5 +1,6 @@
 """The server: its API over real HTTP, limits, faults, clients that leave, and the command."""
 
+import gzip
 import html
 import http.client
 import json
@@ -25,7 +26,8 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 
 from specdec_plugins.commands import serve  # noqa: E402
-from specdec_plugins.serving.app import make_app  # noqa: E402
+from specdec_plugins.serving.app import called, make_app  # noqa: E402
+from specdec_plugins.serving.connection import Patient  # noqa: E402
 from specdec_plugins.serving.engine import EngineThread  # noqa: E402
 from specdec_plugins.serving.service import Limits, Model, Service  # noqa: E402
 from specdec_plugins.serving.translator import AsyncTranslator  # noqa: E402
@@ -37,14 +39,15 @@ from specdec_plugins.translator import Translator  # noqa: E402
 class Served:
     """A server in a thread of this process."""
 
-    def __init__(self, folders=(PAIR,), queue=1024, **how):
+    def __init__(self, folders=(PAIR,), queue=1024, names=None, **how):
         limits = Limits(**how.pop("limits", {}))
         self.engine, models = EngineThread(), []
         for folder in folders:
             served = AsyncTranslator(Translator.from_pretrained(folder, threads=1), queue=queue, thread=self.engine)
             models.append(Model.of(folder.rpartition("/")[2], served))
         self.service = Service(models, limits, **how)
-        self.server = uvicorn.Server(uvicorn.Config(make_app(self.service), "127.0.0.1", 0, access_log=False, log_config=None))
+        app, quiet = make_app(self.service, names=names), {"access_log": False, "log_config": None}
+        self.server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, http=Patient, ws="none", **quiet))
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         while not self.server.started:
@@ -300,7 +303,7 @@ def test_clients_that_leave_free_their_rows(served):
             {"text": " ".join(LINES * 20), "windows": "sentence", "stream": stream, **({} if stream else {"beam": 8})}
         )
         client = socket.create_connection(("127.0.0.1", served.port))
-        client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body.encode())}\r\n"
+        client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body.encode())}\r\n"
                        f"content-type: application/json\r\n\r\n{body}".encode())  # fmt: skip
         waited(lambda: desk.owners)
         client.close()
@@ -314,7 +317,7 @@ def test_a_client_that_leaves_before_the_first_piece_frees_its_place(served):
     body = json.dumps({"text": LINES[0], "stream": True})
     try:
         client = socket.create_connection(("127.0.0.1", served.port))
-        client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body.encode())}\r\n"
+        client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body.encode())}\r\n"
                        f"content-type: application/json\r\n\r\n{body}".encode())  # fmt: skip
         waited(lambda: model.pending)
         client.close()
@@ -342,6 +345,65 @@ def test_a_body_without_its_type_learns_it(served):
         assert status == 400 and "Content-Type: application/json" in json.dumps(content)
 
 
+@pytest.mark.parametrize(
+    "host, ours",
+    [
+        ("localhost:5000", True), ("LOCALHOST", True), ("a.localhost:80", True), ("127.0.0.1:5000", True), ("[::1]:5000", True),
+        ("[::1]", True), ("192.168.0.7", True), ("translate.example.org:443", True), ("", True), ("localhost.:1", True),
+        ("evil.example:5000", False), ("127.0.0.1.evil.example", False), ("localhost.evil.example", False), ("evil", False),
+        ("translate.example.org.evil", False), ("[::1].evil", False), ("a@localhost", False),
+    ],
+)  # fmt: skip
+def test_names_that_lead_here(host, ours):
+    assert called(host, ["translate.example.org"]) == ours
+
+
+def test_pages_of_other_sites_reach_nothing(tmp_path):
+    """By a name of theirs that leads here, or by forms, which leave glossaries as they are."""
+    server, options = Served(names=["ours.example"]), serve.parser().parse_args
+    asked = {"text": "A dog runs.", "q": "A dog runs.", "source": "en", "target": "de", "target_lang": "DE"}
+    try:
+        for path, key in ("/v1/translate", "error"), ("/translate", "error"), ("/v2/translate", "message"), ("/", "error"):
+            status, _, content = server.ask("POST", path, asked, host="evil.example")
+            assert status == 403 and "--allow-host" in content[key]
+        for path in "/metrics", "/v2/glossaries", "/openapi.json", "/none":
+            assert server.ask("GET", path, host="evil.example:80")[0] == 403
+        for host in "localhost:1", "ours.example":
+            assert server.ask("GET", "/v1/models", host=host)[0] == 200
+        terms = {"name": "a", "source_lang": "en", "target_lang": "de", "entries_format": "tsv", "entries": "dog\tRüde"}
+        form = {"content_type": "application/x-www-form-urlencoded", "sec_fetch_site": "cross-site"}
+        assert server.ask("POST", "/v2/glossaries", urlencode(terms), **form)[0] == 403
+        assert server.ask("POST", "/v2/glossaries", urlencode(terms), **{**form, "sec_fetch_site": "same-origin"})[0] == 201
+    finally:
+        server.close()
+    assert serve.names_of(options([])) == serve.names_of(options(["--host", "::1"])) == []
+    assert serve.names_of(options(["--host", "0.0.0.0"])) is None and serve.names_of(options(["--host", "box"])) is None
+    assert serve.names_of(options(["--allow-host", "Ours.example, other"])) == ["ours.example", "other"]
+
+
+def test_errors_of_all_kinds_in_each_dialect(served):
+    form, packed = "application/x-www-form-urlencoded", {"content_type": "application/json", "content_encoding": "gzip"}
+    for path, key, large in ("/translate", "error", 400), ("/v2/translate", "message", 413), ("/v1/translate", "error", 413):
+        found = [
+            served.ask("GET", path), served.ask("POST", path, b"x" * (2 << 20), content_type=form),
+            served.ask("POST", path, b"", **packed), served.ask("POST", path, gzip.compress(b"{}" * 1000), **packed),
+            served.ask("POST", path, b"{", content_type="x/y"), served.ask("POST", path, b"A dog", content_type=form),
+        ]  # fmt: skip
+        assert [status for status, *_ in found] == [405, large, 415, 415, 400, 400], path
+        assert all([*content] == [key] and content[key] and "\n" not in content[key] for *_, content in found), path
+    assert [*served.ask("GET", "/v2/none")[2]] == ["message"] and [*served.ask("GET", "/none")[2]] == ["error"]
+
+
+def test_headers_that_do_not_arrive(served, monkeypatch):
+    monkeypatch.setattr("specdec_plugins.serving.connection.HEADERS", 0.2)
+    whole = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for sent in b"", b"GET / HTTP/1.1\r\nhost: local", whole + whole[:9]:
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            client.settimeout(600)
+            client.sendall(sent)
+            assert b"".join(iter(lambda: client.recv(1000), b"")).count(b"HTTP/1.1 200") == (len(sent) > len(whole))
+
+
 def test_faults_are_answered_in_each_dialect(served, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
@@ -367,7 +429,7 @@ def test_hundreds_of_requests_a_tenth_leaves(served):
         if number % 10 == 9:
             client = socket.create_connection(("127.0.0.1", served.port))
             body = json.dumps({"text": lines, **options})
-            client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body.encode())}\r\n"
+            client.sendall(f"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body.encode())}\r\n"
                            f"content-type: application/json\r\n\r\n{body}".encode())  # fmt: skip
             time.sleep(number % 7 / 100)
             client.close()
@@ -402,6 +464,10 @@ def test_the_command_stops_gracefully(grace, statuses, tmp_path):
     config = tmp_path / "models.toml"
     config.write_text(f'threads = 1\ngrace = {grace}\n[model.demo]\nfolder = "{PAIR}"')
     served, process = started(config)
+    reader = http.client.HTTPConnection("127.0.0.1", served.port, timeout=600)
+    fields = {"text": " ".join(LINES * 15), "stream": True, "windows": "sentence"}
+    reader.request("POST", "/v1/translate", json.dumps(fields), {"content-type": "application/json"})
+    stream = reader.getresponse()  # it has begun
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(served.post, text=LINES * n, beam=4) for n in (1, 15, 15)]
         waited(asked[0].done)
@@ -409,6 +475,8 @@ def test_the_command_stops_gracefully(grace, statuses, tmp_path):
         found = [each.result() for each in asked]
         assert {status for status, _ in found} == statuses
         assert all(status == 200 or content["error"].startswith("the server stopped before") for status, content in found)
+        name, data = re.findall(r"event: (.*)\ndata: (.*)\n\n", stream.read().decode())[-1]
+        assert name == "result" or (503 in statuses and name == "error" and "the server stopped before" in data)
     assert process.wait(30) == 0
     logged = process.stderr.read()
     assert "Traceback" not in logged and "POST /v1/translate 200" in logged
@@ -487,6 +555,23 @@ def test_folders_are_loaded_again(tmp_path):
     assert process.returncode == 0
     assert {status for status, _ in found} == {200}
     assert {content["target"] for _, content in found} == {"de", "fr"} and found[-1][1]["target"] == "fr"
+
+
+@pytest.mark.long
+def test_a_signal_while_models_are_loaded(tmp_path):
+    """The folders are loaded again afterwards: they may have been replaced after they were read."""
+    config, keys = tmp_path / "models.toml", tmp_path / "keys"
+    os.mkfifo(keys)
+    config.write_text(f'port = 0\nthreads = 1\nkeys = "{keys}"\n[model.demo]\nfolder = "{PAIR}"')
+    command = [sys.executable, "-m", "specdec_plugins.commands.serve", "--config", str(config)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    with open(keys, "w") as writer:  # waits until the command reads it
+        process.send_signal(signal.SIGHUP)
+        writer.write("right\n")
+    assert any("INFO model demo was loaded again" in line for line in process.stderr)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=600)
+    assert process.returncode == 0
 
 
 def answers(port):

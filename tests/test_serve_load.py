@@ -16,9 +16,7 @@ from conftest import ROOT
 from test_serve import Served, answers, served, waited  # noqa: F401
 from test_serving import LINES, PAIR
 
-from specdec_plugins.serving.translator import settings_for
-from specdec_plugins.settings import Settings
-from specdec_plugins.translator import Translator
+from specdec_plugins.commands import translate
 
 CHOICES: list[dict] = [
     {},
@@ -26,32 +24,42 @@ CHOICES: list[dict] = [
     {"sampling": True, "seed": 5, "num_samples": 2},
     {"beta": 3, "tau": 1.0, "windows": "sentence"},
 ]
-DOCS = [f"Open the {name} and save the file." for name in ("window", "menu", "folder", "page", "table", "image")]
-MODELS = {PAIR: LINES[:6], str(ROOT / "data" / "docs.en-fr"): DOCS}
+DOCS = [f"Open the {name} and save the file." for name in ("window", "menu", "folder")]
+MODELS = {PAIR: LINES[:3], str(ROOT / "data" / "docs.en-fr"): DOCS}
 
 
 def request_of(body: dict, path="/v1/translate") -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
 
 
+def commanded(folder: str, lines: list[str], choice: dict, path) -> list[str]:
+    """What specdec-translate writes."""
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in choice.items()]
+    written = path.with_suffix(".out")
+    assert translate.main(["--model", folder, "--input", str(path), "--output", str(written), "--threads", "1", *flags]) == 0
+    return written.read_text(encoding="utf-8").splitlines()
+
+
 @pytest.mark.long
-def test_a_thousand_requests_at_once():
-    """Four kinds for two models, over a connection each; a tenth leaves. None is lost, and none is wrong."""
-    expected: dict[tuple[str, int, str], list[str]] = {}
+def test_a_thousand_requests_at_once(tmp_path):
+    """Four kinds for two models, of one to three texts, over a connection each; a tenth leaves. None is lost, and each answer is
+    what the command writes with the same options."""
+    expected: dict[tuple[str, int, int], list[str]] = {}
     for (folder, lines), (kind, choice) in itertools.product(MODELS.items(), enumerate(CHOICES)):
-        library = Translator.from_pretrained(folder, **vars(settings_for(Settings(threads=1), choice)[0]))
-        for line in lines:
-            expected[folder, kind, line] = [each.text for each in library.translate([line])]
-    server, choose, asked = Served([*MODELS], limits={"seconds": 1000}), random.Random(1), [*expected]
+        found = commanded(folder, lines, choice, tmp_path / "text")
+        for texts in range(1, len(lines) + 1):
+            expected[folder, kind, texts] = found[: texts * len(found) // len(lines)]
+    server, choose, asked = Served([*MODELS], 4096, limits={"seconds": 1000}), random.Random(1), [*expected]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)) if hard > 0 else max(soft, 4096), hard))
 
     async def one(number: int):
-        folder, kind, line = key = asked[number % len(asked)]
+        folder, kind, texts = key = asked[number % len(asked)]
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(request_of({"text": line, "model": folder.rpartition("/")[2], **CHOICES[kind]}))
+        writer.write(request_of({"text": MODELS[folder][:texts], "model": folder.rpartition("/")[2], **CHOICES[kind]}))
         if number % 10 == 9:
             await asyncio.sleep(choose.random())
             writer.close()
@@ -59,8 +67,7 @@ def test_a_thousand_requests_at_once():
         head, _, content = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
         assert head.startswith(b"HTTP/1.1 200"), (head, content)
-        (result,) = json.loads(content)["results"]
-        return key, [each["text"] for each in result["outputs"]]
+        return key, [each["text"] for result in json.loads(content)["results"] for each in result["outputs"]]
 
     async def all_of_them():
         return await asyncio.gather(*(one(number) for number in range(1000)))
@@ -95,12 +102,12 @@ def reset(client: socket.socket, piece: bytes, pieces: int = 10_000) -> bool:
 
 
 def half(path: str, kind="application/json") -> bytes:
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: 999\r\n\r\n--x\r\n{{".encode()
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 999\r\n\r\n--x\r\n{{".encode()
 
 
 def test_bodies_and_headers_without_end(served):  # noqa: F811
     for path in ("/v1/translate", "/translate", "/nothing"):  # refused before the body has arrived
-        client = connected(served.port, f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        client = connected(served.port, f"POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         assert reset(client, b"10000\r\n" + b"x" * 0x10000 + b"\r\n"), path
     assert reset(connected(served.port, b"GET / HTTP/1.1\r\n"), b"x-y: " + b"z" * 5000 + b"\r\n")
     assert reset(connected(served.port), b"GET" * 20_000)
@@ -135,7 +142,7 @@ def test_clients_that_do_not_read(served):  # noqa: F811
     """Answers wait for them in bounded memory, and hold nobody up."""
     stream = request_of({"text": " ".join(LINES * 5), "windows": "sentence", "stream": True})
     clients = [connected(served.port, stream, window=2048) for _ in range(6)]
-    many = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 50_000  # answers of more than 1 GB
+    many = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50_000  # answers of more than 1 GB
     clients += [connected(served.port, window=2048) for _ in range(4)]
     for client in clients[-4:]:
         client.setblocking(False)
@@ -176,7 +183,9 @@ def test_the_end_does_not_wait_for_clients_that_stall():
     waited(lambda: process.poll() is not None or answers(port))
     clients = [connected(port, half("/translate")), connected(port, window=2048)]
     clients[1].settimeout(0.5)
-    assert reset(clients[1], b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n", 10_000_000)  # a timeout: it does not read on
+    assert reset(
+        clients[1], b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n", 10_000_000
+    )  # a timeout: it does not read on
     process.send_signal(signal.SIGTERM)
     _, logged = process.communicate(timeout=300)
     assert process.returncode == 0 and "Finished server process" in logged

@@ -2,10 +2,12 @@
 
 import argparse
 import asyncio
+import ipaddress
 import logging
 import math
 import signal
 import sys
+import threading
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -38,6 +40,8 @@ def parser() -> Parser:
     add("--host", default="127.0.0.1", metavar="NAME", help="where to listen (default: 127.0.0.1, this machine only)")
     add("--port", type=whole, default=5000, metavar="N", help="(default: 5000)")
     add("--keys", metavar="FILE", help="API keys, one per line; requests need one (default: none)")
+    add("--allow-host", metavar="NAMES", help="names, joined by commas, that clients may call the server by, besides localhost "
+        "and IP addresses (default: any, but none if --host is this machine only)")  # fmt: skip
     add("--rows", type=whole, default=64, metavar="N", help="outputs in flight per model; a beam counts its size (default: 64)")
     add("--queue", type=whole, default=1024, metavar="N", help="texts waiting and in flight per model; more are refused "
         "(default: 1024)")  # fmt: skip
@@ -126,12 +130,26 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(**{name: getattr(options, name) for name in ("device", "dtype", "threads", "draft_with")})
 
 
+def names_of(options: argparse.Namespace) -> list[str] | None:
+    """The names that requests may call the server by; None: any."""
+    if options.allow_host is not None:
+        return [each.strip().lower() for each in options.allow_host.split(",")]
+    try:
+        local = options.host == "localhost" or ipaddress.ip_address(options.host).is_loopback
+    except ValueError:
+        local = False
+    return [] if local else None
+
+
 def run(options: argparse.Namespace) -> None:
+    again = threading.Event()  # whether SIGHUP has arrived
+    signal.signal(signal.SIGHUP, lambda *_: again.set())  # also while models load for the first time
     with needed("serve", "specdec-serve"):
         import prometheus_client  # noqa: F401 - checked before models are loaded
         import uvicorn
 
         from specdec_plugins.serving.app import make_app
+        from specdec_plugins.serving.connection import Patient
         from specdec_plugins.serving.glossaries import Glossaries
         from specdec_plugins.serving.service import Limits, Model, Service, read_keys
     from specdec_plugins.serving.engine import EngineThread
@@ -172,10 +190,19 @@ def run(options: argparse.Namespace) -> None:
         async def startup(self, sockets=None) -> None:
             await super().startup(sockets)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+            if again.is_set():
+                self.reload()
 
         def reload(self) -> None:
+            again.set()
             if self.reloading is None or self.reloading.done():
-                self.reloading = asyncio.ensure_future(reload())
+                self.reloading = asyncio.ensure_future(self.reloads())
+
+        async def reloads(self) -> None:
+            """Once more if SIGHUP arrives meanwhile: a folder may have been replaced after it was read."""
+            while again.is_set() and not self.should_exit:
+                again.clear()
+                await reload()
 
         async def shutdown(self, sockets=None) -> None:
             """Connections end when their requests are answered, at the latest when the translators have closed."""
@@ -184,8 +211,8 @@ def run(options: argparse.Namespace) -> None:
             await closing
 
     config = uvicorn.Config(
-        make_app(service, options.grace), options.host, options.port, access_log=False, log_config=None, server_header=False,
-        loop="asyncio", http="h11", ws="none",  # h11 bounds headers
+        make_app(service, options.grace, names_of(options)), options.host, options.port, access_log=False, log_config=None,
+        server_header=False, loop="asyncio", http=Patient, ws="none",
         timeout_graceful_shutdown=math.ceil(options.grace) + DRAIN,
     )  # fmt: skip
     with suppress(Terminated, KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped

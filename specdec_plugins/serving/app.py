@@ -1,9 +1,11 @@
 """The web application: the dialects' routes, health, metrics, and what surrounds every request."""
 
 import asyncio
+import ipaddress
 import logging
+import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -23,8 +25,9 @@ from specdec_plugins.serving.service import GONE, Refused, Service
 access = logging.getLogger("specdec.access")
 
 
-def make_app(service: Service, grace: float = 30.0) -> FastAPI:
-    """The application. At its end translations in flight have ``grace`` seconds left."""
+def make_app(service: Service, grace: float = 30.0, names: Collection[str] | None = None) -> FastAPI:
+    """The application. At its end translations in flight have ``grace`` seconds left. ``names`` are those that requests may call
+    the server by, besides localhost and IP addresses; None: any."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -76,7 +79,7 @@ def make_app(service: Service, grace: float = 30.0) -> FastAPI:
         """A fault of ours, which uvicorn logs."""
         return answer(request, 500, "the request failed; the server's log says why")
 
-    app.add_middleware(Boundary, service=service, metrics=metrics)
+    app.add_middleware(Boundary, service=service, metrics=metrics, names=names)
     return app
 
 
@@ -101,11 +104,22 @@ def answer(request: Request, status: int, message: str, headers: Mapping[str, st
     return JSONResponse(body, status, headers)
 
 
-class Boundary:
-    """Bounds bodies, and notes each request in metrics and the access log: neither texts nor query, which may hold some."""
+def called(host: str, names: Collection[str]) -> bool:
+    """Whether a Host header calls us localhost, an IP address or one of ``names``. A page of another site may have its own name
+    lead to this machine (DNS rebinding), and would be as good as ours to a browser."""
+    name = re.sub(r":\d*$", "", host).strip("[]").rstrip(".").lower()
+    try:
+        return name in ("", "localhost", *names) or name.endswith(".localhost") or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
-    def __init__(self, app: ASGIApp, service: Service, metrics: Metrics):
-        self.app, self.service, self.metrics = app, service, metrics
+
+class Boundary:
+    """Checks hosts, bounds bodies, and notes each request in metrics and the access log: neither texts nor query, which may hold
+    some."""
+
+    def __init__(self, app: ASGIApp, service: Service, metrics: Metrics, names: Collection[str] | None):
+        self.app, self.service, self.metrics, self.names = app, service, metrics, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -118,6 +132,8 @@ class Boundary:
 
         async def bounded() -> Message:
             nonlocal size, whole
+            if headers.get(b"content-encoding", b"identity") != b"identity":
+                raise HTTPException(415, "the body is compressed; send it as it is")
             try:
                 async with asyncio.timeout(None if whole else began + limits.seconds - time.perf_counter()):
                     message = await receive()
@@ -138,7 +154,11 @@ class Boundary:
                 await send(message)
 
         try:
-            await self.app(scope, bounded, noted)
+            if self.names is None or called(headers.get(b"host", b"").decode("latin-1"), self.names):
+                await self.app(scope, bounded, noted)
+            else:
+                refusal = answer(Request(scope), 403, "the server is not known by this name; see --allow-host")
+                await refusal(scope, receive, noted)
         finally:
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", "other")  # known paths only: labels must be few

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -135,7 +136,8 @@ class Service:
 
     def admit(self, key: str | None, texts: Sequence[str]) -> None:
         """Raises Refused for an unknown key, or texts beyond the limits."""
-        if self.keys is not None and key not in self.keys:
+        given = (key or "").encode()
+        if self.keys is not None and not sum(compare_digest(given, each.encode()) for each in self.keys):  # time tells nothing
             raise Refused(403, "Invalid API key" if key else "An API key is required")
         if any(surrogate(text) for text in texts):
             raise Refused(400, "a text is not Unicode: it has half of a surrogate pair")

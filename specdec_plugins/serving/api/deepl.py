@@ -104,6 +104,8 @@ def add_glossaries(api: APIRouter, service: Service) -> None:
     @api.post("/glossaries", status_code=201, openapi_extra=fields(Terms))
     async def create(request: Request) -> dict[str, Any]:
         """Fields: name, source_lang, target_lang, entries_format (tsv or csv), entries."""
+        if request.headers.get("sec-fetch-site") == "cross-site":  # a browser sends a form of a page that is not ours
+            raise Refused(403, "glossaries are not taken from pages of other sites")
         account, given = admitted(service, request), await read_fields(request)
         name, source, target, form, entries = (
             text_of(required(given, field), field)
