@@ -34,6 +34,7 @@ from specdec_plugins.units import translate_units
 Pairs = list[tuple[str, str]]
 Wrap = Callable[[str], str]
 ALL = pattern()
+BRANCHES = re.compile(r"(?<=\{n, plural, one \{)[^{}#]*#[^{}#]*(\} other \{)[^{}#]*#[^{}#]*(?=\}\})")  # which are translated
 GENERATED = 5_000  # segments
 CODE = re.compile(r"(?<![\w.`])(?=[\w.:$\\-]*[_:.(\\$-])[\w$\\][\w.:$\\-]*(?:\(\))?(?<![.:-])(?![\w])")
 KINDS: Sequence[Wrap] = (
@@ -104,6 +105,7 @@ def protection(translator: Translator, corpus: Path, draw: random.Random) -> Non
     lines = [*islice(generated([source for source, _ in pairs], draw), GENERATED)]
     plain, seconds = timed(lambda: translator.translate(lines))
     kept, more = timed(lambda: translator.translate(lines, protect=ALL))
+    kept = [BRANCHES.sub(r"# file\1# files", text) for text in kept]
     counts = (sum(Protected.of(line, ALL).intact(text) for line, text in zip(lines, texts)) for texts in (plain, kept))
     print(
         f"  generated: {len(lines):,} segments, {next(counts):,} intact, protected {next(counts):,}; {seconds:.1f}, {more:.1f} s"

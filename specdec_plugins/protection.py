@@ -3,25 +3,37 @@
 A sentence is translated as it is: models that know its kind of text copy most placeholders themselves, and no word of those
 outputs changes. If a part is missing, doubled or altered, the sentence is translated again with a mask in the place of each part.
 If the model does not write each mask exactly once, it translates the rest, and the word alignment says where the parts go. So
-parts are kept by construction, and outputs depend on the verifier alone, not on drafts.
+parts are kept by construction, and outputs depend on the verifier alone, not on drafts. The branches of ICU messages, which are
+kept like other parts, are then translated by themselves.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
+from specdec_plugins.files import MESSAGE, Options, TextFile
 from specdec_plugins.text.alignment import Alignment
 from specdec_plugins.text.protected import Edits, Protected
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import BESIDE, Translation
+from specdec_plugins.units import translate_units
 
 if TYPE_CHECKING:
     from specdec_plugins.translator import Translator
 
+LANGUAGES = ("source_lang", "target_lang")
+SHARED = ("batch_size", "max_tokens", "max_length", "too_long", "glossary")  # options of a branch as of its text
 
-def translate_protected(translator: "Translator", sources: Sequence[Protected], options: dict[str, Any]) -> list[Translation]:
-    """Translate the sources with the options of `Translator.translate`. Raises ValueError for several outputs a sentence."""
+
+def translate_protected(
+    translator: "Translator", sentences: Sequence[str], protect: re.Pattern[str] | None, protected: Sequence[Sequence[Span]],
+    options: dict[str, Any],
+) -> list[Translation]:  # fmt: skip
+    """Translate with the options of `Translator.translate`. Raises ValueError for several outputs a sentence."""
     check_single(translator, options)
+    sources = [Protected.of(*each) for each in zip(sentences, repeat(protect), protected)]
     results = translator.translate([source.text for source in sources], **options)
     options = options | {"too_long": "truncate"}
     for again in (masked, rebuilt):
@@ -29,7 +41,37 @@ def translate_protected(translator: "Translator", sources: Sequence[Protected], 
         found = again(translator, [sources[n] for n in due], chosen(options, due)) if due else []
         for n, result in zip(due, found):
             results[n] = result or results[n]
+    groups: dict[tuple[str | None, ...], list[int]] = {}
+    for n, result in enumerate(results):
+        if sources[n].messages and not result.shortened:
+            each = (value if isinstance(value := options[name], str | None) else value[n] for name in LANGUAGES)
+            groups.setdefault(tuple(each), []).append(n)
+    for languages, due in groups.items():
+        choices = {name: options[name] for name in SHARED} | dict(zip(LANGUAGES, languages)) | {"protect": protect}
+        found = branched(translator, [sources[n] for n in due], [results[n] for n in due], choices)
+        for n, result in zip(due, found):
+            results[n] = result
     return results
+
+
+def branched(
+    translator: "Translator", sources: Sequence[Protected], results: Sequence[Translation], choices: dict[str, Any]
+) -> list[Translation]:
+    """The translations with the branches of their ICU messages translated, too."""
+    parts = [source.text[first:end] for source in sources for first, end in source.messages]
+    files = {part: TextFile(part, MESSAGE, Options()) for part in parts}
+    placed = iter(translate_units(translator, [unit for file in files.values() for unit in file.units], **choices))
+    owned = {part: list(islice(placed, len(file.units))) for part, file in files.items()}
+    texts = {part: file.translated(owned[part]) for part, file in files.items()}
+    found = []
+    for source, result in zip(sources, results):
+        own = [source.text[first:end] for first, end in source.messages]
+        text = result.text if "'{" in source.text else result.text.replace("'{", "’{")  # which would begin a quotation
+        matches = re.finditer("|".join(map(re.escape, own)), text)
+        back = Edits([(match.span(), texts[match[0]]) for match in matches])
+        unplaced = [term for part in own for each in owned[part] if each for term in each.unplaced]
+        found.append(edited(replace(result, text=text, unplaced=result.unplaced + unplaced), Edits([]), back))
+    return found
 
 
 def check_single(translator: "Translator", options: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any, Literal
 
 from specdec_plugins.annotation import annotated
@@ -29,7 +29,6 @@ from specdec_plugins.terms import translate_terms
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.codec import Encoded, NoLanguage
 from specdec_plugins.text.glossary import Glossary
-from specdec_plugins.text.protected import Protected
 from specdec_plugins.text.words import Span
 from specdec_plugins.translations import BESIDE, Source, SourceTooLong, Translation
 
@@ -112,7 +111,7 @@ class Translator:
             spans = [[]] * len(sentences) if protected is None else protected
             if len(spans) != len(sentences):
                 raise ValueError(f"{len(sentences):,} sentences, but {len(spans):,} lists of protected spans")
-            return translate_protected(self, [Protected.of(*each) for each in zip(sentences, repeat(protect), spans)], options)
+            return translate_protected(self, sentences, protect, spans, options)
         batch_size = self.settings.usual_batch_size if batch_size == "auto" else batch_size
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
         languages = list(zip(*(self._each(each, len(sentences)) for each in (source_lang, target_lang))))

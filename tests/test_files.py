@@ -333,6 +333,15 @@ def test_markup_is_translated_around_its_tags():
         translated('{"a": "A <b>red</b> &amp; house"}', "json", str.upper, markup="html") == '{"a": "A <b>RED</b> &amp; HOUSE"}'
     )
     assert translated("A <x a='b'>red</x> house<y/>\n", "txt", str.upper, markup="xml") == "A <x a='b'>RED</x> HOUSE<y/>\n"
+    for name, own in (
+        ("html", "<p>A <b>red</b> &lt;house</p>"),
+        ("md", "A **red** house"),
+        ("srt", "1\n--> 2\nA <i>red</i> house\n"),
+    ):
+        assert translated(own, name, str.upper, markup="html") == translated(own, name, str.upper)  # texts with tags of their own
+    unit = "<xliff><trans-unit><source>A &lt;b&gt;red&lt;/b&gt; <g>house</g></source>{}</trans-unit></xliff>"
+    both = translated(unit.format(""), "xlf", str.lower, markup="html")
+    assert both == unit.format("<target>a &lt;b&gt;red&lt;/b&gt; <g>house</g></target>")
 
 
 def test_lines_of_messages_stay_lines():

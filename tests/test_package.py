@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "documents": ("decoding", "text", "translations", "translator"),
     "annotation": ("decoding", "text", "translations", "translator"),
     "terms": ("protection", "text", "translations", "translator"),
-    "protection": ("text", "translations", "translator"),
+    "protection": ("files", "text", "translations", "translator", "units"),
     "translations": ("decoding", "text"),
     "assignment": ("decoding", "formats", "settings"),
     "engine": ("assignment", "decoding", "formats", "settings", "translations", "measure.fairseq_generator"),

@@ -149,13 +149,16 @@ def generated(count, seed=1):
         yield "".join(f"{text}{rng.choice(PARTS)}" for text in template[:-1]) + template[-1]
 
 
+MESSAGE = re.compile(r"\{n, plural, one \{[^{}#]*#[^{}#]*\} other \{[^{}#]*#[^{}#]*\}\}")
+
+
 def kept(lines, results):
-    """Every part as often as in the source: matches of the table in both texts, one by one."""
+    """Every part as often as in the source: matches of the table in both texts, one by one. The message's branches are text."""
     for line, result in zip(lines, results):
-        protected = Protected.of(line, ALL)
-        assert protected.intact(result.text), (line, result.text)
+        protected, text = Protected.of(line, ALL), MESSAGE.sub(r"{n, plural, one {# file} other {# files}}", result.text)
+        assert protected.intact(text), (line, result.text)
         if protected.spans:
-            left = result.text
+            left = text
             for part in sorted(protected.parts, key=len, reverse=True):
                 assert part in left, (line, result.text)
                 left = left.replace(part, "\0", 1)
@@ -197,6 +200,27 @@ def test_intact_outputs_do_not_change(docs):
     assert any(Protected.of(line, ALL).intact(each.text) for line, each in zip(lines[:2], plain))
     for line, one, other in zip(lines, plain, results):
         assert one.text == other.text or not Protected.of(line, ALL).intact(one.text)
+
+
+def test_branches_of_messages(docs):
+    """They are translated by themselves, with all that is protected, and links keep pointing at their words."""
+    lines = [
+        "Open {n, plural, =0 {no files} one {one file} other {# CTRL-C files}} in {a}",
+        "{a, select, other {{b, plural, other {# files}}}}",
+        "The files",
+        "Open {n, plural, one {a file",
+        "`{n, plural, other {the files}}` is {n}",
+    ]
+    protect = pattern("CTRL-.")
+    results = docs.translate(lines, protect=protect, alignments=True, source_lang=["en"] * 5)
+    texts = [each.text for each in results]
+    assert re.fullmatch(r"\w+ {n, plural, =0 {[^{}#]+} one {[^{}#]+} other {# [^{}#]*CTRL-C[^{}#]*}} dans {a}", texts[0])
+    assert re.fullmatch("{a, select, other {{b, plural, other {# fichiers}}}}", texts[1])
+    assert texts[3] == lines[3] and "`{n, plural, other {the files}}`" in texts[4]
+    words = [texts[0][slice(*each)] for each in results[0].alignment.target]
+    assert words[0] == texts[0].split()[0] and "dans" in words
+    argument = lines[0][5 : lines[0].index(" in {a}")]
+    assert argument in docs.translate(lines[:1], protected=[[(5, 5 + len(argument))]], protect=protect)[0].text
 
 
 def test_text_beside_parts_and_spans_of_the_caller(docs):

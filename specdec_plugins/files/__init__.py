@@ -11,6 +11,7 @@ from importlib import import_module
 from itertools import islice
 from pathlib import PurePath
 
+from specdec_plugins.text.icu import is_message
 from specdec_plugins.text.placing import Mark, Placed, Unit
 
 MOST = 16_000_000  # bytes of a file, which is held in memory; lines of text are streamed
@@ -21,6 +22,7 @@ FORMATS = {
 }  # fmt: skip
 COMPRESSED = (".gz", ".zst")
 MARKUP = {"html": "html", "xml": "xml.fragment"}  # the format of texts that are marked up
+MESSAGE = "strings.message"  # of texts with ICU's plurals
 
 
 class Unreadable(ValueError):
@@ -38,7 +40,7 @@ class Span:
     ``escape`` spells text as the file does. ``marks`` are inline tags, and ``places`` the characters of the file that they are.
     ``write`` makes the replacement from the translation so spelled, told whether it needs review. Unless it is ``always``
     written, a translation equal to its text changes nothing. ``whole`` and ``lines`` are those of `Unit`. If the text needs
-    review, the span that starts at ``marked`` says so.
+    review, the span that starts at ``marked`` says so. A text may be of a ``form``, as a file is.
     """
 
     start: int
@@ -52,6 +54,7 @@ class Span:
     whole: bool = False
     lines: bool = False
     marked: int | None = None
+    form: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,26 +85,29 @@ class TextFile:
 
     def __init__(self, source: str, form: str, options: Options, markup: str | None = None):
         self.source, self.spans = source, find_spans(source, form, options)
-        self.inner: list[TextFile] | None = None
-        if markup:
-            self.inner = [self._inner(span, markup, options) for span in self.spans]
+        self.inner = [self._inner(span, options, markup) for span in self.spans]
 
-    def _inner(self, span: Span, markup: str, options: Options) -> "TextFile":
+    def _inner(self, span: Span, options: Options, markup: str | None) -> "TextFile | None":
+        """A text that has spans of its own."""
+        form, rest = span.form, markup if span.form else None
+        if not form and not span.marks:
+            form = MARKUP[markup] if markup else MESSAGE if not span.whole and is_message(span.text) else None
         try:
-            return TextFile(span.text, MARKUP[markup], options)
+            return TextFile(span.text, form, options, rest) if form else None
         except Unreadable as error:
             raise Unreadable(span.start, error.what) from None
 
     @property
     def units(self) -> list[Unit]:
-        if self.inner is not None:
-            return [unit for inner in self.inner for unit in inner.units]
-        return [Unit(span.text, span.marks, span.whole, span.lines) for span in self.spans]
+        units = list[Unit]()
+        for span, inner in zip(self.spans, self.inner):
+            units += inner.units if inner else [Unit(span.text, span.marks, span.whole, span.lines)]
+        return units
 
     def lines(self) -> list[int]:
         """The line of each unit."""
         ends = [match.start() for match in re.finditer("\n", self.source)]
-        counts = [len(inner.units) for inner in self.inner] if self.inner is not None else [1] * len(self.spans)
+        counts = [len(inner.units) if inner else 1 for inner in self.inner]
         return [bisect_left(ends, span.start) + 1 for span, count in zip(self.spans, counts) for _ in range(count)]
 
     def translated(self, placed: Sequence[Placed | None], least: float = 0.0) -> str:
@@ -109,14 +115,14 @@ class TextFile:
 
         None leaves a text as it is.
         """
-        if self.inner is None:
-            return rewrite(self.source, zip(self.spans, placed), least)
         rest, whole = iter(placed), list[Placed | None]()
         for inner in self.inner:
-            own = list(islice(rest, len(inner.units)))
-            confidence = min((each.confidence for each in own if each), default=1.0)
-            text = inner.translated(own)
-            whole.append(Placed([text], text != inner.source, confidence) if None not in own else None)
+            own = list(islice(rest, len(inner.units) if inner else 1))
+            if inner and own and None not in own:
+                text = inner.translated(own)
+                confidence = min((each.confidence for each in own if each), default=1.0)
+                own = [Placed([text], text != inner.source, confidence)]
+            whole.append(own[0] if own and None not in own else None)
         return rewrite(self.source, zip(self.spans, whole), least)
 
 

@@ -3,14 +3,16 @@
 A span is the text between two block tags; inline tags become marks in it. Tags around all of its text stay outside of it.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from html import unescape
 from typing import Literal, NamedTuple
 
 from specdec_plugins.files import Span, Unreadable
+from specdec_plugins.text.icu import messages, quotes_nothing
 from specdec_plugins.text.placing import DEEPEST, Mark
 
 SPACE = " \t\n\r\f"
@@ -18,6 +20,8 @@ ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 MOST_TOKENS = 1_000_000  # tags and texts of a file, which take half a kilobyte each
 LONGEST_ENTITY = 40  # characters
+CHARACTER = re.compile(rf"&[^;&\s]{{1,{LONGEST_ENTITY}}};|.", re.DOTALL)  # an entity, or itself
+HIDDEN = "\ufffc"  # a tag, where only text counts
 
 
 class Token(NamedTuple):
@@ -86,8 +90,7 @@ class Blocks:
             yield from self._start(token)
 
     def flush(self) -> Iterator[Span]:
-        if span := span_of(self.source, self.run):
-            yield span
+        yield from block_spans(self.source, self.run)
         self.run, self.kept = [], []
 
     def _start(self, token: Token) -> Iterator[Span]:
@@ -131,6 +134,42 @@ class Blocks:
             text = "" if token.name in self.dialect.codes else "".join(each.text for each in self.kept)
             self.run.append(Token("kept", self.kept[0].start, token.end, text))
             self.kept = []
+
+
+def block_spans(source: str, tokens: Sequence[Token], escapes: Mapping[str, str] | None = None) -> Iterator[Span]:
+    """The span of a block's tokens; of an ICU message also those of its branches, and none if it is not well formed."""
+    text = "".join(token.text if token.kind == "text" else HIDDEN for token in tokens)
+    try:
+        found = messages(text)
+        tokens = [each for token in tokens for each in characters(source, token)] if found else tokens
+    except ValueError:
+        return
+    if not found and (span := span_of(source, tokens, escapes)):
+        yield span
+    doubled = any(piece.is_text for message in found for piece in message.pieces)
+    for message in found:
+        own, at = list[Token](), message.start
+        for start, end, shown in message.pieces:
+            kind: Literal["text", "kept"] = "text" if shown == "'" else "kept"
+            token = Token(kind, tokens[start].start, tokens[end - 1].end, shown.replace(HIDDEN, ""))
+            own += [*tokens[at:start], token]
+            at = end
+        if span := span_of(source, [*own, *tokens[at : message.end]], escapes):
+            yield replace(span, escape=partial(in_message, doubled=doubled, escape=span.escape))
+
+
+def in_message(text: str, doubled: bool, escape: Callable[[str], str]) -> str:
+    return escape(quotes_nothing(text, doubled))
+
+
+def characters(source: str, token: Token) -> Iterator[Token]:
+    """The token, or one for each character of a text. Raises ValueError for a text that is spelled in another way."""
+    if token.kind != "text" or len(token.text) == 1:
+        yield token
+        return
+    found = CHARACTER.finditer(source, token.start, token.end)
+    for match, character in zip(found, token.text, strict=True):
+        yield token._replace(start=match.start(), end=match.end(), text=character)
 
 
 def span_of(source: str, tokens: Sequence[Token], escapes: Mapping[str, str] | None = None) -> Span | None:

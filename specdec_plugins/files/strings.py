@@ -1,11 +1,13 @@
-"""JSON of translatable strings: all values that are strings, at any depth; keys stay."""
+"""JSON of translatable strings: all values that are strings, at any depth; keys stay. Strings that are ICU messages."""
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]
 
 from specdec_plugins.files import Options, Span, Unreadable
+from specdec_plugins.files.markup import Token, block_spans
 
 
 def spans(source: str, options: Options) -> Iterator[Span]:
@@ -25,3 +27,9 @@ def spans(source: str, options: Options) -> Iterator[Span]:
 
 def escape(text: str, ascii_only: bool) -> str:
     return json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+
+
+def message(source: str, options: Options) -> Iterator[Span]:
+    """The spans of an ICU message."""
+    for span in block_spans(source, [Token("text", 0, len(source), source)], {}):
+        yield replace(span, lines=True)

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from xml.sax.saxutils import quoteattr
 
 from specdec_plugins.files import Options, Span, Unreadable
 from specdec_plugins.files.markup import Dialect, Token, spans_of
-from specdec_plugins.files.xml import tokens
+from specdec_plugins.files.xml import ROOT, tokens
 
 UNITS = ("trans-unit", "segment")  # of version 1.2, of 2
 INITIAL = ("new", "needs-translation", "initial")  # states of targets in version 1.2, of segments in 2
+CONTENT = "xliff.content"
 CODES = ("ph", "bpt", "ept", "it")  # hold code of the document
 
 
@@ -27,7 +29,6 @@ def spans(source: str, options: Options) -> Iterator[Span]:
     found = tokens(source)
     if next((token.name for token in found if token.name), "") != "xliff":
         raise Unreadable(0, "not an XLIFF file")
-    dialect = Dialect(lambda name: True, options.ignored, codes=CODES)
     elements: list[tuple[str, int, bool]] = []  # open ones: name, first token, whether translated
     unit = Unit("")
     for index, token in enumerate(found):
@@ -41,10 +42,15 @@ def spans(source: str, options: Options) -> Iterator[Span]:
             name, first, on = elements.pop()
             if name in UNITS:
                 if on and unit.source and is_new(found, unit):
-                    yield from translated(source, found, unit, dialect)
+                    yield from translated(source, found, unit)
                 unit = Unit("")
             elif name in ("source", "target") and elements[-1][0] == unit.name:  # those of <alt-trans> are others'
                 setattr(unit, name, (first, index))
+
+
+def content(source: str, options: Options) -> Iterator[Span]:
+    """The spans of a source."""
+    return spans_of(source, tokens(source, ROOT)[1:-1], Dialect(lambda name: True, options.ignored, codes=CODES))
 
 
 def is_new(found: Sequence[Token], unit: Unit) -> bool:
@@ -56,14 +62,10 @@ def is_new(found: Sequence[Token], unit: Unit) -> bool:
     return not target or (target == source and dict(stated.attributes).get("state") in INITIAL)
 
 
-def translated(source: str, found: Sequence[Token], unit: Unit, dialect: Dialect) -> Iterator[Span]:
+def translated(source: str, found: Sequence[Token], unit: Unit) -> Iterator[Span]:
     """The unit's text, to be written to its target; from the opening tag of a segment on, which has the target's state."""
     assert unit.source is not None
     opening, closing, head = found[unit.source[0]], found[unit.source[1]], found[unit.opening]
-    span = next(spans_of(source, found[unit.source[0] + 1 : unit.source[1]], dialect), None)
-    if span is None:
-        return
-    before, after = source[opening.end : span.start], source[span.end : closing.start]
     start = end = closing.end
     indent = source[source.rfind("\n", 0, opening.start) + 1 : opening.start]
     space, attributes = "\n" + indent if not indent.strip() else "", ""
@@ -71,15 +73,17 @@ def translated(source: str, found: Sequence[Token], unit: Unit, dialect: Dialect
         old, until = found[unit.target[0]], found[unit.target[1]]
         start, end, space = old.start, until.end, ""
         kept = [(name, value) for name, value in old.attributes if name != "state"]
-        attributes = "".join(f' {name}="{span.escape(value or "").replace(chr(34), "&quot;")}"' for name, value in kept)
+        attributes = "".join(f" {name}={quoteattr(value or '')}" for name, value in kept)
     in_target = unit.name == "trans-unit"
 
     def write(text: str, doubtful: bool) -> str:
         state = ' state="needs-review-translation"' if doubtful and in_target else ""
         around = "" if in_target else stated(source[head.start : head.end], doubtful) + source[head.end : start]
-        return f"{around}{space}<target{attributes}{state}>{before}{text}{after}</target>"
+        return f"{around}{space}<target{attributes}{state}>{text}</target>"
 
-    yield replace(span, start=start if in_target else head.start, end=end, write=write, always=True)
+    yield Span(
+        start if in_target else head.start, end, source[opening.end : closing.start], write=write, always=True, form=CONTENT
+    )
 
 
 def stated(tag: str, doubtful: bool) -> str:

@@ -11,11 +11,13 @@ from functools import cached_property
 from itertools import count
 
 from specdec_plugins.text.alignment import Alignment
+from specdec_plugins.text.icu import arguments
 from specdec_plugins.text.patterns import ORDERED
 from specdec_plugins.text.words import Span
 
 MOST = 1000  # protected parts of a text
 STEM = "X"  # of masks
+EXAMPLE = "{n, plural, other {#}}"  # what protects this protects all ICU messages
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,19 @@ class Edits:
 
 @dataclass(frozen=True)
 class Protected:
-    """A source with the ``spans`` that its translation must contain, each exactly once."""
+    """A source with the ``spans`` that its translation must contain, each exactly once. Those of ``messages`` are arguments of
+    an ICU message, whose branches are to be translated."""
 
     text: str
     spans: Sequence[Span]
+    messages: Sequence[Span] = ()
 
     @classmethod
     def of(cls, text: str, protected: re.Pattern[str] | None, spans: Iterable[Span] = ()) -> "Protected":
         """Protect what matches, and further ``spans``. Spans that overlap are one. Raises ValueError for one outside the text."""
-        found = sorted([*spans, *(match.span() for match in protected.finditer(text))] if protected else spans)
+        messages = arguments(text) if protected and protected.match(EXAMPLE) else []
+        matches = (match.span() for match in protected.finditer(text)) if protected else ()
+        found = sorted([*(own := [*spans]), *messages, *matches])
         merged: list[Span] = []
         if found and not 0 <= found[0][0] <= max(end for _, end in found) <= len(text):
             raise ValueError(f"protected spans {found!r:.100} are not all within a text of {len(text):,} characters")
@@ -73,7 +79,8 @@ class Protected:
                 merged[-1] = merged[-1][0], max(end, merged[-1][1])
             elif first < end:
                 merged.append((first, end))
-        return cls(text, merged[:MOST])
+        kept = {*merged[:MOST]} - {span for span in messages if any(a < span[1] and span[0] < b for a, b in own)}
+        return cls(text, merged[:MOST], [span for span in messages if span in kept])
 
     @property
     def parts(self) -> list[str]:
