@@ -17,6 +17,8 @@ from specdec_plugins.assignment import DRAFTING
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.alignment import Aligner
 from specdec_plugins.decoding.assembly import THREADS
+from specdec_plugins.decoding.backends.cpu.binding import Engine as Kernels
+from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
@@ -194,6 +196,23 @@ class Engine:
         session.stats = self.stats
         yield session
         self._kept = how, session
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """What passes run on, if they run on the CPU kernels."""
+        model = getattr(self.roles.verifier, "model", None)
+        return model.engine if isinstance(model, CpuModel) else None
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions can run at the same time, each in a thread of its own: on the kernels, one for each of theirs."""
+        learns = self.drafter_name is not None and self.pair.drafter is None  # without weights, perhaps from all requests
+        return 1 if learns or self.kernels is None else self.kernels.threads
+
+    def join(self, running: int) -> None:
+        """Share the CPU threads with so many running sessions, from the next pass of this thread on."""
+        if self.kernels is not None:
+            self.kernels.members = max(1, self.kernels.threads // running)
 
     def give_way(self) -> None:
         """Called for each sentence that is read or written, which may take long for many: lets other callers run, if any."""

@@ -28,7 +28,7 @@ pytest.importorskip("prometheus_client")
 from specdec_plugins.commands import serve  # noqa: E402
 from specdec_plugins.serving.app import called, make_app  # noqa: E402
 from specdec_plugins.serving.connection import Patient  # noqa: E402
-from specdec_plugins.serving.engine import EngineThread  # noqa: E402
+from specdec_plugins.serving.engine import EngineThread, close_all  # noqa: E402
 from specdec_plugins.serving.service import Limits, Model, Service  # noqa: E402
 from specdec_plugins.serving.translator import AsyncTranslator  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
@@ -41,9 +41,9 @@ class Served:
 
     def __init__(self, folders=(PAIR,), queue=1024, names=None, **how):
         limits = Limits(**how.pop("limits", {}))
-        self.engine, models = EngineThread(), []
+        self.engines, models = [EngineThread(), EngineThread()], []
         for folder in folders:
-            served = AsyncTranslator(Translator.from_pretrained(folder, threads=1), queue=queue, thread=self.engine)
+            served = AsyncTranslator(Translator.from_pretrained(folder, threads=1), queue=queue, threads=self.engines)
             models.append(Model.of(folder.rpartition("/")[2], served))
         self.service = Service(models, limits, **how)
         app, quiet = make_app(self.service, names=names), {"access_log": False, "log_config": None}
@@ -57,7 +57,7 @@ class Served:
     def close(self):
         self.server.should_exit = True
         self.thread.join()
-        self.engine.close()
+        close_all(self.engines)
 
     def ask(self, method, path, body=None, **headers):
         """Status, headers and content, which is parsed if it is JSON."""
@@ -297,7 +297,7 @@ def test_characters_per_minute_and_key(monkeypatch):
 
 
 def test_clients_that_leave_free_their_rows(served):
-    desk = served.service.models[0].served.desk
+    (desk,) = served.service.models[0].served.line.desks
     for stream in (False, True):
         body = json.dumps(
             {"text": " ".join(LINES * 20), "windows": "sentence", "stream": stream, **({} if stream else {"beam": 8})}
@@ -313,7 +313,7 @@ def test_clients_that_leave_free_their_rows(served):
 
 def test_a_client_that_leaves_before_the_first_piece_frees_its_place(served):
     model, passes = served.service.models[0].served, threading.Event()
-    served.engine.post(passes.wait)  # no pass runs until then
+    served.engines[0].post(passes.wait)  # no pass runs until then
     body = json.dumps({"text": LINES[0], "stream": True})
     try:
         client = socket.create_connection(("127.0.0.1", served.port))
@@ -440,7 +440,7 @@ def test_hundreds_of_requests_a_tenth_leaves(served):
         found = list(pool.map(one, range(400)))
     for lines, options, (status, content) in filter(None, found):
         assert status == 200 and [each["text"] for each in outputs(content)] == [each.text for each in expected(lines, options)]
-    waited(lambda: not served.service.models[0].served.desk.owners)
+    waited(lambda: not any(desk.owners for desk in served.service.models[0].served.line.desks))
 
 
 def started(config):
@@ -488,24 +488,51 @@ def test_the_command_stops_gracefully(grace, statuses, tmp_path):
     assert "Traceback" not in logged and "POST /v1/translate 200" in logged
 
 
+def test_a_session_that_cannot_be_opened_is_tried_again(monkeypatch):
+    """Until it can, the server is not ready and refuses requests at once."""
+    served = Served()
+    model, (desk,) = served.service.models[0].served, served.service.models[0].served.line.desks
+    waited(lambda: desk.session)
+    engine, usual = model.translator.engine, model.translator.engine.session
+
+    def fail(*_):
+        raise MemoryError("too little memory")
+
+    try:
+        monkeypatch.setattr(desk.session, "step", fail)
+        monkeypatch.setattr(engine, "session", fail)
+        assert served.post(text=LINES * 10)[0] == 500
+        for _ in range(2):
+            status, headers, content = served.ask("POST", "/v1/translate", {"text": LINES[0]})
+            assert status == 503 and headers["Retry-After"] and "cannot translate at present" in content["error"]
+            assert served.ask("GET", "/ready")[::2] == (503, {"status": "failed"})
+        monkeypatch.setattr(engine, "session", usual)
+        desk._retry = 0.0
+        waited(lambda: served.ask("GET", "/ready")[0] == 200)
+        assert served.post(text=LINES[0])[1]["results"][0]["outputs"][0]["text"] == expected(LINES[:1], {})[0].text
+    finally:
+        served.close()
+
+
 def test_another_model_takes_over_between_requests(monkeypatch):
     """What the old one has accepted ends with it, and no request is refused."""
     served, other = Served(), str(ROOT / "data" / "docs.en-fr")
     old = served.service.models[0].served
     begun, go = threading.Event(), threading.Event()
-    waited(lambda: old.desk.session)
+    (desk,) = old.line.desks
+    waited(lambda: desk.session)
 
-    def step(times, run=old.desk.session.step):
+    def step(times, run=desk.session.step):
         begun.set()
         assert go.wait(60)
         return run(times)
 
-    monkeypatch.setattr(old.desk.session, "step", step)
+    monkeypatch.setattr(desk.session, "step", step)
     try:
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(served.post, text=LINES[:3])
             assert begun.wait(60)
-            new = AsyncTranslator(Translator.from_pretrained(other, threads=1), thread=served.engine)
+            new = AsyncTranslator(Translator.from_pretrained(other, threads=1), threads=served.engines)
             served.service.swap(0, Model.of("new", new))
             second = pool.submit(served.post, text="The file does not exist.")
             waited(lambda: new.pending)

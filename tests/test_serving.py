@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT
 
 from specdec_plugins import AsyncTranslator, Translator
+from specdec_plugins.decoding.backends.cpu.binding import library
 from specdec_plugins.serving.engine import Cancelled, EngineThread, Guest
 from specdec_plugins.serving.translator import Closed, QueueFull, settings_for
 from specdec_plugins.settings import OptionError, Settings
@@ -41,8 +42,9 @@ def asynchronous(test):
     return run
 
 
-def load(**options):
-    return AsyncTranslator.from_pretrained(PAIR, threads=1, **options)
+def load(threads=2, **options):
+    """Two threads run two sessions."""
+    return AsyncTranslator.from_pretrained(PAIR, threads=threads, **options)
 
 
 def expected(texts, options, **base):
@@ -64,13 +66,14 @@ def plain(results):
 
 
 async def finished(served):
-    """Once nothing is in flight, and the engine's thread has done all that this led to."""
-    while served.desk.owners or served.desk.guests:
+    """The sessions, once nothing is in flight, and the engine's threads have done all that this led to."""
+    while served.line.guests or any(desk.owners for desk in served.line.desks):
         await asyncio.sleep(0.01)
-    between = threading.Event()
-    served.desk.thread.post(between.set)
-    await asyncio.to_thread(between.wait)
-    return served.desk.session
+    for desk in served.line.desks:
+        between = threading.Event()
+        desk.thread.post(between.set)
+        await asyncio.to_thread(between.wait)
+    return [desk.session for desk in served.line.desks]
 
 
 @asynchronous
@@ -122,14 +125,14 @@ async def test_who_leaves_frees_its_rows_and_disturbs_nobody():
     assert plain(await served.translate(LINES[:2])) == plain(expected(LINES[:2], {}))
     calls[0].cancel()
     assert all(isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*calls, return_exceptions=True))
-    session = await finished(served)
-    assert session.idle and not served.desk.guests and not served.pending
+    assert all(session.idle for session in await finished(served))
+    assert not served.line.guests and not served.pending
     await served.close()
 
 
 @asynchronous
 async def test_a_fault_touches_nobody_else(monkeypatch):
-    served = load()
+    served = load(threads=1)
     beside = asyncio.ensure_future(served.translate(LINES[:6], windows="sentence"))
     for options, error, message in (
         ({"beam": 65}, ValueError, "65 live hypotheses need as many rows"),
@@ -146,7 +149,7 @@ async def test_a_fault_touches_nobody_else(monkeypatch):
     assert plain(await beside) == plain(expected(LINES[:6], {"windows": "sentence"}))
 
     # A pass that fails takes its rows with it; those that wait, and all that come later, do not notice.
-    session = await finished(served)
+    (session,) = await finished(served)
     step, raised = session.step, []
 
     def failing(times):
@@ -159,8 +162,33 @@ async def test_a_fault_touches_nobody_else(monkeypatch):
     first, *rest = await asyncio.gather(*(served.translate(LINES * 2) for _ in range(2)), return_exceptions=True)
     outcomes = {type(each) for each in (first, *rest)}
     assert outcomes <= {RuntimeError, list} and RuntimeError in outcomes
-    assert served.desk.session is not session
+    assert served.line.desks[0].session is not session
     assert plain(await served.translate(LINES[:2])) == plain(expected(LINES[:2], {}))
+    await served.close()
+
+
+@pytest.mark.skipif(not library(), reason="the kernels were not compiled for this machine")
+@asynchronous
+async def test_two_sessions_run_passes_at_the_same_time(monkeypatch):
+    """And share the threads; results are the translator's own."""
+    served, texts, both = load(), LINES * 6, threading.Barrier(2, timeout=100)
+    for session in await finished(served):
+        met = []
+
+        def step(times, run=session.step, met=met):
+            if not met:
+                met.append(both.wait())
+            return run(times)
+
+        monkeypatch.setattr(session, "step", step)
+    assert plain(await served.translate(texts)) == plain(expected(texts, {}))
+    engine, found = served.translator.engine, []
+    engine.join(2)
+    other = threading.Thread(target=lambda: found.append(engine.kernels.members))
+    other.start()
+    other.join()
+    assert (engine.kernels.members, *found) == (1, 2)
+    assert plain(served.translator.translate(texts)) == plain(expected(texts, {}))
     await served.close()
 
 
@@ -175,7 +203,7 @@ async def test_a_search_drafts_nothing_where_others_are_greedy():
     await served.close()
     served = load(beam=2)
     await served.translate(LINES * 4)
-    assert served.desk.session.controller.inner.classes
+    assert any(session.controller.inner.classes for session in await finished(served))
     await served.close()
 
 
@@ -186,7 +214,7 @@ async def test_a_search_may_have_fewer_outputs_than_asked_for():
     found = await served.translate(LINES[:1], timeout=30, **how)
     assert plain(found) == plain(expected(LINES[:1], how))
     assert [bool(each.text) for each in found] == [each.confidence > 0 for each in found] == [True, False, False]
-    assert not served.desk.owners and not served.desk.unfinished
+    assert not any(desk.owners or desk.unfinished for desk in served.line.desks)
     await served.close()
 
 
@@ -217,17 +245,17 @@ async def test_models_take_turns(monkeypatch):
     thread, both, order = EngineThread(), {}, []
     stopped, go = threading.Event(), threading.Event()
     for name, folder in ("busy", PAIR), ("other", str(ROOT / "data" / "docs.en-fr")):
-        both[name] = AsyncTranslator(Translator.from_pretrained(folder, threads=1), rows=8, thread=thread)
-        await finished(both[name])
+        both[name] = AsyncTranslator(Translator.from_pretrained(folder, threads=1), rows=8, threads=[thread])
+        (session,) = await finished(both[name])
 
-        def step(times, name=name, session=both[name].desk.session, run=both[name].desk.session.step):
-            order.append((name, both["other"].desk.session.idle, threading.current_thread().name))
+        def step(times, name=name, run=session.step):
+            order.append((name, both["other"].line.desks[0].session.idle, threading.current_thread().name))
             if len(order) == 1:
                 stopped.set()
                 assert go.wait(60)
             return run(times)
 
-        monkeypatch.setattr(both[name].desk.session, "step", step)
+        monkeypatch.setattr(session, "step", step)
     many = asyncio.ensure_future(both["busy"].translate(LINES * 6))
     await asyncio.to_thread(stopped.wait)
     one = asyncio.ensure_future(both["other"].translate("The file does not exist."))
@@ -249,10 +277,10 @@ async def test_models_take_turns(monkeypatch):
 async def test_a_model_that_nobody_uses_any_more_is_freed():
     """Its thread lives on for others."""
     thread = EngineThread()
-    served = AsyncTranslator(Translator.from_pretrained(PAIR, threads=1), thread=thread)
+    served = AsyncTranslator(Translator.from_pretrained(PAIR, threads=1), threads=[thread])
     first = asyncio.ensure_future(served.translate(LINES))
     await asyncio.sleep(0)
-    gone = weakref.ref(served.desk)
+    gone = weakref.ref(served.line)
     del served
     assert plain(await first) == plain(expected(LINES, {}))
     del first
@@ -270,9 +298,9 @@ async def test_jobs_do_not_hold_up_passes():
 
     def again():
         if not ends.is_set():
-            served.thread.post(again)
+            served.threads[0].post(again)
 
-    served.thread.post(again)
+    served.threads[0].post(again)
     assert plain(await served.translate(LINES[:2])) == plain(expected(LINES[:2], {}))
     ends.set()
     await served.close()
@@ -300,7 +328,7 @@ async def test_hundreds_of_calls_a_tenth_cancelled():
                 continue
             assert plain(found) == plain(expected(lines, options)), options
     print(f"{time.monotonic() - began:.1f} s")
-    assert (await finished(served)).idle
+    assert all(session.idle for session in await finished(served))
     await served.close()
 
 
@@ -328,7 +356,7 @@ async def test_long_work_on_text_gives_way_and_ends_when_cancelled(monkeypatch):
     assert len(times) >= 10  # each sentence that is read, and each that is written
     await served.close()
     turn, had = threading.Lock(), threading.Event()
-    guest = Guest(served.desk, turn)
+    guest = Guest(served.line, turn)
     guest.resume()
     other = threading.Thread(target=lambda: (turn.acquire(), had.set(), turn.release()))
     other.start()

@@ -4,7 +4,6 @@ import argparse
 import itertools
 import random
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +26,6 @@ from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.checkpoint import CheckpointError
 
-OWNED = SimpleNamespace(claim=bool, states=set())  # an engine without other users
 NORMS = "post-norm", "pre-norm", "learned"
 MORE_SHAPES = {
     **SHAPES,
@@ -427,7 +425,7 @@ def test_cache_is_addressed_by_row_and_position():
 
 def test_sources_are_encoded_when_they_are_read():
     """Rows come, move, are duplicated and leave before they are read; each ends with the entries of its own source."""
-    for kind in (DenseState, partial(SlottedState, engine=OWNED)):
+    for kind in (DenseState, SlottedState):
         calls = []
 
         def remember(source, numbers, cache, slots, calls=calls):
@@ -468,7 +466,7 @@ def test_the_mask_of_sources_hides_padding():
 
 
 def test_a_slotted_row_keeps_its_slot_and_siblings_share_a_source():
-    state = SlottedState(KVCache(1, 1, torch.zeros(1)), Sources(KVCache(1, 1, torch.zeros(1)), lambda *_: None), OWNED)
+    state = SlottedState(KVCache(1, 1, torch.zeros(1)), Sources(KVCache(1, 1, torch.zeros(1)), lambda *_: None))
     state.admit(Source([[5, EOS]] * 4, SYMBOLS))
     state.select([3, 1])
     assert state.slots == state.sources.slots == [3, 1]

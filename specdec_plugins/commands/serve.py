@@ -152,18 +152,18 @@ def run(options: argparse.Namespace) -> None:
         from specdec_plugins.serving.connection import Patient
         from specdec_plugins.serving.glossaries import Glossaries
         from specdec_plugins.serving.service import Limits, Model, Service, read_keys
-    from specdec_plugins.serving.engine import EngineThread
+    from specdec_plugins.serving.engine import SESSIONS, EngineThread, close_all
     from specdec_plugins.serving.translator import AsyncTranslator
     from specdec_plugins.translator import Translator
 
     sys.setswitchinterval(SWITCH)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keys = read_keys(options.keys) if options.keys else None
-    thread = EngineThread()
+    threads = [EngineThread() for _ in range(SESSIONS)]
 
     def load(name: str, own: argparse.Namespace) -> Model:
         translator = Translator.from_pretrained(own.model, **vars(settings_of(own)))
-        return Model.of(name, AsyncTranslator(translator, own.rows, own.queue, thread))
+        return Model.of(name, AsyncTranslator(translator, own.rows, own.queue, threads))
 
     limits = Limits(
         options.max_characters, options.max_texts, options.timeout, per_minute=options.max_per_minute, quota=options.quota
@@ -171,7 +171,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         service = Service([load(*each) for each in models_of(options)], limits, keys, Glossaries(options.glossaries))
     except BaseException:
-        thread.close()  # Python must not end while it runs
+        close_all(threads)
         raise
 
     async def reload() -> None:
@@ -217,7 +217,7 @@ def run(options: argparse.Namespace) -> None:
     )  # fmt: skip
     with suppress(Terminated, KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped
         Server(config).run()
-    thread.close()  # Python must not end while it is in a pass
+    close_all(threads)
 
 
 main = command(parser, run, check)

@@ -24,6 +24,7 @@ class BoundedAdmission:
     tokens: int | None = None
     bytes: int | None = None
     bytes_for: Callable[[Request], int] | None = None
+    patience: int = PATIENCE
     _waited: int = 0
 
     def __post_init__(self):
@@ -38,7 +39,7 @@ class BoundedAdmission:
         fitting, capacity = self._fitting(prefix, reserved, waiting)
         free = capacity - reserved
         self._waited += 1
-        if not fitting or (len(prefix) and 4 * free < capacity and self._waited <= PATIENCE):
+        if not fitting or (len(prefix) and 4 * free < capacity and self._waited <= self.patience):
             return 0
         self._waited = 0
         return fitting
@@ -59,7 +60,7 @@ class BoundedAdmission:
                 capacity = max(1, min(self.rows, self.tokens // longest))
             if self.bytes is not None and self.bytes_for:
                 used += self.bytes_for(request)
-            alone = rows == size and rows <= self.rows
+            alone = rows == size
             if not alone and (rows > capacity or (self.bytes is not None and used > self.bytes)):
                 break
             fitting += 1

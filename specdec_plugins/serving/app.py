@@ -45,9 +45,11 @@ def make_app(service: Service, grace: float = 30.0, names: Collection[str] | Non
 
     @app.get("/ready", tags=["operations"])
     async def ready() -> Response:
-        """503 while stopping."""
-        stopping = any(model.served.closing for model in service.models)
-        return JSONResponse({"status": "stopping" if stopping else "ready"}, 503 if stopping else 200)
+        """503 while stopping, and while a model cannot translate."""
+        served = [model.served for model in service.models]
+        stopping, failed = any(each.closing for each in served), any(each.line.failed for each in served)
+        status = "stopping" if stopping else "failed" if failed else "ready"
+        return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
     @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
     async def figures() -> Response:

@@ -1,16 +1,18 @@
-"""Many callers, one session: concurrent calls share a model's batch, and each result is `Translator.translate`'s own.
+"""Many callers, few sessions: concurrent calls share a model's batches, and each result is `Translator.translate`'s own.
 
-A call runs that method unchanged, in a thread of a pool. Only its session is replaced, by a `Guest`, which hands requests to the
-thread that owns the real one and waits for what it commits. The calls of a model take turns with everything else, mostly text,
-because a translator serves one thread at a time.
+A call runs that method unchanged, in a thread of a pool. Only its session is replaced, by a `Guest`, which lines up requests for
+the threads that own the real ones and waits for what they commit. The calls of a model take turns with everything else, mostly
+text, because a translator serves one thread at a time.
 """
 
+import logging
 import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -28,9 +30,12 @@ from specdec_plugins.decoding.values import Commit, Hypothesis, Request
 from specdec_plugins.engine import Engine
 from specdec_plugins.settings import Settings
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+SESSIONS = 2  # of a model, at most: while Python prepares the passes of one, the kernels run those of another
 LATENCY = 0.01  # seconds that a request waits to join, and to stream, at most; a single pass may take longer
 WAKING = 0.0002  # seconds that a thread needs to take a lock that it waits for
+SOONEST, LATEST = 1.0, 60.0  # seconds until a session that could not be opened is tried again; they double
 
 
 class Cancelled(Exception):
@@ -38,15 +43,19 @@ class Cancelled(Exception):
 
 
 class EngineThread:
-    """Owns the sessions of one or several models, and runs busy ones in turn."""
+    """Owns a session of each of one or several models, and runs busy ones in turn."""
 
     def __init__(self) -> None:
-        self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._mail: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.desks: list[Desk] = []  # with something to do; a model that nobody uses any more is thus freed
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def post(self, job: Callable[[], None] | None) -> None:
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def post(self, job: Callable[[], object] | None) -> None:
         """Run ``job`` on the thread, between passes; None ends the thread."""
         self._mail.put(job)
 
@@ -70,72 +79,157 @@ class EngineThread:
                 pass
 
 
-class Desk:
-    """The session of one model. Guests' requests join it in rotation, so that none waits for all texts of another."""
+def close_all(threads: Sequence[EngineThread]) -> None:
+    """End threads, before Python does: it must not while they are in a pass."""
+    for thread in threads:
+        thread.close()
 
-    def __init__(self, engine: Engine, rows: int, thread: EngineThread):
-        self.engine, self.rows, self.thread = engine, rows, thread
-        self.guests: deque[Guest] = deque()  # with requests that the session does not have yet
-        self.owners: dict[int, tuple[Guest, Request]] = {}  # of the session's requests
-        self.unfinished: dict[int, int] = {}  # outputs of these requests
-        self._numbers = count()
-        self._pass = LATENCY  # seconds of a pass
-        self.session = cast(Session, None)  # until the thread has opened it, before all else
-        thread.post(self._open)
+
+class Line:
+    """Requests of a model that wait for a row of any of its sessions, which have ``rows`` together, one session per thread.
+
+    Guests' requests join in rotation, so that none waits for all texts of another.
+    """
+
+    def __init__(self, engine: Engine, rows: int, threads: Sequence[EngineThread]):
+        self.engine, self.rows, self.threads = engine, rows, threads
+        self.guests: deque[Guest] = deque()  # with requests that no session has yet
+        self._lock = Lock()
+        self.desks = [Desk(self, thread) for thread in threads]
 
     @property
     def rows_in_flight(self) -> int:
-        return len(self.session.prefix) if self.session else 0
+        return sum(desk.rows_in_flight for desk in self.desks)
 
-    def _open(self) -> None:
-        self.session = self.engine.session(self.rows)
-        if self.engine.settings.adaptive:
-            searches = self.engine.beam is not None
-            self.session.controller = Steady(self.session.controller, self.engine.trained_block_size, searches)
+    @property
+    def busy(self) -> int:
+        """How many of the threads have something to do, for any model."""
+        return sum(bool(thread.desks) for thread in self.threads)
+
+    @property
+    def failed(self) -> bool:
+        """Whether no session is left. They are opened again, if it is time."""
+        for desk in self.desks:
+            if desk.failed:
+                desk.thread.post(desk.open)
+        return all(desk.failed for desk in self.desks)
 
     def enter(self, guest: "Guest") -> None:
-        if guest.fresh and guest not in self.guests:
-            self.guests.append(guest)
-        if self not in self.thread.desks:
-            self.thread.desks.append(self)
+        with self._lock:
+            if guest not in self.guests:
+                self.guests.append(guest)
+        for desk in sorted(self.desks, key=lambda desk: (desk.failed, desk.rows_in_flight))[: len(guest.fresh)]:
+            desk.thread.post(desk.enter)
+
+    def take(self) -> "tuple[Guest, Request] | None":
+        """The next request."""
+        with self._lock:
+            while self.guests:
+                guest = self.guests.popleft()
+                if guest.fresh:
+                    request = guest.fresh.popleft()
+                    if guest.fresh:
+                        self.guests.append(guest)
+                    return guest, request
+        return None
 
     def leave(self, guest: "Guest") -> None:
         """Drop a guest's requests."""
-        guest.fresh.clear()
+        with self._lock:
+            guest.fresh.clear()
+        for desk in self.desks:
+            desk.thread.post(partial(desk.drop, guest))
+
+
+class Desk:
+    """A session of a model, on one thread."""
+
+    def __init__(self, line: Line, thread: EngineThread):
+        self.line, self.thread = line, thread
+        self.rows = -(-line.rows // len(line.threads))  # a larger search is alone
+        self.owners: dict[int, tuple[Guest, Request]] = {}  # of the session's requests
+        self.unfinished: dict[int, int] = {}  # outputs of these requests
+        self.stats = DecodeStats()
+        self.seconds = LATENCY  # of a pass
+        self.session: Session | None = None
+        self._numbers = count()
+        self._lost, self._retry, self._delay = False, 0.0, SOONEST
+        thread.post(self.open)  # before all else
+
+    @property
+    def rows_in_flight(self) -> int:
+        session = self.session
+        return 0 if session is None else len(session.prefix)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the session could not be opened."""
+        return self._lost or not self.thread.alive
+
+    def open(self) -> Session | None:
+        """The session, which is opened, unless the last attempt was a moment ago."""
+        if self.session is not None or time.monotonic() < self._retry:
+            return self.session
+        engine = self.line.engine
+        try:
+            session = engine.session(self.line.rows)
+            # The kernels encode one source at a time nearly as fast as several.
+            patience = 0 if engine.kernels else session.admission.patience
+            session.admission = replace(session.admission, rows=self.rows, patience=patience)
+            session.controller = deepcopy(session.controller)
+            if engine.settings.adaptive:
+                session.controller = Steady(session.controller, engine.trained_block_size, engine.beam is not None)
+        except Exception as error:  # too little memory, for instance, which may be there later
+            log.error("a session cannot be opened; requests are refused until it can", exc_info=error)
+            self._lost, self._retry = True, time.monotonic() + self._delay
+            self._delay = min(2 * self._delay, LATEST)
+        else:
+            session.stats, self.session, self._lost, self._delay = self.stats, session, False, SOONEST
+        return self.session
+
+    def enter(self) -> None:
+        if self not in self.thread.desks:
+            self.thread.desks.append(self)
+
+    def drop(self, guest: "Guest") -> None:
+        """Drop a guest's requests."""
         for number in [number for number, (owner, _) in self.owners.items() if owner is guest]:
             self._forget(number)
-            self.session.cancel(number)
+            if self.session is not None:
+                self.session.cancel(number)
 
     def step(self) -> bool:
         """Admit requests and run passes for about `LATENCY`. Returns whether there is more to do."""
+        if (session := self.session) is None:
+            if self.line.failed:
+                self._refuse(RuntimeError("no session can be opened"))
+            return False
         try:
-            self._fill()
-            if self.session.idle:
+            self._fill(session)
+            if session.idle:
                 return False
-            times = 1 if any(owner.streams for owner, _ in self.owners.values()) else int(LATENCY / self._pass)
-            began, before = time.perf_counter(), self.session.stats.passes
-            commits = self.session.step(max(1, min(times, TOGETHER)))
-            if passes := self.session.stats.passes - before:
-                self._pass = (time.perf_counter() - began) / passes
+            self.line.engine.join(self.line.busy)
+            times = 1 if any(owner.streams for owner, _ in self.owners.values()) else int(LATENCY / self.seconds)
+            began, before = time.perf_counter(), session.stats.passes
+            commits = session.step(max(1, min(times, TOGETHER)))
+            if passes := session.stats.passes - before:
+                self.seconds = (time.perf_counter() - began) / passes
             self._deliver(commits)
         except Exception as error:  # a pass failed: all its rows are lost, and nothing else
-            self._start_over(error)
-        return bool(self.guests) or not self.session.idle
+            self._start_over(session, error)
+        return True
 
-    def _fill(self) -> None:
-        """Hand requests to the session, one of each guest in turn."""
-        while self.guests and len(self.session.waiting) < self.rows:
-            guest = self.guests.popleft()
-            if not guest.fresh:
-                continue
-            number, request = next(self._numbers), guest.fresh.popleft()
-            self.owners[number], self.unfinished[number] = (guest, request), request.outputs
+    def _fill(self, session: Session) -> None:
+        """Hand requests to the session while it has rows for them."""
+        rows = session.prefix.reserved + sum(request.rows for request in session.waiting)
+        while rows < self.rows and (taken := self.line.take()):
+            number = next(self._numbers)
+            self.owners[number], self.unfinished[number] = taken, taken[1].outputs
+            rows += taken[1].rows
             try:
-                self.session.submit(replace(request, index=number))
+                session.submit(replace(taken[1], index=number))
             except ValueError as error:
                 self._end(number, error)
-            if guest.fresh:
-                self.guests.append(guest)
 
     def _deliver(self, commits: Sequence[Commit]) -> None:
         for number, outputs in Counter(commit.request for commit in commits if commit.finished is not None).items():
@@ -151,41 +245,48 @@ class Desk:
                 if last:
                     self._forget(commit.request)
                 finished = replace(commit.finished, index=request.index)
-                guest.inbox.put((commit._replace(request=request.index, finished=finished), last))
+                guest.tell(commit._replace(request=request.index, finished=finished), last)
             elif guest.streams and commit.tokens:
-                guest.inbox.put((commit._replace(request=request.index), False))
+                guest.tell(commit._replace(request=request.index), False)
 
     def _end(self, number: int, error: Exception) -> None:
         """End a request with an error."""
         guest, request = self._forget(number)
-        failed = Hypothesis(request.index, [], [], [], False, error=error)
-        guest.inbox.put((Commit(request.index, 0, [], [], failed), True))
+        guest.fail(request, error)
 
     def _forget(self, number: int) -> tuple["Guest", Request]:
         del self.unfinished[number]
         return self.owners.pop(number)
 
-    def _start_over(self, error: Exception) -> None:
+    def _start_over(self, old: Session, error: Exception) -> None:
         """A new session with the waiting requests of the old one; those in flight end with the error."""
-        waiting = list(self.session.waiting)
-        self._open()
-        for request in waiting:
-            self.session.submit(request)
-        for number in self.owners.keys() - {request.index for request in waiting}:
+        self.session, lost = None, set(self.owners)
+        if (session := self.open()) is not None:
+            for request in old.waiting:
+                session.submit(request)
+                lost.discard(request.index)
+        for number in lost:
             self._end(number, RuntimeError(f"{type(error).__name__}: {error}"))
+
+    def _refuse(self, error: Exception) -> None:
+        """End all requests that wait, as nobody will take them."""
+        while taken := self.line.take():
+            taken[0].fail(taken[1], error)
 
 
 class Guest:
-    """A call's view of a shared session: what an engine uses of `Session`, for the call's own thread.
+    """A call's view of a model's sessions: what an engine uses of `Session`, for the call's own thread.
 
     ``turn`` is released while the guest waits. With ``on_commit``, commits arrive as passes make them.
     """
 
-    def __init__(self, desk: Desk, turn: Lock, on_commit: Callable[[Commit], None] | None = None):
-        self.desk, self.turn, self.on_commit, self.streams = desk, turn, on_commit, on_commit is not None
+    def __init__(self, line: Line, turn: Lock, on_commit: Callable[[Commit], None] | None = None):
+        self.line, self.turn, self.on_commit, self.streams = line, turn, on_commit, on_commit is not None
         self.stats = DecodeStats()
-        self.fresh: deque[Request] = deque()  # not in the session yet
-        self.inbox: SimpleQueue[tuple[Commit, bool] | None] = SimpleQueue()  # and whether it ends its request; None: cancelled
+        self.fresh: deque[Request] = deque()  # in no session yet
+        self.inbox: deque[tuple[Commit, bool]] = deque()  # and whether it ends its request
+        self.ended, self.due = list[int](), 0  # requests; how many of them wake the guest
+        self.bell: SimpleQueue[None] = SimpleQueue()  # wakes it
         self.waiting: set[int] = set()  # requests that have not ended
         self.cancelled = False
         self.until = 0.0  # when it gives way to other calls
@@ -195,26 +296,38 @@ class Guest:
         return not self.waiting
 
     def submit(self, request: Request) -> None:
-        request.check(self.desk.engine.limits)
+        request.check(self.line.engine.limits)
         self.waiting.add(request.index)
         self.fresh.append(request)
+
+    def tell(self, commit: Commit, last: bool) -> None:
+        """From the engine's threads. Waking costs more than most else, so it happens once for all texts of a call."""
+        self.inbox.append((commit, last))
+        if last:
+            self.ended.append(commit.request)
+        failed = commit.finished is not None and commit.finished.error is not None
+        if self.streams or failed or len(self.ended) >= self.due:
+            self.bell.put(None)
+
+    def fail(self, request: Request, error: Exception) -> None:
+        failed = Hypothesis(request.index, [], [], [], False, error=error)
+        self.tell(Commit(request.index, 0, [], [], failed), True)
 
     def step(self, times: int = 1) -> list[Commit]:
         """Wait for commits. Raises `Cancelled`."""
         if self.fresh:
-            self.desk.thread.post(partial(self.desk.enter, self))
-        self.turn.release()
-        try:
-            mail = [self.inbox.get()]
-        finally:
-            self.resume()
-        while not self.inbox.empty():
-            mail.append(self.inbox.get())
+            self.line.enter(self)
+        if not self.inbox:
+            self.turn.release()
+            try:
+                self.bell.get()
+            finally:
+                self.resume()
+        if self.cancelled:
+            raise Cancelled
         commits = []
-        for letter in mail:
-            if letter is None:
-                raise Cancelled
-            commit, last = letter
+        while self.inbox:
+            commit, last = self.inbox.popleft()
             if last:
                 self.waiting.discard(commit.request)
             if self.on_commit is not None:
@@ -225,11 +338,13 @@ class Guest:
     def run(self, requests: Sequence[Request]) -> Iterator[Hypothesis]:
         for request in requests:
             self.submit(request)
+        self.due = len(self.ended) + len(self.waiting)
         while not self.idle:
             for finished in [commit.finished for commit in self.step() if commit.finished is not None]:
                 if finished.error is not None:
                     raise finished.error
                 yield finished
+        self.due = 0
 
     def on_engine(self, job: Callable[[], Result]) -> Result:
         """The result of ``job``, which the engine's thread runs between passes."""
@@ -241,7 +356,7 @@ class Guest:
             except Exception as error:
                 done.set_exception(error)
 
-        self.desk.thread.post(run)
+        self.line.threads[0].post(run)
         self.turn.release()
         try:
             return done.result()
@@ -265,8 +380,8 @@ class Guest:
     def cancel(self) -> None:
         """From any thread: end the call."""
         self.cancelled = True
-        self.inbox.put(None)
-        self.desk.thread.post(partial(self.desk.leave, self))
+        self.bell.put(None)
+        self.line.leave(self)
 
 
 class SharedEngine(Engine):

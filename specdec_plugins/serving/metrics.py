@@ -44,5 +44,5 @@ class Metrics:
             for length, passes in sorted(stats.lengths.copy().items()):
                 lengths.add_metric([model.name, str(length)], passes)
             texts.add_metric([model.name], served.pending)
-            rows.add_metric([model.name], served.desk.rows_in_flight)
+            rows.add_metric([model.name], served.line.rows_in_flight)
         yield from (*totals.values(), times, lengths, texts, rows)

@@ -16,7 +16,7 @@ from specdec_plugins.extras import needed
 from specdec_plugins.serving.downloads import Downloads
 from specdec_plugins.serving.glossaries import Glossaries
 from specdec_plugins.serving.refused import GONE, SPENT, Refused
-from specdec_plugins.serving.translator import AsyncTranslator, Closed, QueueFull, settings_for
+from specdec_plugins.serving.translator import AsyncTranslator, Closed, Failed, QueueFull, settings_for
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.framed import UNKNOWN, languages_of
 from specdec_plugins.text.languages import language, two_letters
@@ -191,7 +191,7 @@ class refusals:
                 return
             case QueueFull():
                 raise Refused(503, str(error), error.retry_after) from None
-            case Closed():
+            case Closed() | Failed():
                 raise Refused(503, str(error), RESTART) from None
             case TimeoutError():
                 raise Refused(504, "the translation took too long; send shorter texts") from None

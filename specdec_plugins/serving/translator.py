@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import reduce
+from operator import add
 from threading import Lock
 from typing import Any, TypeVar
 
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Step
-from specdec_plugins.serving.engine import Desk, EngineThread, Guest, SharedEngine
+from specdec_plugins.serving.engine import SESSIONS, EngineThread, Guest, Line, SharedEngine, close_all
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.codec import Codec
 from specdec_plugins.translations import Translation
@@ -41,18 +43,25 @@ class Closed(Exception):
     """The translator is closing and takes no more texts."""
 
 
+class Failed(Exception):
+    """No session can be opened at present."""
+
+
 class AsyncTranslator:
     """A `Translator` for asyncio: any number of concurrent calls with options of their own, in one batch.
 
-    ``rows`` bounds the outputs in flight, a beam counting its size, and ``queue`` the texts. Models may share a ``thread``.
+    ``rows`` bounds the outputs in flight, a beam counting its size, and ``queue`` the texts. Models may share ``threads``.
     """
 
-    def __init__(self, translator: Translator, rows: int = ROWS, queue: int = QUEUE, thread: EngineThread | None = None):
+    def __init__(
+        self, translator: Translator, rows: int = ROWS, queue: int = QUEUE, threads: Sequence[EngineThread] | None = None
+    ):
         if translator.settings.strategy == "fairseq":
             raise OptionError([("strategy", "fairseq cannot share a batch between calls; use specdec or ar")])
         self.translator, self.queue = translator, queue
-        self.thread, self._owned = thread or EngineThread(), thread is None
-        self.desk = Desk(translator.engine, rows, self.thread)
+        most = min(SESSIONS, translator.engine.sessions)
+        self.threads, self._owned = threads or [EngineThread() for _ in range(most)], threads is None
+        self.line = Line(translator.engine, rows, self.threads[:most])
         self.pending = 0  # texts
         self.closing = False
         self._turn = Lock()
@@ -117,12 +126,13 @@ class AsyncTranslator:
                 call.cancel()
         await asyncio.to_thread(self._pool.shutdown)
         if self._owned:
-            await asyncio.to_thread(self.thread.close)
+            await asyncio.to_thread(close_all, self.threads)
 
     @property
     def stats(self) -> DecodeStats:
         """Totals over all calls."""
-        return self.translator.stats
+        each = [self.translator.stats, *(desk.stats for desk in self.line.desks)]
+        return reduce(add, (replace(stats, lengths=stats.lengths.copy()) for stats in each))  # they change meanwhile
 
     async def run(
         self, work: Callable[[Translator], Result], settings: Settings, texts: int, timeout: float | None = None,
@@ -131,12 +141,14 @@ class AsyncTranslator:
         """The result of ``work``, which runs in a thread with a translator of these settings and may call all its methods."""
         if self.closing:
             raise Closed("the server is stopping")
+        if self.line.failed:
+            raise Failed("the model cannot translate at present; the server's log says why")
         if texts > self.queue:
             raise ValueError(f"{texts:,} texts do not fit in a queue of {self.queue:,}; send fewer at a time")
         if self.pending + texts > self.queue:
             raise QueueFull(self._retry_after())
         self.pending += texts
-        guest = Guest(self.desk, self._turn, on_commit)
+        guest = Guest(self.line, self._turn, on_commit)
         call = asyncio.get_running_loop().run_in_executor(self._pool, self._work, guest, settings, work)
         self._calls.add(call)
         try:
@@ -158,12 +170,12 @@ class AsyncTranslator:
             guest.give_way()
             return work(self.translator.through(SharedEngine(self.translator.engine, settings, guest)))
         finally:
-            self.stats.seconds["text"] += guest.stats.seconds["text"]
+            self.translator.stats.seconds["text"] += guest.stats.seconds["text"]
             self._turn.release()
 
     def _retry_after(self) -> int:
         """Seconds until a queue that is full now may have room."""
-        return max(1, min(60, round(self.pending * self.desk._pass)))
+        return max(1, min(60, round(self.pending * self.line.desks[0].seconds)))
 
 
 def leaving() -> bool:

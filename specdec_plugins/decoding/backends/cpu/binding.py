@@ -10,7 +10,6 @@ import ctypes
 import math
 import os
 import re
-import sys
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +18,8 @@ from functools import cache, partial
 from itertools import accumulate, chain
 from operator import not_
 from pathlib import Path
-from threading import Lock, get_ident
-from typing import Any, Protocol
+from threading import local
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,69 +110,37 @@ class Handle:
         self._free = weakref.finalize(self, getattr(self.library, f"specdec_{kind}_free"), pointer)
 
 
-class Slotted(Protocol):
-    """A session's state."""
+class Team(Handle):
+    """Threads and scratch memory, for one call at a time. A forked process lacks the threads, so it never frees them."""
 
-    slots: list[int]  # one per row
-    user: int  # the thread that last ran a pass
+    def __init__(self, threads: int):
+        super().__init__("engine", threads)
+        self._free.detach()
+        weakref.finalize(self, free_here, os.getpid(), self.library, self.pointer)
 
 
-class Engine(Handle):
-    """Threads and scratch memory, for one call at a time. ``states`` are those of its models.
+def free_here(process: int, library: Library, team: int) -> None:
+    if os.getpid() == process:
+        library.specdec_engine_free(team)
 
-    The thread with rows in flight owns it, as two threads would overwrite each other's results. A forked process, which lacks
-    the team's threads, starts new ones at its first call.
+
+class Engine(local):
+    """What passes of loaded models run on. Each thread has a team of its own, so several run passes at the same time, and so has
+    each forked process. A thread may set ``members``, the size of its team, which is at first ``threads``.
     """
 
     def __init__(self, threads: int):
-        self.threads, self._owner, self._claiming = threads, 0, Lock()
-        self.states: weakref.WeakSet[Slotted] = weakref.WeakSet()
-        super().__init__("engine", threads)
-        watch_forks().add(self)
+        self.threads = self.members = threads
+        self.library = kernels()
+        self._teams: dict[tuple[int, int], Team] = {}  # by process and size
 
     @property
     def pointer(self) -> int:
-        """To be used at once. Claims the engine."""
-        if self._owner != get_ident():  # `claim` repeats this check, but a call costs more and every pass comes here
-            self.claim()
-        return self._pointer
-
-    @pointer.setter
-    def pointer(self, pointer: int) -> None:
-        self._pointer = pointer
-
-    def claim(self) -> int:
-        """Own the engine; returns this thread's number. Raises RuntimeError if another thread has rows in flight."""
-        if self._owner == get_ident():
-            return self._owner
-        with self._claiming:
-            in_flight = any(state.slots and state.user == self._owner for state in self.states)
-            if in_flight and self._owner in sys._current_frames():
-                raise RuntimeError(
-                    "two threads decode with one loaded model at the same time: let one thread own it, or load two"
-                )
-            self._owner = get_ident()
-            if not self._pointer:
-                super().__init__("engine", self.threads)
-            return self._owner
-
-    def forget(self) -> None:
-        """After a fork, drop the library's object without freeing it, which would wait for threads that do not exist."""
-        self._free.detach()
-        self._owner, self._pointer, self._claiming = 0, 0, Lock()
-
-
-@cache
-def watch_forks() -> "weakref.WeakSet[Engine]":
-    """The engines to `forget` in forked processes."""
-    engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-    def forget() -> None:
-        for engine in engines:
-            engine.forget()
-
-    os.register_at_fork(after_in_child=forget)
-    return engines
+        """To be used at once."""
+        key = os.getpid(), self.members
+        if key not in self._teams:
+            self._teams[key] = Team(self.members)
+        return self._teams[key].pointer
 
 
 class NativeLinear(Handle):
@@ -244,8 +211,8 @@ class Stack(Handle):
 VIEWS = 1024  # shapes that a buffer remembers: growing sources and outputs keep making new ones
 
 
-class Buffer:
-    """Reused float32 memory for results that are read before the next pass: allocation costs more than a pass."""
+class Buffer(local):
+    """Reused float32 memory of each thread for results that are read before its next pass: allocation costs more than a pass."""
 
     def __init__(self):
         self.memory = torch.empty(0)

@@ -157,7 +157,7 @@ class CpuModel:
         layers = self.layers + (self.copy is not None)
         like = torch.empty(0)
         cache, sources = (KVCache(count, 2 * self.width, like, zeroed=False) for count in (self.layers, layers))
-        return SlottedState(cache, Sources(sources, self._remember), self.engine)
+        return SlottedState(cache, Sources(sources, self._remember))
 
     def bytes_for(self, source: int, target: int) -> int:
         return (source + target) * self.layers * 2 * self.width * 4  # entries are float32

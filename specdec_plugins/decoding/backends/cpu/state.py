@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 
 from specdec_plugins.decoding.backends.cache import KVCache
-from specdec_plugins.decoding.backends.cpu.binding import Engine
 from specdec_plugins.decoding.backends.sources import Slots, Sources
 from specdec_plugins.decoding.values import Source
 
@@ -13,10 +12,8 @@ from specdec_plugins.decoding.values import Source
 class SlottedState:
     """Keys and values of the target tokens (``cache``, one slot per row) and of the sources."""
 
-    def __init__(self, cache: KVCache, sources: Sources, engine: Engine):
-        self.cache, self.sources, self.engine = cache, sources, engine
-        self.user = 0
-        engine.states.add(self)
+    def __init__(self, cache: KVCache, sources: Sources):
+        self.cache, self.sources = cache, sources
         self.targets = Slots()
         self.slots: list[int] = []  # each row's target slot
         self.held: list[int] = []
@@ -26,20 +23,18 @@ class SlottedState:
         self.slots += [self.targets.take() for _ in source.sizes]
         self.held += [0] * len(source.sizes)
 
+    def encode(self) -> None:
+        self.sources.encode()
+
     def placed(self) -> tuple[list[int], list[int], list[int]]:
         """Each row's target slot, source slot and source length."""
         return self.slots, self.sources.slots, self.sources.lengths
-
-    def encode(self) -> None:
-        self.user = self.engine.claim()  # before caches grow: another thread's pass may be reading them
-        self.sources.encode()
 
     @torch.inference_mode()
     def keep(self, roots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self.cache.keep(self.slots, roots, paths)
 
     def select(self, order: list[int]) -> None:
-        self.engine.claim()
         self.sources.select(order)
         slots = [*map(self.slots.__getitem__, order)]
         for slot in set(self.slots).difference(slots):
