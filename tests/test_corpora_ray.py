@@ -20,7 +20,8 @@ DEMO = ROOT / "data" / "demo.en-de"
 
 
 class Upper:
-    """Stands in for a model. Some lines kill its process or cannot be translated, until a file named ``cured`` is there."""
+    """Stands in for a model. Some lines kill its process, lose its file or cannot be translated, a number of times or until a
+    file named ``cured`` is there."""
 
     def __init__(self, folder: Path, number: int):
         self.folder = folder
@@ -29,9 +30,13 @@ class Upper:
 
     def __call__(self, first, lines):
         for line in lines:
-            if line.startswith("die once") and not (self.folder / "once").exists():
-                (self.folder / "once").touch()
+            if line.startswith("die thrice") and len(deaths := list(self.folder.glob("death-*"))) < 3:
+                (self.folder / f"death-{len(deaths)}").touch()
                 os.kill(os.getpid(), 9)
+            elif line.startswith("lose once") and not (self.folder / "lost").exists():
+                (self.folder / "lost").touch()
+                for path in (self.folder / "out").glob(f"part-{first // 4:05}.txt.*.tmp"):
+                    path.unlink()
             elif line.startswith("die always") and not (self.folder / "cured").exists():
                 os.kill(os.getpid(), 9)
             elif line.startswith("fail") and not (self.folder / "cured").exists():
@@ -60,10 +65,10 @@ def test_without_ray_one_line_names_the_extra(tmp_path, monkeypatch, capfd):
     assert err.count("\n") == 0 and 'pip install "specdec-seq2seq[corpora]"' in err
 
 
-def executor(address="local", **changes):
+def executor(address="local", actors=2, **changes):
     from specdec_plugins.corpora.ray import RayActors
 
-    return RayActors(address, 2, **changes)
+    return RayActors(address, actors, **changes)
 
 
 def actor(job, **changes):
@@ -141,12 +146,12 @@ def test_actors_share_no_cores(tmp_path):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """The address of two machines with two cores each, so to speak."""
+    """Two machines with two cores each, so to speak."""
     pytest.importorskip("ray")
     from shards import Machines
 
     made = Machines(2, 2, ROOT / "tests")  # actors import this one
-    yield made.address
+    yield made
     made.stop()
 
 
@@ -165,7 +170,7 @@ def test_any_number_of_actors_writes_the_output_of_translate(cluster, actors, tm
         "--shard-size",
         len(text) // 9,
         "--ray",
-        cluster,
+        cluster.address,
         "--workers",
         actors,
     ]
@@ -176,17 +181,17 @@ def test_any_number_of_actors_writes_the_output_of_translate(cluster, actors, tm
 
 @pytest.mark.long
 def test_shards_that_always_fail_are_named_cost_no_other_and_can_be_run_later(cluster, tmp_path):
-    """And a shard whose actor dies once is not among them."""
+    """A shard whose file is lost once is not among them, nor one that loses a round's attempts, as a machine's death may cost."""
     lines = [f"line {number}" for number in range(40)]
-    lines[9], lines[17], lines[30] = "die once", "fail", "die always"
+    lines[5], lines[9], lines[17], lines[30] = "lose once", "die thrice", "fail", "die always"
     shards, job = work(tmp_path, lines)
     reports = list[ShardReport]()
-    with pytest.raises(ValueError, match=r"failed: 2: part-00004.txt: .*, line 18: .*; part-00007.txt: its worker died 3 times"):
-        reports.extend(executor(cluster).run(shards, job))
+    with pytest.raises(ValueError, match=r"failed: 2: part-00004.txt: .*, line 18: .*; part-00007.txt: its worker died 6 times"):
+        reports.extend(executor(cluster.address).run(shards, job))
     done = {report.number for report in reports}
-    assert done == set(range(10)) - {4, 7}
+    assert done == set(range(10)) - {4, 7} and (tmp_path / "lost").exists()
     (tmp_path / "cured").touch()
-    again = executor(cluster).run([shard for shard in shards if shard.number not in done], job)
+    again = executor(cluster.address).run([shard for shard in shards if shard.number not in done], job)
     assert {report.number for report in again} == {4, 7}
     assert whole(tmp_path / "out") == "".join(f"{number} {line.upper():<30}\n" for number, line in enumerate(lines)).encode()
 

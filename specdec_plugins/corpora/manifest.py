@@ -19,7 +19,7 @@ from specdec_plugins.corpora.values import Piece, Shard, ShardReport
 from specdec_plugins.formats.errors import brief
 
 NAME = r"part-[0-9]{5,}(\.[a-z]+)+"
-UNFINISHED = rf"({NAME}|(manifest|summary|[0-9]+)\.json)\.[0-9]+\.tmp"
+UNFINISHED = rf"({NAME}|(manifest|summary|[0-9]+)\.json)\.[0-9a-f]+\.tmp"
 ADVICE = "; delete it, or name another --output"
 
 

@@ -13,7 +13,7 @@ import pickle
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,8 @@ from specdec_plugins.formats.errors import brief, listed
 from specdec_plugins.workers import EXPECTED
 
 ATTEMPTS = 3  # at a shard
+# A machine that died counts as alive for half a minute, in which its shards and one more per actor may lose all attempts.
+ROUNDS = 2
 PATIENCE = 3600.0  # seconds for a batch, after which an actor counts as stuck: the largest models take minutes on one core
 STORE = 80 << 20  # bytes of the object store of a Ray started here, its minimum: only shards and reports pass through it
 
@@ -50,7 +52,7 @@ class RayActors:
         with needed("corpora", "--ray"):
             import ray.data
         try:
-            with self._connected(), closing(self._outcomes(list(left.values()), job)) as outcomes:
+            with self._connected(), closing(self._rounds(left, job)) as outcomes:
                 for number, outcome in outcomes:
                     if isinstance(outcome, Exception):  # such as a model that cannot be loaded: it concerns all shards
                         raise outcome
@@ -61,7 +63,7 @@ class RayActors:
                         failed.append(f"{shard.output}: {outcome}")
         except (ray.exceptions.RayError, RuntimeError) as error:
             raise ValueError(f"Ray: {brief(error)}") from None
-        failed += [f"{shard.output}: its worker died {ATTEMPTS} times" for shard in left.values()]
+        failed += [f"{shard.output}: its worker died {ATTEMPTS * ROUNDS} times" for shard in left.values()]
         if failed:
             raise ValueError(f"shards that failed: {len(failed):,}: {listed(failed, '; ', most=20)}")
 
@@ -95,6 +97,12 @@ class RayActors:
         if not self.actors and not room:
             raise ValueError(f"Ray: no machine of the cluster has {self.threads} CPUs" + " and a GPU" * bool(self.gpus))
         return min(shards, self.actors or room)
+
+    def _rounds(self, left: Mapping[int, Shard], job: Job) -> Generator[tuple[int, ShardReport | str | Exception]]:
+        """The outcomes of all shards, and again of those without one, which are still ``left``."""
+        for _ in range(ROUNDS):
+            if left:
+                yield from self._outcomes(list(left.values()), job)
 
     def _outcomes(self, shards: Sequence[Shard], job: Job) -> Generator[tuple[int, ShardReport | str | Exception]]:
         """The number of each shard that did not kill its actors, and its report, its error, or an error that concerns all."""

@@ -16,7 +16,8 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     if path.exists() and not path.is_file():  # a device would be replaced by a file
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # Not the process's number: on two machines that share the folder it may be the same.
+    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         yield temporary
         mask = os.umask(0)
