@@ -475,6 +475,7 @@ HOSTILE = [
     (ASKS(forced_eos_token_id=5), "forced_eos_token_id 5 is not supported; only eos, 2"),
     (ASKS(forced_bos_token_id=2), "forced_bos_token_id is 2, a token that ends"),
     (ASKS(early_stopping="soon"), "early_stopping 'soon' is not supported"),
+    (ASKS(early_stopping=1), "generation_config.json: early_stopping 1 is not supported; only true, false or never"),
     (ASKS(no_repeat_ngram_size=1), "no_repeat_ngram_size 1 is not supported"),
     (ASKS(do_sample=True, repetition_penalty=1.2, novel_setting=3),
      "do_sample True is not supported; only False; generation_config.json: repetition_penalty 1.2 is not supported; only 1; "
@@ -501,3 +502,13 @@ def test_settings_without_a_file_of_their_own_count(plain, tmp_path):
     changed("config.json", **old)(tmp_path / "folder")
     spec = read_model(tmp_path / "folder")[0].spec
     assert spec.outputs == OutputRules("huggingface", True, 140, 55, 3, 4, 2.0, "true") and spec.forced == (0,)
+
+
+def test_limits_on_new_tokens_precede_the_others(plain, tmp_path):
+    """As in `generate`, whatever the other limits are."""
+    for new, old in ((4, 9), (9, 4)):
+        path = tmp_path / f"{new}"
+        shutil.copytree(plain[0], path)
+        ASKS(min_new_tokens=new, min_length=old, max_new_tokens=new + 11, max_length=old + 11)(path)
+        rules = read_model(path)[0].spec.outputs
+        assert (rules.min_length, rules.limit) == (new, new + 11 - rules.ends)

@@ -85,18 +85,18 @@ def suppressed_of(asked: Asked, eos: int) -> tuple[int, ...]:
 
 
 def rules_of(asked: Asked, eos: int, ends: bool) -> OutputRules:
-    """`generate` counts the start token, and the eos that it forces, in lengths."""
+    """`generate` counts the start token, and the eos that it forces, in lengths. Limits on new tokens precede the others."""
     length = asked.whole("max_length", None, least=2 + ends)
     if (tokens := asked.whole("max_new_tokens", None, least=1 + ends)) is not None:
         length = tokens + 1
-    least = max(0, asked.whole("min_length", 0) - 1, asked.whole("min_new_tokens", 0))
+    least = asked.whole("min_new_tokens", max(0, asked.whole("min_length", 0) - 1))
     begins = asked.tokens("begin_suppress_tokens")
     if begins == [eos]:
         least = max(1, least)
     elif begins:
         asked.refuse("begin_suppress_tokens", f"eos, [{eos}]")
     stopping, repeats = asked.get("early_stopping"), asked.whole("no_repeat_ngram_size", 0)
-    if stopping not in (None, False, True, "never"):
+    if stopping not in (None, "never") and type(stopping) is not bool:
         asked.refuse("early_stopping", "true, false or never")
         stopping = None
     if repeats == 1:  # it would ban eos where that is the start token
