@@ -248,6 +248,13 @@ def test_xliff_targets_are_well_formed():
             assert unit.find("target").text == "fini" or texts[0] == texts[1]
 
 
+def test_models_add_no_control_characters():
+    """Which a vocabulary's first symbols may be, and which XML cannot hold; a source's own stay."""
+    unit = "<xliff><trans-unit><source>Ab</source>{}</trans-unit></xliff>"
+    assert translated(unit.format(""), "xlf", lambda text: "a\x1bB\0") == unit.format("<target>aB</target>")
+    assert translated(r'["\u001b[1mAb"]', "json", swapped) == r'["\u001b[1MaB"]'
+
+
 def test_cdata_is_text_that_stays():
     unit = "<xliff><trans-unit><source>{}</source><target>{}</target></trans-unit></xliff>"
     done = unit.format("Open it", "<![CDATA[Ouvrez]]>")
@@ -364,6 +371,15 @@ def test_sentences_are_translated_one_at_a_time():
     assert translated("<p>Use <code>a. B</code> now. Go.", "html", swapped) == "<p>uSE <code>a. B</code> NOW. gO."
 
 
+def test_hard_breaks_and_sentences_of_a_line_each_stay():
+    """Other line ends within a paragraph mean a space, in Markdown as in HTML."""
+    source = "Half of\na sentence.\nAnother one.  \nGo\\\non and<br>\non.\n\n> Half of\n> it. Two.\n> Go  \n> on.\n"
+    wanted = "hALF OF A SENTENCE.\naNOTHER ONE.  \ngO\\\nON AND<br> ON.\n\n> hALF OF IT. tWO.\n> gO  \n> ON.\n"
+    assert translated(source, "md", swapped) == wanted
+    page = "<p>Half of\na sentence.\nAnother<br>\none.<br/>Go</p>"
+    assert translated(page, "html", swapped) == "<p>hALF OF A SENTENCE.\naNOTHER<br>\nONE.<br/>gO</p>"
+
+
 def test_a_translated_paragraph_begins_no_other_block():
     def turned(source, text):
         return translated(source, "md", lambda line: text)
@@ -380,7 +396,7 @@ def test_a_translated_paragraph_begins_no_other_block():
         )
         assert sign == ">" or turned("> One.\n> Two.  \n> Three.\n", f"{sign} a").count(f"> {escaped} a") == 3
     assert turned("One.\nTwo.\n", "===") == "\\===\n\\===\n" and turned("One.\r\nTwo.\r\n", "--") == "\\--\r\n\\--\r\n"
-    assert turned("> One.  \n> Two.\n", "a") == "> a   \n> a\n"
+    assert turned("> One.  \n> Two.\n", "a") == "> a  \n> a\n"
     assert turned("|-|\n|-|\n|One.|\n", "a | b") == "|-|\n|-|\n|a \\| b|\n"
 
 

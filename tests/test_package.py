@@ -52,6 +52,7 @@ MAY_IMPORT = {
         "units",
         "cpus",
         "settings",
+        "translations",
         "translator",
         "workers",
         "measure",

@@ -82,6 +82,8 @@ def test_other_patterns_and_spans():
 def test_counting_parts():
     source = Protected.of("{a} or {a}, not %s or `%s`", ALL)
     assert source.intact("`%s`, %s: {a} {a}") and not source.intact("`%s`: {a} {a}") and not source.intact("`%s`, %s %s: {a} {a}")
+    address = Protected.of("See https://a.b/c.", ALL)
+    assert address.intact("(https://a.b/c)") and not address.intact("https://a.b/c/c/") and not address.intact("https://a.b/cd")
     word = Protected("use to go to", [(4, 6)])
     assert word.intact("aller to to") and not word.intact("aller to tomorrow")
 

@@ -20,6 +20,7 @@ FORMATS = {
     "txt": "lines", "md": "markdown", "html": "html", "htm": "html", "po": "gettext", "xliff": "xliff", "xlf": "xliff",
     "json": "strings", "srt": "subtitles", "vtt": "subtitles", "csv": "tables.commas", "tsv": "tables.tabs",
 }  # fmt: skip
+CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # what XML cannot hold, and models write for unknown letters
 COMPRESSED = (".gz", ".zst")
 MARKUP = {"html": "html", "xml": "xml.fragment"}  # the format of texts that are marked up
 MESSAGE = "strings.message"  # of texts with ICU's plurals
@@ -144,7 +145,9 @@ def rewrite(source: str, translated: Iterable[tuple[Span, Placed | None]], least
     doubtful = {span.start if span.marked is None else span.marked for span, placed in changed if placed.confidence < least}
 
     def piece(span: Span, each: str | int) -> str:
-        return span.escape(each) if isinstance(each, str) else patched(*span.places[each])
+        if isinstance(each, int):
+            return patched(*span.places[each])
+        return span.escape(each if CONTROL.search(span.text) else CONTROL.sub("", each))
 
     def patched(start: int, end: int) -> str:
         """Part of the file with the spans in it, and those in their tags."""

@@ -12,6 +12,7 @@ from specdec_plugins.files import Options, Span, Unreadable, html
 from specdec_plugins.files.markup import Token, span_of, spelled
 
 LONGEST = 50_000  # characters of a paragraph: a hostile one takes the parser time quadratic in its length
+SPACED_BREAK = re.compile(r"(?<! ) (?= *(?:  |\\)\r?\n)")  # the space that a hard break is for the model
 SPECIAL = "\\`*_[]<|"
 BLOCK = r"((?:\A|\n)[ \t{}]*)(?:(\d+)(?=[.)]\s|[.)]\Z)|(?=(?:[-+]|#{{1,6}})(?:\s|\Z)|~~~{}|(?:-+|=+)[ \t\r]*(?:\n|\Z)))"
 OUTSIDE, IN_QUOTE = re.compile(BLOCK.format("", "|>")), re.compile(BLOCK.format(">", ""))  # lines that would begin a block
@@ -85,7 +86,7 @@ class Lines:
 
 def text_of_paragraph(text: str, doubtful: bool, block: re.Pattern[str]) -> str:
     """A translation without lines that begin another block, such as a list, or make it a heading."""
-    return block.sub(r"\1\2\\", text)
+    return block.sub(r"\1\2\\", SPACED_BREAK.sub("", text))
 
 
 def paragraph(source: str, content: str, places: Sequence[int], children: Sequence[Any], lines: bool) -> Iterator[Span]:

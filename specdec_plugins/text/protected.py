@@ -16,6 +16,7 @@ from specdec_plugins.text.patterns import ORDERED
 from specdec_plugins.text.words import Span
 
 MOST = 1000  # protected parts of a text
+LETTER, LONGER = r"\w", r"[\w/#=&%]"  # that a word, or an address, would go on with
 STEM = "X"  # of masks
 EXAMPLE = "{n, plural, other {#}}"  # what protects this protects all ICU messages
 
@@ -99,7 +100,7 @@ class Protected:
         """The parts that a text has; of parts within others, only the others."""
         parts = (re.escape(part) for part in sorted({*self.parts}, key=len, reverse=True))
         alone = (rf"(?<!\w){part}" if part[:1].isalnum() else part for part in parts)
-        whole = (rf"{part}(?!\w)" if part[-1:].isalnum() else part for part in alone)
+        whole = (rf"{part}(?!{LONGER if '://' in part else LETTER})" if part[-1:].isalnum() else part for part in alone)
         return re.findall("|".join(whole), text)
 
     def masks(self) -> list[str]:
