@@ -62,6 +62,8 @@ def test_a_summary_counts_windows_where_documents_are_cut():
     stats = DecodeStats(sentences=4, own_tokens=9)
     assert summary(Settings(), stats, 2.0)[0] == "4 sentences, 9 tokens in 2.0 s: 2.0 sentences/s, 4 tokens/s"
     assert summary(Settings(windows=50), stats, 2.0)[0] == "4 windows, 9 tokens in 2.0 s: 2.0 windows/s, 4 tokens/s"
+    first, *_, last = summary(Settings(), DecodeStats(sentences=1, own_tokens=9, cut=1), 2.0)
+    assert first.startswith("1 sentence, 9 tokens in 2.0 s") and last.startswith("1 output was cut by the length limit")
 
 
 def test_a_summary_says_why_nothing_was_drafted():

@@ -14,7 +14,7 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
     if settings.drawn > 1:
         units = "samples" if settings.sampling else "hypotheses"
     lines = [
-        f"{stats.sentences:,} {units}, {stats.committed:,} tokens in {seconds:.1f} s: "
+        f"{stats.sentences:,} {units[:-1] if stats.sentences == 1 else units}, {stats.committed:,} tokens in {seconds:.1f} s: "
         f"{stats.sentences / seconds:,.1f} {units}/s, {stats.committed / seconds:,.0f} tokens/s"
     ]
     if settings.strategy == "specdec" and stats.passes:
@@ -32,7 +32,9 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
     parts = {name: stats.seconds[name] / total for name in ("drafting", "verifying", "encoding", "text", "elsewhere")}
     lines.append("time: " + ", ".join(f"{part:.0%} {name}" for name, part in parts.items() if part >= 0.005))
     if stats.cut:
-        lines.append(f"{stats.cut:,} outputs were cut by the length limit (--max-len-a, --max-len-b)")
+        lines.append(
+            f"{stats.cut:,} output{'s were' if stats.cut > 1 else ' was'} cut by the length limit (--max-len-a, --max-len-b)"
+        )
     return lines
 
 
