@@ -4,6 +4,8 @@ import os
 import pickle
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +23,11 @@ DEMO = ROOT / "data" / "demo.en-de"
 
 class Upper:
     """Stands in for a model. Some lines kill its process, lose its file or cannot be translated, a number of times or until a
-    file named ``cured`` is there."""
+    file named ``cured`` is there; and some wait for three processes."""
 
     def __init__(self, folder: Path, number: int):
-        self.folder = folder
+        self.folder, self.deadline = folder, time.monotonic() + 600
+        (folder / f"process-{os.getpid()}").touch()
         if (folder / "no-model").exists():
             raise ValueError("no-model: not a model folder")
 
@@ -37,6 +40,10 @@ class Upper:
                 (self.folder / "lost").touch()
                 for path in (self.folder / "out").glob(f"part-{first // 4:05}.txt.*.tmp"):
                     path.unlink()
+            elif line.startswith("three"):
+                while len(list(self.folder.glob("process-*"))) < 3:
+                    assert time.monotonic() < self.deadline, "no third process has started"
+                    time.sleep(0.05)
             elif line.startswith("die always") and not (self.folder / "cured").exists():
                 os.kill(os.getpid(), 9)
             elif line.startswith("fail") and not (self.folder / "cured").exists():
@@ -194,6 +201,18 @@ def test_shards_that_always_fail_are_named_cost_no_other_and_can_be_run_later(cl
     again = executor(cluster.address).run([shard for shard in shards if shard.number not in done], job)
     assert {report.number for report in again} == {4, 7}
     assert whole(tmp_path / "out") == "".join(f"{number} {line.upper():<30}\n" for number, line in enumerate(lines)).encode()
+
+
+@pytest.mark.long
+def test_a_machine_that_joins_a_run_takes_part(cluster, tmp_path):
+    """The two machines have room for two such actors; no shard ends before there are three."""
+    shards, job = work(tmp_path, ["three"] * 40)
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: list(executor(cluster.address, actors=3, threads=2).run(shards, job)))
+        while not found.done() and len(list(tmp_path.glob("process-*"))) < 2:
+            time.sleep(0.05)
+        cluster.add()
+        assert len(found.result()) == 10
 
 
 @pytest.mark.long
