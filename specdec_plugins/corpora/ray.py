@@ -121,7 +121,7 @@ class RayActors:
         context.max_consecutive_actor_init_deaths = ATTEMPTS - 1
         context.execution_no_progress_timeout_s = -1  # large shards may take hours; actors watch themselves
         context.autoscaling_config.actor_pool_util_upscaling_threshold = 1.0  # all busy; the default needs queues
-        # No queues: when a shard kills its actor, the shards queued there lose an attempt, too.
+        # No queues: a shard that kills its actor would cost the shards queued there an attempt.
         pool = ray.data.ActorPoolStrategy(min_size=1, max_size=size, initial_size=size, max_tasks_in_flight_per_actor=1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the last two are deprecated before there is another way to give them
