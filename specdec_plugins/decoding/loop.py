@@ -133,7 +133,7 @@ class Session:
             self._refill()
         if not len(prefix):
             return []
-        if 0 < prefix.searching < len(prefix):
+        if self.searches and 0 < prefix.searching < len(prefix):
             self._place_searches_last()
         plan, rows = self.controller.plan(prefix), len(prefix)
         times = min(times, plan.times)
