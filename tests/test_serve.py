@@ -136,7 +136,7 @@ def test_streams(served):
     *pieces, (name, last) = [(name, json.loads(data)) for name, data in re.findall(r"event: (.*)\ndata: (.*)\n\n", content)]
     assert [data for name, data in pieces if name == "pass"] == last["results"][0]["outputs"][0]["trace"]
     names = [name for name, _ in pieces]
-    assert names[0] == "pass" and names.index("delta") < len(names) - 2  # as passes commit, not at the end
+    assert names[0] == "pass" and names.index("delta") < len(names) - 1  # in pieces; a later pass may be told before the first
     for wrong in ({"text": [text]}, {"num_samples": 2, "sampling": True}, {"beam": 0}, {"text": "dog " * 3000}):
         assert served.ask("POST", "/v1/translate", {"text": text, "stream": True, **wrong})[0] == 400
 
