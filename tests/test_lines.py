@@ -6,12 +6,18 @@ import os
 import pytest
 
 from specdec_plugins.text import lines
-from specdec_plugins.text.lines import LineReader, count_line_ends, read_lines
+from specdec_plugins.text.lines import LineReader, count_line_ends, decoded, read_lines
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "text").write_bytes("\ufeffone\n\ufefftwo\n".encode())
     assert list(read_lines(tmp_path / "text")) == ["one", "\ufefftwo"]
+
+
+def test_utf_16_is_named():
+    assert decoded("\ufeffa".encode()) == ("\ufeff", "a")
+    with pytest.raises(ValueError, match=r"line 1: UTF-16; convert the file to UTF-8"):
+        decoded("a".encode("utf-16"))
 
 
 def test_lines_end_at_newlines_only(tmp_path):

@@ -1,5 +1,6 @@
 """Read lines of text: UTF-8, plain or compressed, with every error naming file and line."""
 
+import codecs
 import errno
 import os
 import sys
@@ -109,7 +110,9 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
 def decoded(data: bytes) -> tuple[str, str]:
     """The byte order mark, perhaps empty, and the text of a file's content. Raises ValueError, naming the line at fault."""
     at, what = data.find(b"\0"), "contains a NUL byte, so it is not text"
-    if at < 0:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        at, what = 0, "UTF-16; convert the file to UTF-8"
+    elif at < 0:
         try:
             text = data.decode()
             return text[: text.startswith("\ufeff")], text.removeprefix("\ufeff")
