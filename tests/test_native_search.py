@@ -9,6 +9,7 @@ from test_beam import requests_of
 from test_kernels import DTYPES, KERNEL_SHAPES, on_kernels, variant, wide_drafter, wide_verifier  # noqa: F401
 from test_session import KERNELS
 
+from specdec_plugins.decoding import native_search
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.reading import Reading
@@ -145,6 +146,17 @@ def test_beside_rows_that_do_not_search(drafted):
     for request in requests:
         alone, _, _ = run(verifier, [request], 15, True, drafter=drafter, controller=controller)
         assert request.index == 3 or alone == [each for each in outputs if each.index == request.index]
+
+
+def test_large_models_read_their_weights_once(monkeypatch):
+    """So their searches and other rows share passes."""
+    monkeypatch.setattr(native_search, "TWICE", 0)
+    session = Session(NoDrafter(), verifier_of(), TopBetaTau(), FixedLength(0), BoundedAdmission(9), 9)
+    session.native = session.searches = lambda *arguments: pytest.fail("a call of its own")
+    for index, (source, beam) in enumerate(zip(sentences(2, 3), (None, Beam(3)))):
+        session.submit(Request(index, source, 4, beam=beam))
+    session.step()
+    assert session.stats.passes == 1 and len(session.prefix) == 4
 
 
 def test_a_row_holds_what_reading_its_tokens_writes():

@@ -74,6 +74,7 @@ class Session:
         self.stats = DecodeStats() if stats is None else stats
         self.native = native_loop(drafter, verifier, acceptance, self.prefix.constraints)
         self.searches = native_search(drafter, verifier, self.prefix.constraints)
+        self._mixes = self.searches is not None and self.searches.joins
         self._failed: list[Hypothesis] = []  # outputs of failed requests, until they are returned
         self._thread = get_ident()
 
@@ -133,7 +134,7 @@ class Session:
             self._refill()
         if not len(prefix):
             return []
-        if self.searches and 0 < prefix.searching < len(prefix):
+        if self._mixes and 0 < prefix.searching < len(prefix):
             self._place_searches_last()
         plan, rows = self.controller.plan(prefix), len(prefix)
         times = min(times, plan.times)
@@ -170,7 +171,7 @@ class Session:
         then make fewer, and count as passes of their own. None if the kernels cannot do all of it."""
         prefix, stats, ran = self.prefix, self.stats, None
         others = len(prefix) - prefix.searching
-        if prefix.searching and (self.searches is None or any(plan.lengths[others:])):
+        if prefix.searching and (self.searches is None or any(plan.lengths[others:]) or (others and not self._mixes)):
             return None
         if others:
             batch = self.native and self.native(self.verifying, self.drafting, prefix, plan, times, others)
