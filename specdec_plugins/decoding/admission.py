@@ -24,7 +24,6 @@ class BoundedAdmission:
     tokens: int | None = None
     bytes: int | None = None
     bytes_for: Callable[[Request], int] | None = None
-    patience: int = PATIENCE
     _waited: int = 0
 
     def __post_init__(self):
@@ -39,7 +38,7 @@ class BoundedAdmission:
         fitting, capacity = self._fitting(prefix, reserved, waiting)
         free = capacity - reserved
         self._waited += 1
-        if not fitting or (len(prefix) and 4 * free < capacity and self._waited <= self.patience):
+        if not fitting or (len(prefix) and 4 * free < capacity and self._waited <= PATIENCE):
             return 0
         self._waited = 0
         return fitting

@@ -173,9 +173,7 @@ class Desk:
         engine = self.line.engine
         try:
             session = engine.session(self.line.rows)
-            # The kernels encode one source at a time nearly as fast as several.
-            patience = 0 if engine.kernels else session.admission.patience
-            session.admission = replace(session.admission, rows=self.rows, patience=patience)
+            session.admission = replace(session.admission, rows=self.rows)
             session.controller = deepcopy(session.controller)
             if engine.settings.adaptive:
                 session.controller = Steady(session.controller, engine.trained_block_size, engine.beam is not None)
