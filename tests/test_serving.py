@@ -168,6 +168,22 @@ async def test_a_fault_touches_nobody_else(monkeypatch):
     await served.close()
 
 
+@asynchronous
+async def test_a_refused_request_does_not_keep_the_next_one_waiting():
+    """Both wait when the session next takes requests."""
+    served, held = load(threads=1), threading.Event()
+    served.threads[0].post(held.wait)
+    calls = []
+    for count, options in enumerate(({"beam": 65}, {}), 1):
+        calls.append(asyncio.ensure_future(served.translate(LINES[0], timeout=100, **options)))
+        while len(served.line.guests) < count:
+            await asyncio.sleep(0.01)
+    held.set()
+    refused, found = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(refused, ValueError) and plain(found) == plain(expected(LINES[:1], {}))
+    await served.close()
+
+
 @pytest.mark.skipif(not library(), reason="the kernels were not compiled for this machine")
 @asynchronous
 async def test_two_sessions_run_passes_at_the_same_time(monkeypatch):

@@ -116,9 +116,13 @@ class Line:
 
     def enter(self, guest: "Guest") -> None:
         with self._lock:
-            if guest not in self.guests:
+            if guest not in self.guests and not guest.cancelled:
                 self.guests.append(guest)
-        for desk in sorted(self.desks, key=lambda desk: (desk.failed, desk.rows_in_flight))[: len(guest.fresh)]:
+        self.wake(len(guest.fresh))
+
+    def wake(self, most: int) -> None:
+        """Have up to so many desks take requests, idle ones first."""
+        for desk in sorted(self.desks, key=lambda desk: (desk.failed, desk.rows_in_flight))[:most]:
             desk.thread.post(desk.enter)
 
     def take(self) -> "tuple[Guest, Request] | None":
@@ -137,6 +141,8 @@ class Line:
         """Drop a guest's requests."""
         with self._lock:
             guest.fresh.clear()
+            if guest in self.guests:
+                self.guests.remove(guest)
         for desk in self.desks:
             desk.thread.post(partial(desk.drop, guest))
 
@@ -201,6 +207,8 @@ class Desk:
         if (session := self.session) is None:
             if self.line.failed:
                 self._refuse(RuntimeError("no session can be opened"))
+            elif self.line.guests:
+                self.line.wake(1)
             return False
         try:
             self._fill(session)
@@ -223,11 +231,12 @@ class Desk:
         while rows < self.rows and (taken := self.line.take()):
             number = next(self._numbers)
             self.owners[number], self.unfinished[number] = taken, taken[1].outputs
-            rows += taken[1].rows
             try:
                 session.submit(replace(taken[1], index=number))
             except ValueError as error:
                 self._end(number, error)
+            else:
+                rows += taken[1].rows
 
     def _deliver(self, commits: Sequence[Commit]) -> None:
         for number, outputs in Counter(commit.request for commit in commits if commit.finished is not None).items():
