@@ -38,6 +38,7 @@ OPTIONS = {
     "hydra": {"heads": 5, "successor_width": 32},
     "block_state": {"length": 5, "layers": 2, "successor_width": 32},
     "block_causal": {"length": 5, "layers": 2, "successor_width": 32, "dropout": 0.0},
+    "block_cache": {"length": 5, "layers": 2, "successor_width": 32, "dropout": 0.0},
     "eagle": {"layers": 1, "steps": 5, "untold": 0.0},
 }
 WIDE = {
@@ -51,6 +52,7 @@ backends = pytest.mark.parametrize(
 samplings = pytest.mark.parametrize("sampling", [None, Sampling(0.7)], ids=["greedy", "sampled"])
 every = pytest.mark.parametrize("name", OPTIONS)
 heads = pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
+branching = pytest.mark.parametrize("name", ["medusa", "hydra", "block_state", "block_cache"])
 
 
 def make_model(seed=0, shape="pre-norm"):
@@ -116,8 +118,8 @@ def test_exact(name, dtype, sampling):
 
 @samplings
 @backends
-@heads
-def test_trees_of_heads(name, dtype, sampling):
+@branching
+def test_trees(name, dtype, sampling):
     """They branch, some passes accept several tokens, and no output changes."""
     drafter, verifier = make_pair(name, dtype)
     requests = requests_for(10, seed=3, samplings=[sampling])
@@ -129,7 +131,7 @@ def test_trees_of_heads(name, dtype, sampling):
 
 
 @backends
-@heads
+@branching
 def test_outputs_where_chains_and_trees_take_turns(name, dtype):
     """From none to chains to trees and back, within sentences."""
     drafter, verifier = make_pair(name, dtype)
@@ -153,9 +155,9 @@ def test_rejection_sampling_runs_on_both_backends(name):
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@heads
+@branching
 @torch.inference_mode()
-def test_heads_in_the_native_loop(name, dtype):
+def test_drafts_in_the_native_loop(name, dtype):
     """Its drafts equal those of the session's own iterations: greedy with tolerances, sampled by either rule."""
     roles = make_pair(name, dtype)
     accepted = fewer = 0
@@ -258,7 +260,8 @@ def test_training_teaches_what_decoding_uses(name, shape):
 
 def started(drafter, verifier, sources):
     """States of both roles and the prefix, with a row per source."""
-    drafting, verifying, prefix = drafter.start(4, None), verifier.start(4), Prefix()
+    verifying, prefix = verifier.start(4), Prefix()
+    drafting = drafter.start(4, verifying)
     for role, state in ((drafter, drafting), (verifier, verifying)):
         role.admit(state, Source(sources, SYMBOLS))
     prefix.admit([Request(i, source, 100) for i, source in enumerate(sources)])

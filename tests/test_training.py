@@ -237,7 +237,7 @@ def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
     run_train_sh("toy", "verifier", "distill", *how, tmp_path, "--updates", 12)
     lines = (toy_data / "raw/test.xa").read_text().splitlines()[:20]
     expected = None
-    for recipe in ("block_causal", "small", "medusa", "hydra", "block_state", "eagle"):
+    for recipe in ("block_causal", "small", "medusa", "hydra", "block_state", "block_cache", "eagle"):
         folder = tmp_path / recipe
         for name in ("data", "distilled"):
             shutil.copytree(tmp_path / name, folder / name)
@@ -332,7 +332,7 @@ def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path)
     [
         (["wmt15"], f"no preset named 'wmt15'. Available: {', '.join(presets.names())}"),
         (["small.english-german"], "no preset named 'small.english-german'. Available: "),
-        (["toy", "--recipe", "best"], "'best'. Available: block_causal, block_state, eagle, hydra, medusa, published, small"),
+        (["toy", "--recipe", "best"], "'best'. Available: block_cache, block_causal, block_state, eagle, hydra, medusa, published, small"),
         (["folder"], "preset folder requires --verifier"),
         (["small.en-de", "data"], "small.en-de requires --local DIR, a folder with train, valid and test .en and .de"),
         (["toy", "distil"], "no stage named 'distil'. Available: data, verifier, distill, "),

@@ -71,10 +71,10 @@ class GlatLoss(FairseqCriterion):
         Features (N, D) are those of the masked positions.
         """
         projection = model.decoder.output_projection.weight
-        loss, nll_loss, hits = cross_entropy(features, projection, target[masked], None, self.label_smoothing)
+        loss, nll_loss, hits = cross_entropy(features, projection, target[masked], self.label_smoothing)
         right = torch.zeros_like(masked)
         right[masked] = hits
-        return loss, nll_loss, right
+        return loss.sum(), nll_loss.sum(), right
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:

@@ -21,6 +21,7 @@ from specdec_plugins.decoding.backends.cpu.passes import NativeSampling, repeat_
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters import CachedRows
+from specdec_plugins.decoding.drafters.block_cache import CacheBlockDrafter, CacheState
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
 from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsState
 from specdec_plugins.decoding.prefix import Prefix
@@ -57,6 +58,23 @@ class NativeBlock:
             state.rows, self._read = self._read.tolist(), array("q")
 
 
+class NativeCacheBlock:
+    """The block drafter on the verifier's cache."""
+
+    caches_prefix = True
+
+    def __init__(self, drafter: CacheBlockDrafter):
+        self.model = cast(CpuModel, drafter.model)
+        self.positions = self.model.spec.decoder.max_positions
+
+    def begin(self, call: Structure, state: CacheState, prefix: Prefix, longest: int) -> Begun:
+        call.drafter_positions = self.positions
+        return cast(SlottedState, state.cache), [[token] for token in prefix.last]
+
+    def end(self, state: CacheState) -> None:
+        return None
+
+
 class NativeHiddenHeads:
     """Heads on the verifier's hidden states."""
 
@@ -81,7 +99,7 @@ class NativeHiddenHeads:
         state.replace(self._states)
 
 
-NativeDrafter = NativeBlock | NativeHiddenHeads
+NativeDrafter = NativeBlock | NativeCacheBlock | NativeHiddenHeads
 
 
 class NativeLoop:
@@ -207,6 +225,8 @@ def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, co
     native: NativeDrafter | None = None
     if type(drafter) is CausalBlockDrafter and type(drafter.model) is CpuModel and drafter.budget is None:
         native = NativeBlock(drafter)
+    elif type(drafter) is CacheBlockDrafter and type(drafter.model) is CpuModel:
+        native = NativeCacheBlock(drafter)
     elif type(drafter) is HeadsDrafter and type(drafter.model) is CpuModel:
         native = NativeHiddenHeads(drafter)
     if native is None and drafter.traits.follows:

@@ -79,7 +79,7 @@ class Network(nn.Module):
             states = states_before(self.unknown.expand(len(told), -1), outputs)
             there = present & (place >= step)
             loss, hits = verifier.cross_entropy(outputs[there], batch.target[there])
-            total, weight = total + DECAY**step * loss, weight + DECAY**step * len(hits)
+            total, weight = total + DECAY**step * loss.sum(), weight + DECAY**step * len(hits)
             # Step k at a position is the k-th token of a draft that begins k positions earlier.
             right.append(F.pad(torch.zeros_like(there).masked_scatter(there, hits), (0, step))[:, step:])
         return Loss(total, weight, torch.stack(right, -1)[present])

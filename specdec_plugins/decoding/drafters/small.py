@@ -50,9 +50,9 @@ class Network(nn.Module):
         decoder = decoder_of(self, self.spec, verifier)
         x = F.dropout(embedded(decoder, batch.prefix), self.options.dropout, self.training)
         done = Unrolled(decoder, *verifier.encode(batch.source))(x)[present]
-        total, hits = verifier.cross_entropy(done, batch.target[present])
+        losses, hits = verifier.cross_entropy(done, batch.target[present])
         right = torch.zeros_like(present).masked_scatter(present, hits)
-        return Loss(total, len(hits), blocks(right, present, BLOCK))
+        return Loss(losses.sum(), len(hits), blocks(right, present, BLOCK))
 
 
 class SmallDrafter(CachedDrafter[list[int]]):

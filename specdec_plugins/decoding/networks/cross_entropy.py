@@ -17,22 +17,20 @@ DEVICE_CHUNK = 2**26
 
 
 def cross_entropy(
-    features: Tensor, projection: Tensor, targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
+    features: Tensor, projection: Tensor, targets: Tensor, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Smoothed loss, plain loss (without gradient), and which predictions are right.
+    """Smoothed losses, plain losses (without gradient), and which predictions are right.
 
     The plain loss of a position is n = -log p(target), its smoothed loss (1 - s) n + s m, where m is the mean of -log p over the
-    vocabulary and s is ``label_smoothing``. Both are weighted sums in nats, in float32 or wider.
+    vocabulary and s is ``label_smoothing``. Both are in nats, in float32 or wider.
 
     Args:
-        features: (N, D). projection: (V, D); logits are features @ projection.T.
-        targets: (N,) int64. weights: (N,) float, of the positions in both sums; None for 1.
+        features: (N, D). projection: (V, D); logits are features @ projection.T. targets: (N,) int64.
 
-    Returns: scalar, scalar, and (N,) bool, true where no logit exceeds the target's.
+    Returns: (N,), (N,), and (N,) bool, true where no logit exceeds the target's.
     """
-    weights = torch.ones_like(targets, dtype=torch.float32) if weights is None else weights
     # Under autocast, features are in half precision and the projection in float32.
-    return _CrossEntropy.apply(features, projection.to(features.dtype), targets, weights, label_smoothing)
+    return _CrossEntropy.apply(features, projection.to(features.dtype), targets, label_smoothing)
 
 
 def _chunks(features: Tensor, projection: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -45,9 +43,9 @@ def _chunks(features: Tensor, projection: Tensor) -> Iterator[tuple[slice, Tenso
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, features, projection, targets, weights, label_smoothing):
+    def forward(ctx, features, projection, targets, label_smoothing):
         precise = torch.promote_types(features.dtype, torch.float32)
-        targets, weights = targets[:, None], weights[:, None].to(precise)
+        targets = targets[:, None]
         own, best, mean, normaliser = features.new_zeros((4, features.size(0), 1), dtype=precise)
         for rows, logits in _chunks(features, projection):
             logits = logits.to(precise)
@@ -56,19 +54,19 @@ class _CrossEntropy(torch.autograd.Function):
             if label_smoothing:
                 mean[rows] = logits.mean(1, keepdim=True)
             normaliser[rows] = logits.sub_(best[rows]).exp_().sum(1, keepdim=True).log_() + best[rows]
-        ctx.save_for_backward(features, projection, targets, weights, normaliser)
+        ctx.save_for_backward(features, projection, targets, normaliser)
         ctx.label_smoothing = label_smoothing
         right = own.eq(best)[:, 0]
-        loss = (weights * (normaliser - (1 - label_smoothing) * own - label_smoothing * mean)).sum()
-        plain = (weights * (normaliser - own)).sum()
+        loss = (normaliser - (1 - label_smoothing) * own - label_smoothing * mean)[:, 0]
+        plain = (normaliser - own)[:, 0]
         ctx.mark_non_differentiable(plain, right)
         return loss, plain, right
 
     @staticmethod
     def backward(ctx, gradient, *_):
-        features, projection, targets, weights, normaliser = ctx.saved_tensors
-        # ``gradient`` includes the loss scale of half-precision training: apply it before small slopes round to 0.
-        weights = weights * gradient
+        features, projection, targets, normaliser = ctx.saved_tensors
+        # It includes the loss scale of half-precision training: apply it before small slopes round to 0.
+        weights = gradient[:, None]
         by_features = torch.empty_like(features)
         by_projection = torch.zeros_like(projection, dtype=normaliser.dtype) if ctx.needs_input_grad[1] else None
         for rows, logits in _chunks(features, projection):
@@ -80,4 +78,4 @@ class _CrossEntropy(torch.autograd.Function):
             by_features[rows] = slope @ projection
             if by_projection is not None:
                 by_projection += slope.t() @ features[rows]
-        return by_features, by_projection, None, None, None
+        return by_features, by_projection, None, None

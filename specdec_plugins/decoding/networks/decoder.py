@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec_plugins.decoding.backends.cache import hide
-from specdec_plugins.decoding.backends.torch.transformer import Decoder, Weights, attention
+from specdec_plugins.decoding.backends.torch.transformer import Decoder, Weights, attention, spread
 from specdec_plugins.formats.spec import ModelSpec, shapes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, 
     for name in shapes(spec, verifier.vocabulary, verifier.vocabulary):
         _, kind, number, *rest = name.split(".")
         if name.startswith("decoder.layers."):
-            number = str((int(number) + 1) * available // wanted - 1)
+            number = str(spread(wanted, available)[int(number)])
         elif not name.startswith("decoder.layer_norm."):
             continue
         yield name, verifier.tensors[".".join(["decoder", kind, number, *rest])].clone()
@@ -45,10 +45,10 @@ def adopt(module: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:
         owner.register_parameter(last, nn.Parameter(tensor))
 
 
-def decoder_of(module: nn.Module, spec: ModelSpec, verifier: "FrozenVerifier") -> Decoder:
-    """A decoder that computes with the module's parameters, so that gradients reach them."""
+def decoder_of(module: nn.Module, spec: ModelSpec, verifier: "FrozenVerifier", hosts: int = 0) -> Decoder:
+    """A decoder that computes with the module's parameters, so that gradients reach them. ``hosts``: see `Decoder`."""
     own: Mapping[str, Tensor] = dict(module.named_parameters())
-    return Decoder(Weights({**verifier.tensors, **own}), spec)
+    return Decoder(Weights({**verifier.tensors, **own}), spec, hosts=hosts)
 
 
 def embedded(decoder: Decoder, tokens: Tensor, embeddings: Tensor | None = None) -> Tensor:

@@ -35,6 +35,7 @@ from specdec_plugins.decoding.values import Source, Want
 from specdec_plugins.formats.spec import Model, ModelSpec, Symbols
 
 DECAY = 0.85  # weight of a block position's loss relative to the previous one's: later ones are used less often
+SURE = 0.5  # share of the drafter's confidence in weights that follow it; the rest counts every position as right
 
 
 class Loss(NamedTuple):
@@ -111,15 +112,23 @@ class FrozenVerifier:
         decoder = self.transformer.decoder
         return Unrolled(decoder, encoded, hidden)(embedded(decoder, prefix))
 
-    def cross_entropy(self, features: Tensor, targets: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The weighted sum in nats for final hidden states (N, D), and (N,) bool, which predictions are right. Targets (N,) that
-        are not drafted count as wrong and have no loss."""
+    @torch.no_grad()
+    def caches(self, prefix: Tensor, encoded: Tensor, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, of a prefix's tokens (B, T, 2 D) and of the source (B, S, 2 D), given the result of
+        `encode`."""
+        decoder = self.transformer.decoder
+        run = Unrolled(decoder, encoded, hidden)
+        run(embedded(decoder, prefix))
+        return [(entries, source) for (entries,), source in zip(run.entries, run.sources)]
+
+    def cross_entropy(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """(N,) losses in nats for final hidden states (N, D), and (N,) bool, which predictions are right. Targets (N,) that are not
+        drafted count as wrong and have no loss."""
         numbers = self._numbers[targets]
         known, right = numbers >= 0, torch.zeros_like(targets, dtype=torch.bool)
-        weights = None if weights is None else weights[known]
         features = F.pad(features[known], (0, 1), value=1.0) if self._biased else features[known]
-        total, _, hits = cross_entropy(features, self._output, numbers[known], weights)
-        return total, right.masked_scatter(known, hits)
+        losses, _, hits = cross_entropy(features, self._output, numbers[known])
+        return losses.new_zeros(len(targets)).masked_scatter(known, losses), right.masked_scatter(known, hits)
 
     def read(self, source: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, V) logits and (B, T, D) hidden states after each token of a prefix, undefined at padding; no gradient."""
@@ -136,13 +145,22 @@ def without(tokens: Tensor, pad: int) -> list[list[int]]:
     return [row[:length] for row, length in zip(tokens.tolist(), lengths.tolist())]
 
 
-def block_loss(features: Tensor, block: ManyBlocks, verifier: FrozenVerifier) -> Loss:
-    """Cross-entropy of blocks, weighted by position, for the final hidden states (N, D) of ``block.masked``."""
-    weights = DECAY ** block.offsets[block.masked].float()
-    total, hits = verifier.cross_entropy(features, block.target[block.masked], weights)
+def block_loss(features: Tensor, block: ManyBlocks, verifier: FrozenVerifier, confident: bool = False) -> Loss:
+    """Cross-entropy of blocks, weighted by position, for the final hidden states (N, D) of ``block.masked``.
+
+    ``confident``: weights follow the model's confidence (D-PACE, 2605.18810). A position's is the sum over it and later ones of
+    the probability, smoothed, that the block is right up to there.
+    """
+    losses, hits = verifier.cross_entropy(features, block.target[block.masked])
+    if confident:
+        sure = torch.exp(-losses.detach()) * SURE + 1 - SURE
+        ahead = sure.new_zeros(block.masked.shape).masked_scatter(block.masked, sure).cumprod(-1)
+        weights = ahead.flip(-1).cumsum(-1).flip(-1)[block.masked]
+    else:
+        weights = DECAY ** block.offsets[block.masked].float()
     right = torch.zeros_like(block.masked).masked_scatter(block.masked, hits)
     some = block.masked[..., 0]
-    return Loss(total, weights.sum(), right[some], block.masked[some])
+    return Loss((weights * losses).sum(), weights.sum(), right[some], block.masked[some])
 
 
 def blocks(right: Tensor, present: Tensor, size: int) -> Tensor:

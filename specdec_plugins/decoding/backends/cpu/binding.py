@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specdec_plugins.formats.files import Mapped
 
-VERSION = 23  # of the interface: `specdec_version` in api.cpp
+VERSION = 24  # of the interface: `specdec_version` in api.cpp
 VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")  # instruction sets, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -199,13 +199,16 @@ class Stack(Handle):
             projection and projection.pointer, gate and gate.pointer,
         )  # fmt: skip
 
-    def add_layer(self, linears: Sequence[NativeLinear | None], norms: Sequence[Pair | None]) -> None:
+    def add_layer(self, linears: Sequence[NativeLinear | None], norms: Sequence[Pair | None], entries: int | None = None) -> None:
         """Append a layer. ``linears``: query, key and value in one (3 D, D), out, cross query, cross out, fc1, fc2; ``norms``: of
-        self-attention, cross-attention, feed-forward. In an encoder those of cross-attention are None.
+        self-attention, cross-attention, feed-forward. In an encoder those of cross-attention are None. ``entries``: the layer of the
+        caches that it reads and writes; None: the layer's own number.
         """
+        entries = len(self.layers) if entries is None else entries
         self.layers.append(list(linears))
         given = pairs(*norms)  # the library copies them
-        self.library.specdec_layer(self.pointer, pointers(each.pointer if each else None for each in linears), addresses(given))
+        packed = pointers(each.pointer if each else None for each in linears)
+        self.library.specdec_layer(self.pointer, packed, addresses(given), entries)
 
 
 VIEWS = 1024  # shapes that a buffer remembers: growing sources and outputs keep making new ones

@@ -215,7 +215,7 @@ def stack_of(
         linears: list[Linear | None] = [layer.qkv, layer.out, *between, layer.fc1, layer.fc2]
         norms = layer.norm, layer.cross_norm if cross else None, layer.final_norm
         packed = [NativeLinear(each.weight, each.bias, dtype) if each else None for each in linears]
-        stack.add_layer(packed, list(map(pair, norms)))
+        stack.add_layer(packed, list(map(pair, norms)), layer.entries)
     NativeLinear.mapped.unload()
     return stack
 

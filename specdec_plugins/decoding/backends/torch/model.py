@@ -259,7 +259,8 @@ class TorchModel:
 
         x = decoder.embedding(tokens, positions, vectors)
         weights: list[Tensor] = []  # (R, Q, S) each, of the last layer (R, W, S)
-        for index, layer in enumerate(decoder.layers):
+        for layer in decoder.layers:
+            index = layer.entries
             kept = keep if layer is decoder.layers[-1] else None
             visible = mask if kept is None or mask is None else mask[:, 0][kept][:, None]  # (R, 1, W, T)
 

@@ -156,9 +156,10 @@ class Embedding:
 
 
 class Layer:
-    """A Transformer layer; the caller supplies attention."""
+    """A Transformer layer; the caller supplies attention. ``entries`` is the layer of the caches that it reads and writes."""
 
-    def __init__(self, weights: Weights, name: str, prenorm: bool, activation: str, cross: bool):
+    def __init__(self, weights: Weights, name: str, prenorm: bool, activation: str, cross: bool, entries: int):
+        self.entries = entries
         self.prenorm, self.activation = prenorm, ACTIVATIONS[activation]
         self.qkv = weights.linear(*(f"{name}.self_attn.{part}_proj" for part in "qkv"))
         self.out = weights.linear(f"{name}.self_attn.out_proj")
@@ -198,7 +199,9 @@ class Encoder:
         side = spec.encoder
         self.embedding = Embedding(weights, "encoder", side)
         names = [f"encoder.layers.{index}" for index in range(side.layers)]
-        self.layers = [Layer(weights, name, side.prenorm, spec.activation, cross=False) for name in names]
+        self.layers = [
+            Layer(weights, name, side.prenorm, spec.activation, False, index) for index, name in enumerate(names)
+        ]
         self.norm = weights.norm("encoder.layer_norm") if side.final_norm else None
         self.heads = side.heads
 
@@ -238,13 +241,15 @@ def _product(table: Tensor, matrix: Tensor) -> Tensor:
 class Decoder:
     """The parts of a decoder; `TorchModel.read` and `read_block` run them."""
 
-    def __init__(self, weights: Weights, spec: ModelSpec, code: str | None = None):
-        """``code`` names a drafter, whose own weights are then also read."""
+    def __init__(self, weights: Weights, spec: ModelSpec, code: str | None = None, hosts: int = 0):
+        """``code`` names a drafter, whose own weights are then also read. With ``hosts`` its layers use the caches of so many layers
+        of the verifier, evenly spread."""
         side = spec.decoder
         self.embedding = Embedding(weights, "decoder", side, spec.zero_start)
         names = [f"decoder.layers.{index}" for index in range(side.layers)]
-        self.layers = [Layer(weights, name, side.prenorm, spec.activation, cross=True) for name in names]
-        memory = [f"{name}.encoder_attn.{part}_proj" for name in names for part in "kv"]
+        entries = spread(side.layers, hosts) if hosts else range(side.layers)
+        self.layers = [Layer(weights, name, side.prenorm, spec.activation, True, at) for name, at in zip(names, entries)]
+        memory = [] if hosts else [f"{name}.encoder_attn.{part}_proj" for name in names for part in "kv"]
         self.memory = weights.linear(*memory) if memory else None  # (L 2 D, D)
         self.norm = weights.norm("decoder.layer_norm") if side.final_norm else None
         self.heads = side.heads
@@ -274,6 +279,11 @@ class Decoder:
         return F.linear(features, self.projection, self.bias)
 
 
+def spread(wanted: int, available: int) -> list[int]:
+    """So many of the available layers, evenly spread and ending with the last."""
+    return [(index + 1) * available // wanted - 1 for index in range(wanted)]
+
+
 # A drafter may restrict its output to the tokens listed here (FR-Spec, Zhao et al. 2025): a few thousand make up most text, and
 # the other logits would be half of a shallow drafter's work.
 DRAFT_VOCABULARY = "decoder.draft_vocabulary"
@@ -289,7 +299,11 @@ def draft_vocabulary(tokens: Tensor, size: int) -> Tensor:
     return tokens
 
 
-OPTIONS: dict[str, dict[str, type]] = {"block": {"source_copy": bool}, "block_causal": {"successor_width": int}}
+OPTIONS: dict[str, dict[str, type]] = {
+    "block": {"source_copy": bool},
+    "block_causal": {"successor_width": int},
+    "block_cache": {"successor_width": int, "hosts": int},
+}
 
 
 def option_faults(model: DrafterModel) -> list[str]:
@@ -353,8 +367,10 @@ class Transformer:
             faults.append("a source copy with an encoder and a decoder of different widths")
         if faults:
             raise UnsupportedModel("; ".join(faults))
-        weights = Weights(model.tensors, packing)
-        return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code), code)
+        weights, hosts = Weights(model.tensors, packing), 0
+        if isinstance(model, DrafterModel) and code in OPTIONS:
+            hosts = model.options.get("hosts", 0)
+        return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code, hosts), code)
 
 
 AS_STORED = ("_proj.weight", "fc1.weight", "fc2.weight", "output_projection.weight", "embed_tokens.weight")

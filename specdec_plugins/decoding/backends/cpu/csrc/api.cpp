@@ -54,7 +54,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 23; }
+int specdec_version() { return 24; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -104,12 +104,12 @@ EXPORTED(Stack*, stack, int width, int heads, int activation, int prenorm, int z
 EXPORTED(void, stack_free, Stack* stack) { delete stack; }
 
 // Appends a layer. `linears`: qkv, out, cross query, cross out, fc1, fc2, the cross ones NULL in an encoder; `norms`: weights and
-// biases of those of self-attention, cross-attention and feed-forward.
-EXPORTED(int, layer, Stack* stack, const Linear* const* linears, const float* const* norms) {
+// biases of those of self-attention, cross-attention and feed-forward; `entries`: the layer of the caches that it reads and writes.
+EXPORTED(int, layer, Stack* stack, const Linear* const* linears, const float* const* norms, int64_t entries) {
     return status_of([&] {
         const int width = stack->width;
         stack->layers.push_back({linears[0], linears[1], linears[2], linears[3], linears[4], linears[5], norm_of(norms, width),
-                                 norm_of(norms + 2, width), norm_of(norms + 4, width)});
+                                 norm_of(norms + 2, width), norm_of(norms + 4, width), entries});
     });
 }
 

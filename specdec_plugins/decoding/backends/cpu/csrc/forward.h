@@ -44,6 +44,7 @@ enum Activation { RELU, GELU, GELU_TANH, SWISH };
 struct Layer {
     const Linear *qkv, *out, *cross_query, *cross_out, *fc1, *fc2;  // the cross ones are NULL in an encoder
     Norm norm, cross_norm, final_norm;
+    int64_t entries;  // the layer of the caches that it reads and writes
 };
 
 enum Table { TABLE_FLOAT32, TABLE_BFLOAT16, TABLE_FLOAT16 };
@@ -296,7 +297,7 @@ class Forward {
 
     // Attention of the queries over the cache or the memory, as the input of the product `next`.
     void attend_rows(const Linear& next, const Entries& entries, int index, bool source, Part& part) {
-        const float* data = entries.data + index * entries.layer;
+        const float* data = entries.data + stack.layers[index].entries * entries.layer;
         const float scale = 1 / std::sqrt(float(stack.width / stack.heads));
         const auto slot = [&](int row) { return source ? rows[row].source_slot : rows[row].slot; };
         for (int first = part.rows.from, end; first < part.rows.to; first = end) {
@@ -323,7 +324,7 @@ class Forward {
                 for (int i = 0; i < width; i += W) store(x(row) + i, load(x(row) + i) + load(position(row) + i));
             });
         prepare(*layer.qkv, before(layer.norm), part);
-        float* cache = pass.cache.data + index * pass.cache.layer;
+        float* cache = pass.cache.data + layer.entries * pass.cache.layer;
         const auto place = [&](int row, int column) {
             if (column < width) return &queries[size_t(row) * width] + column;
             return cache + rows[row].slot * pass.cache.slot + rows[row].entry * 2 * width + (column - width);

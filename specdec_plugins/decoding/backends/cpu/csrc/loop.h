@@ -41,7 +41,8 @@ SHARED_STRUCT(Decoding,
     const double* tau;              // (B)
     const Sampling* sampling;       // NULL: no row samples; the loop has its own origins and token_ids
     const int64_t* repeats;         // NULL: no row bans repeated n-grams; see `take` in judge.h
-    int64_t* read;                  // (B) target positions that a block drafter has read; updated
+    int64_t* read;                  // (B) target positions that a block drafter has read; updated. NULL: it reads the verifier's
+                                    // cache, and only each row's last token itself
     const Linear* heads;            // NULL unless the drafter is heads; then also the fields up to `vectors`
     const float* embeddings;        // (V, D) that they read; NULL if they do not
     double scale;                   // of the embeddings
@@ -155,7 +156,7 @@ class Sentences {
             std::copy_n(&scores[b * width], accepted + 1, record_scores);
             finished |= ended || own == all.eos;
             last[b] = ended ? all.eos : own;
-            if (all.drafter && !all.heads) {
+            if (all.read) {
                 unread[b].insert(unread[b].end(), draft.begin(), draft.begin() + accepted);
                 unread[b].push_back(last[b]);
             }
@@ -178,6 +179,7 @@ class Sentences {
     void draft_block(Engine& engine) {
         starts.assign(1, 0), tokens.clear(), firsts.clear(), empty.clear();
         for (int64_t b = 0; b < batch; ++b) {
+            if (!all.read) unread[b].assign(1, last[b]);
             if (lengths[b]) {
                 tokens.insert(tokens.end(), unread[b].begin(), unread[b].end());
                 tokens.insert(tokens.end(), lengths[b] - 1, all.mask);
@@ -187,15 +189,14 @@ class Sentences {
             empty.push_back(positions[b] == 0);
         }
         const bool narrowed =
-            add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), all.read, firsts.data(), drafter_slots,
-                            drafter_source_slots, source_lengths, tokens.data());
+            add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), all.read ? all.read : positions.data(),
+                            firsts.data(), drafter_slots, drafter_source_slots, source_lengths, tokens.data());
         choose(engine, pass_of(all.drafting, narrowed, all.drafter_logits, all.gates), nullptr);
         draft_nothing();
         for (int64_t b = 0; b < batch; ++b)
             if (lengths[b]) {
                 offer(b);
-                all.read[b] = positions[b] + 1;
-                unread[b].clear();
+                if (all.read) all.read[b] = positions[b] + 1, unread[b].clear();
             }
     }
 
