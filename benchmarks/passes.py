@@ -26,6 +26,7 @@ from specdec_plugins.decoding.backends.cpu import binding  # noqa: E402
 from specdec_plugins.decoding.backends.cpu.binding import WEIGHT_BYTES, Stack, library  # noqa: E402
 from specdec_plugins.decoding.backends.reading import Reading  # noqa: E402
 from specdec_plugins.decoding.drafters import CachedRows  # noqa: E402
+from specdec_plugins.decoding.drafters.block import BlockDrafter  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.values import Draft, Request, Source, uniform  # noqa: E402
 from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
@@ -120,7 +121,7 @@ def calls(pair: Pair, text: list[tuple[list[int], list[int]]], dtype: str, threa
     verifier, drafter = cast(Any, translator.engine.roles.verifier), translator.engine.roles.drafter
     found = [verification(verifier, text[:sentences], rows) for sentences, rows in VERIFICATIONS]
     if pair.drafter:
-        found += [draft(drafter, text[:1], length) for length in DRAFTS]
+        found += [draft(drafter, verifier, text[:1], length) for length in DRAFTS]
     return [*found, encoding(verifier.model, Source([text[0][0]], pair.verifier.spec.symbols))]
 
 
@@ -134,11 +135,16 @@ def standing(role: Any, text: list[tuple[list[int], list[int]]], *start: Any) ->
     return state, prefix
 
 
-def verification(verifier: Any, text: list[tuple[list[int], list[int]]], rows: int) -> Call:
+def reading(verifier: Any, text: list[tuple[list[int], list[int]]]) -> tuple[Any, Prefix]:
+    """The verifier's state and prefix, all but each row's last token read."""
     state, prefix = standing(verifier, text)
-    verifier.model.read(
-        state, Reading([[prefix.symbols.start, *output[:-1]] for output in prefix.outputs], [0] * len(text))
-    ).logits()
+    tokens = [[prefix.symbols.start, *output[:-1]] for output in prefix.outputs]
+    verifier.model.read(state, Reading(tokens, [0] * len(text))).logits()
+    return state, prefix
+
+
+def verification(verifier: Any, text: list[tuple[list[int], list[int]]], rows: int) -> Call:
+    state, prefix = reading(verifier, text)
     offered, rule = Draft([target[COMMITTED : COMMITTED + rows - 1] for _, target in text]), TopBetaTau()
 
     def run() -> None:
@@ -147,9 +153,9 @@ def verification(verifier: Any, text: list[tuple[list[int], list[int]]], rows: i
     return Call(f"verify {len(text)} x {rows}", "verify", run, *work(verifier.model.stack, len(text) * rows))
 
 
-def draft(drafter: Any, text: list[tuple[list[int], list[int]]], length: int) -> Call:
+def draft(drafter: Any, verifier: Any, text: list[tuple[list[int], list[int]]], length: int) -> Call:
     """A draft after two committed tokens."""
-    state, prefix = standing(drafter, text, None)
+    state, prefix = standing(drafter, text, reading(verifier, text)[0])
     committed, prefix.outputs = prefix.outputs, [output[:-2] for output in prefix.outputs]
     drafter.propose(state, prefix, uniform(len(text), length))
     prefix.outputs, causal = committed, isinstance(state, CachedRows)
@@ -160,8 +166,9 @@ def draft(drafter: Any, text: list[tuple[list[int], list[int]]], length: int) ->
             state.rows[:] = read
         drafter.propose(state, prefix, uniform(len(text), length))
 
-    rows = length + 1 if causal else COMMITTED + length
-    return Call(f"draft {length}", "propose" if causal else "draft", run, *work(drafter.model.stack, rows))
+    bidirectional = isinstance(drafter, BlockDrafter)
+    rows = length + (COMMITTED if bidirectional else causal)
+    return Call(f"draft {length}", "draft" if bidirectional else "propose", run, *work(drafter.model.stack, rows))
 
 
 def encoding(model: Any, source: Source) -> Call:

@@ -612,7 +612,11 @@ def test_commands(capfd, tmp_path):
 @pytest.mark.parametrize(
     "options, status, message",
     [
-        (["--draft-with", "magic"], 1, "no drafter named 'magic'. Available: block, block_cache, block_causal, block_state, eagle, hydra, "),
+        (
+            ["--draft-with", "magic"],
+            1,
+            "no drafter named 'magic'. Available: block, block_cache, block_causal, block_state, eagle, hydra, ",
+        ),
         (["--draft-with", "block"], 1, "drafter 'block' needs weights"),
         (["--draft-with", "ngram", "--strategy", "ar"], 2, "--draft-with is not supported by strategy ar"),
         (["--draft-with", "retrieval"], 2, "--datastore is required by drafter retrieval"),

@@ -100,7 +100,10 @@ def test_another_verifiers_drafter_is_named(trained, toy_data, tmp_path, caplog)
 
 def test_names_that_name_nothing():
     for name, message in (
-        ("nothing", "no drafter named 'nothing'. Available: block, block_cache, block_causal, block_state, eagle, hydra, lookahead, "),
+        (
+            "nothing",
+            "no drafter named 'nothing'. Available: block, block_cache, block_causal, block_state, eagle, hydra, lookahead, ",
+        ),
         ("one_file_drafter:Nothing", "drafter 'one_file_drafter:Nothing': module 'one_file_drafter' has no attribute"),
         ("no_such_module:X", "drafter 'no_such_module:X': No module named 'no_such_module'"),
         ("one_file_drafter:Options", "drafter 'one_file_drafter:Options' has neither build nor for_pair"),

@@ -332,7 +332,10 @@ def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path)
     [
         (["wmt15"], f"no preset named 'wmt15'. Available: {', '.join(presets.names())}"),
         (["small.english-german"], "no preset named 'small.english-german'. Available: "),
-        (["toy", "--recipe", "best"], "'best'. Available: block_cache, block_causal, block_state, eagle, hydra, medusa, published, small"),
+        (
+            ["toy", "--recipe", "best"],
+            "'best'. Available: block_cache, block_causal, block_state, eagle, hydra, medusa, published, small",
+        ),
         (["folder"], "preset folder requires --verifier"),
         (["small.en-de", "data"], "small.en-de requires --local DIR, a folder with train, valid and test .en and .de"),
         (["toy", "distil"], "no stage named 'distil'. Available: data, verifier, distill, "),

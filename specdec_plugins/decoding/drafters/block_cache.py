@@ -2,8 +2,8 @@
 
 The last committed token predicts the first token of the block, each of K - 1 mask symbols the next one. Layers attend to the keys
 and values that the verifier has cached of the committed tokens before it and of the source, and to those of earlier positions of
-the block. These are written where the verification that follows overwrites them. Unlike `block_causal`, the drafter need not read
-committed tokens; unlike DFlash (2602.06036), it projects nothing of what the verifier computed.
+the block. The latter are written where the verification that follows overwrites them. Unlike `block_causal`, the drafter reads
+no other committed tokens, and projects nothing of the source.
 
 B sentences, A blocks per sentence, K block size, T prefix positions, D width.
 """

@@ -122,8 +122,8 @@ class FrozenVerifier:
         return [(entries, source) for (entries,), source in zip(run.entries, run.sources)]
 
     def cross_entropy(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """(N,) losses in nats for final hidden states (N, D), and (N,) bool, which predictions are right. Targets (N,) that are not
-        drafted count as wrong and have no loss."""
+        """(N,) losses in nats for final hidden states (N, D), and (N,) bool, which predictions are right. Targets (N,) that are
+        not drafted count as wrong and have no loss."""
         numbers = self._numbers[targets]
         known, right = numbers >= 0, torch.zeros_like(targets, dtype=torch.bool)
         features = F.pad(features[known], (0, 1), value=1.0) if self._biased else features[known]

@@ -201,8 +201,8 @@ class Stack(Handle):
 
     def add_layer(self, linears: Sequence[NativeLinear | None], norms: Sequence[Pair | None], entries: int | None = None) -> None:
         """Append a layer. ``linears``: query, key and value in one (3 D, D), out, cross query, cross out, fc1, fc2; ``norms``: of
-        self-attention, cross-attention, feed-forward. In an encoder those of cross-attention are None. ``entries``: the layer of the
-        caches that it reads and writes; None: the layer's own number.
+        self-attention, cross-attention, feed-forward. In an encoder those of cross-attention are None. ``entries``: the layer of
+        the caches that it reads and writes; None: the layer's own number.
         """
         entries = len(self.layers) if entries is None else entries
         self.layers.append(list(linears))

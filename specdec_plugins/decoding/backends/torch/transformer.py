@@ -199,9 +199,7 @@ class Encoder:
         side = spec.encoder
         self.embedding = Embedding(weights, "encoder", side)
         names = [f"encoder.layers.{index}" for index in range(side.layers)]
-        self.layers = [
-            Layer(weights, name, side.prenorm, spec.activation, False, index) for index, name in enumerate(names)
-        ]
+        self.layers = [Layer(weights, name, side.prenorm, spec.activation, False, index) for index, name in enumerate(names)]
         self.norm = weights.norm("encoder.layer_norm") if side.final_norm else None
         self.heads = side.heads
 
@@ -242,8 +240,8 @@ class Decoder:
     """The parts of a decoder; `TorchModel.read` and `read_block` run them."""
 
     def __init__(self, weights: Weights, spec: ModelSpec, code: str | None = None, hosts: int = 0):
-        """``code`` names a drafter, whose own weights are then also read. With ``hosts`` its layers use the caches of so many layers
-        of the verifier, evenly spread."""
+        """``code`` names a drafter, whose own weights are then also read. With ``hosts`` its layers use the caches of a
+        verifier of so many layers, evenly spread."""
         side = spec.decoder
         self.embedding = Embedding(weights, "decoder", side, spec.zero_start)
         names = [f"decoder.layers.{index}" for index in range(side.layers)]
