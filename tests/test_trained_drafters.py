@@ -469,3 +469,18 @@ def test_a_verifier_without_decoder_layers_is_refused():
     tensors = {name: tensor for name, tensor in model.tensors.items() if not name.startswith("decoder.layers.")}
     with pytest.raises(ValueError, match="a decoder without layers"):
         assembly.assemble(replace(model, spec=replace(model.spec, decoder=side), tensors=tensors), None, dtype="float64")
+
+
+def test_a_drafter_on_the_verifiers_cache_takes_its_shape_from_the_verifier():
+    """Whatever spec and options a folder claims: its passes address the verifier's memory."""
+    model = make_model()
+    network, _ = make_network("block_cache", model)
+    tensors = {key: tensor.float() for key, tensor in network.state_dict().items()}
+    claimed = replace(model.spec, decoder=replace(model.spec.decoder, layers=1, heads=1))
+    options = {**OPTIONS["block_cache"], "hosts": 1000}
+    made = drafters.as_transformer(DrafterModel("block_cache", tensors, claimed, options, 4), model)
+    layers = model.spec.decoder.layers
+    assert made.spec == replace(model.spec, decoder=replace(model.spec.decoder, layers=2))
+    assert made.options == {"successor_width": 32, "hosts": layers}
+    with pytest.raises(ValueError, match=f"drafter 'block_cache' has {layers + 1} layers, its verifier {layers}"):
+        drafters.as_transformer(DrafterModel("block_cache", tensors, None, {"layers": layers + 1}, 4), model)
