@@ -39,8 +39,8 @@ options:
   --output DIR     output folder (default: runs/PRESET, or runs/ and the model folder's name)
   --device D       cpu or cuda (default: cuda if available)
   --precision P    float32, bf16 (bfloat16 matrix products) or fp16 (cuda only); default: the fastest on the device
-  --recipe R       the drafter and its training: block_causal (default), published (Xia et al. 2023), or a small drafter on the
-                   frozen verifier: small, medusa, hydra, block_state, block_cache, eagle (docs/drafters.md)
+  --recipe R       the drafter and its training: glide (default), published (Xia et al. 2023), or another on the frozen verifier:
+                   block_causal, small, medusa, hydra, block_state, eagle (docs/drafters.md)
   --beam N         beam size of distill (default: 1, because drafts are verified against greedy output)
   --mono FILE      additional source text to distil (raw, one sentence per line, .gz allowed)
   --updates N      train both models for N updates instead of the preset's

@@ -615,7 +615,7 @@ def test_commands(capfd, tmp_path):
         (
             ["--draft-with", "magic"],
             1,
-            "no drafter named 'magic'. Available: block, block_cache, block_causal, block_state, eagle, hydra, ",
+            "no drafter named 'magic'. Available: block, block_causal, block_state, eagle, glide, hydra, ",
         ),
         (["--draft-with", "block"], 1, "drafter 'block' needs weights"),
         (["--draft-with", "ngram", "--strategy", "ar"], 2, "--draft-with is not supported by strategy ar"),

@@ -102,7 +102,7 @@ def test_names_that_name_nothing():
     for name, message in (
         (
             "nothing",
-            "no drafter named 'nothing'. Available: block, block_cache, block_causal, block_state, eagle, hydra, lookahead, ",
+            "no drafter named 'nothing'. Available: block, block_causal, block_state, eagle, glide, hydra, lookahead, ",
         ),
         ("one_file_drafter:Nothing", "drafter 'one_file_drafter:Nothing': module 'one_file_drafter' has no attribute"),
         ("no_such_module:X", "drafter 'no_such_module:X': No module named 'no_such_module'"),

@@ -42,7 +42,7 @@ def test_every_preset_has_every_recipe(name, recipe):
         for shared in ("--truncate-source", "--max-source-positions", "--skip-invalid-size-inputs-valid-test"):  # of the task
             assert drafter.get(shared) == verifier.get(shared), shared
     assert settings["drafter_updates"] >= settings["save_every"] > 0 and settings["tokens"] >= settings["device_tokens"]
-    assert presets.settings(name)["recipe"] == "block_causal"
+    assert presets.settings(name)["recipe"] == "glide"
     usage = (ROOT / "train.sh").read_text()
     assert name.replace("en-fr", "SRC-TGT") in usage or name in usage
     languages = ["--source-lang", settings["src"], "--target-lang", settings["tgt"], "--train", "x", "--output", "y"]
@@ -98,6 +98,6 @@ def test_files_have_no_unknown_keys():
         assert set(preset) <= known, path
         if "verifier" in preset:
             assert set(preset["verifier"]) == training and preset["verifier"]["schedule"] in ("linear", "inverse_sqrt")
-        assert set(preset["drafter"]) == {"block_causal", "published"} - ({"published"} if "verifier" not in preset else set())
+        assert set(preset["drafter"]) == {"glide", "published"} - ({"published"} if "verifier" not in preset else set())
         for drafter in preset["drafter"].values():
             assert set(drafter) == training | {"block_size"}, path

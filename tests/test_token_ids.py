@@ -137,7 +137,7 @@ def test_from_source_text_to_a_folder_with_a_drafter(folder, tmp_path):
     assert "distilled/text/train.json: done" in result.stdout and "drafter valid: update 6 of 6" in result.stdout
     assert "score valid: accept_len " in result.stdout
     pair = load_folder(tmp_path / "run/model")
-    assert pair.drafter.code == "block_causal" and pair.drafter.options["length"] == pair.block_size == 8
+    assert pair.drafter.code == "glide" and pair.drafter.options["length"] == pair.block_size == 8
     allowed = set(pair.drafter.tensors["decoder.draft_vocabulary"].tolist())
     distilled = [json.loads(line)["tokens"] for line in (tmp_path / "run/distilled/text/train.json").read_text().splitlines()]
     assert len(distilled) == len(lines) and distilled[:2] == [[], []]  # an empty line, and one that is too long

@@ -38,7 +38,7 @@ OPTIONS = {
     "hydra": {"heads": 5, "successor_width": 32},
     "block_state": {"length": 5, "layers": 2, "successor_width": 32},
     "block_causal": {"length": 5, "layers": 2, "successor_width": 32, "dropout": 0.0},
-    "block_cache": {"length": 5, "layers": 2, "successor_width": 32, "dropout": 0.0},
+    "glide": {"length": 5, "layers": 2, "dropout": 0.0},
     "eagle": {"layers": 1, "steps": 5, "untold": 0.0},
 }
 WIDE = {
@@ -52,7 +52,6 @@ backends = pytest.mark.parametrize(
 samplings = pytest.mark.parametrize("sampling", [None, Sampling(0.7)], ids=["greedy", "sampled"])
 every = pytest.mark.parametrize("name", OPTIONS)
 heads = pytest.mark.parametrize("name", ["medusa", "hydra", "block_state"])
-branching = pytest.mark.parametrize("name", ["medusa", "hydra", "block_state", "block_cache"])
 
 
 def make_model(seed=0, shape="pre-norm"):
@@ -118,8 +117,8 @@ def test_exact(name, dtype, sampling):
 
 @samplings
 @backends
-@branching
-def test_trees(name, dtype, sampling):
+@heads
+def test_trees_of_heads(name, dtype, sampling):
     """They branch, some passes accept several tokens, and no output changes."""
     drafter, verifier = make_pair(name, dtype)
     requests = requests_for(10, seed=3, samplings=[sampling])
@@ -131,7 +130,7 @@ def test_trees(name, dtype, sampling):
 
 
 @backends
-@branching
+@heads
 def test_outputs_where_chains_and_trees_take_turns(name, dtype):
     """From none to chains to trees and back, within sentences."""
     drafter, verifier = make_pair(name, dtype)
@@ -155,7 +154,7 @@ def test_rejection_sampling_runs_on_both_backends(name):
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@branching
+@pytest.mark.parametrize("name", ["medusa", "hydra", "block_state", "glide"])
 @torch.inference_mode()
 def test_drafts_in_the_native_loop(name, dtype):
     """Its drafts equal those of the session's own iterations: greedy with tolerances, sampled by either rule."""
@@ -474,13 +473,15 @@ def test_a_verifier_without_decoder_layers_is_refused():
 def test_a_drafter_on_the_verifiers_cache_takes_its_shape_from_the_verifier():
     """Whatever spec and options a folder claims: its passes address the verifier's memory."""
     model = make_model()
-    network, _ = make_network("block_cache", model)
+    network, _ = make_network("glide", model)
     tensors = {key: tensor.float() for key, tensor in network.state_dict().items()}
     claimed = replace(model.spec, decoder=replace(model.spec.decoder, layers=1, heads=1))
-    options = {**OPTIONS["block_cache"], "hosts": 1000}
-    made = drafters.as_transformer(DrafterModel("block_cache", tensors, claimed, options, 4), model)
-    layers = model.spec.decoder.layers
-    assert made.spec == replace(model.spec, decoder=replace(model.spec.decoder, layers=2))
-    assert made.options == {"successor_width": 32, "hosts": layers}
-    with pytest.raises(ValueError, match=f"drafter 'block_cache' has {layers + 1} layers, its verifier {layers}"):
-        drafters.as_transformer(DrafterModel("block_cache", tensors, None, {"layers": layers + 1}, 4), model)
+    options = {**OPTIONS["glide"], "hosts": 1000}
+    made = drafters.as_transformer(DrafterModel("glide", tensors, claimed, options, 4), model)
+    decoder = model.spec.decoder
+    assert made.spec == replace(
+        model.spec, decoder=replace(decoder, layers=2, inner_width=min(decoder.inner_width, decoder.width))
+    )
+    assert made.options == {"hosts": decoder.layers}
+    with pytest.raises(ValueError, match=f"drafter 'glide' has {decoder.layers + 1} layers, its verifier {decoder.layers}"):
+        drafters.as_transformer(DrafterModel("glide", tensors, None, {"layers": decoder.layers + 1}, 4), model)

@@ -36,7 +36,7 @@ PUBLISHED = [
     "--best-checkpoint-metric", "accept_len", "--maximize-best-checkpoint-metric",
 ]  # fmt: skip
 CAUSAL = [
-    "--task", "translation", "--arch", "drafter", "--criterion", "drafter_loss", "--drafter", "block_causal",
+    "--task", "translation", "--arch", "drafter", "--criterion", "drafter_loss", "--drafter", "glide",
     "--drafter-options", "length=6", "layers=1", *PUBLISHED[PUBLISHED.index("--weight-decay") :],
 ]  # fmt: skip
 STOCK = ["--task", "translation", "--arch", "transformer", "--share-all-embeddings", "--optimizer", "adam", "--lr", "0.01"]
@@ -196,7 +196,7 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
         "== toy: verifier, then distill, init, drafter, average, score\n", "verifier valid: update 12 of 12, nll_loss ",
     ):  # fmt: skip
         assert line in result.stdout
-    assert (tmp_path / "recipe").read_text() == "block_causal\n"
+    assert (tmp_path / "recipe").read_text() == "glide\n"
     written = times()
     again = run_train_sh(*command)
     assert written == times()
@@ -219,7 +219,7 @@ def test_toy_pipeline_end_to_end(toy_data, tmp_path):
     # a folder keeps its recipe; another recipe needs another folder
     refused = run_train_sh("toy", "drafter", "--output", tmp_path, "--recipe", "published", check=False)
     assert refused.returncode == 1 and refused.stderr == (
-        f"train.sh: --recipe published: {tmp_path} has a drafter of the recipe block_causal; name another --output\n"
+        f"train.sh: --recipe published: {tmp_path} has a drafter of the recipe glide; name another --output\n"
     )
     for name in ("data", "distilled"):
         shutil.copytree(tmp_path / name, tmp_path / "other" / name)
@@ -237,7 +237,7 @@ def test_drafters_on_the_frozen_verifier(toy_data, tmp_path):
     run_train_sh("toy", "verifier", "distill", *how, tmp_path, "--updates", 12)
     lines = (toy_data / "raw/test.xa").read_text().splitlines()[:20]
     expected = None
-    for recipe in ("block_causal", "small", "medusa", "hydra", "block_state", "block_cache", "eagle"):
+    for recipe in ("glide", "block_causal", "small", "medusa", "hydra", "block_state", "eagle"):
         folder = tmp_path / recipe
         for name in ("data", "distilled"):
             shutil.copytree(tmp_path / name, folder / name)
@@ -334,7 +334,7 @@ def test_train_sh_hands_options_to_fairseq_and_averages_once(toy_data, tmp_path)
         (["small.english-german"], "no preset named 'small.english-german'. Available: "),
         (
             ["toy", "--recipe", "best"],
-            "'best'. Available: block_cache, block_causal, block_state, eagle, hydra, medusa, published, small",
+            "'best'. Available: block_causal, block_state, eagle, glide, hydra, medusa, published, small",
         ),
         (["folder"], "preset folder requires --verifier"),
         (["small.en-de", "data"], "small.en-de requires --local DIR, a folder with train, valid and test .en and .de"),

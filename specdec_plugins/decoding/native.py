@@ -1,7 +1,7 @@
 """Many iterations of `Session` in one call of the CPU kernels, with the same results.
 
-Requires a verifier on the kernels, `TopBetaTau`, and the causal block drafter or heads on the kernels. With any other drafter,
-only iterations without a draft run natively, and only if it needs no feedback.
+Requires a verifier on the kernels, `TopBetaTau`, and a drafter on the kernels: `glide`, `block_causal` or heads. With any other
+drafter, only iterations without a draft run natively, and only if it needs no feedback.
 
 B rows, K drafted tokens.
 """
@@ -21,8 +21,8 @@ from specdec_plugins.decoding.backends.cpu.passes import NativeSampling, repeat_
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters import CachedRows
-from specdec_plugins.decoding.drafters.block_cache import CacheBlockDrafter, CacheState
 from specdec_plugins.decoding.drafters.block_causal import CausalBlockDrafter
+from specdec_plugins.decoding.drafters.glide import GlideDrafter, GlideState
 from specdec_plugins.decoding.drafters.medusa import HeadsDrafter, HeadsState
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Acceptance, Drafter, Verifier
@@ -58,20 +58,20 @@ class NativeBlock:
             state.rows, self._read = self._read.tolist(), array("q")
 
 
-class NativeCacheBlock:
-    """The block drafter on the verifier's cache."""
+class NativeGlide:
+    """The drafter on the verifier's cache."""
 
     caches_prefix = True
 
-    def __init__(self, drafter: CacheBlockDrafter):
+    def __init__(self, drafter: GlideDrafter):
         self.model = cast(CpuModel, drafter.model)
         self.positions = self.model.spec.decoder.max_positions
 
-    def begin(self, call: Structure, state: CacheState, prefix: Prefix, longest: int) -> Begun:
+    def begin(self, call: Structure, state: GlideState, prefix: Prefix, longest: int) -> Begun:
         call.drafter_positions = self.positions
         return cast(SlottedState, state.cache), [[token] for token in prefix.last]
 
-    def end(self, state: CacheState) -> None:
+    def end(self, state: GlideState) -> None:
         return None
 
 
@@ -99,7 +99,7 @@ class NativeHiddenHeads:
         state.replace(self._states)
 
 
-NativeDrafter = NativeBlock | NativeCacheBlock | NativeHiddenHeads
+NativeDrafter = NativeBlock | NativeGlide | NativeHiddenHeads
 
 
 class NativeLoop:
@@ -225,8 +225,8 @@ def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, co
     native: NativeDrafter | None = None
     if type(drafter) is CausalBlockDrafter and type(drafter.model) is CpuModel and drafter.budget is None:
         native = NativeBlock(drafter)
-    elif type(drafter) is CacheBlockDrafter and type(drafter.model) is CpuModel:
-        native = NativeCacheBlock(drafter)
+    elif type(drafter) is GlideDrafter and type(drafter.model) is CpuModel:
+        native = NativeGlide(drafter)
     elif type(drafter) is HeadsDrafter and type(drafter.model) is CpuModel:
         native = NativeHiddenHeads(drafter)
     if native is None and drafter.traits.follows:

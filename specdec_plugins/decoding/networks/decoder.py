@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, Tensor]]:
-    """Initial tensors of the decoder's layers and final norm: the verifier's, of evenly spread layers, including the last."""
+    """Initial tensors of the decoder's layers and final norm: the verifier's, of evenly spread layers, including the last. Of
+    its feed-forward units a narrower layer takes those with the largest weights."""
     wanted, available = spec.decoder.layers, verifier.spec.decoder.layers
     if wanted > available:
         raise ValueError(f"--drafter-options layers={wanted}: the verifier has {available} to start from")
@@ -30,7 +31,17 @@ def initial(spec: ModelSpec, verifier: "FrozenVerifier") -> Iterator[tuple[str, 
             number = str(spread(wanted, available)[int(number)])
         elif not name.startswith("decoder.layer_norm."):
             continue
-        yield name, verifier.tensors[".".join(["decoder", kind, number, *rest])].clone()
+        tensor = verifier.tensors[".".join(["decoder", kind, number, *rest])]
+        if ".fc" in name:
+            inwards, outwards = (verifier.tensors[f"decoder.layers.{number}.{part}.weight"] for part in ("fc1", "fc2"))
+            units = strongest(inwards, outwards, spec.decoder.inner_width)
+            tensor = tensor if rest == ["fc2", "bias"] else tensor.index_select(int(rest == ["fc2", "weight"]), units)
+        yield name, tensor.clone()
+
+
+def strongest(inwards: Tensor, outwards: Tensor, count: int) -> Tensor:
+    """The ``count`` units of a feed-forward layer, weights (H, D) and (D, H), with the largest norms; ascending."""
+    return (inwards.norm(dim=1) * outwards.norm(dim=0)).topk(count).indices.sort().values
 
 
 def adopt(module: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:

@@ -32,7 +32,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RECIPES = tuple(sorted(path.stem for path in (HERE / "recipes").glob("*.json")))
-DEFAULT_RECIPE = "block_causal"
+DEFAULT_RECIPE = "glide"
 TRANSLATIONS = {"max-len-a": 1.2, "max-len-b": 10}  # length limits
 # Options of fairseq's task, which recipes without a shape of their own keep.
 TASK_OPTIONS = ("truncate-source", "skip-invalid-size-inputs-valid-test", "max-source-positions", "max-target-positions")

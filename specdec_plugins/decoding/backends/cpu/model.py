@@ -35,6 +35,8 @@ from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Source
 
+DRAFTING = "int8"  # the drafter's data type
+
 __all__ = ["DTYPES", "CpuModel", "load", "obstacles"]
 
 
@@ -51,14 +53,15 @@ def obstacles(model: Transformer) -> list[str]:
 
 
 def load(verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int) -> tuple["CpuModel", "CpuModel | None"]:
-    """Both models on one team of threads, with the encoder or output projection that they share held once."""
+    """Both models on one team of threads, with the encoder or output projection that they share held once. The drafter's weights
+    are int8 whatever ``dtype`` is: drafts need not be exact, and its passes take the time of reading them."""
     engine = Engine(threads)
     first = CpuModel(verifier, engine, dtype)
     if drafter is None:
         return first, None
     encoder = first.encoder if drafter.encoder is verifier.encoder else None
-    projection = first.stack.projection if drafter.decoder.projection is verifier.decoder.projection else None
-    return first, CpuModel(drafter, engine, dtype, encoder, projection)
+    shared = dtype == DRAFTING and drafter.decoder.projection is verifier.decoder.projection
+    return first, CpuModel(drafter, engine, DRAFTING, encoder, first.stack.projection if shared else None)
 
 
 class CpuEncoder:

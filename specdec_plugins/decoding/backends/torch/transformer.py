@@ -300,7 +300,7 @@ def draft_vocabulary(tokens: Tensor, size: int) -> Tensor:
 OPTIONS: dict[str, dict[str, type]] = {
     "block": {"source_copy": bool},
     "block_causal": {"successor_width": int},
-    "block_cache": {"successor_width": int, "hosts": int},
+    "glide": {"hosts": int},
 }
 
 

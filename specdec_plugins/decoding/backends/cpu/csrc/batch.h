@@ -157,21 +157,24 @@ struct Choice {
     void run(Engine& engine, int member) const {
         Team& team = engine.team;
         Range mine = portion(int(engine.positions.size()), member, team.size);
-        for (int number = mine.from; number < mine.to; ++number) {
-            const int64_t position = engine.positions[number], k = position % width;
-            float* values = logits + position * vocabulary;
-            if (pad >= 0) values[pad] = -INFINITY;
-            if (eos >= 0 && k == 0 && empty[position / width]) values[eos] = -INFINITY;
-            const bool few = samples(position / width), last = !gates || k == 0;
-            if (few || !last) best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
-            if (last) to[position] = few ? choose(engine, position) : best_of(values, vocabulary);
-        }
+        for (int number = mine.from; number < mine.to; ++number) run(engine, engine.positions[number]);
         if (!gates) return;
         team.sync();
         mine = portion(int(batch), member, team.size);
         for (int64_t b = mine.from; b < mine.to; ++b)
             for (int64_t position = b * width + 1; position < b * width + drafted[b]; ++position)
                 to[position] = choose(engine, position);
+    }
+
+    // Chooses a position's token, or the candidates for it where that depends on the token before.
+    void run(Engine& engine, int64_t position) const {
+        const int64_t k = position % width;
+        float* values = logits + position * vocabulary;
+        if (pad >= 0) values[pad] = -INFINITY;
+        if (eos >= 0 && k == 0 && empty[position / width]) values[eos] = -INFINITY;
+        const bool few = samples(position / width), last = !gates || k == 0;
+        if (few || !last) best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
+        if (last) to[position] = few ? choose(engine, position) : best_of(values, vocabulary);
     }
 
   private:

@@ -139,7 +139,8 @@ struct Scratch {
 // One pass over scratch.rows. Each member of the team calls `run` with its number. Only the constructor allocates.
 class Forward {
   public:
-    Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch)
+    // `alone`: members do not meet, and name the rows that they take.
+    Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch, bool alone = false)
         : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries),
           input(scratch.input), hidden(scratch.hidden), bounds(scratch.bounds), attention(scratch.attention),
           count(int(rows.size())) {
@@ -162,13 +163,15 @@ class Forward {
         const size_t room = std::min(count, MOST_QUERIES) * attention_scratch(stack.heads, longest, path, 2 * stack.width);
         for (auto& own : attention)
             if (own.size() < room) own.resize(2 * room);
-        apart = splits();
+        apart = alone || splits();
         divided = quantised;
     }
 
     void run(int member) {
         if (!apart) return through(Part{member, portion(count, member, team.size), {}});
-        const Range mine{bounds[member], bounds[member + 1]};
+        run(member, {bounds[member], bounds[member + 1]});
+    }
+    void run(int member, Range mine) {
         const int total = mine.to - mine.from;
         const int parts = divided ? (total + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME : 1;
         for (int part = 0, from = mine.from; part < parts; ++part) {

@@ -1,5 +1,5 @@
 // Iterations of speculative decoding without returning to Python: the twin of `Session.step` (decoding/loop.py) for a causal
-// block drafter, heads on hidden states, or no drafter, under every acceptance rule. Stops when a row finishes.
+// block drafter, heads on hidden states, a drafter on the verifier's cache, or none, under every acceptance rule. Stops when a row finishes.
 //
 // B rows of the batch, K maximum draft length, D width, H heads, V vocabulary.
 #pragma once
@@ -41,8 +41,7 @@ SHARED_STRUCT(Decoding,
     const double* tau;              // (B)
     const Sampling* sampling;       // NULL: no row samples; the loop has its own origins and token_ids
     const int64_t* repeats;         // NULL: no row bans repeated n-grams; see `take` in judge.h
-    int64_t* read;                  // (B) target positions that a block drafter has read; updated. NULL: it reads the verifier's
-                                    // cache, and only each row's last token itself
+    int64_t* read;                  // (B) target positions that a block drafter has read; updated. NULL for other drafters
     const Linear* heads;            // NULL unless the drafter is heads; then also the fields up to `vectors`
     const float* embeddings;        // (V, D) that they read; NULL if they do not
     double scale;                   // of the embeddings
@@ -107,8 +106,10 @@ class Sentences {
     void draft(Engine& engine) {
         if (all.heads)
             draft_by_heads(engine);
-        else
+        else if (all.read)
             draft_block(engine);
+        else
+            draft_in_turn(engine);
     }
 
     void draft_nothing() {
@@ -179,7 +180,6 @@ class Sentences {
     void draft_block(Engine& engine) {
         starts.assign(1, 0), tokens.clear(), firsts.clear(), empty.clear();
         for (int64_t b = 0; b < batch; ++b) {
-            if (!all.read) unread[b].assign(1, last[b]);
             if (lengths[b]) {
                 tokens.insert(tokens.end(), unread[b].begin(), unread[b].end());
                 tokens.insert(tokens.end(), lengths[b] - 1, all.mask);
@@ -189,14 +189,15 @@ class Sentences {
             empty.push_back(positions[b] == 0);
         }
         const bool narrowed =
-            add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), all.read ? all.read : positions.data(),
-                            firsts.data(), drafter_slots, drafter_source_slots, source_lengths, tokens.data());
+            add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), all.read, firsts.data(), drafter_slots,
+                            drafter_source_slots, source_lengths, tokens.data());
         choose(engine, pass_of(all.drafting, narrowed, all.drafter_logits, all.gates), nullptr);
         draft_nothing();
         for (int64_t b = 0; b < batch; ++b)
             if (lengths[b]) {
                 offer(b);
-                if (all.read) all.read[b] = positions[b] + 1, unread[b].clear();
+                all.read[b] = positions[b] + 1;
+                unread[b].clear();
             }
     }
 
@@ -221,15 +222,45 @@ class Sentences {
         for (int64_t b = 0; b < batch; ++b) offer(b);
     }
 
+    // As `GlideDrafter` does. A token's pass is too short for members to share it: each drafts for some sentences alone.
+    void draft_in_turn(Engine& engine) {
+        auto& rows = engine.scratch.rows;
+        rows.clear(), empty.clear();
+        for (int64_t b = 0; b < batch; ++b) {
+            lengths[b] = std::max<int64_t>(0, most(b));
+            empty.push_back(positions[b] == 0);
+            if (lengths[b])
+                rows.push_back({.token = last[b], .slot = slots[b], .position = positions[b], .visible = positions[b] + lengths[b],
+                                .entry = positions[b], .source_slot = source_slots[b], .source = source_lengths[b],
+                                .target = b * longest, .mask = false, .wanted = true});
+        }
+        const Pass pass = pass_of(all.drafting, false, all.drafter_logits, nullptr);
+        Forward forward(*all.drafter, pass, engine.team, engine.scratch, true);
+        const Choice choice = choosing(engine);
+        engine.team.run([&](int member) {
+            Range mine = portion(int(rows.size()), member, engine.team.size);
+            const auto first = rows.begin() + mine.from;
+            while (mine.from < mine.to) {
+                for (int at = mine.from; at < mine.to; ++at) rows[at].visible = rows[at].position + 1;
+                forward.run(member, mine);
+                const auto ended = [&](Row& row) {
+                    const int64_t b = row.target / longest, drafted = row.target % longest + 1;
+                    choice.run(engine, row.target);
+                    row.token = token(row.target);
+                    row.entry = ++row.position, ++row.target;
+                    return row.token == all.eos || drafted == lengths[b];
+                };
+                mine.to = int(std::remove_if(first, rows.begin() + mine.to, ended) - rows.begin());
+            }
+        });
+        draft_nothing();
+        for (int64_t b = 0; b < batch; ++b) offer(b);
+    }
+
     // The drafter's pass, on the vectors of `heads` if there are any, and its choices.
     void choose(Engine& engine, const Pass& pass, const Heads* heads) {
-        const Stack& stack = *all.drafter;
-        Forward forward(stack, pass, engine.team, engine.scratch);
-        chosen.resize(batch * longest);
-        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.drafter_pad, all.drafter_eos,
-                            lengths.data(), empty.data(), stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0,
-                            all.tokens, all.outs, all.candidates, chosen.data(), drawing(), all.token_ids, origins()};
-        choice.reserve(engine);
+        Forward forward(*all.drafter, pass, engine.team, engine.scratch);
+        const Choice choice = choosing(engine);
         engine.team.run([&](int member) {
             if (heads) {
                 heads->run(engine, member);
@@ -239,6 +270,16 @@ class Sentences {
             engine.team.sync();
             choice.run(engine, member);
         });
+    }
+
+    Choice choosing(Engine& engine) {
+        const Stack& stack = *all.drafter;
+        chosen.resize(batch * longest);
+        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.drafter_pad, all.drafter_eos,
+                            lengths.data(), empty.data(), stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0,
+                            all.tokens, all.outs, all.candidates, chosen.data(), drawing(), all.token_ids, origins()};
+        choice.reserve(engine);
+        return choice;
     }
 
     static Pass pass_of(const Caches& from, bool narrowed, float* logits, float* gates) {
@@ -268,13 +309,15 @@ class Sentences {
     // Makes a row's draft of its chosen tokens, up to eos, the length limit, or the drafter's positions.
     void offer(int64_t b) {
         auto& draft = drafts[b];
-        const int64_t most = std::min({lengths[b], room[b], all.drafter_positions - positions[b]});
-        for (int64_t k = 0; k < most; ++k) {
-            const int64_t choice = chosen[b * longest + k];
-            draft.push_back(all.token_ids ? all.token_ids[choice] : choice);
+        const int64_t count = most(b);
+        for (int64_t k = 0; k < count; ++k) {
+            draft.push_back(token(b * longest + k));
             if (draft.back() == all.eos) break;
         }
     }
+    int64_t most(int64_t b) const { return std::min({lengths[b], room[b], all.drafter_positions - positions[b]}); }
+    // The token chosen at a position of the drafts.
+    int64_t token(int64_t at) const { return all.token_ids ? all.token_ids[chosen[at]] : chosen[at]; }
 
     const Decoding& all;
     const int64_t batch;
