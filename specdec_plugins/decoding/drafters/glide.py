@@ -82,8 +82,8 @@ class Network(nn.Module):
 
 
 def layout(prefix: Tensor, block: ManyBlocks, pad: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens and positions (B, A K) that the blocks are predicted from, and what each attends to, (B, A K, T + A K) bool: what the
-    verifier has read of the prefix (B, T) before a block's first input, and earlier inputs of the block."""
+    """Tokens and positions (B, A K) that the blocks are predicted from, and what each attends to, (B, A K, T + A K) bool: what
+    the verifier has read of the prefix (B, T) before a block's first input, and earlier inputs of the block."""
     size, starts = block.block_size, block.starts
     positions = (starts[..., None] + block.offsets).flatten(1)
     tokens = F.pad(prefix, (0, size), value=pad).gather(1, positions)
