@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau  # noqa: E402
 from specdec_plugins.decoding.backends.cpu import binding  # noqa: E402
-from specdec_plugins.decoding.backends.cpu.binding import WEIGHT_BYTES, Stack, library  # noqa: E402
+from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Stack, library  # noqa: E402
 from specdec_plugins.decoding.backends.reading import Reading  # noqa: E402
 from specdec_plugins.decoding.drafters import CachedRows  # noqa: E402
 from specdec_plugins.decoding.drafters.block import BlockDrafter  # noqa: E402
@@ -55,7 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(ROOT / "data/demo.en-de"), metavar="DIR")
     parser.add_argument("--source", required=True, type=Path, metavar="FILE")
-    parser.add_argument("--dtypes", nargs="+", default=["int8", "float32"], choices=tuple(WEIGHT_BYTES))
+    parser.add_argument("--dtypes", nargs="+", default=["int8", "float32"], choices=tuple(DTYPES))
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
     parser.add_argument("--seconds", type=float, default=0.2, help="for each call (default: %(default)s)")
     parser.add_argument("--kernels", choices=binding.VARIANTS, help="those for a set of instructions (default: the best here)")

@@ -83,14 +83,20 @@ def rounded(weight, dtype):
     if dtype == "int8":
         scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
         return (weight / scale).round().double() * scale.double()
+    if dtype == "int4":
+        scales = [weight.abs().amax(1, keepdim=True) * part / 70 for part in range(10, 4, -1)]
+        tried = torch.stack([(weight / scale).round().clamp(-8, 7) * scale for scale in scales])  # (6, O, I)
+        errors = (tried - weight).square().sum(2)
+        return tried[errors.argmin(0), torch.arange(len(weight))].double()
     return weight.double()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", binding.KINDS)
 def test_product(variant, dtype):
     """(N, I) x (I, O) for shapes around the sizes of tiles, on any number of threads."""
     generator = torch.Generator().manual_seed(0)
-    quantised = dtype == "int8" and any(name in variant._name for name in QUANTISING)
+    quantised = dtype in ("int8", "int4") and any(name in variant._name for name in QUANTISING)
+    stored = "int8" if dtype == "int4" and not quantised else dtype
     engines = [binding.Engine(threads) for threads in (1, 2, 3)]
     for rows, inputs, outputs in itertools.product((1, 2, 3, 5, 11, 12, 13, 25, 40), (32, 96, 128), (1, 31, 32, 33, 100)):
         weight, bias = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
@@ -99,7 +105,7 @@ def test_product(variant, dtype):
         if quantised:
             scale = expected.abs().amax(1, keepdim=True) / 127
             expected = (expected / scale).round() * scale
-        expected = expected @ rounded(weight, dtype).T + bias
+        expected = expected @ rounded(weight, stored).T + bias
         linear = binding.NativeLinear(weight, bias, dtype)
         results = [linear(engine, x) for engine in (engines if rows > 12 else engines[:1])]
         assert all(torch.equal(result, results[0]) for result in results)

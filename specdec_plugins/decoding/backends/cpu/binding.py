@@ -29,7 +29,8 @@ from specdec_plugins.formats.files import Mapped
 VERSION = 24  # of the interface: `specdec_version` in api.cpp
 VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")  # instruction sets, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+KINDS = {**DTYPES, "int4": 3}  # drafters have int4 weights
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
 TABLES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # data types of embeddings that passes read
 WIDENED = 1 << 20  # weights that are packed, and widened to float32 for it, at a time
@@ -149,12 +150,12 @@ class NativeLinear(Handle):
     mapped = Mapped()  # what all layers were packed from
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
-        """Pack ``weight`` (O, I) in ``dtype``, one of `DTYPES`; ``bias`` (O,) or None. Raises ValueError for other shapes."""
+        """Pack ``weight`` (O, I) in ``dtype``, one of `KINDS`; ``bias`` (O,) or None. Raises ValueError for other shapes."""
         if weight.dim() != 2 or weight.size(1) % TILE or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
             raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
         self.outputs, self.inputs = weight.shape
-        super().__init__("linear", self.outputs, self.inputs, DTYPES[dtype])
+        super().__init__("linear", self.outputs, self.inputs, KINDS[dtype])
         biases, rows = None if bias is None else floats(bias), max(1, WIDENED // self.inputs)
         for first in range(0, self.outputs, rows):
             part = floats(weight[first : first + rows])
@@ -162,7 +163,7 @@ class NativeLinear(Handle):
             self.library.specdec_pack(self.pointer, address(part), address(own), first, len(part))
             self.mapped.read(weight[first].data_ptr(), len(part) * weight[0].nbytes)
         padded = -(-self.outputs // TILE) * TILE
-        self.weight_bytes = padded * (self.inputs * WEIGHT_BYTES[dtype] + 12)  # 12: bias, scale and offset
+        self.weight_bytes = padded * int(self.inputs * WEIGHT_BYTES[dtype] + 12)  # 12: bias, scale and offset
 
     def __call__(self, engine: Engine, x: Tensor) -> Tensor:
         """(N, I) -> (N, O)"""

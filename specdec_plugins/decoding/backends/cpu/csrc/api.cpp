@@ -155,7 +155,7 @@ EXPORTED(int, remember, Engine* engine, const Linear* linear, int64_t batch, int
                                 .source = 0, .target = sentences[b] * longest + s, .mask = false, .wanted = true});
         Input& input = engine->scratch.input;
         const int count = int(rows.size()), inputs = linear->inputs;
-        const bool quantised = QUANTISED_INPUT && linear->kind == INT8;
+        const bool quantised = linear->quantises();
         input.resize(count, inputs, quantised);
         Team& team = engine->team;
         team.run([&](int member) {

@@ -144,10 +144,10 @@ class Forward {
         : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries),
           input(scratch.input), hidden(scratch.hidden), bounds(scratch.bounds), attention(scratch.attention),
           count(int(rows.size())) {
-        bool quantised = QUANTISED_INPUT && stack.projection && stack.projection->kind == INT8;
+        bool quantised = stack.projection && stack.projection->quantises();
         int inner = 0;
         for (const Layer& layer : stack.layers) {
-            quantised |= QUANTISED_INPUT && layer.qkv->kind == INT8;
+            quantised |= layer.qkv->quantises();
             inner = std::max(inner, layer.fc1->outputs);
         }
         input.resize(count, stack.width, quantised);
@@ -266,9 +266,8 @@ class Forward {
         if (!embedding.norm.empty()) embedding.norm(x(row), x(row));
     }
 
-    static bool quantised(const Linear& linear) { return QUANTISED_INPUT && linear.kind == INT8; }
     void quantise(Input& what, const Linear& linear, int row) {
-        if (quantised(linear)) what.quantise(row, linear.inputs, &what.values[size_t(row) * linear.inputs]);
+        if (linear.quantises()) what.quantise(row, linear.inputs, &what.values[size_t(row) * linear.inputs]);
     }
 
     // Makes x the input of a product, normalised if there is a norm.
@@ -278,7 +277,7 @@ class Forward {
             if (norm && !norm->empty()) {
                 (*norm)(x(row), to);
                 quantise(input, linear, row);
-            } else if (quantised(linear) && !pass.features) {
+            } else if (linear.quantises() && !pass.features) {
                 input.quantise(row, linear.inputs, x(row));
             } else {
                 std::copy(x(row), x(row) + stack.width, to);
@@ -350,7 +349,7 @@ class Forward {
         product(*layer.fc1, input, part, [&](int row, int column) { return &hidden.values[size_t(row) * inner] + column; },
                 [&](float* to, Floats value) { store(to, activate(value)); });
         sync();
-        if (quantised(*layer.fc2)) {
+        if (layer.fc2->quantises()) {
             each_row(part, [&](int row) { quantise(hidden, *layer.fc2, row); });
             sync();
         }

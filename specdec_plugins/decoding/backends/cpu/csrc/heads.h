@@ -24,7 +24,7 @@ struct Heads {
     float* to;                // (B, K, D)
 
     // Called before the team runs.
-    void reserve(Engine& engine) const { engine.joined.resize(batch, linear->inputs, quantised()); }
+    void reserve(Engine& engine) const { engine.joined.resize(batch, linear->inputs, linear->quantises()); }
 
     // Each member calls it. Ends without waiting for the others.
     void run(Engine& engine, int member) const {
@@ -36,7 +36,7 @@ struct Heads {
             std::copy_n(states + b * width, width, x);
             if (embeddings)
                 for (int i = 0; i < width; i += W) store(x + width + i, load(embeddings + tokens[b] * width + i) * scale);
-            if (quantised()) input.quantise(int(b), linear->inputs, x);
+            if (linear->quantises()) input.quantise(int(b), linear->inputs, x);
         }
         team.sync();
         multiply(
@@ -48,9 +48,6 @@ struct Heads {
             for (float* vector = to + b * linear->outputs; vector < to + (b + 1) * linear->outputs; vector += width)
                 for (int i = 0; i < width; i += W) store(vector + i, load(vector + i) + load(states + b * width + i));
     }
-
-  private:
-    bool quantised() const { return QUANTISED_INPUT && linear->kind == INT8; }
 };
 
 // W sum_s softmax(q h_s) h_s + b of an encoder's output h (S, D) -> to: a hidden state for a sentence before its first pass. The

@@ -1,7 +1,8 @@
 // Linear layers: weights packed for the kernels, and their products with rows of inputs.
 //
-// Weights are float32, bfloat16 (widened when read) or int8 with a scale per output. With int8 and AVX-512 VNNI the inputs are
-// quantised too, with a scale per row. Sums, biases and results are float32. Shape letters: N rows, O outputs, I inputs.
+// Weights are float32, bfloat16 (widened when read), int8 or int4, both with a scale per output. With the latter two and AVX-512
+// VNNI the inputs are quantised, too, with a scale per row; without VNNI int4 weights are kept as int8. Sums, biases and results
+// are float32. Shape letters: N rows, O outputs, I inputs.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 #if defined(__AVX512VNNI__)
 #include <immintrin.h>
@@ -61,7 +63,8 @@ inline Memory allocate(size_t bytes) {
     return Memory(memory);
 }
 
-enum Kind { FLOAT32, BFLOAT16, INT8 };
+enum Kind { FLOAT32, BFLOAT16, INT8, INT4 };
+enum class Int4 : uint8_t {};  // two weights in a byte
 #if defined(__AVX512VNNI__)
 constexpr bool QUANTISED_INPUT = true;
 #else
@@ -90,18 +93,21 @@ struct Trailer {
 };
 
 // Weights (O, I) in panels of TILE outputs, the last one padded with zeros. For each input, a panel holds the weights of its
-// outputs side by side. For int8 with quantised inputs, it holds each output's weights of four inputs side by side. The panel's
-// trailer follows its weights, so a pass reads and prefetches one stream of memory.
+// outputs side by side. With quantised inputs, it holds each output's weights of four inputs side by side; of int4 the low halves
+// of 64 bytes are those of the first 16 outputs. The panel's trailer follows its weights, so a pass reads and prefetches one
+// stream of memory.
 struct Linear {
     int outputs, inputs, panels;
     Kind kind;
 
     // Without weights until `pack` has been called for all outputs.
     Linear(int outputs, int inputs, Kind kind)
-        : outputs(outputs), inputs(inputs), panels((outputs + TILE - 1) / TILE), kind(kind),
+        : outputs(outputs), inputs(inputs), panels((outputs + TILE - 1) / TILE),
+          kind(kind == INT4 && !QUANTISED_INPUT ? INT8 : kind),
           memory(allocate(panels * panel_bytes())) {
         if (panels) std::memset(static_cast<char*>(memory.get()) + (panels - 1) * panel_bytes(), 0, panel_bytes());
     }
+    bool quantises() const { return QUANTISED_INPUT && kind >= INT8; }  // its inputs
     // Sets output o's weights (I) and bias.
     void pack(const float* row, float bias, int o) {
         const size_t column = o % TILE;
@@ -114,15 +120,21 @@ struct Linear {
             for (int i = 0; i < inputs; ++i) reinterpret_cast<float*>(weights)[size_t(i) * TILE + column] = row[i];
         if (kind == BFLOAT16)
             for (int i = 0; i < inputs; ++i) reinterpret_cast<uint16_t*>(weights)[size_t(i) * TILE + column] = to_bfloat16(row[i]);
-        if (kind != INT8) return;
+        if (kind < INT8) return;
         float bound = 0;
         for (int i = 0; i < inputs; ++i) bound = std::max(bound, std::fabs(row[i]));
         scale = bound > 0 ? bound / 127 : 1;
+        if (kind == INT4) scale = nibble_scale(row, bound) / 16;  // in the upper half of a byte, as products see them
         int sum = 0;
         for (int i = 0; i < inputs; ++i) {
-            const int8_t value = rounded(row[i] / scale);
-            const size_t quartet = size_t(i / 4) * TILE * 4 + column * 4 + i % 4;
-            weights[QUANTISED_INPUT ? quartet : size_t(i) * TILE + column] = char(value);
+            const int8_t value = kind == INT4 ? nibble(row[i] / (16 * scale)) * 16 : rounded(row[i] / scale);
+            if (kind == INT4) {
+                char& both = weights[size_t(i / 4) * TILE * 2 + column % 16 * 4 + i % 4];
+                both = column < 16 ? char((both & 0xf0) | (value >> 4 & 0x0f)) : char((both & 0x0f) | value);
+            } else {
+                const size_t quartet = size_t(i / 4) * TILE * 4 + column * 4 + i % 4;
+                weights[QUANTISED_INPUT ? quartet : size_t(i) * TILE + column] = char(value);
+            }
             sum += value;
         }
         trailer.offset[column] = 128 * sum;
@@ -138,7 +150,23 @@ struct Linear {
 
   private:
     size_t panel_bytes() const {
-        return size_t(TILE) * inputs * (kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1) + sizeof(Trailer);
+        const size_t weights = size_t(TILE) * inputs;
+        return (kind == FLOAT32 ? 4 * weights : kind == BFLOAT16 ? 2 * weights : kind == INT8 ? weights : weights / 2) + sizeof(Trailer);
+    }
+    static int8_t nibble(float value) { return std::clamp<int8_t>(rounded(std::clamp(value, -100.0f, 100.0f)), -8, 7); }
+    // The scale with the smallest squared error: cutting off the largest weights leaves more steps for the others.
+    float nibble_scale(const float* row, float bound) const {
+        float best = 1, least = INFINITY;
+        for (int part = 10; part >= 5 && bound > 0; --part) {
+            const float scale = bound * part / 70;
+            float error = 0;
+            for (int i = 0; i < inputs; ++i) {
+                const float difference = nibble(row[i] / scale) * scale - row[i];
+                error += difference * difference;
+            }
+            if (error < least) least = error, best = scale;
+        }
+        return best;
     }
     Memory memory;
 };
@@ -224,20 +252,30 @@ inline void product(const float* x, int inputs, const Weight* w, float* to) {
 }
 
 #if defined(__AVX512VNNI__)
-template <int R>
-inline void product(const uint8_t* x, int inputs, const int8_t* w, float* to) {
+// The weights of four inputs, of a panel's first 16 outputs and of the others; moves on.
+inline void take(const int8_t*& w, __m512i& left, __m512i& right) {
+    left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
+    w += 128;
+}
+inline void take(const Int4*& w, __m512i& left, __m512i& right) {  // 16 times the weights
+    const __m512i both = _mm512_loadu_si512(w), upper = _mm512_set1_epi8(char(0xf0));
+    left = _mm512_and_si512(_mm512_slli_epi16(both, 4), upper), right = _mm512_and_si512(both, upper);
+    w += 64;
+}
+
+template <int R, class Weight>
+inline void product(const uint8_t* x, int inputs, const Weight* w, float* to) {
     __m512i total[R][2];
     const bool fetches = PREFETCHES;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm512_setzero_si512();
-    for (int i = 0; i < inputs; i += 4, w += 4 * TILE) {
-        __m512i left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
+    for (int i = 0; i < inputs; i += 4) {
+        if (fetches)
+            for (int line = 0; line < (std::is_same_v<Weight, Int4> ? 64 : 128); line += 64) __builtin_prefetch(w + PREFETCH + line);
+        __m512i left, right;
+        take(w, left, right);
         hold(left);
         hold(right);
-        if (fetches) {
-            __builtin_prefetch(w + PREFETCH);
-            __builtin_prefetch(w + PREFETCH + 64);
-        }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             int32_t quartet;
@@ -358,6 +396,9 @@ void multiply(const Linear& linear, const Input& input, Range rows, Range panels
             else {
 #if defined(__AVX512VNNI__)
                 const uint8_t* x = input.bytes.data() + size_t(part.from) * linear.inputs;
+                if (linear.kind == INT4)
+                    product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<Int4>(panel), to);
+                else
 #endif
 #if defined(__AMX_INT8__)
                 if (matrix)
@@ -370,7 +411,7 @@ void multiply(const Linear& linear, const Input& input, Range rows, Range panels
                 Floats values[C];
                 for (int c = 0; c < C; ++c) {
                     values[c] = load(to + r * TILE + c * W);
-                    if (linear.kind == INT8) {
+                    if (linear.kind >= INT8) {
                         if (QUANTISED_INPUT) {
                             const Ints whole = (Ints)values[c] - *reinterpret_cast<const Ints*>(trailer.offset + c * W);
                             values[c] = __builtin_convertvector(whole, Floats) * input.scale[part.from + r];
