@@ -116,7 +116,7 @@ class Line:
 
     def enter(self, guest: "Guest") -> None:
         with self._lock:
-            if guest not in self.guests and not guest.cancelled:
+            if guest.fresh and guest not in self.guests and not guest.cancelled:  # desks may have taken all by now
                 self.guests.append(guest)
         self.wake(len(guest.fresh))
 
@@ -197,10 +197,14 @@ class Desk:
 
     def drop(self, guest: "Guest") -> None:
         """Drop a guest's requests."""
-        for number in [number for number, (owner, _) in self.owners.items() if owner is guest]:
-            self._forget(number)
-            if self.session is not None:
-                self.session.cancel(number)
+        session = self.session
+        try:
+            for number in [number for number, (owner, _) in self.owners.items() if owner is guest]:
+                self._forget(number)
+                if session is not None:
+                    session.cancel(number)
+        except Exception as error:  # a role may be anybody's code
+            self._start_over(cast(Session, session), error)
 
     def step(self) -> bool:
         """Admit requests and run passes for about `LATENCY`. Returns whether there is more to do."""
@@ -324,7 +328,7 @@ class Guest:
         """Wait for commits. Raises `Cancelled`."""
         if self.fresh:
             self.line.enter(self)
-        if not self.inbox:
+        if not self.inbox and not self.cancelled:
             self.turn.release()
             try:
                 self.bell.get()
