@@ -36,7 +36,7 @@ def make_app(service: Service, grace: float = 30.0, names: Collection[str] | Non
 
     metrics = Metrics(service)
     app = FastAPI(title="SpecDec", version=__version__, lifespan=life, docs_url=None, redoc_url=None)  # these load scripts
-    for routes in (page, own, libretranslate, deepl):
+    for routes in (own, page, libretranslate, deepl):  # they are tried in this order
         app.include_router(routes.router(service))
 
     @app.get("/health", tags=["operations"])

@@ -26,8 +26,7 @@ PER_REQUEST = {
     "beta", "tau", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram_size", "beam", "nbest", "lenpen", "unkpen", "sampling",
     "temperature", "top_k", "top_p", "repetition_penalty", "seed", "num_samples", "mbr", "rule", "windows", "context",
 }  # fmt: skip
-
-
+KNOWN = frozenset(each.name for each in fields(Settings))
 AGAIN = "glossary", "protect", "protected"  # options with which a text may be translated several times
 
 
@@ -186,11 +185,10 @@ def leaving() -> bool:
 
 def settings_for(usual: Settings, options: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
     """The settings of a request, and the options that are not settings. Raises OptionError."""
-    known = {each.name for each in fields(Settings)}
-    changes = {name: value for name, value in options.items() if name in known}
+    changes = {name: value for name, value in options.items() if name in KNOWN}
     if faults := [(name, "is the server's and cannot be set by a request") for name in changes.keys() - PER_REQUEST]:
         raise OptionError(sorted(faults))
-    rest = {name: value for name, value in options.items() if name not in known}
+    rest = {name: value for name, value in options.items() if name not in KNOWN}
     return replace(usual, **changes) if changes else usual, rest
 
 

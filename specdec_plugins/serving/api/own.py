@@ -116,7 +116,7 @@ def router(service: Service) -> APIRouter:
         service.admit(key_of(request, "Bearer"), texts)
         source = (await asyncio.to_thread(service.source_of, texts))[0] if call.source == "auto" else call.source
         route = service.route(source, call.target, call.model)
-        options = call.model_dump(include=set(PER_REQUEST), exclude_none=True)
+        options = call.model_dump(include=PER_REQUEST, exclude_none=True)
         head = {"model": route.model.name, "source": route.source, "target": route.target}
         rest = {**call.model_dump(include={"too_long", "alignments", "word_scores"}), **route.languages}
         if call.glossary:
@@ -133,7 +133,7 @@ def router(service: Service) -> APIRouter:
             return StreamingResponse(events(head, first, pieces, tokens), media_type=EVENTS, headers=UNBUFFERED)
         work = partial(Translator.translate, sentences=texts, **rest)
         found = await service.translate(request, route, len(texts), options, work)
-        each = service.settings(route, options).outputs
+        each = max(1, len(found) // max(1, len(texts)))  # outputs of a text
         results = [result(found[start : start + each], tokens) for start in range(0, len(found), each)]
         return JSONResponse({**head, "results": results})
 
