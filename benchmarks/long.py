@@ -2,14 +2,14 @@
 """Drafts on a cache budget for long sources and large batches, compared with `ar`: MagicDec's grid of self-speculation.
 
     benchmarks/long.py --model DIR --input FILE [--batch-sizes 1 8 32 64] [--lengths 500 1000 2000 4000]
-        [--budgets 64 128 256 512] [--gammas 1 2 3 4 5] [--choices mass] [--drafter window]
+        [--budgets 64 128 256 512] [--gammas 1 2 3 4 5] [--choices mass]
         [--random 6,512,2048,8 --acceptance 0.8] [--output FILE]
 
 Sources are consecutive lines of the input, cut to a length in tokens. A batch is encoded once; then all systems decode the same
 number of tokens per row from it, in turn. No output ends early, so the batch stays whole. `times ar` is a median over rounds.
 Bytes are computed: what a verification reads of weights and cache, and a draft pass of its cache, at half of the output.
---drafter block_causal or small takes the folder's drafter. --random gives verifier and block_causal random weights of a shape
-(layers, width, inner width, heads); --acceptance then draws how many tokens pass. Otherwise outputs must equal those of `ar`.
+--random gives the verifier random weights of a shape (layers, width, inner width, heads); --acceptance then draws how many tokens
+pass. Otherwise outputs must equal those of `ar`.
 """
 
 import argparse
@@ -40,11 +40,10 @@ from specdec_plugins.decoding.backends.cpu.model import CpuModel  # noqa: E402
 from specdec_plugins.decoding.constraints import Constraints  # noqa: E402
 from specdec_plugins.decoding.control.fixed import FixedLength  # noqa: E402
 from specdec_plugins.decoding.control.throughput import Throughput  # noqa: E402
-from specdec_plugins.decoding.drafters import with_weights  # noqa: E402
 from specdec_plugins.decoding.drafters.window import WindowDrafter  # noqa: E402
 from specdec_plugins.decoding.loop import TOGETHER, Session  # noqa: E402
 from specdec_plugins.decoding.native import native_loop  # noqa: E402
-from specdec_plugins.decoding.options import BUDGETED, CHOICES, USUAL_BUDGET, Budget  # noqa: E402
+from specdec_plugins.decoding.options import CHOICES, USUAL_BUDGET, Budget  # noqa: E402
 from specdec_plugins.decoding.roles import (  # noqa: E402
     Controller,
     Drafter,
@@ -53,8 +52,8 @@ from specdec_plugins.decoding.roles import (  # noqa: E402
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
 from specdec_plugins.decoding.values import Request, Source  # noqa: E402
 from specdec_plugins.decoding.verifier import ModelVerifier  # noqa: E402
-from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
-from specdec_plugins.formats.spec import DrafterModel, Model  # noqa: E402
+from specdec_plugins.formats.folder import load_folder  # noqa: E402
+from specdec_plugins.formats.spec import Model  # noqa: E402
 from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.settings import Settings  # noqa: E402
 from specdec_plugins.text.lines import read_lines  # noqa: E402
@@ -83,12 +82,9 @@ class Run(NamedTuple):
 class Cell:
     """Sources of one length, encoded once, and the systems that decode them."""
 
-    def __init__(
-        self, options: argparse.Namespace, verifier: Model, weights: DrafterModel | None, documents: Sequence[list[int]]
-    ):  # fmt: skip
+    def __init__(self, options: argparse.Namespace, verifier: Model, documents: Sequence[list[int]]):
         self.options, self.spec, self.documents = options, verifier.spec, documents
-        self.packed, self.plain = weights, NoDrafter()
-        self.model, self.drafting = load(verifier, weights, options.device, options.dtype, options.threads)
+        self.model, _ = load(verifier, None, options.device, options.dtype, options.threads)
         self.verifier = ModelVerifier(self.model)
         self.state = self.verifier.start(len(documents))
         began = time.perf_counter()
@@ -110,7 +106,7 @@ class Cell:
     def run(self, system: System) -> Run:
         """Decode from the beginning until every row has its tokens."""
         options, stats = self.options, DecodeStats()
-        drafter: Drafter = self.drafter(system.budget) if system.gamma else self.plain
+        drafter: Drafter = WindowDrafter(self.model, system.budget) if system.gamma else NoDrafter()
         controller: Controller = Throughput(USUAL_BLOCK_SIZE) if system.gamma == "auto" else FixedLength(int(system.gamma))
         rule = Replayed(TopBetaTau(), [options.acceptance]) if options.acceptance is not None and system.gamma else TopBetaTau()
         session = Session(
@@ -132,11 +128,6 @@ class Cell:
         if options.device != "cpu":
             torch.cuda.synchronize()
         return Run(sum(map(len, outputs)), time.perf_counter() - began, stats, outputs)
-
-    def drafter(self, budget: Budget) -> Drafter:
-        if self.packed is None:
-            return WindowDrafter(self.model, budget)
-        return with_weights(self.packed.code).build(self.packed, self.drafting, self.model, budget)
 
     def measure(self, systems: Sequence[System]) -> Iterator[dict[str, Any]]:
         """A row a system. Raises SystemExit where outputs differ on the kernels."""
@@ -164,7 +155,7 @@ class Cell:
             "verifying_ms": round(1e3 * stats.seconds["verifying"] / stats.passes, 2),
             "products": self.products,
             "weights_mb": round(self.read_bytes / 1e6, 2), "cache_mb": round(batch * self.model.bytes_for(length, half) / 1e6, 2),
-            "draft_cache_mb": round(batch * (self.drafting or self.model).bytes_for(*reads) / 1e6, 2),
+            "draft_cache_mb": round(batch * self.model.bytes_for(*reads) / 1e6, 2),
             "prefill_s": round(self.prefill, 2),
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         }  # fmt: skip
@@ -180,36 +171,21 @@ def documents(sentences: Sequence[list[int]], batch: int, length: int) -> list[l
     return found
 
 
-def models_of(pair: Pair, options: argparse.Namespace) -> tuple[Model, DrafterModel | None]:
-    """The folder's models, or random weights with its dictionary; drafter window has no weights."""
-    own = options.drafter != "window"
-    if not options.random:
-        if own and (pair.drafter is None or pair.drafter.code != options.drafter):
-            raise SystemExit(f"--drafter {options.drafter}: {options.model} has {pair.drafter.code if pair.drafter else 'none'}")
-        return pair.verifier, pair.drafter if own else None
-    if options.drafter == "small":
-        raise SystemExit("--drafter small: --random has weights of block_causal only")
-    layers, width, inner, heads = options.random
-    positions = 2 * max(*options.lengths, options.tokens)
-    verifier, drafter = random_pair(Shape(layers, 1, width, inner, heads, len(pair.source.symbols), positions=positions))
-    return verifier, drafter if own else None
-
-
 def grid(options: argparse.Namespace) -> None:
     pair = load_folder(options.model)
-    verifier, weights = models_of(pair, options)
+    verifier = pair.verifier
+    if options.random:
+        layers, width, inner, heads = options.random
+        positions = 2 * max(*options.lengths, options.tokens)
+        verifier, _ = random_pair(Shape(layers, 1, width, inner, heads, len(pair.source.symbols), positions=positions))
     most = verifier.spec.encoder.max_positions
     if max(options.lengths) > most:
         raise SystemExit(f"--lengths {max(options.lengths)}: {options.model} has {most} positions")
     sentences = Translator(pair, Settings(strategy="ar", threads=1)).encode(list(read_lines(options.input)))
     sentences = [sentence for sentence in sentences if len(sentence) > 1]
     known = [json.loads(line) for line in options.output.read_text().splitlines()] if options.output.exists() else []
-    mine = options.model, options.dtype, options.drafter
-    done = {
-        (row["batch"], row["length"])
-        for row in known
-        if (row["model"], row["dtype"], row.get("drafter", "window")) == mine  # older rows do not name it
-    }
+    mine = options.model, options.dtype
+    done = {(row["batch"], row["length"]) for row in known if (row["model"], row["dtype"]) == mine}
     budgets = [Budget(*each) for each in product(options.budgets, [options.sinks], options.choices)]
     systems = [AR, *(System(gamma, budget) for budget in budgets for gamma in options.gammas)]
     signature = {**machine(options.device), "threads": options.threads, "random": options.random}
@@ -218,7 +194,7 @@ def grid(options: argparse.Namespace) -> None:
     for batch, length in product(options.batch_sizes, options.lengths):
         if (batch, length) in done:
             continue
-        rows = list(Cell(options, verifier, weights, documents(sentences, batch, length)).measure(systems))
+        rows = list(Cell(options, verifier, documents(sentences, batch, length)).measure(systems))
         for row in rows:
             print(
                 f"| {batch} | {length} | {row['gamma']} | {row['positions']} | {row['choice']} | {row['tokens_per_second']} | "
@@ -230,7 +206,6 @@ def grid(options: argparse.Namespace) -> None:
                 more = {
                     "model": options.model,
                     "dtype": options.dtype,
-                    "drafter": options.drafter,
                     "acceptance": options.acceptance,
                     "signature": signature,
                 }
@@ -249,7 +224,6 @@ def main() -> None:
     p.add_argument("--lengths", type=int, nargs="+", default=[500, 1000, 2000, 4000])
     p.add_argument("--budgets", type=int, nargs="+", default=[64, 128, 256, 512])
     p.add_argument("--sinks", type=int, default=USUAL_BUDGET.sinks)
-    p.add_argument("--drafter", choices=("window", *BUDGETED), default="window")
     p.add_argument("--choices", nargs="+", choices=CHOICES, default=["mass"])
     p.add_argument("--gammas", type=number_or_auto, nargs="+", default=[1, 2, 3, 4, 5])
     p.add_argument("--tokens", type=int, default=64, help="of each row")

@@ -12,7 +12,7 @@ from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends import LoadedModel
 from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.control.throughput import Throughput
-from specdec_plugins.decoding.options import BUDGETED, USUAL_BUDGET, Tree
+from specdec_plugins.decoding.options import Tree
 from specdec_plugins.decoding.roles import Controller, Drafter, Roles
 from specdec_plugins.decoding.verifier import Unverified, accept_all
 from specdec_plugins.formats.folder import Pair
@@ -29,14 +29,11 @@ def assign(pair: Pair, settings: Settings, device: torch.device, trained: int, o
     Raises ValueError for what the drafter does not support.
     """
     weights = pair.drafter if settings.strategy in DRAFTING else None
-    budget = settings.budget
-    drafting, verifying = assemble(pair.verifier, weights, device, settings.dtype, settings.threads, budget)
+    drafting, verifying = assemble(pair.verifier, weights, device, settings.dtype, settings.threads)
     if own is not None:
         drafting = own
     elif settings.draft_with:
         drafting = drafters.without_weights(settings.draft_with, facts_of(pair, settings, verifying.model))
-    if budget is not None and not weights and settings.draft_with != "window":
-        raise ValueError(f"kv_budget is supported only by drafters window, {', '.join(BUDGETED)}")
     if settings.tree and not drafting.traits.trees:
         raise ValueError(f"drafter '{drafter_name(pair, settings, own)}' does not support trees")
     if settings.strategy == "drafter" and drafting.traits.needs_verifier:
@@ -70,7 +67,7 @@ def facts_of(pair: Pair, settings: Settings, verifier: LoadedModel) -> drafters.
     marks = [each.fingerprint() if settings.datastore else "" for each in (target, source)]
     return drafters.PairFacts(
         pair.verifier.spec.symbols, same, marks[0], len(target), settings.datastore, subwords=target.symbols,
-        continued=target.continued, source_dictionary=marks[1], verifier=verifier, budget=settings.budget or USUAL_BUDGET,
+        continued=target.continued, source_dictionary=marks[1], verifier=verifier, budget=settings.budget,
     )  # fmt: skip
 
 

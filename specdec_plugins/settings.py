@@ -10,7 +10,6 @@ from typing import Any
 
 from specdec_plugins.cpus import usual_threads
 from specdec_plugins.decoding.options import (
-    BUDGETED,
     CHOICES,
     MAX_BEAMS,
     MAX_BLOCK_SIZE,
@@ -133,8 +132,8 @@ class Settings:
     datastore: str | None = option(None, "made by specdec-datastore; for --draft-with retrieval", "FILE", kind=str,
                                    group="drafting")  # fmt: skip
     kv_budget: int | None = count(
-        None, f"cache positions read by a drafting pass, with --draft-with window (default: {USUAL_BUDGET.positions}) or the "
-        f"drafters {' and '.join(BUDGETED)} (default: all)", strategies=DRAFTED, group="drafting",
+        None, f"cache positions read by a drafting pass, with --draft-with window (default: {USUAL_BUDGET.positions})",
+        strategies=DRAFTED, group="drafting",
     )  # fmt: skip
     sinks: int = option(USUAL_BUDGET.sinks, least=0, most=MOST)
     kv_choice: str = option(USUAL_BUDGET.choice, "which source positions: those with the most of the verifier's attention, or "
@@ -271,13 +270,10 @@ class Settings:
             yield "datastore", "is required by drafter retrieval"
         if self.draft_with != "retrieval" and self.datastore:
             yield "datastore", "requires drafter retrieval"
-        given = [name for name in BUDGET if self._given(name)]
-        if self.draft_with not in (None, "window"):
-            yield from ((name, f"is supported only by drafters window, {', '.join(BUDGETED)}") for name in given)
-        elif self.budget is None:
-            yield from ((name, "requires `kv_budget` or drafter window") for name in given)
-        if self.sinks >= max(1, self.usual_budget.positions):
-            yield "sinks", f"{self.sinks} uses up the budget of {self.usual_budget.positions}"
+        if self.draft_with != "window":
+            yield from ((name, "requires drafter window") for name in BUDGET if self._given(name))
+        elif self.sinks >= self.budget.positions:
+            yield "sinks", f"{self.sinks} uses up the budget of {self.budget.positions}"
         if self.tree is not None and self.draft_with in UNTRAINED and self.draft_with not in BRANCHING:
             yield "tree", f"is not supported by {self.draft_with}; use {' or '.join(BRANCHING)}"
         if self.tree is not None and self.block_size == "auto":
@@ -313,13 +309,8 @@ class Settings:
         return 1 if self.tolerant and self.device == "cpu" else 32
 
     @property
-    def budget(self) -> Budget | None:
-        """How much of a cache the drafter reads; None: everything."""
-        return self.usual_budget if self.kv_budget is not None or self.draft_with == "window" else None
-
-    @property
-    def usual_budget(self) -> Budget:
-        """The budget, if there is one; positions default to `USUAL_BUDGET`."""
+    def budget(self) -> Budget:
+        """How much of the cache drafter `window` reads."""
         positions = USUAL_BUDGET.positions if self.kv_budget is None else self.kv_budget
         return Budget(positions, self.sinks, self.kv_choice)
 

@@ -74,12 +74,12 @@ def make_network(name, model, seed=0, shake=0.1, dtype=torch.float64):
     return network, verifier
 
 
-def make_pair(name, dtype, seed=0, shape="pre-norm", budget=None):
+def make_pair(name, dtype, seed=0, shape="pre-norm"):
     """Drafter and verifier as roles."""
     model = make_model(seed, shape)
     network, _ = make_network(name, model, seed)
     tensors = {key: tensor.float() for key, tensor in network.state_dict().items()}
-    return assembly.assemble(model, DrafterModel(name, tensors, None, OPTIONS[name], 4), dtype=dtype, threads=1, budget=budget)
+    return assembly.assemble(model, DrafterModel(name, tensors, None, OPTIONS[name], 4), dtype=dtype, threads=1)
 
 
 def decode(verifier, drafter, requests, controller, rows, check=check_sums):

@@ -19,8 +19,9 @@ from specdec_plugins.decoding.drafters import PairFacts, without_weights
 from specdec_plugins.decoding.drafters.window import WindowDrafter
 from specdec_plugins.decoding.options import CHOICES, Budget, Sampling
 from specdec_plugins.decoding.roles import NoDrafter
-from specdec_plugins.decoding.values import Draft, Request, Source, Verdict, Want
+from specdec_plugins.decoding.values import Draft, Request, Source, Verdict, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.settings import Settings
 
 KERNELS = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
 WHOLE = 64  # positions: more than any source or output here has
@@ -141,6 +142,24 @@ def test_attention_to_the_source():
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
 
 
+@KERNELS
+@torch.inference_mode()
+def test_attention_of_a_tree_is_that_of_its_paths():
+    """On the kernels bit for bit."""
+    sources, tokens, parents = [[5, 6, 7, 8, 9] * 5 + [2], [6, 7, 8, 2]], [[4, 5, 6, 7, 8], [7]], [[-1, 0, 0, 1], []]
+    models = [load(wide_verifier(**SHAPES["pre-norm"]), dtype=torch.float64)[0]]
+    models += [on_kernels(wide_verifier(**SHAPES["pre-norm"]), dtype=dtype)[0] for dtype in DTYPES]
+    for model in models:
+        with pytest.raises(RuntimeError, match="not asked for that"):
+            model.read(standing(ModelVerifier(model), sources, [[], []])[0], Reading([[4], [5]], [0, 0])).attention()
+        tree, chain = (standing(ModelVerifier(model), sources, [[], []])[0] for _ in range(2))
+        found = model.read(tree, Reading(tokens, [0, 0], parents=parents, want=Want(attention=True))).attention().clone()
+        path = model.read(chain, Reading([[4, 5, 6, 8], [7]], [0, 0], want=Want(attention=True))).attention()
+        tolerance = 1e-9 if model is models[0] else 0
+        torch.testing.assert_close(found[0, [0, 1, 2, 4], :26], path[0, :4, :26], rtol=0, atol=tolerance)
+        torch.testing.assert_close(found[1, 0, :4], path[1, 0, :4], rtol=0, atol=tolerance)
+
+
 # ---- which positions are chosen
 
 
@@ -198,6 +217,45 @@ def test_positions_are_chosen_by_the_attention_after_the_last_accepted_token(cho
     assert chosen() == [[0, 1], then, [0, 1]]
 
 
+class Reads:
+    """A model that writes down what passes are told to read."""
+
+    def __init__(self, model):
+        self.model, self.visible = model, []
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def read(self, state, reading):
+        self.visible.append(reading.visible)
+        return self.model.read(state, reading)
+
+
+@torch.inference_mode()
+def test_every_pass_reads_the_positions_chosen_last():
+    """Those of the verifier's attention after the last accepted token; a fork's are its row's."""
+    sources = [[5] * 20 + [2], [6, 7, 8, 2]]
+    verifier = ModelVerifier(load(wide_verifier(**SHAPES["pre-norm"]), dtype=torch.float64)[0])
+    model = Reads(verifier.model)
+    drafter = WindowDrafter(model, Budget(5, 1, "recent"))
+    judging, prefix = standing(verifier, sources, [[], []])
+    state = drafter.start(2, judging)
+    drafter.admit(state, Source(sources, SYMBOLS))
+    drafter.propose(state, prefix, uniform(2, 3))
+    assert model.visible and all((sinks, window) == (1, 4) for sinks, window, _ in model.visible)
+    assert all(chosen.tolist() == [[0, 1, 2, 3, 4]] * 2 for _, _, chosen in model.visible)
+    draft = Draft([[7, 8], [9]])
+    scores = verifier.score(judging, prefix, draft, drafter.traits.wants)
+    drafter.observe(state, scores, draft, Verdict([2, 0], [9, 9], [], []))
+    best = scores.attention()[0, 2].argmax().item(), scores.attention()[1, 0, :4].argmax().item()
+    expected = [[0, *range(begin, begin + 4)] for begin in (max(1, min(best[0] - 2, 17)), max(1, min(best[1] - 2, 0)))]
+    model.visible.clear()
+    drafter.propose(state, prefix, uniform(2, 3))
+    assert model.visible and all(chosen.tolist() == expected for _, _, chosen in model.visible)
+    state.select([1, 0, 1])
+    assert state.chosen.visible.sources.tolist() == [expected[1], *expected]
+
+
 @pytest.mark.parametrize("budget, page", [(7, 1), (8, 2), (16, 4), (70, 16), (128, 16)])
 def test_pages_of_the_largest_attention_are_chosen_whole(budget, page):
     masses, lengths = torch.rand(3, 203, generator=torch.Generator().manual_seed(budget)), torch.full((3,), 203)
@@ -209,6 +267,7 @@ def test_pages_of_the_largest_attention_are_chosen_whole(budget, page):
 
 
 def test_it_is_told_its_verifier_and_budget():
+    assert Settings(draft_with="window").budget == Budget() == Budget(128, 4, "mass")
     with pytest.raises(ValueError, match="drafter 'window' drafts with the verifier and needs it loaded"):
         without_weights("window", PairFacts(SYMBOLS, [], "", WORDS))
     how = {"draft_with": "window", "kv_budget": 5, "sinks": 1, "kv_choice": "recent", "block_size": 3}

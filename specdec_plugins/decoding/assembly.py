@@ -9,7 +9,6 @@ from specdec_plugins.decoding.backends.cpu import model as cpu
 from specdec_plugins.decoding.backends.torch.graphs import EAGER, Recorder, Runner, cuda_graphs
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
-from specdec_plugins.decoding.options import BUDGETED, Budget
 from specdec_plugins.decoding.roles import Drafter, NoDrafter
 from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import DrafterModel, Model
@@ -20,21 +19,17 @@ THREADS = usual_threads()  # before anything here changes torch's choice
 
 def assemble(
     verifier: Model, drafter: DrafterModel | None, device: torch.device | str = "cpu", dtype: str = "float32",
-    threads: int | None = None, budget: Budget | None = None,
+    threads: int | None = None,
 ) -> tuple[Drafter, ModelVerifier]:  # fmt: skip
-    """The drafter (``none`` without weights) and the verifier. A ``budget`` bounds what the drafter's passes read of its cache.
+    """The drafter (``none`` without weights) and the verifier.
 
     The kernels run on CPUs in ``cpu.DTYPES``, PyTorch everything else. Data type ``auto`` is the fastest: int8 with the kernels,
-    float16 on a GPU, else float32. Raises ValueError for a data type that no backend computes in, or a drafter that takes no
-    budget.
+    float16 on a GPU, else float32. Raises ValueError for a data type that no backend computes in.
     """
     loaded, drafting = load(verifier, drafter, device, dtype, threads)
     if drafter is None:
         return NoDrafter(), ModelVerifier(loaded)
-    if budget is not None and drafter.code not in BUDGETED:
-        raise ValueError(f"drafter '{drafter.code}' does not support kv_budget; {' and '.join(BUDGETED)} do")
-    limited = () if budget is None else (budget,)
-    return drafters.with_weights(drafter.code).build(drafter, drafting, loaded, *limited), ModelVerifier(loaded)
+    return drafters.with_weights(drafter.code).build(drafter, drafting, loaded), ModelVerifier(loaded)
 
 
 def load(

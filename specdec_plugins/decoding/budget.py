@@ -6,7 +6,7 @@ the verifier's attention after the last accepted token:
 * ``mass``: the pages with the most attention, summed over heads and layers, after max pooling over neighbours;
 * ``recent``: the first positions, and a window around the one with the most attention.
 
-Drafter `window` reads the verifier's cache this way, others their own: `CachedDrafter`.
+Drafter `window` reads the verifier's cache this way.
 
 B rows, S source positions, N chosen positions.
 """

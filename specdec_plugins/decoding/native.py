@@ -223,7 +223,7 @@ def native_loop(drafter: Drafter, verifier: Verifier, acceptance: Acceptance, co
     if type(verifier) is not ModelVerifier or type(verifier.model) is not CpuModel or type(acceptance) is not TopBetaTau:
         return None
     native: NativeDrafter | None = None
-    if type(drafter) is CausalBlockDrafter and type(drafter.model) is CpuModel and drafter.budget is None:
+    if type(drafter) is CausalBlockDrafter and type(drafter.model) is CpuModel:
         native = NativeBlock(drafter)
     elif type(drafter) is GlideDrafter and type(drafter.model) is CpuModel:
         native = NativeGlide(drafter)

@@ -46,7 +46,6 @@ class Tree(NamedTuple):
 
 
 CHOICES = ("mass", "recent")
-BUDGETED = ("block_causal", "small")  # drafters with weights that support a budget
 
 
 class Budget(NamedTuple):

@@ -18,13 +18,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
-from specdec_plugins.decoding.backends.reading import Reading
-from specdec_plugins.decoding.budget import Chosen, bytes_of
+from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.options import USUAL_BUDGET, Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
-from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source, Verdict, Want
+from specdec_plugins.decoding.values import Distribution, Draft, Plan, Request, Source
 from specdec_plugins.formats.code import find as find_code
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, Symbols, weight_fault
 
@@ -67,54 +65,37 @@ class Rows(Generic[Row]):
 
 
 class CachedRows(Rows[Row]):
-    """`Rows` with a model's ``cache``: row b holds ``held(rows[b])`` positions. ``chosen`` are the positions of a budget."""
+    """`Rows` with a model's ``cache``: row b holds ``held(rows[b])`` positions."""
 
-    def __init__(self, cache: RowState, held: Callable[[Row], int], chosen: Chosen | None):
+    def __init__(self, cache: RowState, held: Callable[[Row], int]):
         super().__init__()
-        self.cache, self.held, self.chosen = cache, held, chosen
+        self.cache, self.held = cache, held
 
     def select(self, order: list[int]) -> None:
         self.cache.held = list(map(self.held, self.rows))  # without masks and refused tokens
         self.cache.select(order)
         super().select(order)
-        if self.chosen is not None:
-            self.chosen.select(order)
 
 
 class CachedDrafter(Drafter, Generic[Row]):
     """A drafter whose model caches what it has read of a row. `fresh()` makes a row's value, and a row's cache holds `held(row)`
-    positions. On a ``budget`` passes read only a part of the cache."""
+    positions."""
 
     fresh: Callable[[], Row]
     held: Callable[[Row], int]
 
-    def __init__(self, model: LoadedModel, budget: Budget | None = None):
-        self.model, self.budget = model, budget
-        if budget is not None:
-            self.traits = replace(self.traits, wants=Want(attention=True))
+    def __init__(self, model: LoadedModel):
+        self.model = model
 
     def start(self, rows: int, shared: object) -> CachedRows[Row]:
-        chosen = Chosen(self.budget, self.model.device) if self.budget else None
-        return CachedRows(self.model.start(rows), self.held, chosen)
+        return CachedRows(self.model.start(rows), self.held)
 
     def admit(self, state: CachedRows[Row], source: Source) -> None:
         state.cache.admit(source)
         state.rows += [self.fresh() for _ in source.sentences]
-        if state.chosen is not None:
-            state.chosen.admit(source.lengths)
-
-    def read(self, state: CachedRows[Row], reading: Reading) -> Pass:
-        """The model's pass, on the budget."""
-        visible = None if state.chosen is None else state.chosen.visible
-        return self.model.read(state.cache, reading._replace(visible=visible))
-
-    def observe(self, state: CachedRows[Row], scores: Pass, draft: Draft, verdict: Verdict) -> None:
-        if state.chosen is not None:
-            state.chosen.observe(scores, verdict)
 
     def bytes_for(self, request: Request) -> int:
-        cached = self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
-        return cached + (bytes_of(self.budget) if self.budget else 0)
+        return self.model.bytes_for(len(request.tokens), request.rows * (request.limit + 1))
 
 
 def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:

@@ -25,7 +25,6 @@ from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, block_loss, options_of
 from specdec_plugins.decoding.networks.masking import ManyBlocks, layout, training_blocks
 from specdec_plugins.decoding.networks.successor import Successor
-from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Traits
 from specdec_plugins.decoding.values import Draft, Plan
@@ -103,7 +102,7 @@ class CausalBlockDrafter(CachedDrafter[int]):
             tokens.append(fresh + [mask] * (length - 1))
             firsts.append(len(fresh) - 1)
             state.rows[row] = len(output) + 1
-        done = self.read(state, Reading(tokens, positions, firsts))
+        done = self.model.read(state.cache, Reading(tokens, positions, firsts))
         return within_positions(drafted(done, prefix, plan), prefix, self.model)
 
 
@@ -116,7 +115,5 @@ def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
     return replace(made, options={"successor_width": options.successor_width})
 
 
-def build(
-    weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel, budget: Budget | None = None
-) -> CausalBlockDrafter:
-    return CausalBlockDrafter(loaded(weights, model), budget)
+def build(weights: DrafterModel, model: LoadedModel | None, verifier: LoadedModel) -> CausalBlockDrafter:
+    return CausalBlockDrafter(loaded(weights, model))

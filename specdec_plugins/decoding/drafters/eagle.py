@@ -120,7 +120,7 @@ class EagleDrafter(CachedDrafter[EagleRow]):
             numbers = iter(range(len(joined)))
             rows = [[next(numbers) for _ in row] for row in tokens]
             firsts = [max(0, len(row) - 1) for row in rows]
-            done = self.read(state, Reading(rows, places, firsts, embeddings=joined, want=FEATURES))
+            done = self.model.read(state.cache, Reading(rows, places, firsts, embeddings=joined, want=FEATURES))
             one = done.choose(ahead, Plan([int(more) for more in wanted]))
             outputs = done.features()
             for row, more in enumerate(wanted):

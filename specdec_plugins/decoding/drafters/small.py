@@ -17,7 +17,6 @@ from specdec_plugins.decoding.drafters import CachedDrafter, CachedRows, agreein
 from specdec_plugins.decoding.drafters.block import within_positions
 from specdec_plugins.decoding.networks.decoder import Unrolled, adopt, decoder_of, embedded, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, blocks, options_of
-from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
@@ -79,7 +78,7 @@ class SmallDrafter(CachedDrafter[list[int]]):
                     state.rows[row] = text
             firsts = [max(0, len(row) - 1) for row in tokens]
             one = Plan([int(more) for more in wanted])
-            return self.read(state, Reading(tokens, places, firsts)).choose(ahead, one)
+            return self.model.read(state.cache, Reading(tokens, places, firsts)).choose(ahead, one)
 
         return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
 
@@ -90,7 +89,7 @@ def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
     return over_the_verifier(weights, verifier, shape(verifier.spec, options_of(Options, weights.options).layers))
 
 
-def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel, budget: Budget | None = None) -> SmallDrafter:
+def build(weights: DrafterModel, model: LoadedModel, verifier: LoadedModel) -> SmallDrafter:
     if weights.spec is None:
         matching(weights, {})
-    return SmallDrafter(model, budget)
+    return SmallDrafter(model)
