@@ -77,7 +77,7 @@ def write_folder(options: argparse.Namespace, place: Path) -> None:
     words = "".join(f"w{number} 1\n" for number in range(options.vocabulary - len(SPECIAL)))
     (place / "dict.txt").write_text(words, encoding="utf-8")
     files = dict.fromkeys(("source", "target"), place / "dict.txt")
-    shape = Shape(options.layers, 0, options.width, options.inner, options.heads, options.vocabulary, successor_width=0)
+    shape = Shape(options.layers, 0, options.width, options.inner, options.heads, options.vocabulary)
     verifier, _ = random_pair(shape)
     save_folder(Pair.open(verifier, None, CodecConfig("fairseq-bpe", "random", files, "xa", "xb")), place / "model", half=True)
 

@@ -4,8 +4,9 @@
     benchmarks/passes.py --model DIR --source FILE [--dtypes int8 float32] [--threads 1 2] [--kernels avx2]
 
 Times native calls, each repeated with the same arguments: a verification (read and judge) of so many rows of so many sentences in
-the middle of their translation, a draft of so many tokens, encoding a source. Prints the median, and the rates of products with
-weights and of bytes of weights that they imply. The last line is JSON with the machine's signature.
+the middle of their translation, a draft of so many tokens (of `glide`, whose passes are alike, one), encoding a source. Prints the
+median, and the rates of products with weights and of bytes of weights that they imply. The last line is JSON with the machine's
+signature.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from specdec_plugins.decoding.backends.cpu.binding import DTYPES, Stack, library
 from specdec_plugins.decoding.backends.reading import Reading  # noqa: E402
 from specdec_plugins.decoding.drafters import CachedRows  # noqa: E402
 from specdec_plugins.decoding.drafters.block import BlockDrafter  # noqa: E402
+from specdec_plugins.decoding.drafters.glide import GlideDrafter  # noqa: E402
 from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.values import Draft, Request, Source, uniform  # noqa: E402
 from specdec_plugins.formats.folder import Pair, load_folder  # noqa: E402
@@ -121,7 +123,8 @@ def calls(pair: Pair, text: list[tuple[list[int], list[int]]], dtype: str, threa
     verifier, drafter = cast(Any, translator.engine.roles.verifier), translator.engine.roles.drafter
     found = [verification(verifier, text[:sentences], rows) for sentences, rows in VERIFICATIONS]
     if pair.drafter:
-        found += [draft(drafter, verifier, text[:1], length) for length in DRAFTS]
+        lengths = (1,) if isinstance(drafter, GlideDrafter) else DRAFTS
+        found += [draft(drafter, verifier, text[:1], length) for length in lengths]
     return [*found, encoding(verifier.model, Source([text[0][0]], pair.verifier.spec.symbols))]
 
 

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY, drafter_shapes
+from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
+from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec, SideSpec, Symbols, shapes, sinusoidal_table
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A verifier with equally many encoder and decoder layers, and a causal block drafter with fewer."""
+    """A verifier with equally many encoder and decoder layers, and the drafter `glide` with fewer."""
 
     layers: int = 6
     drafter_layers: int = 2
@@ -22,15 +23,13 @@ class Shape:
     heads: int = 8
     vocabulary: int = 32000  # V
     drafted: float = 1.0  # fraction of the vocabulary that is drafted: the first tokens
-    successor_width: int = 128
     block_size: int = 8
     positions: int = 1024  # of either side
 
 
 def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
-    """Verifier and drafter in float32, initialised as in fairseq, with one table for all embeddings and one encoder."""
-    generator = torch.Generator().manual_seed(seed)
-    spec, drafting = _spec(shape, shape.layers), _spec(shape, shape.drafter_layers)
+    """Verifier and drafter in float32, initialised as in fairseq, with one table for all embeddings."""
+    generator, spec = torch.Generator().manual_seed(seed), _spec(shape)
     table = torch.empty(shape.vocabulary, shape.width).normal_(0, shape.width**-0.5, generator=generator)
     table[Symbols().pad] = 0
     positions = sinusoidal_table(spec.encoder)
@@ -40,22 +39,23 @@ def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
     )
     shared |= {f"{side}.embed_positions.weight": positions for side in ("encoder", "decoder")}
     verifier = Model(spec, {**shared, **_initial(spec, shared, generator)})
-    shared |= {name: tensor for name, tensor in verifier.tensors.items() if name.startswith("encoder.")}
-    options = {"successor_width": shape.successor_width} if shape.successor_width else {}
-    tensors = {**shared, **_initial(drafting, shared, generator)}
-    for name, size in drafter_shapes(DrafterModel("block_causal", {}, drafting, options)).items():
-        tensors[name] = _tensor(name, size, generator)
+    drafting = glide.shape(spec, shape.drafter_layers)
+    tensors = {
+        name: tensor
+        for name, tensor in _initial(drafting, shared, generator).items()
+        if name.startswith("decoder.") and not any(part in name for part in glide.HOST)
+    }
     if shape.drafted < 1:
         tensors[DRAFT_VOCABULARY] = torch.arange(max(4, int(shape.drafted * shape.vocabulary)))
-    return verifier, DrafterModel("block_causal", tensors, drafting, options, shape.block_size)
+    return verifier, DrafterModel("glide", tensors, None, {"layers": shape.drafter_layers}, shape.block_size)
 
 
-def _spec(shape: Shape, decoder_layers: int) -> ModelSpec:
+def _spec(shape: Shape) -> ModelSpec:
     encoder = SideSpec(
         layers=shape.layers, heads=shape.heads, width=shape.width, inner_width=shape.inner, prenorm=False, final_norm=False,
         embedding_norm=False, embedding_scale=math.sqrt(shape.width), max_positions=shape.positions, position_offset=2,
     )  # fmt: skip
-    return ModelSpec(encoder, replace(encoder, layers=decoder_layers), activation="relu")
+    return ModelSpec(encoder, encoder, activation="relu")
 
 
 def _initial(spec: ModelSpec, given: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:

@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
-    """A verifier and a causal block drafter with random weights, the same in every process, and a dictionary in ``folder``."""
+    """A verifier and the drafter `glide` with random weights, the same in every process, and a dictionary in ``folder``."""
     from random_pair import Shape, random_pair
 
     from specdec_plugins.formats.folder import Pair

@@ -512,19 +512,32 @@ def test_all_faults_of_the_weights_are_said_at_once(pair, tmp_path):
         load_folder(folder)
 
 
-def test_the_shipped_folder_of_format_1_becomes_one_of_format_2(tmp_path):
-    assert json.loads((DEMO / "model.json").read_text())["format"] == 1
-    first = load_folder(DEMO)
-    save_folder(first, tmp_path / "new", half=True)
+def test_a_folder_of_format_1_becomes_one_of_the_newest(tmp_path):
+    """The drafter has its own decoder, and shares the rest with the verifier."""
+    old = tmp_path / "old"
+    old.mkdir()
+    described = {"format": 1, "source_lang": "xa", "target_lang": "xb", "codes": None, "block_size": 6}
+    for side in ("source", "target"):
+        described[f"{side}_dict"] = dictionary(old, f"dict.{side}.txt").name
+    model, args = make_verifier(words=WORDS)
+    drafter = make_drafter(words=WORDS, dtype=torch.float32, arch="block_causal", successor_width=8)
+    settings = {"verifier": args, "drafter": model_settings(arch="block_causal", successor_width=8)}
+    shared = sorted(name for name in model.state_dict() if not name.startswith("decoder.layers."))
+    for role, weights, others in (("verifier", model, []), ("drafter", drafter, shared)):
+        own = {name: each.contiguous().clone() for name, each in weights.state_dict().items() if name not in others}
+        save_file(own, old / f"{role}.safetensors")
+        described[role] = {"weights": f"{role}.safetensors", "settings": vars(settings[role]), "aliases": {}, "shared": others}
+    (old / "model.json").write_text(json.dumps(described))
+    first = load_folder(old)
+    save_folder(first, tmp_path / "new")
     second = load_folder(tmp_path / "new")
     assert_same(second.verifier, first.verifier)
     assert_same(second.drafter, first.drafter)
     assert {**asdict(second.drafter), "tensors": None} == {**asdict(first.drafter), "tensors": None}
-    assert isinstance(second.drafter, DrafterModel) and second.drafter.code == "block_causal" and second.block_size == 8
-    shutil.copytree(DEMO, tmp_path / "damaged")
-    changed(tmp_path / "damaged", lambda c: c["verifier"]["settings"].update(encoder_alien=1))
+    assert second.drafter.code == "block_causal" and second.block_size == 6
+    changed(old, lambda c: c["verifier"]["settings"].update(encoder_alien=1))
     with pytest.raises(ValueError, match="verifier: the engine does not support the unknown model option --encoder-alien 1"):
-        load_folder(Path(tmp_path / "damaged"))
+        load_folder(old)
 
 
 @pytest.mark.parametrize("name", ["demo.en-de", "docs.en-fr", "long.en-de"])

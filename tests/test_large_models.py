@@ -21,7 +21,7 @@ from specdec_plugins.formats.files import Mapped, unload
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
 def test_embeddings_are_read_as_stored(stored, dtype, monkeypatch):
     """Neither their data type nor packing weights in many pieces changes an output, bit for bit."""
-    pair = random_pair(Shape(layers=1, drafter_layers=1, width=64, inner=96, heads=2, vocabulary=75, successor_width=32))
+    pair = random_pair(Shape(layers=1, drafter_layers=1, width=64, inner=96, heads=2, vocabulary=75))
     narrow = [
         {name: each.to(stored) if each.is_floating_point() else each for name, each in model.tensors.items()} for model in pair
     ]

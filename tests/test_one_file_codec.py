@@ -26,8 +26,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("codec")
     (folder / "letters.txt").write_text(CHARACTERS, encoding="utf-8")
     size = len(CHARACTERS) + 4 + len(LANGUAGES)
-    verifier, drafter = random_pair(Shape(1, 1, 32, 64, 2, size, successor_width=4, block_size=3, positions=64), seed=3)
-    verifier, drafter = (replace(model, spec=replace(model.spec, symbols=SYMBOLS)) for model in (verifier, drafter))
+    verifier, drafter = random_pair(Shape(1, 1, 32, 64, 2, size, block_size=3, positions=64), seed=3)
+    verifier = replace(verifier, spec=replace(verifier.spec, symbols=SYMBOLS))
     files, options = {"characters": folder / "letters.txt"}, {"languages": LANGUAGES}
     save_folder(
         Pair.open(verifier, drafter, CodecConfig("one_file_codec:Characters", "it", files, "xa", "xb", options)), folder / "pair"

