@@ -4,9 +4,9 @@
     benchmarks/passes.py --model DIR --source FILE [--dtypes int8 float32] [--threads 1 2] [--kernels avx2]
 
 Times native calls, each repeated with the same arguments: a verification (read and judge) of so many rows of so many sentences in
-the middle of their translation, a draft of so many tokens (of `glide`, whose passes are alike, one), encoding a source. Prints the
-median, and the rates of products with weights and of bytes of weights that they imply. The last line is JSON with the machine's
-signature.
+the middle of their translation, a draft of so many tokens (of `glide`, whose passes are alike, one), encoding a source. Prints
+the median, and the rates of products with weights and of bytes of weights that they imply. The last line is JSON with the
+machine's signature.
 """
 
 import argparse

@@ -5,9 +5,7 @@ import json
 import logging
 import os
 import random
-import shutil
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +25,6 @@ from specdec_plugins.formats import fairseq, spec
 from specdec_plugins.formats.checkpoint import CheckpointError
 from specdec_plugins.formats.folder import Pair, load_folder, save_folder
 from specdec_plugins.formats.spec import (
-    DrafterModel,
     Model,
     ModelSpec,
     SideSpec,
