@@ -37,7 +37,7 @@ def assign(pair: Pair, settings: Settings, device: torch.device, trained: int, o
     if settings.tree and not drafting.traits.trees:
         raise ValueError(f"drafter '{drafter_name(pair, settings, own)}' does not support trees")
     if settings.strategy == "drafter" and drafting.traits.needs_verifier:
-        raise ValueError(f"{pair.name}: its drafter reads the verifier's hidden states, which strategy drafter lacks")
+        raise ValueError(f"{pair.name}: its drafter reads what the verifier computes, which strategy drafter lacks")
     controller = controller_of(settings, trained, drafting)
     if settings.strategy == "drafter":
         return Roles(drafting, Unverified(verifying.limits), accept_all, controller)
