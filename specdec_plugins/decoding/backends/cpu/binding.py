@@ -29,7 +29,7 @@ from specdec_plugins.formats.files import Mapped
 VERSION = 24  # of the interface: `specdec_version` in api.cpp
 VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")  # instruction sets, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
-KINDS = {**DTYPES, "int4": 3}  # drafters have int4 weights
+KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
 TABLES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # data types of embeddings that passes read

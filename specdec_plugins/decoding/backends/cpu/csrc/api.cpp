@@ -104,7 +104,8 @@ EXPORTED(Stack*, stack, int width, int heads, int activation, int prenorm, int z
 EXPORTED(void, stack_free, Stack* stack) { delete stack; }
 
 // Appends a layer. `linears`: qkv, out, cross query, cross out, fc1, fc2, the cross ones NULL in an encoder; `norms`: weights and
-// biases of those of self-attention, cross-attention and feed-forward; `entries`: the layer of the caches that it reads and writes.
+// biases of those of self-attention, cross-attention and feed-forward; `entries`: the layer of the caches that it reads and
+// writes.
 EXPORTED(int, layer, Stack* stack, const Linear* const* linears, const float* const* norms, int64_t entries) {
     return status_of([&] {
         const int width = stack->width;

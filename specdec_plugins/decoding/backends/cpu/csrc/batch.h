@@ -157,7 +157,7 @@ struct Choice {
     void run(Engine& engine, int member) const {
         Team& team = engine.team;
         Range mine = portion(int(engine.positions.size()), member, team.size);
-        for (int number = mine.from; number < mine.to; ++number) run(engine, engine.positions[number]);
+        for (int number = mine.from; number < mine.to; ++number) take(engine, engine.positions[number]);
         if (!gates) return;
         team.sync();
         mine = portion(int(batch), member, team.size);
@@ -167,7 +167,7 @@ struct Choice {
     }
 
     // Chooses a position's token, or the candidates for it where that depends on the token before.
-    void run(Engine& engine, int64_t position) const {
+    void take(Engine& engine, int64_t position) const {
         const int64_t k = position % width;
         float* values = logits + position * vocabulary;
         if (pad >= 0) values[pad] = -INFINITY;

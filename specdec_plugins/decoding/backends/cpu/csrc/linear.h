@@ -150,8 +150,8 @@ struct Linear {
 
   private:
     size_t panel_bytes() const {
-        const size_t weights = size_t(TILE) * inputs;
-        return (kind == FLOAT32 ? 4 * weights : kind == BFLOAT16 ? 2 * weights : kind == INT8 ? weights : weights / 2) + sizeof(Trailer);
+        const size_t count = size_t(TILE) * inputs;
+        return sizeof(Trailer) + (kind == FLOAT32 ? 4 * count : kind == BFLOAT16 ? 2 * count : kind == INT8 ? count : count / 2);
     }
     static int8_t nibble(float value) { return std::clamp<int8_t>(rounded(std::clamp(value, -100.0f, 100.0f)), -8, 7); }
     // The scale with the smallest squared error: cutting off the largest weights leaves more steps for the others.

@@ -1,5 +1,6 @@
 // Iterations of speculative decoding without returning to Python: the twin of `Session.step` (decoding/loop.py) for a causal
-// block drafter, heads on hidden states, a drafter on the verifier's cache, or none, under every acceptance rule. Stops when a row finishes.
+// block drafter, heads on hidden states, a drafter on the verifier's cache, or none, under every acceptance rule. Stops when a row
+// finishes.
 //
 // B rows of the batch, K maximum draft length, D width, H heads, V vocabulary.
 #pragma once
@@ -245,7 +246,7 @@ class Sentences {
                 forward.run(member, mine);
                 const auto ended = [&](Row& row) {
                     const int64_t b = row.target / longest, drafted = row.target % longest + 1;
-                    choice.run(engine, row.target);
+                    choice.take(engine, row.target);
                     row.token = token(row.target);
                     row.entry = ++row.position, ++row.target;
                     return row.token == all.eos || drafted == lengths[b];
