@@ -226,7 +226,7 @@ def test_waits_are_counted(device):
         assert count() == after
 
 
-@pytest.mark.parametrize("code", ["block", "block_causal"])
+@pytest.mark.parametrize("code", ["block", "block_causal", "glide"])
 @pytest.mark.parametrize(("block", "beta"), [([0], 1), ([5], 1), ([5], 3), ([0, 0, 5, 0], 1)])
 def test_an_iteration_waits_once(code, block, beta, device):
     """For the verdict, also where requests join and leave, and some are encoded for the drafter only after they have moved.

@@ -109,14 +109,23 @@ def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
         for row in rows:
             if wanted[row]:
                 tokens[row] += one.tokens[row]
-        if one.distribution is not None:  # the next recorded pass overwrites it
-            parts.append(Distribution(*(part.clone() for part in one.distribution)))
+        if one.distribution is not None:
+            parts.append(kept(one.distribution))
         wanted = [
             more and len(tokens[row]) < length and tokens[row][-1] != prefix.symbols.eos
             for row, more, length in zip(rows, wanted, plan.lengths)
         ]
-    distribution = Distribution(*(torch.cat(each, 1) for each in zip(*parts))) if parts else None  # of (R, 1, C) each
-    return Draft(tokens, distribution)
+    return Draft(tokens, joined(parts))
+
+
+def kept(distribution: Distribution) -> Distribution:
+    """A copy that the next recorded pass does not overwrite."""
+    return Distribution(*(part.clone() for part in distribution))
+
+
+def joined(parts: Sequence[Distribution]) -> Distribution | None:
+    """Those of one token each, (R, 1, C), as one of (R, K, C)."""
+    return Distribution(*(torch.cat(each, 1) for each in zip(*parts))) if parts else None
 
 
 def agreeing(tokens: Sequence[int], others: Sequence[int]) -> int:

@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from specdec_plugins.decoding.backends import LoadedModel, RowState
 from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
+from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import attention, spread
-from specdec_plugins.decoding.drafters import draft_in_turn, over_the_verifier
+from specdec_plugins.decoding.drafters import draft_in_turn, joined, kept, over_the_verifier
 from specdec_plugins.decoding.drafters.block import loaded, within_positions
 from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, block_loss, options_of
 from specdec_plugins.decoding.networks.masking import ManyBlocks, training_blocks
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
-from specdec_plugins.decoding.values import Draft, Plan
+from specdec_plugins.decoding.values import DeviceDraft, Distribution, Draft, Plan
 from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 
 HOST = ("encoder_attn.k_proj.", "encoder_attn.v_proj.")  # what the verifier has computed for a layer
@@ -113,12 +114,35 @@ class GlideDrafter(Drafter):
         return GlideState(shared)
 
     def propose(self, state: GlideState, prefix: Prefix, plan: Plan) -> Draft:
+        drafted = self._on_device if isinstance(self.model, TorchModel) else self._on_host
+        return within_positions(drafted(state, prefix, plan), prefix, self.model)
+
+    def _on_device(self, state: GlideState, prefix: Prefix, plan: Plan) -> Draft:
+        """All rows draft the longest length, so that no token has to reach the host. A pass reads the tokens before it again: on
+        a GPU it takes the time of launching it, and guesses follow a token of the host."""
+        places, one = list(map(len, prefix.outputs)), Plan([1] * len(prefix))
+        guesses: list[Tensor] = []  # (R, 1) each
+        parts: list[Distribution] = []
+        for drafted in range(max(plan.lengths)):
+            before = torch.cat(guesses, 1) if guesses else None
+            done = self.model.read(state.cache, Reading([[token] for token in prefix.last], places, guesses=before))
+            ahead = prefix.ahead([[prefix.symbols.mask] * drafted] * len(prefix))
+            chosen = done.with_logits(done.logits()[:, -1:]).choose(ahead, one)
+            assert chosen.guesses is not None, "on the device"
+            guesses.append(chosen.guesses.clone())  # the next recorded pass overwrites it
+            if chosen.distribution is not None:
+                parts.append(kept(chosen.distribution))
+        return DeviceDraft(torch.cat(guesses, 1), plan.lengths, prefix.symbols.eos, joined(parts))
+
+    def _on_host(self, state: GlideState, prefix: Prefix, plan: Plan) -> Draft:
+        """A row that ends early costs nothing more."""
+
         def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
             tokens = [[token] if more else [] for token, more in zip(ahead.last, wanted)]
             done = self.model.read(state.cache, Reading(tokens, list(map(len, ahead.outputs))))
             return done.choose(ahead, Plan([int(more) for more in wanted]))
 
-        return within_positions(draft_in_turn(prefix, plan, choose), prefix, self.model)
+        return draft_in_turn(prefix, plan, choose)
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
