@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec_plugins.decoding.backends.torch.transformer import COPY, DRAFT_VOCABULARY
 from specdec_plugins.decoding.datastore import Datastore
+from specdec_plugins.decoding.drafters import glide
 from specdec_plugins.decoding.drafters.eagle import shape as eagle_shape
 from specdec_plugins.formats import checkpoint, fairseq
 from specdec_plugins.formats.folder import Pair, load_folder, load_parts, save_folder
@@ -74,11 +75,13 @@ def drafters_by_name() -> dict[str, DrafterModel]:
     heads = {"heads.weight": (2 * WIDTH, 2 * WIDTH), "heads.bias": (2 * WIDTH,), **begins}
     eagle = random_tensors({"join.weight": (WIDTH, 2 * WIDTH), "join.bias": (WIDTH,), "unknown": (WIDTH,)})
     names, width = torch.tensor([*range(8), 9, 13, 21, SIZE - 1]), {"successor_width": WIDTH}
+    thin = {name: each for name, each in layers.items() if not any(part in name for part in glide.HOST)}
     return {
         "causal": DrafterModel("block_causal", {**block, **successor(), DRAFT_VOCABULARY: names}, PLAIN, width, 4),
         "block": DrafterModel("block", {**block, **random_tensors({COPY: (WIDTH, WIDTH)})}, PLAIN, {"source_copy": True}, 4),
         "hydra": DrafterModel("hydra", {**random_tensors(heads), **successor()}, None, {"heads": 2, **width}, 3),
         "eagle": DrafterModel("eagle", {**eagle, **layers}, None, {}, 3),
+        "glide": DrafterModel("glide", {**thin, DRAFT_VOCABULARY: names}, None, {"layers": 1}, 4),
     }
 
 
