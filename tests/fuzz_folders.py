@@ -351,7 +351,7 @@ def attempt(folder: Path, rng: random.Random) -> str:
 def run(base: Path, number: int, seed: int, work: Path) -> tuple[str, str]:
     """Case ``number``: what was done, and what came of it."""
     rng = random.Random(f"{seed} {number}")
-    kind = rng.choice(("marian", "causal", "causal", "block", "hydra", "eagle", "first", *["parts", "huggingface"] * 2))
+    kind = rng.choice(("marian", "causal", "glide", "block", "hydra", "eagle", "first", *["parts", "huggingface"] * 2))
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(base / kind, work)
     edits = PARTS_EDITS if kind == "parts" else FOLDER_EDITS
