@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends import LoadedModel, RowState
+from specdec_plugins.decoding.backends.reading import Reading, Visible
 from specdec_plugins.decoding.options import USUAL_BUDGET, Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter
@@ -116,6 +117,17 @@ def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
             for row, more, length in zip(rows, wanted, plan.lengths)
         ]
     return Draft(tokens, joined(parts))
+
+
+def after_the_last(model: LoadedModel, cache: RowState, visible: Visible | None = None) -> Choose:
+    """Drafts by passes over each row's last token alone, on a cache that holds those before it."""
+
+    def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
+        tokens = [[token] if more else [] for token, more in zip(ahead.last, wanted)]
+        done = model.read(cache, Reading(tokens, list(map(len, ahead.outputs)), visible=visible))
+        return done.choose(ahead, Plan([int(more) for more in wanted]))
+
+    return choose
 
 
 def kept(distribution: Distribution) -> Distribution:

@@ -7,7 +7,6 @@ them. So the drafter has no cache, reads no committed token twice, and projects 
 B sentences, A blocks per sentence, K block size, T prefix positions, D width.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +18,7 @@ from specdec_plugins.decoding.backends.cache import hide
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import attention, spread
-from specdec_plugins.decoding.drafters import draft_in_turn, joined, kept, over_the_verifier
+from specdec_plugins.decoding.drafters import after_the_last, draft_in_turn, joined, kept, over_the_verifier
 from specdec_plugins.decoding.drafters.block import loaded, within_positions
 from specdec_plugins.decoding.networks.decoder import adopt, decoder_of, initial
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, Loss, block_loss, options_of
@@ -114,8 +113,11 @@ class GlideDrafter(Drafter):
         return GlideState(shared)
 
     def propose(self, state: GlideState, prefix: Prefix, plan: Plan) -> Draft:
-        drafted = self._on_device if isinstance(self.model, TorchModel) else self._on_host
-        return within_positions(drafted(state, prefix, plan), prefix, self.model)
+        if isinstance(self.model, TorchModel):
+            draft = self._on_device(state, prefix, plan)
+        else:
+            draft = draft_in_turn(prefix, plan, after_the_last(self.model, state.cache))
+        return within_positions(draft, prefix, self.model)
 
     def _on_device(self, state: GlideState, prefix: Prefix, plan: Plan) -> Draft:
         """All rows draft the longest length, so that no token has to reach the host. A pass reads the tokens before it again: on
@@ -133,16 +135,6 @@ class GlideDrafter(Drafter):
             if chosen.distribution is not None:
                 parts.append(kept(chosen.distribution))
         return DeviceDraft(torch.cat(guesses, 1), plan.lengths, prefix.symbols.eos, joined(parts))
-
-    def _on_host(self, state: GlideState, prefix: Prefix, plan: Plan) -> Draft:
-        """A row that ends early costs nothing more."""
-
-        def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
-            tokens = [[token] if more else [] for token, more in zip(ahead.last, wanted)]
-            done = self.model.read(state.cache, Reading(tokens, list(map(len, ahead.outputs))))
-            return done.choose(ahead, Plan([int(more) for more in wanted]))
-
-        return draft_in_turn(prefix, plan, choose)
 
 
 def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:

@@ -4,13 +4,11 @@ There a pass reads more bytes of keys and values than of weights (MagicDec, Chen
 tokens are cached after the committed ones and overwritten by the verification, so there is no second cache.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec_plugins.decoding.backends import LoadedModel, Pass, RowState
-from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.budget import Chosen, bytes_of
-from specdec_plugins.decoding.drafters import PairFacts, draft_in_turn
+from specdec_plugins.decoding.drafters import PairFacts, after_the_last, draft_in_turn
 from specdec_plugins.decoding.options import Budget
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import Drafter, Traits
@@ -41,14 +39,8 @@ class WindowDrafter(Drafter):
         state.chosen.admit(source.lengths)
 
     def propose(self, state: WindowState, prefix: Prefix, plan: Plan) -> Draft:
-        visible = state.chosen.visible
-
-        def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
-            tokens = [[token] if more else [] for token, more in zip(ahead.last, wanted)]
-            done = self.model.read(state.cache, Reading(tokens, list(map(len, ahead.outputs)), visible=visible))
-            return done.choose(ahead, Plan([int(more) for more in wanted]))
-
         room = [max(0, min(length, room)) for length, room in zip(plan.lengths, prefix.room)]
+        choose = after_the_last(self.model, state.cache, state.chosen.visible)
         return draft_in_turn(prefix, plan._replace(lengths=room), choose)
 
     def observe(self, state: WindowState, scores: Pass, draft: Draft, verdict: Verdict) -> None:
