@@ -35,13 +35,20 @@ class Bpe:
             self.bpe = BPE(io.StringIO("\n".join(lines)), vocab=self.symbols)
         except ValueError as error:  # from the version number
             raise ValueError(f"{codes}: not a BPE codes file ({error})") from None
+        self._split: dict[str, str] = {}
 
     def apply(self, line: str) -> str:
         """Split the tokens of a line into subwords, all but the last of a word ending in ``@@``."""
-        if len(self.bpe.cache) > self.CACHED:  # subword-nmt never evicts
-            self.bpe.cache.clear()
-        subwords = self.bpe.segment(line)
-        return subwords if self.symbols is None else " ".join(spelled(subwords, self.symbols))
+        if len(self._split) > self.CACHED:
+            self._split.clear()
+        words = line.strip("\r\n ").split(" ")
+        return " ".join(self._split.get(word) or self._apply(word) for word in words if word)
+
+    def _apply(self, word: str) -> str:
+        self.bpe.cache.clear()  # subword-nmt's own never evicts
+        subwords = " ".join(self.bpe.segment_tokens([word]))
+        self._split[word] = subwords if self.symbols is None else " ".join(spelled(subwords, self.symbols))
+        return self._split[word]
 
 
 def spelled(subwords: str, symbols: Collection[str]) -> Iterator[str]:

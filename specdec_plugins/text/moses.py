@@ -6,6 +6,7 @@ so a model reads text as it was trained on. sacremoses is imported on first use.
 """
 
 import re
+from copy import copy
 from functools import cache
 from itertools import groupby
 from types import ModuleType
@@ -16,6 +17,12 @@ from specdec_plugins.text.words import WordTokenizer
 # WMT16 Romanian mixes the legacy cedilla letters with the correct comma-below ones.
 ROMANIAN = str.maketrans("ŞşŢţ", "ȘșȚț")
 HYPHEN = "@-@"
+# Sentences for which sacremoses' hundred regular expressions only split words at hyphens, commas and the last full stop, and
+# outputs for which they only join these; MULTI is the mark of an ellipsis.
+PLAIN = re.compile(r"(?!.*MULTI)[A-Za-z0-9]+(?:(?:-|,? )[A-Za-z0-9]+)*\.?")
+LETTERS = "[A-Za-zÀ-ÖØ-öø-ɏ]+"
+WORD = f"{LETTERS}(?: {HYPHEN} {LETTERS})*"
+PLAIN_TOKENS = re.compile(f"{WORD}(?: {WORD}| [,.])*")
 
 
 class Moses(WordTokenizer):
@@ -27,17 +34,27 @@ class Moses(WordTokenizer):
         moses = sacremoses()
         self.lang = lang
         self.normalizer = moses.MosesPunctNormalizer(lang, post_remove_control_chars=True)
+        self.ascii_normalizer = copy(self.normalizer)  # most rules look for other characters
+        self.ascii_normalizer.substitutions = [rule for rule in self.normalizer.substitutions if rule[0].isascii()]
         self.tokenizer = moses.MosesTokenizer(lang)
         self.detokenizer = moses.MosesDetokenizer(lang)
+        self.abbreviations = {*self.tokenizer.NONBREAKING_PREFIXES} - {*self.tokenizer.NUMERIC_ONLY_PREFIXES}
 
     def tokenize(self, line: str) -> str:
         """Return the tokens of a raw sentence, normalised and joined by single spaces."""
         line = " ".join(line.split())  # first, or tabs would vanish as control characters and glue their words together
+        if PLAIN.fullmatch(line):
+            words = line.removesuffix(".").replace(",", " ,").replace("-", f" {HYPHEN} ")
+            dot = " ." if words.rpartition(" ")[2] not in self.abbreviations else "."
+            return words + dot if line[-1] == "." else words
         if self.lang == "ro":
             line = line.translate(ROMANIAN)
-        return self.tokenizer.tokenize(self.normalizer.normalize(line), aggressive_dash_splits=True, return_str=True)
+        normalizer = self.ascii_normalizer if line.isascii() else self.normalizer
+        return self.tokenizer.tokenize(normalizer.normalize(line), aggressive_dash_splits=True, return_str=True)
 
     def detokenize(self, line: str) -> str:
+        if PLAIN_TOKENS.fullmatch(line):
+            return line.replace(f" {HYPHEN} ", "-").replace(" ,", ",").replace(" .", ".")
         return self.detokenizer.detokenize(line.split())
 
     def unescape(self, match: re.Match[str]) -> str:
