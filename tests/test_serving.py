@@ -15,6 +15,7 @@ from conftest import ROOT
 from specdec_plugins import AsyncTranslator, Translator
 from specdec_plugins.decoding.backends.cpu.binding import library
 from specdec_plugins.decoding.control.fixed import FixedLength
+from specdec_plugins.serving.calls import Call, Calls
 from specdec_plugins.serving.engine import Cancelled, EngineThread, Guest
 from specdec_plugins.serving.translator import Closed, QueueFull, settings_for
 from specdec_plugins.settings import OptionError, Settings
@@ -374,14 +375,17 @@ async def test_long_work_on_text_gives_way_and_ends_when_cancelled(monkeypatch):
     await served.translate(LINES[:5])
     assert len(times) >= 10  # each sentence that is read, and each that is written
     await served.close()
-    turn, had = threading.Lock(), threading.Event()
-    guest = Guest(served.line, turn)
-    guest.resume()
-    other = threading.Thread(target=lambda: (turn.acquire(), had.set(), turn.release()))
-    other.start()
-    while not had.is_set():
+    call, had = Call(Calls(asyncio.get_running_loop())), list[int]()
+    guest = Guest(served.line, call)
+
+    def work():
+        asyncio.get_running_loop().call_soon(had.append, 1)
+        while not had:
+            give_way(guest)
+        guest.cancelled = True
         give_way(guest)
-    other.join()
-    guest.cancelled = True
+
+    call.start(work)
     with pytest.raises(Cancelled):
-        give_way(guest)
+        await call.future
+    assert had and call.ended

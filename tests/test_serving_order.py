@@ -135,10 +135,9 @@ class World:
     def call(self):
         """A call that decodes once or twice. All its outputs come, once each; unless it was cancelled, or something failed."""
         self.calls -= 1
-        turn = SimpleNamespace(acquire=int, release=int)
-        guest = Guest(self.lines[-1], turn, self.chance.choice((None, lambda commit: None)))
         rung = deque()
-        guest.bell = SimpleNamespace(put=rung.append, get=lambda: self.wait(rung))
+        bell = SimpleNamespace(ring=lambda: rung.append(None), wait=lambda: self.wait(rung))
+        guest = Guest(self.lines[-1], bell, self.chance.choice((None, lambda commit: None)))
         self.guests.append(guest)
         bad = False
         for _ in range(self.chance.randint(1, 2)):

@@ -1,8 +1,7 @@
 """Many callers, few sessions: concurrent calls share a model's batches, and each result is `Translator.translate`'s own.
 
-A call runs that method unchanged, in a thread of a pool. Only its session is replaced, by a `Guest`, which lines up requests for
-the threads that own the real ones and waits for what they commit. The calls of a model take turns with everything else, mostly
-text, because a translator serves one thread at a time.
+A call runs that method unchanged, on the callers' thread. Only its session is replaced, by a `Guest`, which lines up requests for
+the threads that own the real ones and waits for what they commit; meanwhile other calls run (`calls.py`).
 """
 
 import logging
@@ -18,7 +17,7 @@ from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 
@@ -34,7 +33,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 SESSIONS = 2  # of a model, at most: while Python prepares the passes of one, the kernels run those of another
 LATENCY = 0.01  # seconds that a request waits to join, and to stream, at most; a single pass may take longer
-WAKING = 0.0002  # seconds that a thread needs to take a lock that it waits for
+SLICE = 0.002  # seconds that a call works on text before others get on
 SOONEST, LATEST = 1.0, 60.0  # seconds until a session that could not be opened is tried again; they double
 
 
@@ -285,22 +284,31 @@ class Desk:
             taken[0].fail(taken[1], error)
 
 
-class Guest:
-    """A call's view of a model's sessions: what an engine uses of `Session`, for the call's own thread.
+class Bell(Protocol):
+    """Wakes a call."""
 
-    ``turn`` is released while the guest waits. With ``on_commit``, commits arrive as passes make them.
+    def ring(self) -> None:
+        """From any thread."""
+
+    def wait(self) -> None:
+        """By the call: until somebody rings, or has. Returns for other reasons, too."""
+
+
+class Guest:
+    """A call's view of a model's sessions: what an engine uses of `Session`, for the callers' thread.
+
+    With ``on_commit``, commits arrive as passes make them.
     """
 
-    def __init__(self, line: Line, turn: Lock, on_commit: Callable[[Commit], None] | None = None):
-        self.line, self.turn, self.on_commit, self.streams = line, turn, on_commit, on_commit is not None
+    def __init__(self, line: Line, bell: Bell, on_commit: Callable[[Commit], None] | None = None):
+        self.line, self.bell, self.on_commit, self.streams = line, bell, on_commit, on_commit is not None
         self.stats = DecodeStats()
         self.fresh: deque[Request] = deque()  # in no session yet
         self.inbox: deque[tuple[Commit, bool]] = deque()  # and whether it ends its request
         self.ended, self.due = list[int](), 0  # requests; how many of them wake the guest
-        self.bell: SimpleQueue[None] = SimpleQueue()  # wakes it
         self.waiting: set[int] = set()  # requests that have not ended
         self.cancelled = False
-        self.until = 0.0  # when it gives way to other calls
+        self.until = time.perf_counter() + SLICE  # when it gives way to other calls
 
     @property
     def idle(self) -> bool:
@@ -318,7 +326,7 @@ class Guest:
             self.ended.append(commit.request)
         failed = commit.finished is not None and commit.finished.error is not None
         if self.streams or failed or len(self.ended) >= self.due:
-            self.bell.put(None)
+            self.bell.ring()
 
     def fail(self, request: Request, error: Exception) -> None:
         failed = Hypothesis(request.index, [], [], [], False, error=error)
@@ -328,12 +336,8 @@ class Guest:
         """Wait for commits. Raises `Cancelled`."""
         if self.fresh:
             self.line.enter(self)
-        if not self.inbox and not self.cancelled:
-            self.turn.release()
-            try:
-                self.bell.get()
-            finally:
-                self.resume()
+        if not self.inbox:
+            self.wait()
         if self.cancelled:
             raise Cancelled
         commits = []
@@ -367,32 +371,34 @@ class Guest:
             except Exception as error:
                 done.set_exception(error)
 
+        done.add_done_callback(lambda _: self.bell.ring())
         self.line.threads[0].post(run)
-        self.turn.release()
-        try:
-            return done.result()
-        finally:
-            self.resume()
+        while not done.done():
+            self.wait()
+        return done.result()
 
-    def resume(self) -> None:
-        """Take the turn."""
-        self.turn.acquire()
-        self.until = time.perf_counter() + LATENCY
-
-    def give_way(self) -> None:
-        """Let other calls take the turn, if this one has had it for long. Raises `Cancelled`."""
+    def wait(self) -> None:
+        """Let others get on until the bell rings. Raises `Cancelled`."""
+        began = time.perf_counter()
+        if not self.cancelled:
+            self.bell.wait()
         if self.cancelled:
             raise Cancelled
-        if time.perf_counter() > self.until:
-            self.turn.release()
-            time.sleep(WAKING)
-            self.resume()
+        now = time.perf_counter()
+        self.until = now + SLICE
+        self.stats.book(elsewhere=now - began)  # not text
+
+    def give_way(self) -> None:
+        """Let others get on if this call has worked for long. Raises `Cancelled`."""
+        if self.cancelled or time.perf_counter() > self.until:
+            self.bell.ring()
+            self.wait()
 
     def cancel(self) -> None:
-        """From any thread: end the call."""
+        """End the call."""
         self.cancelled = True
-        self.bell.put(None)
         self.line.leave(self)
+        self.bell.ring()
 
 
 class SharedEngine(Engine):

@@ -211,14 +211,16 @@ async def while_connected(request: Request, work: Awaitable[Result]) -> Result:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
+    leaving.add_done_callback(lambda _: working.cancel())
     try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Refused(GONE, "the client has gone")
-        return task.result()
+        return await working
+    except asyncio.CancelledError:
+        if leaving.done():
+            raise Refused(GONE, "the client has gone") from None
+        raise
     finally:
-        task.cancel()
+        working.cancel()
         leaving.cancel()
 
 

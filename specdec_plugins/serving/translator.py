@@ -3,15 +3,14 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
-from threading import Lock
 from typing import Any, TypeVar
 
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Step
+from specdec_plugins.serving.calls import Call, Calls
 from specdec_plugins.serving.engine import SESSIONS, EngineThread, Guest, Line, SharedEngine, close_all
 from specdec_plugins.settings import OptionError, Settings
 from specdec_plugins.text.codec import Codec
@@ -47,7 +46,7 @@ class Failed(Exception):
 
 
 class AsyncTranslator:
-    """A `Translator` for asyncio: any number of concurrent calls with options of their own, in one batch.
+    """A `Translator` for one event loop: any number of concurrent calls with options of their own, in one batch.
 
     ``rows`` bounds the outputs in flight, a beam counting its size, and ``queue`` the texts. Models may share ``threads``.
     """
@@ -63,9 +62,8 @@ class AsyncTranslator:
         self.line = Line(translator.engine, rows, self.threads[:most])
         self.pending = 0  # texts
         self.closing = False
-        self._turn = Lock()
-        self._pool = ThreadPoolExecutor(rows + 4, "translate")
-        self._calls: set[asyncio.Future] = set()
+        self._calls: Calls | None = None
+        self._running: set[asyncio.Future] = set()
 
     @classmethod
     def from_pretrained(cls, folder: str, **settings) -> "AsyncTranslator":
@@ -89,25 +87,19 @@ class AsyncTranslator:
 
         With ``passes`` also yield what these accepted and refused, before their pieces; of a search all passes at its end.
         """
-        loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[str | Sequence[Step] | None] = asyncio.Queue()
-
-        def tell(piece: str | Sequence[Step]) -> None:
-            loop.call_soon_threadsafe(pieces.put_nowait, piece)
-
-        deltas, told = Deltas(self.translator.codec, tell), Counter[int]()
+        deltas, told = Deltas(self.translator.codec, pieces.put_nowait), Counter[int]()
 
         def on_commit(commit: Commit) -> None:
             if passes and (steps := commit.steps[told[commit.request] :]):
                 told[commit.request] += len(steps)
-                tell(steps)
+                pieces.put_nowait(steps)
             deltas.push(commit)
 
         settings, rest = settings_for(self.translator.settings, options)
         if settings.drawn > 1 or settings.context or not rest.keys().isdisjoint(AGAIN):
             raise ValueError("a stream has one output; it does not support nbest, num_samples, mbr, context or glossary")
-        work = self.run(lambda translator: translator.translate([text], **rest), settings, 1, timeout, on_commit)
-        call = asyncio.ensure_future(work)
+        call = self.run(lambda translator: translator.translate([text], **rest), settings, 1, timeout, on_commit)
         call.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:
@@ -119,11 +111,10 @@ class AsyncTranslator:
     async def close(self, grace: float | None = None) -> None:
         """Refuse new calls, finish those that were accepted, up to ``grace`` seconds, and stop."""
         self.closing = True
-        if self._calls:
-            _, late = await asyncio.wait(self._calls, timeout=grace)
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=grace)
             for call in late:
-                call.cancel()
-        await asyncio.to_thread(self._pool.shutdown)
+                call.set_exception(Closed("the server stopped before the translation was done"))
         if self._owned:
             await asyncio.to_thread(close_all, self.threads)
 
@@ -133,11 +124,11 @@ class AsyncTranslator:
         each = [self.translator.stats, *(desk.stats for desk in self.line.desks)]
         return reduce(add, (replace(stats, lengths=stats.lengths.copy()) for stats in each))  # they change meanwhile
 
-    async def run(
+    def run(
         self, work: Callable[[Translator], Result], settings: Settings, texts: int, timeout: float | None = None,
         on_commit: Callable[[Commit], None] | None = None,
-    ) -> Result:  # fmt: skip
-        """The result of ``work``, which runs in a thread with a translator of these settings and may call all its methods."""
+    ) -> asyncio.Future[Result]:  # fmt: skip
+        """The future result of ``work``, to which a translator of these settings is given; it may call all its methods."""
         if self.closing:
             raise Closed("the server is stopping")
         if self.line.failed:
@@ -146,41 +137,42 @@ class AsyncTranslator:
             raise ValueError(f"{texts:,} texts do not fit in a queue of {self.queue:,}; send fewer at a time")
         if self.pending + texts > self.queue:
             raise QueueFull(self._retry_after())
-        self.pending += texts
-        guest = Guest(self.line, self._turn, on_commit)
-        call = asyncio.get_running_loop().run_in_executor(self._pool, self._work, guest, settings, work)
-        self._calls.add(call)
-        try:
-            async with asyncio.timeout(timeout):
-                return await call
-        except (asyncio.CancelledError, TimeoutError) as error:
-            guest.cancel()
-            if isinstance(error, asyncio.CancelledError) and not leaving():
-                raise Closed("the server stopped before the translation was done") from None
-            raise
-        finally:
+        loop = asyncio.get_running_loop()
+        if self._calls is None or self._calls.loop is not loop:
+            self._calls = Calls(loop)
+        call = Call[Result](self._calls)
+        guest, future = Guest(self.line, call, on_commit), call.future
+        late = loop.call_later(timeout, expire, future) if timeout is not None else None
+
+        def ended(future: asyncio.Future) -> None:
             self.pending -= texts
-            self._calls.discard(call)
+            self._running.discard(future)
+            if late is not None:
+                late.cancel()
+            if not call.ended:  # cancelled, or too late
+                guest.cancel()
+                call.resume()
+
+        self.pending += texts
+        self._running.add(future)
+        future.add_done_callback(ended)
+        call.start(partial(self._work, guest, settings, work))
+        return future
 
     def _work(self, guest: Guest, settings: Settings, work: Callable[[Translator], Result]) -> Result:
-        """A call, in a thread of the pool."""
-        guest.resume()
         try:
-            guest.give_way()
             return work(self.translator.through(SharedEngine(self.translator.engine, settings, guest)))
         finally:
             self.translator.stats.seconds["text"] += guest.stats.seconds["text"]
-            self._turn.release()
 
     def _retry_after(self) -> int:
         """Seconds until a queue that is full now may have room."""
         return max(1, min(60, round(self.pending * self.line.desks[0].seconds)))
 
 
-def leaving() -> bool:
-    """Whether the present task is being cancelled, by a caller that goes away."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def expire(future: asyncio.Future) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
 
 
 def settings_for(usual: Settings, options: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
