@@ -1,6 +1,7 @@
 """Train a MarianMT model with transformers' own code: the imported model of benchmarks/README.md.
 
     python benchmarks/marian.py --data FOLDER --output FOLDER [-s en] [-t de] [--updates 2200]
+    python benchmarks/marian.py --data FOLDER --output FOLDER -s en -t fr --pieces 10000 --width 512 --layers 6 --dropout 0
 
 FOLDER contains train and valid .SRC and .TGT (.gz allowed). The result looks like OPUS-MT: two SentencePiece models, one
 vocabulary with the padding symbol last, which starts the decoder and embeds as zero, tied embeddings, post-norm, swish.
@@ -20,9 +21,12 @@ import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer
 
 from specdec_plugins.text.lines import read_lines
+from specdec_plugins.training.muon import Muon, is_hidden
 
-EVERY, KEPT, TOKENS = 100, 6, 2048  # updates between snapshots; snapshots averaged; tokens in an update, padding included
-LEARNING_RATE = 1e-3  # at its highest
+EVERY, KEPT = 50, 6  # updates between snapshots; snapshots averaged
+TOKENS, BATCHES = 2048, 2  # tokens in a batch, padding included; batches in an update
+LONGEST, RATIO = 128, 3  # pieces in a sentence and ratio of a pair's lengths: others are left out
+LEARNING_RATE = 2e-3  # at its highest
 
 
 def read(data: Path, split: str, lang: str) -> list[str]:
@@ -60,7 +64,7 @@ def model_of(args: argparse.Namespace, size: int) -> MarianMTModel:
         "forced_eos_token_id": 0,
     }
     how: dict[str, Any] = {
-        "dropout": 0.2,
+        "dropout": args.dropout,
         "activation_function": "swish",
         "scale_embedding": True,
         "max_position_embeddings": 512,
@@ -91,42 +95,44 @@ def padded(rows: list[list[int]], value: int) -> torch.Tensor:
 
 
 def train(model: Any, pairs: list[tuple[list[int], list[int]]], updates: int, saved: Path) -> None:
-    """Adam, warm-up and linear decay, label smoothing; ends with the average of the last snapshots."""
+    """Muon, warm-up and linear decay, label smoothing; ends with the average of the last snapshots."""
     pad, embedding = model.config.pad_token_id, model.get_input_embeddings().weight
-    adam = torch.optim.Adam(model.parameters(), LEARNING_RATE, betas=(0.9, 0.98))
-    warmup = min(500, updates // 5)
-    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda n: min((n + 1) / warmup, 1.02 - n / updates))
+    hidden, others = ([p for p in model.parameters() if is_hidden(p) is wanted] for wanted in (True, False))
+    muon = Muon(hidden, others, LEARNING_RATE, betas=(0.9, 0.98), eps=1e-8, weight_decay=0)
+    warmup = min(100, updates // 5)
+    schedule = torch.optim.lr_scheduler.LambdaLR(muon, lambda n: min((n + 1) / warmup, 1.02 - n / updates))
     state: dict = {"done": 0, "epoch": 0, "snapshots": []}
     if saved.exists():
         state = torch.load(saved, weights_only=True)
         model.load_state_dict(state["snapshots"][-1])
-        adam.load_state_dict(state["adam"])
+        muon.load_state_dict(state["muon"])
         schedule.load_state_dict(state["schedule"])
     began, losses, todo = time.time(), list[float](), list[list[tuple[list[int], list[int]]]]()
     while state["done"] < updates:
-        if not todo:
-            state["epoch"] += 1
-            todo = batches(pairs, state["epoch"])
-        batch = todo.pop()
-        source, target = padded([one for one, _ in batch], pad), padded([other for _, other in batch], -100)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(source, source.ne(pad).long(), labels=target, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), label_smoothing=0.1)
-        loss.backward()
+        for _ in range(BATCHES):
+            if not todo:
+                state["epoch"] += 1
+                todo = batches(pairs, state["epoch"])
+            batch = todo.pop()
+            source, target = padded([one for one, _ in batch], pad), padded([other for _, other in batch], -100)
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(source, source.ne(pad).long(), labels=target, use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), label_smoothing=0.1)
+            (loss / BATCHES).backward()
+            losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
+        muon.step()
         schedule.step()
-        adam.zero_grad()
+        muon.zero_grad()
         with torch.no_grad():
             embedding[pad] = 0  # the output layer, which is tied, has changed it
         state["done"] += 1
-        losses.append(loss.item())
         if state["done"] % EVERY == 0 or state["done"] == updates:
             print(f"{state['done']} updates, loss {sum(losses) / len(losses):.3f}, {time.time() - began:.0f} s", flush=True)
             losses.clear()
             snapshot = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             state["snapshots"] = [*state["snapshots"], snapshot][-KEPT:]
-            torch.save({**state, "adam": adam.state_dict(), "schedule": schedule.state_dict()}, saved)
+            torch.save({**state, "muon": muon.state_dict(), "schedule": schedule.state_dict()}, saved)
     last = state["snapshots"]
     model.load_state_dict({name: sum(each[name] for each in last) / len(last) for name in last[-1]})
 
@@ -147,6 +153,7 @@ def main() -> None:
     p.add_argument("--output", type=Path, required=True, metavar="DIR")
     p.add_argument("-s", "--source-lang", default="en")
     p.add_argument("-t", "--target-lang", default="de")
+    p.add_argument("--dropout", type=float, default=0.2, metavar="P")
     p.add_argument("--updates", type=int, default=2200, metavar="N")
     p.add_argument("--pieces", type=int, default=4500, metavar="N", help="of each SentencePiece model (default: 4500)")
     p.add_argument("--width", type=int, default=256, metavar="N")
@@ -154,13 +161,15 @@ def main() -> None:
     args = p.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
+    torch.set_float32_matmul_precision("medium")  # Muon's products, in bfloat16 where the CPU has them
     tokenizer = tokenizer_of(args)
     model = model_of(args, len(tokenizer.encoder))
     text = {
         split: [read(args.data, split, lang) for lang in (args.source_lang, args.target_lang)] for split in ("train", "valid")
     }
     sources, targets = tokenizer(text["train"][0])["input_ids"], tokenizer(text_target=text["train"][1])["input_ids"]
-    train(model, list(zip(sources, targets)), args.updates, args.output / "training.pt")
+    pairs = [pair for pair in zip(sources, targets) if max(map(len, pair)) <= min(LONGEST, RATIO * min(map(len, pair)))]
+    train(model, pairs, args.updates, args.output / "training.pt")
     model.eval().save_pretrained(args.output)
     tokenizer.save_pretrained(args.output)
     print(f"valid, greedy: {bleu(model, tokenizer, *text['valid'])}")
