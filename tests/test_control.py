@@ -162,14 +162,15 @@ def test_repeated_steps_are_planned_at_once():
 
 
 def test_a_call_of_several_iterations_is_measured_as_their_mean():
-    controller = Throughput(8)
+    controller, times = Throughput(8), set()
     for _ in range(600):
         plan = controller.plan(range(1))
         length = plan.lengths[0]
+        times.add(plan.times)
         steps = [Step([7] * length, length, 5)] * plan.times
         controller.update(Outcome(plan, steps, plan.times * (1 + length / 100), plan.times))
     costs = controller.classes[0].costs
-    assert plan.times == LAST_SPACING and {0, length} < set(costs.measured)
+    assert max(times) == LAST_SPACING and {0, length} < set(costs.measured)
     assert all(cost.seconds == pytest.approx(1 + length / 100) for length, cost in costs.measured.items())
 
 
@@ -196,7 +197,7 @@ def test_a_machine_that_changes_its_pace():
             machine.pace = pace.uniform(1, 2)
             chosen += machine.run(controller, 1, 100)
         shares.append(sum(machine.rate(length, 1) for length in chosen[400:]) / len(chosen[400:]) / best)
-    assert min(shares) > 0.9 and sum(shares) / len(shares) > 0.965
+    assert min(shares) > 0.9 and sum(shares) / len(shares) > 0.96
 
 
 def test_it_follows_a_change():
@@ -291,7 +292,7 @@ def test_copies_of_a_text_with_errors_are_drafted_as_pays(longest, token):
 
         return min(seconds(text, lambda length=length: length) for length in range(17)) / seconds(text, choose, tell)
 
-    assert statistics.mean(map(reached, range(8))) > 0.92
+    assert statistics.mean(map(reached, range(8))) > 0.9
 
 
 def test_drafts_that_are_mostly_empty():
@@ -329,18 +330,23 @@ def test_a_new_class_of_batches_starts_from_a_similar_one():
 
 
 def test_short_outputs_are_enough_to_find_what_pays():
-    """Within 24 passes a large batch has tried a draft, and a small one tries drafts that lose clearly once, not twice."""
+    """Within 24 passes a large batch has tried a draft; a small one, which begins with drafts, has given up those that lose, and
+    drafts long where it costs next to nothing."""
     assert any(Machine(1.0, 0.3, 0.01, 0.9).run(Throughput(8), 32, 24))
     lost = Machine(1.0, 4.0, 1.0, 0.5, stops=0).run(Throughput(8), 1, 40)
     assert sum(map(bool, lost)) == 2 * SMALL_TRIAL
-    close = Machine(1.0, 0.5, 0.01, 0.2, stops=0).run(Throughput(8), 1, 30)
-    assert sum(map(bool, close)) == 4 * SMALL_TRIAL
+    assert sum(Machine(1.0, 0.1, 0.01, 0.95, stops=0).run(Throughput(8), 1, 60)[30:]) > 8 * 30
 
 
-@pytest.mark.parametrize(("present", "gain", "length"), [(1, 1.02, 1), (1, 1.04, 2), (0, 1.04, 0), (0, 1.06, 2), (None, 1.01, 2)])
+@pytest.mark.parametrize(("present", "gain", "length"), [(1, 1.01, 1), (1, 1.02, 2), (0, 1.04, 0), (0, 1.06, 2), (None, 1.01, 2)])
 def test_another_length_must_be_clearly_better(present, gain, length):
-    """By 3 %, and drafts by 5 % if there were none."""
+    """By 1.5 %, and drafts by 5 % if there were none."""
     assert best_choice([1.0, 1.0, gain], present) == length
+
+
+@pytest.mark.parametrize(("gain", "length"), [(1.04, 1), (1.06, 0)])
+def test_no_drafts_must_be_clearly_better_than_drafts(gain, length):
+    assert best_choice([gain, 1.0], 1) == length
 
 
 def test_a_choice_that_costs_cannot_be_told_of_is_given_up():

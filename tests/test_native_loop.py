@@ -29,8 +29,8 @@ pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were 
 class Repeated:
     """A controller whose plans depend on the iteration alone: random lengths by row, each plan for one to 20 iterations."""
 
-    def __init__(self, longest, seed, ragged=True):
-        self.random, self.longest, self.ragged = random.Random(seed), longest, ragged
+    def __init__(self, longest, seed, ragged=True, least=0.0):
+        self.random, self.longest, self.ragged, self.least = random.Random(seed), longest, ragged, least
         self.passes, self.left, self.lengths = 0, 0, []
 
     def plan(self, prefix):
@@ -40,7 +40,7 @@ class Repeated:
             self.lengths = [self.random.randrange(longest + 1) for _ in range(len(prefix))]
             if not self.ragged:
                 self.lengths = [longest] * len(prefix)
-        return Plan(self.lengths, self.left)
+        return Plan(self.lengths, self.left, least=self.least)
 
     def update(self, outcome: Outcome):
         assert 1 <= outcome.times <= outcome.plan.times and outcome.seconds > 0

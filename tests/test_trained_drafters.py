@@ -23,7 +23,7 @@ from specdec_plugins.decoding.control.fixed import FixedLength
 from specdec_plugins.decoding.drafters import draft_in_turn
 from specdec_plugins.decoding.loop import Session, speculative_decode
 from specdec_plugins.decoding.networks.drafter_code import Batch, FrozenVerifier, blocks, options_of, without
-from specdec_plugins.decoding.options import Sampling, Tree
+from specdec_plugins.decoding.options import Sampling, Tolerance, Tree
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.stats import DecodeStats
@@ -167,7 +167,8 @@ def test_drafts_in_the_native_loop(name, dtype):
             for each, rule in zip(plain, cycle(["coupled", "rejection"]))
         ]
         for requests in (plain, drawn):
-            outputs, calls, expected_calls = both(roles, requests, controllers(longest, rows), rows)
+            least = 0.05 if name == "glide" and rows > 1 else 0.0
+            outputs, calls, expected_calls = both(roles, requests, controllers(longest, rows, least=least), rows)
             accepted += sum(step.accepted for output in outputs for step in output.steps)
             fewer += calls < expected_calls
     assert accepted > 60 and fewer == 6
@@ -383,6 +384,25 @@ def test_distributions_of_a_draft_in_turn_are_its_own():
     assert made == [0, 1, 2] and draft.tokens == [[6, 7, 8]]
     assert draft.distribution.tokens[0, :, 0].tolist() == [1, 2, 3]
     assert draft.distribution.probabilities[0, :, 1].tolist() == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_draft_ends_with_the_token_that_makes_it_improbable():
+    """Unless its length can change the output."""
+    prefix, confidence = Prefix(), [[0.9, 0.8, 0.7, 0.9], [0.9, 0.4, 0.9, 0.9], [0.1] * 4, [0.1] * 4]
+    rejecting = Sampling(rule="rejection")
+    for index, options in enumerate(({}, {"sampling": Sampling()}, {"tolerance": Tolerance(2)}, {"sampling": rejecting})):
+        prefix.admit([Request(index, [5, EOS], 9, **options)])
+
+    def choose(ahead, wanted):
+        draft = Draft([[6] if more else [] for more in wanted])
+        draft.confidence = [row[min(len(output), 3)] for row, output in zip(confidence, ahead.outputs)]
+        return draft
+
+    def drafted(length, least):
+        return [*map(len, draft_in_turn(prefix, Plan([length] * 4, least=least), choose).tokens)]
+
+    assert drafted(4, 0.6) == [3, 2, 4, 4]  # 0.9, 0.72, 0.504; 0.9, 0.36
+    assert drafted(4, 0.5) == [4, 2, 4, 4] and drafted(2, 0.5) == [2, 2, 2, 2] and drafted(4, 0.0) == [4] * 4
 
 
 @pytest.mark.parametrize(

@@ -157,9 +157,9 @@ class NativeLoop:
             [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum,
             starts(unread), *unread,
         )  # fmt: skip
-        tau = array("d", [tolerance.tau for tolerance in tolerances])
+        tau, least = array("d", [tolerance.tau for tolerance in tolerances]), array("d", plan.least_of(prefix.requests))
         call.batch, call.longest, call.steps = rows, longest, min(plan.times, times)
-        call.numbers, call.tau = start(numbers), start(tau)
+        call.numbers, call.tau, call.least = start(numbers), start(tau), start(least)
         draws = prefix.draws()
         sampling = None if draws is None else NativeSampling(draws)
         call.sampling = sampling and addressof(sampling.struct)

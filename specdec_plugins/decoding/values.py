@@ -60,6 +60,13 @@ class Request:
     def outputs(self) -> int:
         return len(self.seeds) if self.beam is None else self.beam.nbest
 
+    @property
+    def depends_on_drafts(self) -> bool:
+        """Whether the draft length can change the output: under tolerance and the rejection rule."""
+        if self.sampling is not None:
+            return self.sampling.rule == "rejection"
+        return self.tolerance is not None and self.tolerance.beta > 1
+
     def check(self, limits: ModelLimits | None = None) -> None:
         """Raises ValueError for an invalid field, or one beyond the models' limits."""
         for fault in self._faults(limits or ModelLimits(HUGE, HUGE, HUGE, HUGE)):
@@ -153,22 +160,28 @@ class Plan(NamedTuple):
     """The most tokens to draft for each row of an iteration. All 0 is a plain iteration, at a plain one's cost.
 
     It holds for up to ``times`` iterations while the rows stay the same. With a ``tree``, drafters with that trait branch, and
-    the lengths bound paths; others draft a chain.
+    the lengths bound paths; others draft a chain. A ``confident`` drafter ends a draft with the token that makes it less probable
+    than ``least``.
     """
 
     lengths: Sequence[int]
     times: int = 1
     tree: Tree | None = None
+    least: float = 0.0
 
     def alone(self, row: int) -> "Plan":
         """The plan that drafts for one row."""
         return self._replace(lengths=[length if each == row else 0 for each, length in enumerate(self.lengths)])
 
+    def least_of(self, requests: Sequence[Request]) -> list[float]:
+        """Each row's ``least``: none where the draft's length can change the output."""
+        return [0.0 if request.depends_on_drafts else self.least for request in requests]
+
 
 @lru_cache(maxsize=1024)
-def uniform(rows: int, length: int, times: int = 1, tree: Tree | None = None) -> Plan:
+def uniform(rows: int, length: int, times: int = 1, tree: Tree | None = None, least: float = 0.0) -> Plan:
     """The plan with one length for all rows. Cached, as a plain iteration can take less than 100 microseconds."""
-    return Plan((length,) * rows, times, tree)
+    return Plan((length,) * rows, times, tree, least)
 
 
 class Distribution(NamedTuple):
@@ -192,6 +205,7 @@ class Draft:
     """Each row's drafted tokens, and the ``distribution`` that they were sampled from; None: point masses."""
 
     guesses: Tensor | None = None  # see `DeviceDraft`
+    confidence: Sequence[float] = ()  # of each row's last token, 0 to 1, from drafters that draft one at a time
     parents: Sequence[Sequence[int]] = ()  # see `TreeDraft`
 
     def __init__(self, tokens: list[list[int]], distribution: Distribution | None = None):

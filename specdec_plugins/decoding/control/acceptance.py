@@ -3,6 +3,7 @@
 Rows and sentences are assumed alike, so one estimate serves batches of any size. Recent drafts count more, as texts change.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -14,31 +15,20 @@ from specdec_plugins.decoding.values import Step
 
 DECAY = 0.99  # weight of an observation relative to the next one: about the last 100 count
 PRIOR = 0.75  # pass rate of a first token before any was seen: drafts get a trial, short ones first
-PRIOR_WEIGHT = 4  # observations that a prior weighs
-FADED = 8  # observations that `fade` keeps: few enough that twice the rate is not ruled out
+PRIOR_WEIGHT = 3  # observations that a prior weighs
+FADED = 12  # observations that `fade` keeps: few enough that twice the rate is not ruled out
 
 
-class AcceptanceEstimate:
-    """Pass rates by position: how often a token passes where all tokens before it did.
-
-    Until a position is observed, its tokens pass as often as those of the position before it.
-    """
+class Survival:
+    """By position, how often a draft that came so far goes on. Until a position is observed, as often as the one before it."""
 
     def __init__(self, longest: int):
         self.longest = longest
-        self.reached = [0.0] * longest  # decayed number of drafts verified up to the position
-        self.passed = [0.0] * longest  # of these, drafts whose token passed there
+        self.reached = [0.0] * longest  # decayed number of drafts that came to the position
+        self.passed = [0.0] * longest  # of these, drafts that went on
 
-    def observe(self, steps: Sequence[Step], planned: int) -> None:
-        """Observe steps for which ``planned`` tokens were planned.
-
-        A draft that ends early, for want of tokens, counts as refused there: the estimate answers what planning a
-        length yields. For the same reason the token that ends an output is the iteration's own.
-        """
-        self._count(Counter([step.accepted - (step.own is None) for step in steps]), planned)
-
-    def _count(self, drafts: Mapping[int, int], planned: int) -> None:
-        """Count drafts of ``planned`` tokens, given by the number of accepted ones."""
+    def count_drafts(self, drafts: Mapping[int, int], planned: int) -> None:
+        """Count drafts of ``planned`` tokens, given by the number of tokens after which they ended."""
         left = sum(drafts.values())
         for position in range(planned):
             if not left:
@@ -55,7 +45,7 @@ class AcceptanceEstimate:
         self.passed[position] = decay * self.passed[position] + weight * rate
 
     def rate(self, position: int, prior: float) -> float:
-        """Pass rate at a position, as far as observed; else ``prior``."""
+        """Rate at a position, as far as observed; else ``prior``."""
         return (self.passed[position] + PRIOR_WEIGHT * prior) / (self.reached[position] + PRIOR_WEIGHT)
 
     def fade(self) -> None:
@@ -65,19 +55,53 @@ class AcceptanceEstimate:
             self.reached[position] *= kept
             self.passed[position] *= kept
 
-    def expected_tokens(self) -> list[float]:
-        """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens: the verifier's own one, plus, for each
-        drafted one, the probability that it and all before it pass."""
-        tokens, survival, rate = [1.0], 1.0, PRIOR
+    def expected(self, prior: float) -> list[float]:
+        """Mean tokens after which drafts of 0, 1, .. ``longest`` tokens end; the ``prior`` is the first position's."""
+        tokens, survival, rate = [0.0], 1.0, prior
         for position in range(self.longest):
             rate = self.rate(position, rate)
             survival *= rate
             tokens.append(tokens[-1] + survival)
         return tokens
 
+
+class AcceptanceEstimate:
+    """What drafts commit and what they cost, by length. Drafts may end before the planned length, and cost what they offer."""
+
+    def __init__(self, longest: int):
+        self.longest = longest
+        self.accepted, self.offered = Survival(longest), Survival(longest)
+
+    def observe(self, steps: Sequence[Step], planned: int) -> None:
+        """Observe steps for which ``planned`` tokens were planned.
+
+        A draft that ends early, for want of tokens, counts as refused there: the estimate answers what planning a
+        length yields. For the same reason the token that ends an output is the iteration's own.
+        """
+        self.accepted.count_drafts(Counter([step.accepted - (step.own is None) for step in steps]), planned)
+        self.offered.count_drafts(Counter([len(step.drafted) for step in steps]), planned)
+
+    def fade(self) -> None:
+        """Keep the rates, but give new observations more weight."""
+        self.accepted.fade()
+        self.offered.fade()
+
+    def expected_tokens(self) -> list[float]:
+        """Tokens that an iteration commits with a draft of 0, 1, .. ``longest`` tokens, the verifier's own one included."""
+        return [tokens + 1 for tokens in self.accepted.expected(PRIOR)]
+
     def expected_seconds(self, costs: CostModel) -> list[float]:
         """Seconds of an iteration with a draft of 0, 1, .. ``longest`` tokens; infinity where unknown."""
-        return costs.known(self.longest)
+        seconds = costs.expected(self.longest)
+        plain, offered = seconds.pop(0), self.offered.expected(1.0)[1:]
+        return [plain, *(between(seconds, mean - 1) if mean <= costs.longest else math.inf for mean in offered)]
+
+
+def between(values: Sequence[float], at: float) -> float:
+    """The value at a fraction of an index, on the line between its neighbours; the first one's before it."""
+    first = min(max(int(at), 0), len(values) - 2)
+    value, following = values[first : first + 2]
+    return value if at <= 0 or value == math.inf else value + (at - first) * (following - value)
 
 
 class CopyEstimate(AcceptanceEstimate):
@@ -113,7 +137,7 @@ class CopyEstimate(AcceptanceEstimate):
         for sums in (self.tokens, self.passes, self.offers):
             sums *= decay
         for (offered, accepted, planned), count in self.unread.items():
-            self._count({accepted: count}, planned)
+            self.accepted.count_drafts({accepted: count}, planned)
             passes, offers = replayed(offered, accepted, planned)
             self.tokens[:planned] += count * (accepted + 1)
             self.passes[:planned] += count * passes

@@ -13,7 +13,7 @@ SEARCH_BUDGET = 0.005  # the same for beam searches, where drafts seldom pay
 CREDIT = 10  # plain passes that trials in large batches may cost at first, so that drafts that pay are found soon
 # Passes of a trial in small and in large batches. The first one after plain passes is not measured, because the drafter catches
 # up; the others are one call, like other calls, because a pass takes longer right after Python ran.
-SMALL_TRIAL, LARGE_TRIAL = 5, 2
+SMALL_TRIAL, LARGE_TRIAL = 3, 2
 FIRST_INTERVAL, LAST_INTERVAL = 32, 512  # passes between trials, doubled after each
 
 
@@ -45,16 +45,15 @@ class TrialBudget:
 class Trials:
     """Schedule of one class of batches, in passes of that class.
 
-    Drafts are likely to pay in ``small`` batches, which try long and short ones, then none, then drafts once more unless they
-    clearly lose. They are likely to lose in large ones, which try a short one.
+    Drafts are likely to pay in ``small`` batches, which try a longer one, none and a short one. They are likely to lose in large
+    ones, which try a short one.
     """
 
     def __init__(self, block_size: int, small: bool):
-        third = max(1, block_size // 3)
-        self.block_size, self.small, self.passes = block_size, small, SMALL_TRIAL if small else LARGE_TRIAL
-        self.drafts = (block_size, third) if small else (third, max(1, third // 2))  # lengths to try while nothing is drafted
-        self.series = [*self.drafts, 0, *self.drafts] if small else [third]  # lengths still to try before the first decision
-        self.repetition = [*self.drafts] if small else None  # the part of the series that is skipped if drafts clearly lose
+        self.short, self.small, self.passes = max(1, block_size // 4), small, SMALL_TRIAL if small else LARGE_TRIAL
+        # Lengths to try while nothing is drafted, and those still to try before the first decision.
+        self.drafts = (self.short, 2 * self.short) if small else (max(1, self.short // 2), self.short)
+        self.series = [2 * self.short, 0, self.short] if small else [self.short]
         self.turn = 0
         self.due = 0  # the pass from which the next trial may start
         self.checking = False  # whether it first tries the choice that it follows
@@ -81,10 +80,6 @@ class Trials:
         """Whether the budget allows another trial, given the seconds of a ``plain`` pass."""
         return budget.allows(max(self.seconds, SMALL_TRIAL * plain))
 
-    def once_more(self) -> bool:
-        """Whether everything was tried once and the series begins again."""
-        return self.series == self.repetition
-
     def end_series(self, now: int) -> None:
         self.series, self.due = [], now + FIRST_INTERVAL
 
@@ -98,8 +93,8 @@ class Trials:
         self.seconds = 0.0
         return length
 
-    def periodic(self, now: int, chosen: int, affordable: bool) -> int | None:
-        """A length other than ``chosen``, if a trial is due at pass ``now``."""
+    def periodic(self, now: int, chosen: int, longest: int, affordable: bool) -> int | None:
+        """A length up to ``longest`` to compare with the ``chosen`` one, if a trial is due at pass ``now``."""
         drafting = chosen > 0
         if now < self.due or not (affordable or drafting or not self.rationed):
             return None
@@ -108,8 +103,7 @@ class Trials:
         self.due = now + interval
         self.seconds = 0.0
         turn, self.turn = self.turn, self.turn + 1
-        long, short = self.drafts
-        lengths = [length for length in ((self.block_size, 0, short) if drafting else (short, long)) if length != chosen]
+        lengths = (0, min(2 * chosen, longest), chosen // 2) if drafting else self.drafts
         return lengths[turn % len(lengths)]
 
     def restart(self, drafting: bool) -> None:

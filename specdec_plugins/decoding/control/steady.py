@@ -5,12 +5,6 @@ from specdec_plugins.decoding.roles import Controller
 from specdec_plugins.decoding.values import Outcome, Plan, Request
 
 
-def depends_on_drafts(request: Request) -> bool:
-    """Whether the draft length can change the request's output: under tolerance and the rejection rule."""
-    tolerance, sampling = request.tolerance, request.sampling
-    return (sampling.rule == "rejection") if sampling else tolerance is not None and tolerance.beta > 1
-
-
 class Steady(Controller):
     """Fixes the draft length of such requests, so that outputs do not depend on the neighbours. Others get ``inner``'s, but
     searches none unless ``inner`` plans for ``searches``: drafts seldom pay there, nor do they tell what others accept."""
@@ -32,6 +26,6 @@ class Steady(Controller):
 
     def _fixed(self, request: Request) -> int | None:
         """The request's draft length; None: as planned."""
-        if depends_on_drafts(request):
+        if request.depends_on_drafts:
             return self.length
         return None if request.beam is None or self.searches else 0

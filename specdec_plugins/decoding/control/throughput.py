@@ -21,10 +21,10 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Outcome, Plan, uniform
 
 LONGEST = 2  # longest draft, in block sizes
+LEAST = 0.5  # a confident draft ends where it is more likely to be refused than accepted
 SEARCHED = 8  # largest block size for beam searches, whose passes seldom replay more than a few steps
 # Expected tokens per second, relative to the present choice or to plain passes:
-GAIN, GAIN_FROM_PLAIN = 1.03, 1.05  # what another choice must promise (hysteresis)
-LOST = 0.7  # drafts that promise less after one trial are not tried once more
+GAIN, SWITCH = 1.015, 1.05  # what another choice must promise (hysteresis)
 RESUMED = 1.3  # what drafts must promise for the last rows of a plain batch to resume drafting soon
 DECISION = 2  # measurements between decisions; a trial or a surprising cost brings the next one forward
 CLASSES = 4  # per doubling of the rows: those of a class differ by up to a fifth
@@ -83,7 +83,7 @@ class BatchClass:
 def best_choice(rates: Sequence[float], present: int | None) -> int:
     """The length of the highest rate if it is clearly better than the present one; otherwise that one."""
     best = max(range(len(rates)), key=rates.__getitem__)
-    if present is None or present >= len(rates) or rates[best] > (GAIN if present else GAIN_FROM_PLAIN) * rates[present]:
+    if present is None or present >= len(rates) or rates[best] > (GAIN if present and best else SWITCH) * rates[present]:
         return best
     return present
 
@@ -96,17 +96,19 @@ def offered(outcome: Outcome) -> int:
 class Throughput:
     """For a drafter trained on blocks of ``block_size`` tokens.
 
-    A drafter that ``copies`` text often offers fewer tokens than planned, and costs by what it offers; a model's cost depends on
-    the plan. A copying drafter has nothing to catch up with, so the last rows of a batch draft at once.
+    Drafters that copy text (``copies``) and ``confident`` ones, whose drafts end below the probability `LEAST`, have nothing to
+    catch up with after plain passes, so the last rows of a batch draft at once.
 
     Where the rows are those of beam ``searches``, a pass reads several nodes for each and drafts seldom pay, so trials are
     rationed in all batches. Such a batch counts as large as it may become: a search begins with one row.
     """
 
-    def __init__(self, block_size: int, copies: bool = False, searches: bool = False):
+    def __init__(self, block_size: int, copies: bool = False, confident: bool = False, searches: bool = False):
         self.block_size = min(block_size, SEARCHED) if searches else block_size
-        self.longest, self.copies, self.searches = LONGEST * self.block_size, copies and not searches, searches
+        self.longest, self.searches = LONGEST * self.block_size, searches
+        self.copies, confident = copies and not searches, confident and not searches
         self.acceptance = (CopyEstimate if self.copies else AcceptanceEstimate)(self.longest)
+        self.least, self.catches_up = LEAST if confident else 0.0, not self.copies and not confident
         self.pace, self.budget = Pace(), TrialBudget(SEARCH_BUDGET if searches else BUDGET)
         self.classes: dict[int, BatchClass] = {}
         self.decided: list[BatchClass] = []  # classes with a decision of their own, in order
@@ -125,7 +127,7 @@ class Throughput:
             plan = self._again
         else:
             plan = self._plan(rows)
-        return plan if len(plan.lengths) == len(prefix) else uniform(len(prefix), plan.lengths[0], plan.times)
+        return plan if len(plan.lengths) == len(prefix) else uniform(len(prefix), plan.lengths[0], plan.times, least=plan.least)
 
     def update(self, outcome: Outcome) -> None:
         self._batch.passes += outcome.times - 1
@@ -139,7 +141,7 @@ class Throughput:
         if not self._measured:
             return
         batch, costs, size = self._batch, self._batch.costs, self._choice
-        if size and self.copies:
+        if size:
             size = offered(outcome)
         seconds = outcome.seconds / outcome.times
         if self._trial:
@@ -161,16 +163,16 @@ class Throughput:
         if batch is not self._batch:
             self._batch, self._trial = batch, 0
         was_plain, grown = self._choice == 0, rows > self._rows
-        ending, self._rows = was_plain and rows < self._rows and not self.copies, rows
+        ending, self._rows = was_plain and rows < self._rows and self.catches_up, rows
         self._measured = batch.passes >= batch.repeat_until and not ending
         self._choice = self._choose(batch) if self._measured else 0 if ending else batch.choice
         batch.passes += 1
         # The first pass allocates, a drafter that paused has to catch up, and new sentences have to be encoded.
-        catches_up = was_plain and self._choice > 0
-        self._comparable = batch.passes > 1 and not grown and not catches_up
+        catching_up = was_plain and self._choice > 0 and self.catches_up
+        self._comparable = batch.passes > 1 and not grown and not catching_up
         self._again_until = 0
         if self._trial:
-            return uniform(rows, self._choice, 1 if catches_up else self._trial)
+            return uniform(rows, self._choice, 1 if catching_up else self._trial, least=self.least)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
         if ending:
@@ -178,19 +180,22 @@ class Throughput:
             self._again_until = batch.passes + times - 1
         else:
             choice, times, self._again_until = batch.choice, batch.spacing, batch.repeat_until
-        self._again = uniform(rows, choice, times)
-        return uniform(rows, self._choice, times)
+        self._again = uniform(rows, choice, times, least=self.least)
+        return uniform(rows, self._choice, times, least=self.least)
 
     def _new_class(self, key: int) -> BatchClass:
         # The last rows of a batch are few only for a moment, so the cost of trials counts. (Other drafters wait there.)
         ending = self.copies and any(other > key for other in self.classes)
-        batch = BatchClass(key, Trials(self.block_size, is_small(key) and not ending and not self.searches))
+        small = is_small(key) and not ending and not self.searches
+        batch = BatchClass(key, Trials(self.block_size, small))
         if self.searches:
             batch.trials.end_series(0)
-        if self.decided:
-            similar = self._similar(batch)
+        similar = self._similar(batch)
+        if self.decided and (similar is not batch or self.catches_up):
             batch.choice = similar.choice
             batch.trials.follow(similar.choice, fewer=similar.key < key)
+        elif small:
+            batch.choice = batch.trials.short
         return batch
 
     def _choose(self, batch: BatchClass) -> int:
@@ -200,8 +205,6 @@ class Throughput:
         if not batch.trials.small and batch.costs.plain < math.inf:
             self.budget.begin(CREDIT * batch.costs.plain)
         affordable = batch.trials.affordable(self.budget, batch.costs.plain)
-        if batch.trials.once_more() and self._drafts_lose(batch):
-            batch.trials.end_series(batch.passes)
         if batch.trials.series:
             trial = batch.trials.initial(batch.passes, affordable)
             if trial is None:
@@ -210,13 +213,13 @@ class Throughput:
         else:
             if batch.passes >= batch.decide_at:
                 self._decide(batch)
-            trial = batch.trials.periodic(batch.passes, batch.choice, affordable)
+            trial = batch.trials.periodic(batch.passes, batch.choice, self.longest, affordable)
             if trial is None:
                 return batch.varied(self.longest)
         self._trial = batch.trials.passes
         if trial and not batch.choice:  # old figures may be of harder sentences, or of cold caches
             self.acceptance.fade()
-            batch.costs.doubt([*batch.costs.measured] if self.copies else batch.trials.drafts)
+            batch.costs.doubt(batch.trials.drafts if self.catches_up else [*batch.costs.measured])
         return trial
 
     def _similar(self, batch: BatchClass) -> BatchClass:
@@ -228,11 +231,6 @@ class Throughput:
         """Expected tokens per second with a draft of 0, 1, .. tokens; 0 where the cost is unknown."""
         tokens, seconds = self.acceptance.expected_tokens(), self.acceptance.expected_seconds(batch.costs)
         return [committed / cost for committed, cost in zip(tokens, seconds)]
-
-    def _drafts_lose(self, batch: BatchClass) -> bool:
-        """Whether drafts are so slow that another trial could not show that they pay."""
-        plain, *drafts = self._rates(batch)
-        return max(drafts, default=math.inf) < LOST * plain
 
     def _decide(self, batch: BatchClass) -> None:
         """Reconsider the choice of a class."""

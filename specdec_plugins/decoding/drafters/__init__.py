@@ -100,8 +100,10 @@ class CachedDrafter(Drafter, Generic[Row]):
 
 
 def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
-    """Draft until each row has its planned tokens or eos. A row that stops early costs nothing more."""
-    rows = range(len(prefix))
+    """Draft until each row has its planned tokens or eos, or is less probable than planned. A row that stops early costs nothing
+    more."""
+    rows, least = range(len(prefix)), plan.least_of(prefix.requests)
+    sure = [1.0] * len(prefix)
     tokens: list[list[int]] = [[] for _ in rows]
     parts: list[Distribution] = []
     wanted = [length > 0 for length in plan.lengths]
@@ -110,22 +112,27 @@ def draft_in_turn(prefix: Prefix, plan: Plan, choose: Choose) -> Draft:
         for row in rows:
             if wanted[row]:
                 tokens[row] += one.tokens[row]
+                sure[row] *= one.confidence[row] if one.confidence else 1.0
         if one.distribution is not None:
             parts.append(kept(one.distribution))
         wanted = [
-            more and len(tokens[row]) < length and tokens[row][-1] != prefix.symbols.eos
+            more and len(tokens[row]) < length and tokens[row][-1] != prefix.symbols.eos and sure[row] >= least[row]
             for row, more, length in zip(rows, wanted, plan.lengths)
         ]
     return Draft(tokens, joined(parts))
 
 
-def after_the_last(model: LoadedModel, cache: RowState, visible: Visible | None = None) -> Choose:
-    """Drafts by passes over each row's last token alone, on a cache that holds those before it."""
+def after_the_last(model: LoadedModel, cache: RowState, visible: Visible | None = None, confident: bool = False) -> Choose:
+    """Drafts by passes over each row's last token alone, on a cache that holds those before it. If ``confident``, with the
+    probability of the likeliest token."""
 
     def choose(ahead: Prefix, wanted: Sequence[bool]) -> Draft:
         tokens = [[token] if more else [] for token, more in zip(ahead.last, wanted)]
         done = model.read(cache, Reading(tokens, list(map(len, ahead.outputs)), visible=visible))
-        return done.choose(ahead, Plan([int(more) for more in wanted]))
+        draft = done.choose(ahead, Plan([int(more) for more in wanted]))
+        if confident:
+            draft.confidence = done.logits()[: len(wanted), -1].softmax(-1).amax(-1).tolist()
+        return draft
 
     return choose
 

@@ -104,19 +104,18 @@ class GlideState:
 
 
 class GlideDrafter(Drafter):
-    traits = Traits(needs_verifier=True)
-
     def __init__(self, model: LoadedModel):
-        self.model = model
+        self.model, self.on_device = model, isinstance(model, TorchModel)
+        self.traits = Traits(needs_verifier=True, confident=not self.on_device)
 
     def start(self, rows: int, shared: RowState) -> GlideState:
         return GlideState(shared)
 
     def propose(self, state: GlideState, prefix: Prefix, plan: Plan) -> Draft:
-        if isinstance(self.model, TorchModel):
+        if self.on_device:
             draft = self._on_device(state, prefix, plan)
         else:
-            draft = draft_in_turn(prefix, plan, after_the_last(self.model, state.cache))
+            draft = draft_in_turn(prefix, plan, after_the_last(self.model, state.cache, confident=plan.least > 0))
         return within_positions(draft, prefix, self.model)
 
     def _on_device(self, state: GlideState, prefix: Prefix, plan: Plan) -> Draft:

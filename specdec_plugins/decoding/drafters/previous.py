@@ -13,7 +13,7 @@ often ends differently. So nothing is drafted there unless hints have often been
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate
+from specdec_plugins.decoding.control.acceptance import Survival
 from specdec_plugins.decoding.drafters import PairFacts, Rows
 from specdec_plugins.decoding.drafters.ngram import Suffixes
 from specdec_plugins.decoding.prefix import Prefix
@@ -50,7 +50,7 @@ class Followed:
     unmatched: int = 0  # output tokens since then
     inside: bool = False  # whether the last of them continues its word
 
-    def ahead(self, output: Sequence[int], length: int, words: Words, hits: AcceptanceEstimate) -> list[int]:
+    def ahead(self, output: Sequence[int], length: int, words: Words, hits: Survival) -> list[int]:
         """Up to ``length`` tokens of the hint that are expected to follow the output.
 
         ``hits`` are the session's hit rates, by unmatched tokens.
@@ -65,7 +65,7 @@ class Followed:
     def distance(self) -> int:
         return min(self.unmatched, DISTANCES) - 1
 
-    def say(self, token: int, words: Words, hits: AcceptanceEstimate) -> None:
+    def say(self, token: int, words: Words, hits: Survival) -> None:
         """Take the output's next token."""
         self.hint.say(token)
         if self.unmatched and self.position < len(self.hint.text):
@@ -108,7 +108,7 @@ class Followed:
 class Hints(Rows[Followed | None]):
     """Each row's hint; None if it has none, or before its first draft."""
 
-    hits: AcceptanceEstimate = field(default_factory=lambda: AcceptanceEstimate(DISTANCES))
+    hits: Survival = field(default_factory=lambda: Survival(DISTANCES))
 
 
 class Previous(Drafter):

@@ -376,6 +376,36 @@ void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
     product<R>(x, inputs, w, to);
 }
 
+// Turns the sums of a product with a panel, (count, TILE), into its results: see `multiply`. `scale`: of the rows' inputs.
+template <bool INTEGERS, class Place, class Write>
+inline void finish(const Trailer& trailer, float* sums, int count, const float* scale, int padding, Place&& place, Write&& write) {
+    Ints offset[C];
+    Floats factor[C], bias[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+        offset[c] = *reinterpret_cast<const Ints*>(trailer.offset + c * W);
+        factor[c] = load(trailer.scale + c * W), bias[c] = load(trailer.bias + c * W);
+    }
+    for (int r = 0; r < count; ++r, sums += TILE) {
+        Floats values[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            values[c] = load(sums + c * W);
+            if (INTEGERS && QUANTISED_INPUT) values[c] = __builtin_convertvector((Ints)values[c] - offset[c], Floats) * scale[r];
+            if (INTEGERS) values[c] *= factor[c];
+            values[c] += bias[c];
+        }
+        float* to = place(r);
+        if (padding) {
+            for (int c = 0; c < C; ++c) store(sums + c * W, values[c]);
+            std::copy(sums, sums + TILE - padding, to);
+        } else {
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) write(to + c * W, values[c]);
+        }
+    }
+}
+
 // Multiplies rows with panels. place(row, first output) returns the destination of a row's TILE results; write(to, vector) stores
 // them there. The last panel's results are stored without the padding, and without `write`.
 template <class Place, class Write>
@@ -417,28 +447,11 @@ void multiply(const Linear& linear, const Input& input, Range rows, Range panels
 #endif
                     product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<int8_t>(panel), to);
             }
-            for (int r = 0; r < count; ++r) {
-                Floats values[C];
-                for (int c = 0; c < C; ++c) {
-                    values[c] = load(to + r * TILE + c * W);
-                    if (linear.kind >= INT8) {
-                        if (QUANTISED_INPUT) {
-                            const Ints whole = (Ints)values[c] - *reinterpret_cast<const Ints*>(trailer.offset + c * W);
-                            values[c] = __builtin_convertvector(whole, Floats) * input.scale[part.from + r];
-                        }
-                        values[c] *= load(trailer.scale + c * W);
-                    }
-                    values[c] += load(trailer.bias + c * W);
-                }
-                float* final = place(part.from + r, column);
-                if (padding) {
-                    float* padded = to + r * TILE;
-                    for (int c = 0; c < C; ++c) store(padded + c * W, values[c]);
-                    std::copy(padded, padded + TILE - padding, final);
-                } else {
-                    for (int c = 0; c < C; ++c) write(final + c * W, values[c]);
-                }
-            }
+            const auto at = [&](int r) { return place(part.from + r, column); };
+            if (linear.kind >= INT8)
+                finish<true>(trailer, to, count, &input.scale[part.from], padding, at, write);
+            else
+                finish<false>(trailer, to, count, nullptr, padding, at, write);
         }
     }
 }

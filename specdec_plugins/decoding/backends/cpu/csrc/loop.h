@@ -40,6 +40,7 @@ SHARED_STRUCT(Decoding,
     int64_t batch, longest, steps;  // B, K, and the maximum number of steps
     const int64_t* numbers;         // per-row options: see `Sentences`
     const double* tau;              // (B)
+    const double* least;            // (B) where the product of a draft's probabilities falls below, it ends; see `draft_in_turn`
     const Sampling* sampling;       // NULL: no row samples; the loop has its own origins and token_ids
     const int64_t* repeats;         // NULL: no row bans repeated n-grams; see `take` in judge.h
     int64_t* read;                  // (B) target positions that a block drafter has read; updated. NULL for other drafters
@@ -223,7 +224,8 @@ class Sentences {
         for (int64_t b = 0; b < batch; ++b) offer(b);
     }
 
-    // As `GlideDrafter` does. A token's pass is too short for members to share it: each drafts for some sentences alone.
+    // As `GlideDrafter` does. A token's pass is too short for members to share it: each drafts for some sentences alone. A draft
+    // ends with the token that makes it less probable than `least`.
     void draft_in_turn(Engine& engine) {
         auto& rows = engine.scratch.rows;
         rows.clear(), empty.clear();
@@ -238,6 +240,8 @@ class Sentences {
         const Pass pass = pass_of(all.drafting, false, all.drafter_logits, nullptr);
         Forward forward(*all.drafter, pass, engine.team, engine.scratch, true);
         const Choice choice = choosing(engine);
+        const int64_t outputs = all.drafter->projection->outputs;
+        sure.assign(batch, 1);
         engine.team.run([&](int member) {
             Range mine = portion(int(rows.size()), member, engine.team.size);
             const auto first = rows.begin() + mine.from;
@@ -248,7 +252,12 @@ class Sentences {
                     const int64_t b = row.target / longest, drafted = row.target % longest + 1;
                     choice.take(engine, row.target);
                     row.token = token(row.target);
+                    if (all.least[b] > 0) {
+                        const float *values = all.drafter_logits + row.target * outputs, most = largest(values, outputs);
+                        sure[b] *= std::exp(most - log_sum_exp(values, outputs, most));
+                    }
                     row.entry = ++row.position, ++row.target;
+                    if (sure[b] < all.least[b]) lengths[b] = drafted;
                     return row.token == all.eos || drafted == lengths[b];
                 };
                 mine.to = int(std::remove_if(first, rows.begin() + mine.to, ended) - rows.begin());
@@ -332,6 +341,7 @@ class Sentences {
     std::vector<int64_t> origin_tokens;  // (B, K, candidates) what this step's drafts were drawn from
     std::vector<float> probabilities;    // the same
     std::vector<int64_t> lengths;  // maximum, of this step's drafts
+    std::vector<double> sure;      // (B) probability of this step's drafts
     std::vector<int64_t> starts, tokens, firsts, empty, chosen, judged;  // of this step
     std::vector<float> scores;
 };
