@@ -114,7 +114,7 @@ def serve(system: str, folder: str, port: int, options: argparse.Namespace, scra
 
     import uvicorn
 
-    from specdec_plugins.commands.serve import SWITCH
+    from specdec_plugins.commands.serve import settle
     from specdec_plugins.serving.app import make_app
     from specdec_plugins.serving.service import Limits, Model, Service
     from specdec_plugins.serving.translator import AsyncTranslator
@@ -122,7 +122,7 @@ def serve(system: str, folder: str, port: int, options: argparse.Namespace, scra
     threads, dtype = options.threads, options.dtype
     if system == "libretranslate":
         return become_libretranslate(folder, port, options, Path(scratch))
-    sys.setswitchinterval(SWITCH)
+    settle()
     logging.disable(logging.INFO)
     if system == "ctranslate2":
         app = ctranslate2_app(folder, threads, dtype)

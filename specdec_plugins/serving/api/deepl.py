@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
 from specdec_plugins.files import MARKUP, Options, split
 from specdec_plugins.serving.api.fields import given_or, key_of, read_fields, text_of, texts_of
-from specdec_plugins.serving.api.schemas import Message, Terms, Texts, Translations, errors, fields
+from specdec_plugins.serving.api.schemas import Message, Terms, Texts, Translations, errors, fields, post
 from specdec_plugins.serving.glossaries import Stored
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.service import Refused, Route, Service, public
@@ -38,8 +38,8 @@ def error(status: int, message: str) -> tuple[int, dict[str, str]]:
 def router(service: Service) -> APIRouter:
     api = APIRouter(prefix=PREFIX.rstrip("/"), tags=["DeepL"], responses=errors(Message))
 
-    @api.post("/translate", openapi_extra=fields(Texts), response_model=Translations)
-    async def translate(request: Request) -> dict[str, Any]:
+    @post(api, "/translate", openapi_extra=fields(Texts), response_model=Translations)
+    async def translate(request: Request) -> Response:
         """Fields, as JSON or a form: text, up to 50 of them; target_lang; source_lang; tag_handling, xml or html; ignore_tags;
         split_sentences, 0, 1 or nonewlines."""
         given = await read_fields(request)
@@ -61,12 +61,11 @@ def router(service: Service) -> APIRouter:
         found = await service.translate(request, route, len(texts), {}, work)
         code = public(route.source).upper()
         used = {"model_type_used": "latency_optimized"} if given.get("model_type") else {}
-        return {
-            "translations": [
-                {"detected_source_language": code, "text": best, "billed_characters": len(text), **used}
-                for text, (best, *_) in zip(texts, found)
-            ]
-        }
+        translations = [
+            {"detected_source_language": code, "text": best, "billed_characters": len(text), **used}
+            for text, (best, *_) in zip(texts, found)
+        ]
+        return JSONResponse({"translations": translations})
 
     @api.get("/languages")
     async def languages(request: Request) -> list[dict[str, Any]]:

@@ -7,12 +7,12 @@ from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import UploadFile
 
 from specdec_plugins.files import FORMATS, Options, split
 from specdec_plugins.serving.api.fields import fields_of, form_of, given_or, read_fields, text_of, texts_of
-from specdec_plugins.serving.api.schemas import Asked, Detected, Error, Language, Sent, Translated, Unknown, errors, fields
+from specdec_plugins.serving.api.schemas import Asked, Detected, Error, Language, Sent, Translated, Unknown, errors, fields, post
 from specdec_plugins.serving.names import name_of
 from specdec_plugins.serving.service import Refused, Route, Service, public
 from specdec_plugins.serving.texts import translate_texts
@@ -32,8 +32,8 @@ def error(status: int, message: str) -> tuple[int, dict[str, str]]:
 def router(service: Service) -> APIRouter:
     api = APIRouter(tags=["LibreTranslate"], responses=errors(Error))
 
-    @api.post("/translate", openapi_extra=fields(Asked), response_model=Translated)
-    async def translate(request: Request) -> dict[str, Any]:
+    @post(api, "/translate", openapi_extra=fields(Asked), response_model=Translated)
+    async def translate(request: Request) -> Response:
         """Fields, as JSON or a form: q, a string or a list; source, which may be auto; target; format, text or html;
         alternatives; api_key."""
         given = await read_fields(request)
@@ -59,7 +59,7 @@ def router(service: Service) -> APIRouter:
         if more:
             others = [[*dict.fromkeys(each for each in rest if each != best)] for best, *rest in ranked]
             found["alternatives"] = others if many else others[0]
-        return found
+        return JSONResponse(found)
 
     @api.post("/detect", openapi_extra=fields(Unknown))
     async def detect(request: Request) -> list[Detected]:

@@ -3,19 +3,21 @@
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields as fields_of
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.responses import JSONResponse
 
 from specdec_plugins.decoding.values import Step
 from specdec_plugins.serving.api.fields import key_of
-from specdec_plugins.serving.api.schemas import Error, errors
+from specdec_plugins.serving.api.schemas import Error, errors, fields, post
 from specdec_plugins.serving.service import Refused, Service, refusals, while_connected
 from specdec_plugins.serving.translator import PER_REQUEST
 from specdec_plugins.settings import Settings, option_of
@@ -94,7 +96,7 @@ class Answer(BaseModel):
 def options_of_a_call() -> type[Call]:
     """`Call` with a field for each setting that requests may change."""
     extra: dict[str, Any] = {}
-    for each in fields(Settings):
+    for each in fields_of(Settings):
         if each.name in PER_REQUEST:
             how = option_of(each)
             kind: Any = int | str if how.least is not None and how.words else Literal[how.words] if how.words else how.kind
@@ -110,15 +112,19 @@ TranslateCall: Any = options_of_a_call()
 def router(service: Service) -> APIRouter:
     api = APIRouter(prefix="/v1", tags=["translate"], responses=errors(Error))
 
-    @api.post("/translate", response_model=Answer, responses={200: {"content": {EVENTS: {}}}})
-    async def translate(call: TranslateCall, request: Request) -> Response:
+    body = fields(TranslateCall, "application/json")
+
+    @post(api, "/translate", response_model=Answer, responses={200: {"content": {EVENTS: {}}}}, openapi_extra=body)
+    async def translate(request: Request) -> Response:
+        call = call_of(request.headers.get("content-type", ""), await request.body())
         texts = [call.text] if isinstance(call.text, str) else call.text
         service.admit(key_of(request, "Bearer"), texts)
         source = (await asyncio.to_thread(service.source_of, texts))[0] if call.source == "auto" else call.source
         route = service.route(source, call.target, call.model)
-        options = call.model_dump(include=PER_REQUEST, exclude_none=True)
+        given = {name: getattr(call, name) for name in call.model_fields_set & PER_REQUEST}
+        options = {name: value for name, value in given.items() if value is not None}
         head = {"model": route.model.name, "source": route.source, "target": route.target}
-        rest = {**call.model_dump(include={"too_long", "alignments", "word_scores"}), **route.languages}
+        rest = {name: getattr(call, name) for name in ("too_long", "alignments", "word_scores")} | route.languages
         if call.glossary:
             with refusals():
                 rest["glossary"] = Glossary.of(call.glossary)
@@ -143,6 +149,24 @@ def router(service: Service) -> APIRouter:
         return [{"name": each.name, "sources": each.sources, "targets": each.targets} for each in service.models]
 
     return api
+
+
+def call_of(kind: str, body: bytes) -> Any:
+    """The fields of a body. Raises RequestValidationError and Refused."""
+    given: Any = body
+    if re.fullmatch(r"application/([^;]+\+)?json *(;.*)?", kind, re.IGNORECASE):
+        try:
+            given = json.loads(body)
+        except json.JSONDecodeError as error:
+            raise RequestValidationError(
+                [{"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error"}]
+            ) from None
+        except (ValueError, RecursionError):
+            raise Refused(400, "the body is not JSON") from None
+    try:
+        return TranslateCall.model_validate(given)
+    except ValidationError as error:
+        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from None
 
 
 EVENTS = "text/event-stream"
