@@ -8,7 +8,7 @@ import pytest
 
 from specdec_plugins.decoding.control import acceptance, exploration
 from specdec_plugins.decoding.control.acceptance import DECAY, FADED, PRIOR, AcceptanceEstimate, CopyEstimate, replayed
-from specdec_plugins.decoding.control.costs import Cost, CostModel, Pace
+from specdec_plugins.decoding.control.costs import OUTLIER, Cost, CostModel, Pace
 from specdec_plugins.decoding.control.exploration import FIRST_INTERVAL, LAST_INTERVAL, SMALL_TRIAL, TrialBudget, Trials
 from specdec_plugins.decoding.control.throughput import Throughput, class_of
 from specdec_plugins.decoding.values import Outcome, Step
@@ -54,7 +54,7 @@ def test_costs_of_other_lengths_lie_on_a_line():
     found = observed(*cost.items()).expected(12)
     assert found[9] - found[8] > 0.5
     rare = observed(*cost.items(), times=2).expected(12)
-    assert rare[9] - rare[8] < 0.4
+    assert rare[9] - rare[8] < 0.45
     # Drafts make no iteration faster.
     assert min(observed((0, 2.0), (8, 1.5), (16, 3.0)).expected(5)[1:]) == pytest.approx(2.0)
     # The line through 8 and 25 crosses zero at 6, and tokens are divided by costs.
@@ -100,7 +100,7 @@ def test_a_slow_machine_is_no_change_of_costs():
     assert pace.factor == 1.0
     costs.observe(0, 1.0)
     pace.normalised(1e9, 0, costs)
-    assert pace.factor == pytest.approx(1.25**0.05)
+    assert pace.factor == pytest.approx(OUTLIER**0.05)
 
 
 def test_what_is_expected_of_drafts_of_several_lengths_is_the_mean_of_their_costs():

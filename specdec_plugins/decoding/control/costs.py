@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 MEMORY = 32  # measurements that a mean spans: costs change with the lengths of sentences
 RELIABLE = 4  # measurements; with fewer, the mean says nothing about the pace, and a fast iteration replaces it
-OUTLIER = 1.25  # ratio to the expectation, or its inverse: limits one measurement's influence; a mean beyond is a surprise
+OUTLIER = 1.4  # ratio to the expectation, or its inverse: limits one measurement's influence; a mean beyond is a surprise
 
 PRIOR_WEIGHT = 6.0  # measurements of a length that weigh as much as the line there, or as the prior of its slope
 PRIOR_FIXED = 0.5  # prior: fraction of the mean draft's cost over a plain pass that does not depend on its length
