@@ -163,7 +163,6 @@ class CTranslate2:
         from specdec_plugins.measure.systems import ctranslate2_of
 
         self.pair = load_folder(model)
-        self.numbers = {symbol: number for number, symbol in enumerate(self.pair.target.symbols)}
         self.lengths = {"max_decoding_length": fixed or 200, "min_decoding_length": fixed or 1}
         self.translator = ctranslate2_of(self.pair, dtype, threads)
 
@@ -172,7 +171,7 @@ class CTranslate2:
         found = self.translator.translate_batch(
             tokens, max_batch_size=batch_size, beam_size=beam, length_penalty=1, **self.lengths
         )
-        return [[self.numbers[token] for token in each.hypotheses[0]] for each in found]
+        return [self.pair.target.ids(each.hypotheses[0]) for each in found]
 
 
 # ---- measuring

@@ -85,13 +85,12 @@ def ours(options: argparse.Namespace) -> list[System]:
 def ctranslate2(options: argparse.Namespace) -> list[System]:
     pair = load_folder(options.model)
     translator = ctranslate2_of(pair, options.dtype, 1)
-    numbers = {symbol: number for number, symbol in enumerate(pair.target.symbols)}
 
     def system(beam: int) -> System:
         def translate(lines: Sequence[str], batch_size: int) -> list[str]:
             sources = [pair.source.tokens(list(pair.codec.encode(line).ids)[:-1]) for line in lines]
             found = translator.translate_batch(sources, max_batch_size=batch_size, beam_size=beam, length_penalty=1)
-            return [pair.codec.decode([numbers[token] for token in each.hypotheses[0]]) for each in found]
+            return [pair.codec.decode(pair.target.ids(each.hypotheses[0])) for each in found]
 
         return System("CTranslate2", f"beam {beam}", translate)
 

@@ -43,7 +43,7 @@ def random_pair(shape: Shape, seed: int = 1) -> tuple[Model, DrafterModel]:
     tensors = {
         name: tensor
         for name, tensor in _initial(drafting, shared, generator).items()
-        if name.startswith("decoder.") and not any(part in name for part in glide.HOST)
+        if name.startswith("decoder.") and not glide.hosted(name)
     }
     if shape.drafted < 1:
         tensors[DRAFT_VOCABULARY] = torch.arange(max(4, int(shape.drafted * shape.vocabulary)))

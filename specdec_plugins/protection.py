@@ -57,7 +57,7 @@ def translate_protected(
 def branched(
     translator: "Translator", sources: Sequence[Protected], results: Sequence[Translation], choices: dict[str, Any]
 ) -> list[Translation]:
-    """The translations with the branches of their ICU messages translated, too."""
+    """Translates the branches of the sources' ICU messages and puts them into the results."""
     parts = [source.text[first:end] for source in sources for first, end in source.messages]
     files = {part: TextFile(part, MESSAGE, Options()) for part in parts}
     placed = iter(translate_units(translator, [unit for file in files.values() for unit in file.units], **choices))

@@ -116,8 +116,8 @@ def parts_of(unit: Unit, language: str, most: int) -> Iterator[Part]:
 
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of a text, and what tabs separate, with their first character's place. One that was wrapped is one with the next:
-    if that begins with a lower-case letter, or if it is long and ends in no mark."""
+    """The parts of a text between line breaks and tabs, each with the place of its first character. A wrapped line includes the
+    next: one that continues in lower case, or is long and ends without punctuation."""
     start = 0
     for match in re.finditer(r"\n\s*|\t+", text):
         line, following = text[start : match.start()], text[match.end() : match.end() + 1]

@@ -75,7 +75,7 @@ def drafters_by_name() -> dict[str, DrafterModel]:
     heads = {"heads.weight": (2 * WIDTH, 2 * WIDTH), "heads.bias": (2 * WIDTH,), **begins}
     eagle = random_tensors({"join.weight": (WIDTH, 2 * WIDTH), "join.bias": (WIDTH,), "unknown": (WIDTH,)})
     names, width = torch.tensor([*range(8), 9, 13, 21, SIZE - 1]), {"successor_width": WIDTH}
-    thin = {name: each for name, each in layers.items() if not any(part in name for part in glide.HOST)}
+    thin = {name: each for name, each in layers.items() if not glide.hosted(name)}
     return {
         "causal": DrafterModel("block_causal", {**block, **successor(), DRAFT_VOCABULARY: names}, PLAIN, width, 4),
         "block": DrafterModel("block", {**block, **random_tensors({COPY: (WIDTH, WIDTH)})}, PLAIN, {"source_copy": True}, 4),

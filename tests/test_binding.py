@@ -82,8 +82,8 @@ class Decoder:
             offset=offset, zero_start=zero_start, embedding_norm=self.norms[0], last_norm=self.norms[1], projection=held[0],
             gate=held[1],
         )  # fmt: skip
-        for linears, norms in self.layers:
-            self.stack.add_layer([NativeLinear(*each, dtype) for each in linears], norms)
+        for number, (linears, norms) in enumerate(self.layers):
+            self.stack.add_layer([NativeLinear(*each, dtype) for each in linears], norms, number)
         self.cache = torch.full((LAYERS, SLOTS, ROOM, 2 * WIDTH), math.nan)
         self.entries = torch.full((LAYERS, SLOTS, ROOM, 2 * WIDTH), math.nan)
 
@@ -215,7 +215,7 @@ def test_activations_at_the_extremes(name, variant):  # noqa: F811
     linears = [NativeLinear(torch.zeros(96, 32), None, "float32"), NativeLinear(none, None, "float32"), None, None,
                NativeLinear(none, x, "float32"), NativeLinear(unit, None, "float32")]  # fmt: skip
     plain = torch.ones(32), torch.zeros(32)
-    stack.add_layer(linears, [plain, None, plain])
+    stack.add_layer(linears, [plain, None, plain], 0)
     numbers, output = integers([0, 1], [2]), torch.empty(1, 1, 32)
     stack.library.specdec_encode(engine.pointer, stack.pointer, 1, 1, start(numbers), output.data_ptr())
     torch.testing.assert_close(output[0, 0].double(), ACTIVATIONS[name](x.double()), rtol=3e-6, atol=3e-6)

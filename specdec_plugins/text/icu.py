@@ -18,13 +18,13 @@ BRANCHING = re.compile(r"\{\s*([^\s{}<>',|#]+)\s*,\s*(plural|selectordinal|selec
 SELECTOR = re.compile(r"\s*(=\d+|[^\s{}<>',|#=]+)\s*\{")
 END = re.compile(r"\s*\}")
 SIGN = re.compile(r"''|'(?=[{}#])|[{}#]|\Z")
-QUOTED = re.compile(r"[^']*(?:''[^']*)*'?")  # in quoted text, too, '' is an apostrophe
+QUOTED = re.compile(r"[^']*(?:''[^']*)*'?")  # '' inside quotes is an apostrophe
 OTHER_ARGUMENT = re.compile(r"\{\{[^{}]*\}\}|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")  # mustache's too, which templates mix in
 CODE = re.compile(PATTERNS["code"])
 
 
 class Piece(NamedTuple):
-    """Characters that ``shown`` stands for in the text around them. An apostrophe is text, too; all others must not change."""
+    """Characters that the surrounding text shows as ``shown``. Only an apostrophe may change in translation."""
 
     start: int
     end: int

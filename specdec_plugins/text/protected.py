@@ -16,7 +16,7 @@ from specdec_plugins.text.patterns import ORDERED
 from specdec_plugins.text.words import Span
 
 MOST = 1000  # protected parts of a text
-LETTER, LONGER = r"\w", r"[\w/#=&%]"  # that a word, or an address, would go on with
+LETTER, LONGER = r"\w", r"[\w/#=&%]"  # characters that extend a word, or an address
 STEM = "X"  # of masks
 EXAMPLE = "{n, plural, other {#}}"  # what protects this protects all ICU messages
 

@@ -31,6 +31,11 @@ from specdec_plugins.formats.spec import DrafterModel, Model, ModelSpec
 HOST = ("encoder_attn.k_proj.", "encoder_attn.v_proj.")  # what the verifier has computed for a layer
 
 
+def hosted(name: str) -> bool:
+    """Whether a tensor is that of the verifier's layer whose cache is read."""
+    return any(part in name for part in HOST)
+
+
 @dataclass
 class Options:
     length: int = 8  # K in training
@@ -51,7 +56,7 @@ class Network(nn.Module):
     def __init__(self, options: Options, verifier: FrozenVerifier):
         super().__init__()
         self.options, self.spec = options, shape(verifier.spec, options.layers)
-        adopt(self, (each for each in initial(self.spec, verifier) if not any(part in each[0] for part in HOST)))
+        adopt(self, (each for each in initial(self.spec, verifier) if not hosted(each[0])))
 
     def loss(self, batch: Batch) -> Loss:
         """Cross-entropy of blocks of the target, each token after those before it: a sample of blocks in training, else all."""
@@ -147,7 +152,7 @@ def transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
         name.replace(f".{host}.", f".{number}.", 1): tensor
         for number, host in enumerate(spread(options.layers, hosts))
         for name, tensor in verifier.tensors.items()
-        if name.startswith(f"decoder.layers.{host}.") and any(part in name for part in HOST)
+        if name.startswith(f"decoder.layers.{host}.") and hosted(name)
     }
     return replace(made, tensors={**made.tensors, **read}, options={"hosts": hosts})
 

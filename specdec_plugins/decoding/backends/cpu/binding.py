@@ -200,12 +200,11 @@ class Stack(Handle):
             projection and projection.pointer, gate and gate.pointer,
         )  # fmt: skip
 
-    def add_layer(self, linears: Sequence[NativeLinear | None], norms: Sequence[Pair | None], entries: int | None = None) -> None:
+    def add_layer(self, linears: Sequence[NativeLinear | None], norms: Sequence[Pair | None], entries: int) -> None:
         """Append a layer. ``linears``: query, key and value in one (3 D, D), out, cross query, cross out, fc1, fc2; ``norms``: of
         self-attention, cross-attention, feed-forward. In an encoder those of cross-attention are None. ``entries``: the layer of
-        the caches that it reads and writes; None: the layer's own number.
+        the caches that it reads and writes.
         """
-        entries = len(self.layers) if entries is None else entries
         self.layers.append(list(linears))
         given = pairs(*norms)  # the library copies them
         packed = pointers(each.pointer if each else None for each in linears)
