@@ -76,3 +76,6 @@ def test_only_files_of_weights_are_unloaded(tmp_path):
     files.mapping(tmp_path / "weights")
     unload(each.data_ptr() for each in found.values())
     assert not found["weights"].any() and found["library"].eq(7).all()
+    found.clear()
+    unload([])
+    assert str(tmp_path / "weights") not in files._mapped, "the maps would be read for it at every load"

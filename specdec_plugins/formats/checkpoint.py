@@ -93,10 +93,8 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
 
 def unpickled(path: str | os.PathLike[str], mapped: bool = False) -> Any:
     """What `torch.save` wrote, on the CPU, or ``mapped`` into memory. Raises CheckpointError for what is not just weights."""
-    if mapped:
-        files.mapping(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such checkpoint") from None
     except pickle.UnpicklingError as error:
@@ -107,6 +105,9 @@ def unpickled(path: str | os.PathLike[str], mapped: bool = False) -> Any:
     ) as error:  # fmt: skip
         # A truncated or foreign file can fail at any step of reading; all mean the same to the user.
         raise CheckpointError(f"{path}: not a readable checkpoint, or a damaged one ({type(error).__name__})") from None
+    if mapped:
+        files.mapping(path)
+    return content
 
 
 def _refusal(error: pickle.UnpicklingError) -> str:

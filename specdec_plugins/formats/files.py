@@ -39,7 +39,7 @@ _mapped = set[str]()  # the files of weights that this process has mapped
 
 
 def mapping(path: str | os.PathLike[str]) -> None:
-    """Note that a file of weights will be mapped. `unload` drops the pages of no other: a library's hold its relocated data."""
+    """Note that a file of weights is mapped. `unload` drops the pages of no other: a library's hold its relocated data."""
     _mapped.add(os.path.realpath(path))
 
 
@@ -69,14 +69,19 @@ def unload(addresses: Iterable[int]) -> None:
 
     A loaded model has packed its weights, but mapped pages still count as the process's memory. Changes to them are lost.
     """
-    needed = sorted(addresses)
+    known = set(_mapped)
+    if not known:
+        return
+    needed, present = list(addresses), set[str]()
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # not Linux: the system reclaims the pages itself
         return
     for line in lines:
         place, *_, path = line.split(maxsplit=5)
-        if path in _mapped:
+        if path in known:
+            present.add(path)
             start, end = (int(number, 16) for number in place.split("-"))
             if any(start <= address < end for address in needed):
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)
+    _mapped.difference_update(known - present)  # reading the maps takes milliseconds, for nothing once they are gone

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec_plugins.formats.errors import brief
-from specdec_plugins.formats.files import mapping, unload, whole
+from specdec_plugins.formats.files import Mapped, mapping, whole
 from specdec_plugins.formats.spec import aligned, all_finite
 
 # The format's names of data types: https://github.com/huggingface/safetensors
@@ -35,9 +35,9 @@ def read(path: Path) -> dict[str, Tensor]:
     """A file's tensors as stored, mapped into memory."""
     from safetensors.torch import load_file
 
-    mapping(path)
     with readable(path):
         tensors = load_file(path)
+    mapping(path)
     return {name: aligned(each) for name, each in tensors.items()}
 
 
@@ -46,7 +46,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], half: bool = False) -> None
 
     Raises ValueError naming a tensor that is not finite.
     """
-    header, end = {}, 0
+    header, end, mapped = {}, 0, Mapped()
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # largest elements first: all are aligned
     dtypes = {name: torch.float16 if half and each.is_floating_point() else each.dtype for name, each in ordered.items()}
     for name, tensor in ordered.items():
@@ -61,4 +61,5 @@ def write(path: Path, tensors: Mapping[str, Tensor], half: bool = False) -> None
             if stored.is_floating_point() and not all_finite(stored):
                 raise ValueError(f"{path.stem}: {name} has values that are not finite{' in float16' if half else ''}")
             file.write(stored.reshape(-1).view(torch.uint8).numpy().data)
-            unload([tensor.data_ptr()])
+            mapped.read(tensor.data_ptr(), tensor.nbytes)
+    mapped.unload()
