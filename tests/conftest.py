@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import fcntl
 import functools
 import importlib
 import logging
@@ -157,8 +158,17 @@ def _become(command: str, arguments: list[str], files: list[str], environment: d
 
 @pytest.fixture(scope="session")
 def toy_data(tmp_path_factory) -> Path:
-    """A small toy corpus, prepared: the folder that data/toy.sh makes."""
-    folder = tmp_path_factory.mktemp("toy")
+    """A small toy corpus, prepared: the folder that data/toy.sh makes. The first of pytest's processes makes it for all."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "toy"
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "data" / "prepare.json").exists():
+            make_toy_data(folder)
+    return folder / "data"
+
+
+def make_toy_data(folder: Path) -> None:
     text = folder / "text"
     run_python("data/toy.py", "--output", text, "--train", 300, "--valid", 40, "--test", 20)
     prefixes = [item for split in ("train", "valid", "test") for item in (f"--{split}", text / split)]
@@ -166,7 +176,6 @@ def toy_data(tmp_path_factory) -> Path:
         "-m", "specdec_plugins.commands.prepare", "--source-lang", "xa", "--target-lang", "xb", *prefixes,
         "--bpe-operations", 200, "--max-ratio", 0, "--output", folder / "data", "--workers", 1,
     )  # fmt: skip
-    return folder / "data"
 
 
 @functools.cache

@@ -5,7 +5,6 @@ import weakref
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from specdec_plugins.decoding.backends.torch.graphs import Recorder
 
@@ -27,26 +26,31 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         assert function._schema.name not in WAITS, "the host waits for the device during a pass"
         result = function(*arguments, **(keywords or {}))
-        self.operations.append((function, *tree_map(self.borrowed, (arguments, keywords or {})), result))
-        self.made |= {id(each): each for each in ([result] if isinstance(result, torch.Tensor) else result)}
+        results = [result] if isinstance(result, torch.Tensor) else result
+        keywords = {name: self.borrowed(value) for name, value in (keywords or {}).items()}
+        self.operations.append((function, self.borrowed(arguments), keywords, results))
+        self.made |= {id(each): each for each in results}
         return result
 
     def borrowed(self, value):
-        """A weak reference to memory from outside; single numbers are kernel arguments."""
+        """A weak reference to memory from outside, also in a list; single numbers are kernel arguments."""
+        if isinstance(value, list | tuple):
+            return list(map(self.borrowed, value))
         outside = isinstance(value, torch.Tensor) and value.dim() and id(value) not in self.made
         return weakref.ref(value) if outside else value
 
     def replay(self):
         self.replays += 1
-        for function, arguments, keywords, result in self.operations:
-            arguments, keywords = tree_map(present, (arguments, keywords))
-            again = function(*arguments, **keywords)
-            for place, value in zip(*([each] if isinstance(each, torch.Tensor) else each for each in (result, again))):
+        for function, arguments, keywords, results in self.operations:
+            again = function(*map(present, arguments), **{name: present(value) for name, value in keywords.items()})
+            for place, value in zip(results, [again] if isinstance(again, torch.Tensor) else again):
                 place.copy_(value)
 
 
 def present(value):
-    """The value behind a weak reference."""
+    """The value behind a weak reference, or behind those of a list."""
+    if isinstance(value, list):
+        return list(map(present, value))
     found = value() if isinstance(value, weakref.ref) else value
     assert found is not None or value is None, "a recording works on memory that has been freed"
     return found
