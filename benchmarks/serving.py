@@ -1,6 +1,7 @@
 """The server: latency over the library at low load, throughput beside specdec-translate, latency against load, and memory.
 
-    benchmarks/serving.py --model data/demo.en-de --input TEXT --threads 2 --figure serving.png
+    benchmarks/serving.py --model data/demo.en-de --input TEXT --threads 2
+    benchmarks/serving.py --model data/demo.en-de --input TEXT --threads 2 --parts load --figure serving.png
     benchmarks/serving.py --model data/demo.en-de --input TEXT --threads 2 --libretranslate VENV/bin/python
     benchmarks/serving.py --model data/demo.en-de --input TEXT --soak 30
 
@@ -39,6 +40,7 @@ from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.translator import Translator  # noqa: E402
 
 SYSTEMS = ("ar", "specdec", "ctranslate2")
+PARTS = ("low_load", "saturation", "load")
 LIBRETRANSLATE = """
 import logging
 from argostranslate.sbd import MiniSBDSentencizer
@@ -53,6 +55,7 @@ LENGTHS = {"min_len": 27, "max_len_b": 27}
 WORDS = "abcdefghijklmnopqrstuvwxyz"  # of its texts
 BATCH = 64  # texts
 FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1)  # of what the first system can do
+ANSWERED = 0.8  # of the requests; a system that answers fewer in time gets no higher load, as its queue would only grow
 
 
 def main() -> None:
@@ -64,6 +67,7 @@ def main() -> None:
     p.add_argument("--rounds", type=int, default=3, help="of the latency at low load")
     p.add_argument("--texts", type=int, default=4000, help="lines for the throughput")
     p.add_argument("--seconds", type=float, default=6.0, help="of each load")
+    p.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     p.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     p.add_argument("--libretranslate", metavar="PYTHON", help="that has it; measures it, too")
     p.add_argument("--figure", help="where to draw latency and throughput against load")
@@ -73,19 +77,17 @@ def main() -> None:
     lines = [line for line in Path(options.input).read_text(encoding="utf-8").splitlines() if line.strip()]
     if options.soak:
         return soak(options, lines)
-    rows: dict[str, Any] = {"low_load": [], "saturation": [], "load": []}
-    with tempfile.TemporaryDirectory() as folder:
-        rows["low_load"].append(low_load(options, options.model, lines[:200], {}, options.rounds))
-        opus, words = random_folder(Path(folder) / OPUS)
-        rows["low_load"].append(low_load(options, opus, words, LENGTHS, 1))
-    rows["saturation"] = saturation(options, lines)
-    most = None
-    for system in options.systems:
-        with serving(system, options.model, options) as (port, _):
-            reached = asyncio.run(capacity(port, system, lines, options.seconds / 2))  # warms up, too
-            most = most or reached
-            rows["load"] += [offered(port, system, lines, fraction * most, options) for fraction in FRACTIONS]
-    if options.figure:
+    rows: dict[str, Any] = {part: [] for part in options.parts}
+    if "low_load" in rows:
+        with tempfile.TemporaryDirectory() as folder:
+            rows["low_load"].append(low_load(options, options.model, lines[:200], {}, options.rounds))
+            opus, words = random_folder(Path(folder) / OPUS)
+            rows["low_load"].append(low_load(options, opus, words, LENGTHS, 1))
+    if "saturation" in rows:
+        rows["saturation"] = saturation(options, lines)
+    if "load" in rows:
+        rows["load"] = loads(options, lines)
+    if options.figure and "load" in rows:
         draw(rows["load"], options)
     print(json.dumps({"benchmark": "serving", **rows, "signature": {**machine("cpu"), **vars(options)}}))
 
@@ -261,6 +263,20 @@ def saturation(options: argparse.Namespace, lines: list[str]) -> list[dict[str, 
             row |= {"specdec_translate": round(command, 2), "of_specdec_translate": round(command / seconds, 3)}
         rows.append(row)
         print(f"saturation: {row}", flush=True)
+    return rows
+
+
+def loads(options: argparse.Namespace, lines: list[str]) -> list[dict[str, Any]]:
+    """Requests of one sentence at random times, ever more of them."""
+    rows, most = list[dict[str, Any]](), None
+    for system in options.systems:
+        with serving(system, options.model, options) as (port, _):
+            reached = asyncio.run(capacity(port, system, lines, options.seconds / 2))  # warms up, too
+            most = most or reached
+            for fraction in FRACTIONS:
+                rows.append(offered(port, system, lines, fraction * most, options))
+                if rows[-1]["answered"] < ANSWERED * rows[-1]["offered"]:
+                    break
     return rows
 
 
