@@ -21,7 +21,7 @@ from specdec_plugins.extras import needed
 from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 
 log = logging.getLogger(__name__)
-SWITCH = 0.0005  # seconds until a thread yields: between passes the engine would wait for Python's usual 5 ms
+SWITCH = 0.0001  # seconds until a thread yields the interpreter, for which engines wait after each pass; usually 5 ms
 DRAIN = 5  # seconds that answers have to leave once translations have ended; clients may not read them
 OF_MODELS = ("rows", "queue", "device", "dtype", "draft-with")  # options that a model in a configuration may have
 

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 SESSIONS = 2  # of a model, at most: while Python prepares the passes of one, the kernels run those of another
 LATENCY = 0.01  # seconds that a request waits to join, and to stream, at most; a single pass may take longer
+ALONE = 3  # times as long if another session is idle: between steps of a large model Python takes long, its caches being cold
 SLICE = 0.002  # seconds that a call works on text before others get on
 SOONEST, LATEST = 1.0, 60.0  # seconds until a session that could not be opened is tried again; they double
 
@@ -217,8 +218,10 @@ class Desk:
             self._fill(session)
             if session.idle:
                 return False
-            self.line.engine.join(self.line.busy)
-            times = 1 if any(owner.streams for owner, _ in self.owners.values()) else int(LATENCY / self.seconds)
+            busy, streams = self.line.busy, any(owner.streams for owner, _ in self.owners.values())
+            self.line.engine.join(busy)
+            patience = ALONE * LATENCY if busy < len(self.line.threads) else LATENCY  # others take what arrives meanwhile
+            times = 1 if streams else int(patience / self.seconds)
             began, before = time.perf_counter(), session.stats.passes
             commits = session.step(max(1, min(times, TOGETHER)))
             if passes := session.stats.passes - before:
