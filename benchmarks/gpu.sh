@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
 # Tests, measures and trains on one GPU, in about six minutes.
-#     benchmarks/gpu.sh OUTPUT [--python PYTHON] [--text FILE [--tokenized]] [--device cpu]
+#     benchmarks/gpu.sh OUTPUT [--python PYTHON] [--text FILE [--tokenized]] [--corpus DIR] [--device cpu]
 # Writes OUTPUT/results.jsonl (a line a measurement, and the summary) and a log a part; the exit status is 1 if a part failed. Python
 # needs torch; what else is missing is installed into OUTPUT, if there is a network. A part has a time limit, and fails alone.
 #   --python PYTHON  (default: .venv/bin/python, else python3)
 #   --text FILE      English captions to measure the shipped pair with (default: those of data/demo.txt, repeated)
 #   --tokenized      the text is tokens of the pair's BPE already: tokenising needs sacremoses and subword-nmt
+#   --corpus DIR     also train a transformer-base pair, from train and valid .en and .fr (.gz allowed), into OUTPUT/base: a MarianMT
+#                    model with transformers, then its drafter. Takes ten minutes more, and resumes in a second run with that folder
 #   --device cpu     the same parts, small, where there is no GPU: whether the script works
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 die() { echo "gpu.sh: $*" >&2; exit 1; }
 
-out= python= text= bpe=() device=cuda
+out= python= text= bpe=() corpus= device=cuda
 while [ $# -gt 0 ]; do
     case $1 in
-        --python|--text|--device)
+        --python|--text|--corpus|--device)
             [ $# -ge 2 ] || die "$1 needs a value"
-            case $1 in --python) python=$2 ;; --text) text=$2 ;; --device) device=$2 ;; esac
+            case $1 in --python) python=$2 ;; --text) text=$2 ;; --corpus) corpus=$2 ;; --device) device=$2 ;; esac
             shift 2 ;;
         --tokenized) bpe=(--tokenized); shift ;;
         -*) die "unknown option $1 (the head of the script says which there are)" ;;
@@ -27,9 +29,10 @@ done
 [ -n "$out" ] || die "name a folder for the results: benchmarks/gpu.sh OUTPUT"
 case $device in cuda|cpu) ;; *) die "no device named '$device'. Available: cuda, cpu" ;; esac
 [ -z "$text" ] || [ -f "$text" ] || die "--text $text: no such file"
+[ -z "$corpus" ] || [ -d "$corpus" ] || die "--corpus $corpus: no such folder"
 [ -n "$python" ] || { [ -x "$root/.venv/bin/python" ] && python=$root/.venv/bin/python || python=python3; }
 python=$(command -v "$python") || die "no Python: give --python"
-text=${text:+$(realpath "$text")}
+text=${text:+$(realpath "$text")} corpus=${corpus:+$(realpath "$corpus")}
 mkdir -p "$out" && out=$(realpath "$out") && cd "$root" || exit 1
 [ ! -e "$out/results.jsonl" ] || die "$out has results already"
 export PYTHONPATH=$root:$out/packages${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore
@@ -52,6 +55,7 @@ fi
 parts=()  # name|result|seconds
 failed=0
 [ $device = cuda ] && budget=530 || budget=3600  # seconds in all, whatever the parts' limits add up to
+[ -z "$corpus" ] || budget=$((budget + 600))
 part() { # part NAME SECONDS COMMAND...
     local name=$1 limit=$2 began=$SECONDS status=0 result=passed
     shift 2
@@ -128,6 +132,22 @@ if [ $device = cuda ]; then
 else
     part shape-float32 120 "$python" benchmarks/shapes.py --dtypes float32 --layers 2 --drafter-layers 1 --width 64 --inner 128 \
         --heads 4 --vocabulary 600 --threads 1 --block-sizes 4 auto --batch-sizes 1 4 --sentences 2 --rounds 1
+fi
+
+# ---- a transformer-base pair
+base() {
+    set -e
+    local sizes=(--width 512 --layers 6 --pieces 10000 --tokens 16384 --updates 2500) drafts=800
+    [ $device = cuda ] || { sizes=(--width 64 --layers 2 --pieces 1000 --tokens 512 --updates 4); drafts=2; }
+    "$python" benchmarks/marian.py --data "$corpus" --output "$out/base/marian" -s en -t fr --dropout 0 "${sizes[@]}"
+    "$python" -m specdec_plugins.commands.import_model "$out/base/marian" --output "$out/base/verifier"
+    if [ -f "$corpus/train.en.gz" ]; then gzip -cd "$corpus/train.en.gz"; else cat "$corpus/train.en"; fi | head -n $((drafts * 125)) >"$out/base/en"
+    ./train.sh --verifier "$out/base/verifier" --sources "$out/base/en" --output "$out/base/run" --device $device --updates $drafts
+}
+export -f base
+export corpus
+if [ -n "$corpus" ]; then
+    if has transformers && has sentencepiece; then part base 600 bash -c base; else skip base "there is no transformers or sentencepiece"; fi
 fi
 
 # ---- the summary

@@ -5,7 +5,8 @@
 
 FOLDER contains train and valid .SRC and .TGT (.gz allowed). The result looks like OPUS-MT: two SentencePiece models, one
 vocabulary with the padding symbol last, which starts the decoder and embeds as zero, tied embeddings, post-norm, swish.
-Interrupted training resumes. The saved model is the average of the last snapshots; its greedy BLEU on valid is printed.
+Trains on a GPU if there is one, in bfloat16 there, too. Interrupted training resumes. The saved model is the average of the last
+snapshots; its greedy BLEU on valid is printed.
 """
 
 import argparse
@@ -24,9 +25,10 @@ from specdec_plugins.text.lines import read_lines
 from specdec_plugins.training.muon import Muon, is_hidden
 
 EVERY, KEPT = 50, 6  # updates between snapshots; snapshots averaged
-TOKENS, BATCHES = 2048, 2  # tokens in a batch, padding included; batches in an update
+BATCHES = 2  # in an update
 LONGEST, RATIO = 128, 3  # pieces in a sentence and ratio of a pair's lengths: others are left out
 LEARNING_RATE = 2e-3  # at its highest
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def read(data: Path, split: str, lang: str) -> list[str]:
@@ -76,14 +78,14 @@ def model_of(args: argparse.Namespace, size: int) -> MarianMTModel:
     return model
 
 
-def batches(pairs: list[tuple[list[int], list[int]]], seed: int) -> list[list[tuple[list[int], list[int]]]]:
-    """Batches of similar lengths with at most TOKENS tokens, padding included, in random order."""
+def batches(pairs: list[tuple[list[int], list[int]]], tokens: int, seed: int) -> list[list[tuple[list[int], list[int]]]]:
+    """Batches of similar lengths with at most so many tokens, padding included, in random order."""
     generator = random.Random(seed)
     made: list[list[tuple[list[int], list[int]]]] = [[]]
     longest = 0
     for pair in sorted(generator.sample(pairs, len(pairs)), key=lambda pair: (len(pair[1]), len(pair[0]))):
         longest = max(longest, *map(len, pair))
-        if (len(made[-1]) + 1) * longest > TOKENS:
+        if (len(made[-1]) + 1) * longest > tokens:
             made.append([])
             longest = max(map(len, pair))
         made[-1].append(pair)
@@ -91,19 +93,19 @@ def batches(pairs: list[tuple[list[int], list[int]]], seed: int) -> list[list[tu
 
 
 def padded(rows: list[list[int]], value: int) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value).to(DEVICE)
 
 
-def train(model: Any, pairs: list[tuple[list[int], list[int]]], updates: int, saved: Path) -> None:
+def train(model: Any, pairs: list[tuple[list[int], list[int]]], tokens: int, updates: int, saved: Path) -> None:
     """Muon, warm-up and linear decay, label smoothing; ends with the average of the last snapshots."""
     pad, embedding = model.config.pad_token_id, model.get_input_embeddings().weight
     hidden, others = ([p for p in model.parameters() if is_hidden(p) is wanted] for wanted in (True, False))
     muon = Muon(hidden, others, LEARNING_RATE, betas=(0.9, 0.98), eps=1e-8, weight_decay=0)
-    warmup = min(100, updates // 5)
+    warmup = min(100, updates // 5 + 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(muon, lambda n: min((n + 1) / warmup, 1.02 - n / updates))
     state: dict = {"done": 0, "epoch": 0, "snapshots": []}
     if saved.exists():
-        state = torch.load(saved, weights_only=True)
+        state = torch.load(saved, DEVICE, weights_only=True)
         model.load_state_dict(state["snapshots"][-1])
         muon.load_state_dict(state["muon"])
         schedule.load_state_dict(state["schedule"])
@@ -112,10 +114,10 @@ def train(model: Any, pairs: list[tuple[list[int], list[int]]], updates: int, sa
         for _ in range(BATCHES):
             if not todo:
                 state["epoch"] += 1
-                todo = batches(pairs, state["epoch"])
+                todo = batches(pairs, tokens, state["epoch"])
             batch = todo.pop()
             source, target = padded([one for one, _ in batch], pad), padded([other for _, other in batch], -100)
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(DEVICE, torch.bfloat16):
                 logits = model(source, source.ne(pad).long(), labels=target, use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), label_smoothing=0.1)
             (loss / BATCHES).backward()
@@ -142,7 +144,7 @@ def bleu(model: MarianMTModel, tokenizer: MarianTokenizer, sources: list[str], r
     """Greedy, by transformers' own generation."""
     outputs: list[str] = []
     for first in range(0, len(sources), 32):
-        inputs = tokenizer(sources[first : first + 32], return_tensors="pt", padding=True)
+        inputs = tokenizer(sources[first : first + 32], return_tensors="pt", padding=True).to(DEVICE)
         outputs += tokenizer.batch_decode(model.generate(**inputs, num_beams=1), skip_special_tokens=True)
     return str(sacrebleu.corpus_bleu(outputs, [references]))
 
@@ -153,6 +155,7 @@ def main() -> None:
     p.add_argument("--output", type=Path, required=True, metavar="DIR")
     p.add_argument("-s", "--source-lang", default="en")
     p.add_argument("-t", "--target-lang", default="de")
+    p.add_argument("--tokens", type=int, default=2048, metavar="N", help="in a batch, of which an update has 2 (default: 2048)")
     p.add_argument("--dropout", type=float, default=0.2, metavar="P")
     p.add_argument("--updates", type=int, default=2200, metavar="N")
     p.add_argument("--pieces", type=int, default=4500, metavar="N", help="of each SentencePiece model (default: 4500)")
@@ -163,13 +166,14 @@ def main() -> None:
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("medium")  # Muon's products, in bfloat16 where the CPU has them
     tokenizer = tokenizer_of(args)
-    model = model_of(args, len(tokenizer.encoder))
+    model: Any = model_of(args, len(tokenizer.encoder))
+    model.to(DEVICE)
     text = {
         split: [read(args.data, split, lang) for lang in (args.source_lang, args.target_lang)] for split in ("train", "valid")
     }
     sources, targets = tokenizer(text["train"][0])["input_ids"], tokenizer(text_target=text["train"][1])["input_ids"]
     pairs = [pair for pair in zip(sources, targets) if max(map(len, pair)) <= min(LONGEST, RATIO * min(map(len, pair)))]
-    train(model, pairs, args.updates, args.output / "training.pt")
+    train(model, pairs, args.tokens, args.updates, args.output / "training.pt")
     model.eval().save_pretrained(args.output)
     tokenizer.save_pretrained(args.output)
     print(f"valid, greedy: {bleu(model, tokenizer, *text['valid'])}")

@@ -142,6 +142,7 @@ def test_the_gpu_script_says_what_it_needs(tmp_path):
         ([], "name a folder for the results"),
         ([tmp_path / "out", "--device", "tpu"], "no device named 'tpu'. Available: cuda, cpu"),
         ([tmp_path / "out", "--text", "nowhere.txt"], "--text nowhere.txt: no such file"),
+        ([tmp_path / "out", "--corpus", "nowhere"], "--corpus nowhere: no such folder"),
         ([tmp_path, "--device", "cpu"], f"{tmp_path} has results already"),
         ([tmp_path / "out"], "torch sees no CUDA device"),
     ):
