@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -32,9 +32,10 @@ from specdec_plugins.measure.machine import machine  # noqa: E402
 from specdec_plugins.measure.systems import DTYPES, GPU_DTYPES, ctranslate2_of  # noqa: E402
 
 if TYPE_CHECKING:
+    from specdec_plugins.decoding.drafters import Choose
     from specdec_plugins.decoding.prefix import Prefix
     from specdec_plugins.decoding.roles import Acceptance, Controller
-    from specdec_plugins.decoding.values import Draft, Verdict
+    from specdec_plugins.decoding.values import Draft, Plan, Verdict
     from specdec_plugins.formats.folder import Pair
 
 SOURCE, OUTPUT = 25, 28  # tokens of a sentence, eos included
@@ -49,6 +50,11 @@ SYSTEMS: dict[str, list[str]] = {
 }
 # The demo pair's acceptance by position, given acceptance of all before: test2016, int8, blocks of 8
 ACCEPTANCE = [0.868, 0.902, 0.902, 0.907, 0.935, 0.92, 0.91, 0.923]
+# Its drafted tokens there (calibration.py): how many, their mean probability, the share that passes
+TOKENS = [
+    (708, 0.371, 0.394), (954, 0.601, 0.584), (1344, 0.811, 0.743), (1160, 0.942, 0.901), (1006, 0.982, 0.958),
+    (2041, 0.996, 0.987), (6759, 1.0, 0.999),
+]  # fmt: skip
 # By beam: how often all survivors of a pass's first, second, .. step are drafted nodes, given that those before it were
 REPLAYED = {2: [0.71, 0.52, 0.57, 0.53, 0.56], 4: [0.45, 0.37, 0.45, 0.39], 5: [0.35, 0.33, 0.33, 0.47], 8: [0.26, 0.23, 0.35]}
 
@@ -107,16 +113,31 @@ def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
 class Replayed:
     """Computes a rule, then replaces its verdict by one sampled from a trained pair's acceptance."""
 
-    def __init__(self, rule: "Acceptance", shares: list[float]):
-        """``shares``: acceptance by position, given that all before passed."""
-        self.rule, self.shares, self.random = rule, shares, random.Random(1)
+    def __init__(self, rule: "Acceptance", by_position: list[float]):
+        """``by_position``: how often tokens pass, given that all before did."""
+        self.rule, self.by_position, self.random = rule, by_position, random.Random(1)
+        self.shares: list[list[float]] = []  # the same for each drafted token, by row, where they were drawn
+
+    def drafted(self, choose: "Choose") -> "Choose":
+        """The same drafts in turn, each token with a probability drawn from the trained pair's."""
+
+        def drawn(ahead: "Prefix", wanted: Sequence[bool]) -> "Draft":
+            draft, weights = choose(ahead, wanted), [count for count, *_ in TOKENS]
+            found = self.random.choices(TOKENS, weights, k=len(wanted))
+            draft.confidence = [probability for _, probability, _ in found]
+            for row, (_, _, share) in zip(self.shares, found):
+                row.append(share)
+            return draft
+
+        return drawn
 
     def __call__(self, scores: Any, draft: "Draft", prefix: "Prefix") -> "Verdict":
         verdict = self.rule(scores, draft, prefix)
-        counts = []
-        for tokens in draft.tokens:
+        counts, drawn = [], self.shares or [self.by_position] * len(draft.tokens)
+        self.shares = []
+        for tokens, shares in zip(draft.tokens, drawn, strict=True):
             count = 0
-            while count < len(tokens) and self.random.random() < self.shares[min(count, len(self.shares) - 1)]:
+            while count < len(tokens) and self.random.random() < shares[min(count, len(shares) - 1)]:
                 count += 1
             counts.append(count)
         own = [OTHER if room - count > 0 else EOS for room, count in zip(prefix.room, counts)]
@@ -228,6 +249,7 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
     from specdec_plugins.decoding.constraints import Constraints
     from specdec_plugins.decoding.control.fixed import FixedLength
     from specdec_plugins.decoding.control.throughput import Throughput
+    from specdec_plugins.decoding.drafters import glide
     from specdec_plugins.decoding.loop import speculative_decode
     from specdec_plugins.decoding.options import Beam
     from specdec_plugins.decoding.search import groups
@@ -240,8 +262,16 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
     drafter, verifier = assemble(pair.verifier, pair.drafter if block != "0" else None, device, dtype, options.threads)
     controller: Controller = FixedLength(0 if block == "auto" else int(block))
     if block == "auto":
-        controller = Throughput(pair.block_size, searches=beam is not None)
+        controller = Throughput(pair.block_size, confident=drafter.traits.confident, searches=beam is not None)
     replayed, constraints = Replayed(TopBetaTau(), ACCEPTANCE), Constraints.of(pair.verifier.spec)
+    if drafter.traits.confident and beam is None:
+        in_turn = glide.draft_in_turn
+
+        def draft_in_turn(prefix: "Prefix", plan: "Plan", choose: "Choose") -> "Draft":
+            replayed.shares = [[] for _ in plan.lengths]
+            return in_turn(prefix, plan, replayed.drafted(choose))
+
+        glide.draft_in_turn = draft_in_turn
 
     def decode(sources: list[list[int]], batch_size: int) -> tuple[float, int, float]:
         stats = DecodeStats()
