@@ -85,7 +85,7 @@ def rounded(weight, dtype):
         return (weight / scale).round().double() * scale.double()
     if dtype == "int4":
         scales = [weight.abs().amax(1, keepdim=True) * part / 70 for part in range(10, 4, -1)]
-        tried = torch.stack([(weight / scale).round().clamp(-8, 7) * scale for scale in scales])  # (6, O, I)
+        tried = torch.stack([(weight / scale).round().clamp(-7, 7) * scale for scale in scales])  # (6, O, I)
         errors = (tried - weight).square().sum(2)
         return tried[errors.argmin(0), torch.arange(len(weight))].double()
     return weight.double()

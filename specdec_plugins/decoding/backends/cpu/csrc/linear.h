@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <type_traits>
 #include <vector>
@@ -32,35 +33,36 @@ namespace {
 constexpr int TILE = 32;  // outputs per panel of weights
 constexpr int C = TILE / W;  // vectors per row of a panel
 
-struct Free {
-    void* mapped = nullptr;  // what the system gave, of this size; NULL: from the heap
-    size_t size = 0;
-    void operator()(void* memory) const {
-#if defined(__linux__)
-        if (mapped) return void(munmap(mapped, size));
-#endif
-        std::free(memory);
-    }
-};
-using Memory = std::unique_ptr<void, Free>;
+using Memory = std::shared_ptr<char>;
 
-// Uninitialised. Throws std::bad_alloc.
+// Uninitialised, next to what was allocated before: small weights share huge pages, too, for fewer TLB misses, and because lines
+// of scattered small pages evict each other from the second-level cache. Throws std::bad_alloc.
 inline Memory allocate(size_t bytes) {
+    bytes = (bytes + 63) / 64 * 64;
 #if defined(__linux__)
-    // Large weights go into huge pages, for fewer TLB misses, and not onto the heap, where they would lie between freed buffers.
-    // The end stays in small pages: it may need little of a huge one.
-    constexpr size_t page = 1 << 21;
-    if (bytes >= page) {
-        void* mapped = mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    constexpr size_t page = 1 << 21, usual = 64 << 20;  // reserved; pages that are never touched take no memory
+    static std::mutex mutex;
+    static std::weak_ptr<char> region;
+    static size_t used, size;
+    const std::lock_guard lock(mutex);
+    Memory all = region.lock();
+    if (!all || size - used < bytes) {
+        size = std::max(usual, (bytes + page - 1) / page * page), used = 0;
+        const size_t mapping = size + page;
+        void* mapped = mmap(nullptr, mapping, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (mapped == MAP_FAILED) throw std::bad_alloc();
-        void* memory = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(mapped) + page - 1) / page * page);
-        madvise(memory, bytes / page * page, MADV_HUGEPAGE);
-        return Memory(memory, {mapped, bytes + page});
+        char* first = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(mapped) + page - 1) / page * page);
+        all.reset(first, [=](char*) { munmap(mapped, mapping); });
+        madvise(first, size, MADV_HUGEPAGE);
+        region = all;
     }
-#endif
-    void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    used += bytes;
+    return Memory(all, all.get() + used - bytes);
+#else
+    char* memory = static_cast<char*>(std::aligned_alloc(64, bytes));
     if (!memory) throw std::bad_alloc();
-    return Memory(memory);
+    return Memory(memory, std::free);
+#endif
 }
 
 enum Kind { FLOAT32, BFLOAT16, INT8, INT4 };
@@ -93,9 +95,9 @@ struct Trailer {
 };
 
 // Weights (O, I) in panels of TILE outputs, the last one padded with zeros. For each input, a panel holds the weights of its
-// outputs side by side. With quantised inputs, it holds each output's weights of four inputs side by side; of int4 the low halves
-// of 64 bytes are those of the first 16 outputs. The panel's trailer follows its weights, so a pass reads and prefetches one
-// stream of memory.
+// outputs side by side. With quantised inputs, it holds each output's weights of four inputs side by side; a byte of int4 is one
+// of the first 16 outputs' weights plus 16 times one of the others'. The panel's trailer follows its weights, so a pass reads and
+// prefetches one stream of memory.
 struct Linear {
     int outputs, inputs, panels;
     Kind kind;
@@ -103,9 +105,9 @@ struct Linear {
     // Without weights until `pack` has been called for all outputs.
     Linear(int outputs, int inputs, Kind kind)
         : outputs(outputs), inputs(inputs), panels((outputs + TILE - 1) / TILE),
-          kind(kind == INT4 && !QUANTISED_INPUT ? INT8 : kind),
-          memory(allocate(panels * panel_bytes())) {
-        if (panels) std::memset(static_cast<char*>(memory.get()) + (panels - 1) * panel_bytes(), 0, panel_bytes());
+          kind(kind == INT4 && !QUANTISED_INPUT ? INT8 : kind), panel_bytes(sizeof(Trailer) + bytes_of(size_t(TILE) * inputs)),
+          memory(allocate(panels * panel_bytes)) {
+        if (panels) std::memset(memory.get() + (panels - 1) * panel_bytes, 0, panel_bytes);
     }
     bool quantises() const { return QUANTISED_INPUT && kind >= INT8; }  // its inputs
     // Sets output o's weights (I) and bias.
@@ -124,13 +126,13 @@ struct Linear {
         float bound = 0;
         for (int i = 0; i < inputs; ++i) bound = std::max(bound, std::fabs(row[i]));
         scale = bound > 0 ? bound / 127 : 1;
-        if (kind == INT4) scale = nibble_scale(row, bound) / 16;  // in the upper half of a byte, as products see them
+        if (kind == INT4) scale = nibble_scale(row, bound) / 16;  // products see 16 times the weights
         int sum = 0;
         for (int i = 0; i < inputs; ++i) {
             const int8_t value = kind == INT4 ? nibble(row[i] / (16 * scale)) * 16 : rounded(row[i] / scale);
-            if (kind == INT4) {
+            if (kind == INT4) {  // outputs are packed in order
                 char& both = weights[size_t(i / 4) * TILE * 2 + column % 16 * 4 + i % 4];
-                both = column < 16 ? char((both & 0xf0) | (value >> 4 & 0x0f)) : char((both & 0x0f) | value);
+                both = column < 16 ? char(value / 16) : char(both + value);
             } else {
                 const size_t quartet = size_t(i / 4) * TILE * 4 + column * 4 + i % 4;
                 weights[QUANTISED_INPUT ? quartet : size_t(i) * TILE + column] = char(value);
@@ -142,18 +144,17 @@ struct Linear {
     // The weights of a panel: float, uint16_t or int8_t.
     template <class Weight>
     const Weight* weights(int panel) const {
-        return reinterpret_cast<const Weight*>(static_cast<const char*>(memory.get()) + panel * panel_bytes());
+        return reinterpret_cast<const Weight*>(memory.get() + panel * panel_bytes);
     }
     const Trailer& trailer(int panel) const {
         return *reinterpret_cast<const Trailer*>(weights<char>(panel + 1) - sizeof(Trailer));
     }
 
   private:
-    size_t panel_bytes() const {
-        const size_t count = size_t(TILE) * inputs;
-        return sizeof(Trailer) + (kind == FLOAT32 ? 4 * count : kind == BFLOAT16 ? 2 * count : kind == INT8 ? count : count / 2);
+    size_t bytes_of(size_t count) const {
+        return kind == FLOAT32 ? 4 * count : kind == BFLOAT16 ? 2 * count : kind == INT8 ? count : count / 2;
     }
-    static int8_t nibble(float value) { return std::clamp<int8_t>(rounded(std::clamp(value, -100.0f, 100.0f)), -8, 7); }
+    static int8_t nibble(float value) { return std::clamp<int8_t>(rounded(std::clamp(value, -100.0f, 100.0f)), -7, 7); }
     // The scale with the smallest squared error: cutting off the largest weights leaves more steps for the others.
     float nibble_scale(const float* row, float bound) const {
         float best = 1, least = INFINITY;
@@ -168,7 +169,8 @@ struct Linear {
         }
         return best;
     }
-    Memory memory;
+    const size_t panel_bytes;
+    const Memory memory;
 };
 
 // A product's input rows: float32, and also quantised if the weights need it.
@@ -219,7 +221,7 @@ inline void hold(__m512i& vector) { __asm__("" : "+v"(vector)); }
 // R rows times one panel -> to (R, TILE). The sums stay in registers only if their loops are unrolled early, hence the pragmas.
 // The remaining registers hold a panel's row of weights, or the inputs of a few rows.
 template <int R, class Weight>
-inline void product(const float* x, int inputs, const Weight* w, float* to) {
+[[gnu::always_inline]] inline void product(const float* x, int inputs, const Weight* w, float* to) {
     Floats total[R][C] = {};
     const bool fetches = PREFETCHES;  // a local, so that the compiler makes two loops of one
     for (int i = 0; i < inputs; ++i, w += TILE) {
@@ -257,14 +259,15 @@ inline void take(const int8_t*& w, __m512i& left, __m512i& right) {
     left = _mm512_loadu_si512(w), right = _mm512_loadu_si512(w + 64);
     w += 128;
 }
-inline void take(const Int4*& w, __m512i& left, __m512i& right) {  // 16 times the weights
-    const __m512i both = _mm512_loadu_si512(w), upper = _mm512_set1_epi8(char(0xf0));
-    left = _mm512_and_si512(_mm512_slli_epi16(both, 4), upper), right = _mm512_and_si512(both, upper);
+inline void take(const Int4*& w, __m512i& left, __m512i& right) {  // 16 times the first, and what both make together
+    right = _mm512_loadu_si512(w);
+    hold(right);
+    left = _mm512_and_si512(_mm512_slli_epi16(right, 4), _mm512_set1_epi8(char(0xf0)));
     w += 64;
 }
 
 template <int R, class Weight>
-inline void product(const uint8_t* x, int inputs, const Weight* w, float* to) {
+[[gnu::always_inline]] inline void product(const uint8_t* x, int inputs, const Weight* w, float* to) {
     constexpr int CHAINS = R == 1 ? 4 : 1;  // sums of one row would wait for each other
     __m512i total[CHAINS][R][2];
     const bool fetches = PREFETCHES;
@@ -291,13 +294,17 @@ inline void product(const uint8_t* x, int inputs, const Weight* w, float* to) {
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)  // still integers: the caller subtracts the offset and converts them
-        for (int c = 0; c < 2; ++c) {
+    for (int r = 0; r < R; ++r) {  // still integers: the caller subtracts the offset and converts them
+        __m512i &left = total[0][r][0], &right = total[0][r][1];
 #pragma GCC unroll 4
-            for (int chain = 1; chain < CHAINS; ++chain)
-                total[0][r][c] = _mm512_add_epi32(total[0][r][c], total[chain][r][c]);
-            _mm512_storeu_si512(to + r * TILE + 16 * c, total[0][r][c]);
+        for (int chain = 1; chain < CHAINS; ++chain) {
+            left = _mm512_add_epi32(left, total[chain][r][0]);
+            right = _mm512_add_epi32(right, total[chain][r][1]);
         }
+        if constexpr (std::is_same_v<Weight, Int4>) right = (__m512i)((Ints)right - ((Ints)left >> 4));
+        _mm512_storeu_si512(to + r * TILE, left);
+        _mm512_storeu_si512(to + r * TILE + 16, right);
+    }
 }
 #endif
 
@@ -368,17 +375,18 @@ inline bool matrix_unit_is_allowed() {
 }
 #endif
 
-// `product` for a number of rows known only at run time, at most R.
+// `product` for a number of rows known only at run time, at least 2 and at most R.
 template <int R, class X, class Weight>
 void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
-    if constexpr (R > 1)
+    if constexpr (R > 2)
         if (rows < R) return product_of<R - 1>(rows, x, inputs, w, to);
     product<R>(x, inputs, w, to);
 }
 
 // Turns the sums of a product with a panel, (count, TILE), into its results: see `multiply`. `scale`: of the rows' inputs.
 template <bool INTEGERS, class Place, class Write>
-inline void finish(const Trailer& trailer, float* sums, int count, const float* scale, int padding, Place&& place, Write&& write) {
+[[gnu::always_inline]] inline void finish(const Trailer& trailer, float* sums, int count, const float* scale, int padding,
+                                          Place&& place, Write&& write) {
     Ints offset[C];
     Floats factor[C], bias[C];
 #pragma GCC unroll 8
@@ -406,54 +414,66 @@ inline void finish(const Trailer& trailer, float* sums, int count, const float* 
     }
 }
 
+// `multiply` for weights of one kind. Inlined code for one row keeps its sums in registers.
+template <class Weight, class Place, class Write>
+void multiply_by(const Linear& linear, const Input& input, Range rows, Range panels, Place&& place, Write&& write) {
+    constexpr bool SCALED = std::is_same_v<Weight, int8_t> || std::is_same_v<Weight, Int4>;
+    const int total = rows.to - rows.from, inputs = linear.inputs;
+    const auto x = [&](int row) {
+        if constexpr (SCALED && QUANTISED_INPUT)
+            return input.bytes.data() + size_t(row) * inputs;
+        else
+            return input.values.data() + size_t(row) * inputs;
+    };
+    const auto take = [&](int panel, int first, int count, float* sums) __attribute__((always_inline)) {
+        const int column = panel * TILE, padding = std::max(0, column + TILE - linear.outputs);
+        finish<SCALED>(linear.trailer(panel), sums, count, input.scale.data() + first, padding,
+                       [&](int r) { return place(first + r, column); }, write);
+    };
+    if (total == 1) {
+        const auto* only = x(rows.from);
+        for (int panel = panels.from; panel < panels.to; ++panel) {
+            alignas(64) float to[TILE];
+            product<1>(only, inputs, linear.weights<Weight>(panel), to);
+            take(panel, rows.from, 1, to);
+        }
+        return;
+    }
+    int most = MAX_ROWS;
+#if defined(__AMX_INT8__)
+    MatrixUnit unit;
+    const bool matrix = std::is_same_v<Weight, int8_t> && inputs % MatrixUnit::INPUTS == 0 && total > MAX_ROWS;
+    if (matrix) most = MatrixUnit::ROWS;
+    alignas(64) float to[MatrixUnit::ROWS * TILE];
+#else
+    alignas(64) float to[MAX_ROWS * TILE];
+#endif
+    const int blocks = (total + most - 1) / most, size = blocks ? (total + blocks - 1) / blocks : 0;
+    for (int panel = panels.from; panel < panels.to; ++panel) {
+        const Weight* weights = linear.weights<Weight>(panel);
+        for (int first = rows.from; first < rows.to; first += size) {
+            const int count = std::min(size, rows.to - first);
+#if defined(__AMX_INT8__)
+            if constexpr (std::is_same_v<Weight, int8_t>)
+                if (matrix) unit.product(count, x(first), inputs, weights, to);
+            if (!matrix)
+#endif
+                product_of<MAX_ROWS>(count, x(first), inputs, weights, to);
+            take(panel, first, count, to);
+        }
+    }
+}
+
 // Multiplies rows with panels. place(row, first output) returns the destination of a row's TILE results; write(to, vector) stores
 // them there. The last panel's results are stored without the padding, and without `write`.
 template <class Place, class Write>
 void multiply(const Linear& linear, const Input& input, Range rows, Range panels, Place&& place, Write&& write) {
-    const int total = rows.to - rows.from;
-#if defined(__AMX_INT8__)
-    MatrixUnit unit;
-    const bool matrix = linear.kind == INT8 && linear.inputs % MatrixUnit::INPUTS == 0 && total > MAX_ROWS;
-    const int most = matrix ? MatrixUnit::ROWS : MAX_ROWS;
-    alignas(64) float to[MatrixUnit::ROWS * TILE];
-#else
-    constexpr int most = MAX_ROWS;
-    alignas(64) float to[MAX_ROWS * TILE];
-#endif
-    const int blocks = (total + most - 1) / most;
-    for (int panel = panels.from; panel < panels.to; ++panel) {
-        const Trailer& trailer = linear.trailer(panel);
-        const int column = panel * TILE, padding = std::max(0, column + TILE - linear.outputs);
-        for (int block = 0; block < blocks; ++block) {
-            Range part = portion(total, block, blocks);
-            part = {part.from + rows.from, part.to + rows.from};
-            const int count = part.to - part.from;
-            const float* x = input.values.data() + size_t(part.from) * linear.inputs;
-            if (linear.kind == FLOAT32)
-                product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<float>(panel), to);
-            else if (linear.kind == BFLOAT16)
-                product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<uint16_t>(panel), to);
-            else {
+    if (linear.kind == FLOAT32) return multiply_by<float>(linear, input, rows, panels, place, write);
+    if (linear.kind == BFLOAT16) return multiply_by<uint16_t>(linear, input, rows, panels, place, write);
 #if defined(__AVX512VNNI__)
-                const uint8_t* x = input.bytes.data() + size_t(part.from) * linear.inputs;
-                if (linear.kind == INT4)
-                    product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<Int4>(panel), to);
-                else
+    if (linear.kind == INT4) return multiply_by<Int4>(linear, input, rows, panels, place, write);
 #endif
-#if defined(__AMX_INT8__)
-                if (matrix)
-                    unit.product(count, x, linear.inputs, linear.weights<int8_t>(panel), to);
-                else
-#endif
-                    product_of<MAX_ROWS>(count, x, linear.inputs, linear.weights<int8_t>(panel), to);
-            }
-            const auto at = [&](int r) { return place(part.from + r, column); };
-            if (linear.kind >= INT8)
-                finish<true>(trailer, to, count, &input.scale[part.from], padding, at, write);
-            else
-                finish<false>(trailer, to, count, nullptr, padding, at, write);
-        }
-    }
+    multiply_by<int8_t>(linear, input, rows, panels, place, write);
 }
 
 }  // namespace
