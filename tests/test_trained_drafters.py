@@ -12,9 +12,10 @@ from conftest import make_batch, make_dictionary, make_verifier
 from fairseq.distributed import ModuleProxyWrapper
 from support import EOS, SHAPES, SYMBOLS, WORDS, Lengths, Mixed, Noted, check_balance, check_sums, commit, sentences
 from test_native_loop import both, controllers, requests_of
+from test_native_loop import run as native_run
 
 from specdec_plugins.criterions.drafter_loss import DrafterLoss
-from specdec_plugins.decoding import assembly, drafters
+from specdec_plugins.decoding import assembly, drafters, native
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.admission import BoundedAdmission
 from specdec_plugins.decoding.backends.cpu import binding
@@ -74,12 +75,12 @@ def make_network(name, model, seed=0, shake=0.1, dtype=torch.float64):
     return network, verifier
 
 
-def make_pair(name, dtype, seed=0, shape="pre-norm"):
+def make_pair(name, dtype, seed=0, shape="pre-norm", threads=1):
     """Drafter and verifier as roles."""
     model = make_model(seed, shape)
     network, _ = make_network(name, model, seed)
     tensors = {key: tensor.float() for key, tensor in network.state_dict().items()}
-    return assembly.assemble(model, DrafterModel(name, tensors, None, OPTIONS[name], 4), dtype=dtype, threads=1)
+    return assembly.assemble(model, DrafterModel(name, tensors, None, OPTIONS[name], 4), dtype=dtype, threads=threads)
 
 
 def decode(verifier, drafter, requests, controller, rows, check=check_sums):
@@ -172,6 +173,19 @@ def test_drafts_in_the_native_loop(name, dtype):
             accepted += sum(step.accepted for output in outputs for step in output.steps)
             fewer += calls < expected_calls
     assert accepted > 60 and fewer == 6
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_threads_share_passes_of_large_drafters(monkeypatch):
+    """Drafts of fewer sentences than threads are those of one thread."""
+    found = []
+    for threads, least in ((1, native.WORTH_SHARING), (3, native.WORTH_SHARING), (3, 1)):
+        monkeypatch.setattr(native, "WORTH_SHARING", least)
+        roles = make_pair("glide", "int8", threads=threads)
+        for rows in (1, 2, 4):
+            found.append(native_run(roles, requests_of(12, seed=rows), next(controllers(6, rows, least=0.05)), rows, True)[:2])
+    assert found[:3] == found[3:6] == found[6:]
 
 
 @needs_kernels

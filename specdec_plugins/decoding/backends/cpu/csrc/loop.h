@@ -35,6 +35,7 @@ SHARED_STRUCT(Decoding,
     const int64_t* token_ids;                // the token of each of the drafter's logits; NULL: all tokens, in order
     int64_t drafter_pad, drafter_eos;        // indices into the drafter's logits; -1: it has no such logit
     int64_t drafter_positions;               // positions that the drafter has embeddings for
+    int64_t shared;                          // whether a pass over one token is worth sharing between threads
     int64_t eos, mask, banned_count;
     const int64_t* banned;
     int64_t batch, longest, steps;  // B, K, and the maximum number of steps
@@ -224,8 +225,8 @@ class Sentences {
         for (int64_t b = 0; b < batch; ++b) offer(b);
     }
 
-    // As `GlideDrafter` does. A token's pass is too short for members to share it: each drafts for some sentences alone. A draft
-    // ends with the token that makes it less probable than `least`.
+    // As `GlideDrafter` does: each member drafts for some sentences alone, or, if some would have none, they share passes that are
+    // long enough. A draft ends with the token that makes it less probable than `least`.
     void draft_in_turn(Engine& engine) {
         auto& rows = engine.scratch.rows;
         rows.clear(), empty.clear();
@@ -238,31 +239,41 @@ class Sentences {
                                 .target = b * longest, .mask = false, .wanted = true});
         }
         const Pass pass = pass_of(all.drafting, false, all.drafter_logits, nullptr);
-        Forward forward(*all.drafter, pass, engine.team, engine.scratch, true);
         const Choice choice = choosing(engine);
         const int64_t outputs = all.drafter->projection->outputs;
         sure.assign(batch, 1);
-        engine.team.run([&](int member) {
-            Range mine = portion(int(rows.size()), member, engine.team.size);
-            const auto first = rows.begin() + mine.from;
-            while (mine.from < mine.to) {
-                for (int at = mine.from; at < mine.to; ++at) rows[at].visible = rows[at].position + 1;
-                forward.run(member, mine);
-                const auto ended = [&](Row& row) {
-                    const int64_t b = row.target / longest, drafted = row.target % longest + 1;
-                    choice.take(engine, row.target);
-                    row.token = token(row.target);
-                    if (all.least[b] > 0) {
-                        const float *values = all.drafter_logits + row.target * outputs, most = largest(values, outputs);
-                        sure[b] *= std::exp(most - log_sum_exp(values, outputs, most));
-                    }
-                    row.entry = ++row.position, ++row.target;
-                    if (sure[b] < all.least[b]) lengths[b] = drafted;
-                    return row.token == all.eos || drafted == lengths[b];
-                };
-                mine.to = int(std::remove_if(first, rows.begin() + mine.to, ended) - rows.begin());
+        const auto see_itself = [](Row& row) { row.visible = row.position + 1; };
+        const auto ended = [&](Row& row) {
+            const int64_t b = row.target / longest, drafted = row.target % longest + 1;
+            choice.take(engine, row.target);
+            row.token = token(row.target);
+            if (all.least[b] > 0) {
+                const float *values = all.drafter_logits + row.target * outputs, most = largest(values, outputs);
+                sure[b] *= std::exp(most - log_sum_exp(values, outputs, most));
             }
-        });
+            row.entry = ++row.position, ++row.target;
+            if (sure[b] < all.least[b]) lengths[b] = drafted;
+            return row.token == all.eos || drafted == lengths[b];
+        };
+        if (all.shared && int(rows.size()) < engine.team.size) {
+            while (!rows.empty()) {
+                std::for_each(rows.begin(), rows.end(), see_itself);
+                Forward forward(*all.drafter, pass, engine.team, engine.scratch);
+                engine.team.run([&](int member) { forward.run(member); });
+                rows.erase(std::remove_if(rows.begin(), rows.end(), ended), rows.end());
+            }
+        } else {
+            Forward forward(*all.drafter, pass, engine.team, engine.scratch, true);
+            engine.team.run([&](int member) {
+                Range mine = portion(int(rows.size()), member, engine.team.size);
+                const auto first = rows.begin() + mine.from;
+                while (mine.from < mine.to) {
+                    std::for_each(first, rows.begin() + mine.to, see_itself);
+                    forward.run(member, mine);
+                    mine.to = int(std::remove_if(first, rows.begin() + mine.to, ended) - rows.begin());
+                }
+            });
+        }
         draft_nothing();
         for (int64_t b = 0; b < batch; ++b) offer(b);
     }
