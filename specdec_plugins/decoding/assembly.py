@@ -48,7 +48,8 @@ def load(
         obstacles = [each for model in models if model for each in cpu.obstacles(model)]
         if not obstacles:
             torch.set_num_threads(1)  # PyTorch's idle threads would compete with the kernels'
-            return cpu.load(*models, dtype, threads or THREADS)
+            own = drafters.kernels_dtype(drafter.code) if drafter else dtype
+            return cpu.load(*models, dtype, threads or THREADS, own)
         if automatic:
             dtype = "float32"
         if dtype == "int8":

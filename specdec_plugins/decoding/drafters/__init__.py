@@ -4,7 +4,8 @@ A name is a file in this folder, an installed entry point of the group ``specdec
 module or an object. With weights, that offers ``build(weights, model, verifier)``, which returns a `Drafter`: ``weights`` is the
 `DrafterModel` of a folder or checkpoint, ``model`` the same loaded on the verifier's backend if it is a Transformer, and
 ``verifier`` the loaded verifier. An optional ``transformer(weights, verifier)`` completes the weights to a Transformer's from the
-verifier's `Model`. Without weights, it offers ``for_pair(facts)``, with `PairFacts`.
+verifier's `Model`, and an optional ``KERNELS`` is their data type on the CPU kernels. Without weights, it offers
+``for_pair(facts)``, with `PairFacts`.
 
 B rows, which a recorded pass makes R >= B, C candidates.
 """
@@ -186,6 +187,11 @@ def as_transformer(weights: DrafterModel, verifier: Model) -> DrafterModel:
     """The weights, completed to a Transformer's if the drafter's code does that. Raises ValueError as `with_weights`."""
     code = with_weights(weights.code)
     return code.transformer(weights, verifier) if hasattr(code, "transformer") else weights
+
+
+def kernels_dtype(name: str) -> str:
+    """The data type of a drafter's weights on the CPU kernels, whatever the verifier's is: drafts need not be exact."""
+    return getattr(with_weights(name), "KERNELS", "int8")
 
 
 def over_the_verifier(weights: DrafterModel, verifier: Model, spec: ModelSpec) -> DrafterModel:

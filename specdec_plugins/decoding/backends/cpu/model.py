@@ -35,10 +35,6 @@ from specdec_plugins.decoding.backends.torch.transformer import Decoder, Encoder
 from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.values import Source
 
-# Of the drafter, whatever the verifier's is: drafts need not be exact. A pass over one token takes the time of reading the
-# weights; int4 changes the acceptance by less than measurements show.
-DRAFTING, ONE_TOKEN = "int8", {"glide": "int4"}
-
 __all__ = ["DTYPES", "CpuModel", "load", "obstacles"]
 
 
@@ -54,17 +50,18 @@ def obstacles(model: Transformer) -> list[str]:
     return faults
 
 
-def load(verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int) -> tuple["CpuModel", "CpuModel | None"]:
+def load(
+    verifier: Transformer, drafter: Transformer | None, dtype: str, threads: int, drafting: str = "int8"
+) -> tuple["CpuModel", "CpuModel | None"]:
     """Both models on one team of threads, with the encoder or output projection that they share held once. ``dtype`` is the
-    verifier's."""
+    verifier's, ``drafting`` the drafter's."""
     engine = Engine(threads)
     first = CpuModel(verifier, engine, dtype)
     if drafter is None:
         return first, None
     encoder = first.encoder if drafter.encoder is verifier.encoder else None
-    own = ONE_TOKEN.get(drafter.code or "", DRAFTING)
-    shared = dtype == own and drafter.decoder.projection is verifier.decoder.projection
-    return first, CpuModel(drafter, engine, own, encoder, first.stack.projection if shared else None)
+    shared = dtype == drafting and drafter.decoder.projection is verifier.decoder.projection
+    return first, CpuModel(drafter, engine, drafting, encoder, first.stack.projection if shared else None)
 
 
 class CpuEncoder:

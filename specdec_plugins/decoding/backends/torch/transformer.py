@@ -335,12 +335,11 @@ def drafter_shapes(model: DrafterModel) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Transformer:
-    """A loaded model; ``code`` names the drafter that it belongs to, None for a verifier."""
+    """A loaded model."""
 
     spec: ModelSpec
     encoder: Encoder
     decoder: Decoder
-    code: str | None = None
 
     @classmethod
     def load(cls, model: Model | DrafterModel, encoder: Encoder | None = None, packing: bool = False) -> "Transformer":
@@ -368,7 +367,7 @@ class Transformer:
         weights, hosts = Weights(model.tensors, packing), 0
         if isinstance(model, DrafterModel) and code in OPTIONS:
             hosts = model.options.get("hosts", 0)
-        return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code, hosts), code)
+        return cls(model.spec, encoder or Encoder(weights, model.spec), Decoder(weights, model.spec, code, hosts))
 
 
 AS_STORED = ("_proj.weight", "fc1.weight", "fc2.weight", "output_projection.weight", "embed_tokens.weight")
