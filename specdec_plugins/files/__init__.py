@@ -147,7 +147,8 @@ def rewrite(source: str, translated: Iterable[tuple[Span, Placed | None]], least
     def piece(span: Span, each: str | int) -> str:
         if isinstance(each, int):
             return patched(*span.places[each])
-        return span.escape(each if CONTROL.search(span.text) else CONTROL.sub("", each))
+        clean = CONTROL.sub("", each)
+        return span.escape(clean if clean == each or not CONTROL.search(span.text) else each)
 
     def patched(start: int, end: int) -> str:
         """Part of the file with the spans in it, and those in their tags."""
