@@ -1,4 +1,4 @@
-"""Calls of synchronous code on an event loop: each runs in a greenlet, and while it waits the loop goes on.
+"""Runs synchronous code on an event loop. Each call is a greenlet; the loop continues while the call waits.
 
 Waking the loop costs more than most else, so it happens once for all calls that a pass ends.
 """
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class Calls:
-    """The calls on a loop that are to go on."""
+    """The calls of a loop that are ready to continue."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.loop = loop
@@ -26,7 +26,7 @@ class Calls:
         self._due = False  # whether the loop will look
 
     def ring(self, call: "Call") -> None:
-        """From any thread: have a call go on."""
+        """Mark a call as ready, from any thread."""
         self._rung.append(call)
         if not self._due:
             self._due = True
@@ -59,7 +59,7 @@ class Call(Generic[Result]):
         self.calls.ring(self)
 
     def wait(self) -> None:
-        """By the work: let the loop go on, until it resumes the call."""
+        """Called by the work: return to the loop until it resumes the call."""
         self._greenlet.parent.switch()
 
     def resume(self) -> None:

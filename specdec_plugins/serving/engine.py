@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 SESSIONS = 2  # of a model, at most: while Python prepares the passes of one, the kernels run those of another
 LATENCY = 0.01  # seconds that a request waits to join, and to stream, at most; a single pass may take longer
 ALONE = 3  # times as long if another session is idle: between steps of a large model Python takes long, its caches being cold
-SLICE = 0.002  # seconds that a call works on text before others get on
+SLICE = 0.002  # seconds that a call works on text before it gives way to others
 SOONEST, LATEST = 1.0, 60.0  # seconds until a session that could not be opened is tried again; they double
 
 
@@ -294,7 +294,7 @@ class Bell(Protocol):
         """From any thread."""
 
     def wait(self) -> None:
-        """By the call: until somebody rings, or has. Returns for other reasons, too."""
+        """Called by the call: return when somebody has rung, or earlier."""
 
 
 class Guest:
@@ -381,7 +381,7 @@ class Guest:
         return done.result()
 
     def wait(self) -> None:
-        """Let others get on until the bell rings. Raises `Cancelled`."""
+        """Let other calls run until the bell rings. Raises `Cancelled`."""
         began = time.perf_counter()
         if not self.cancelled:
             self.bell.wait()
@@ -392,7 +392,7 @@ class Guest:
         self.stats.book(elsewhere=now - began)  # not text
 
     def give_way(self) -> None:
-        """Let others get on if this call has worked for long. Raises `Cancelled`."""
+        """Let other calls run if this one has worked for long. Raises `Cancelled`."""
         if self.cancelled or time.perf_counter() > self.until:
             self.bell.ring()
             self.wait()
