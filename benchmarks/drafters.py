@@ -3,9 +3,10 @@
 
 All drafters at all block sizes take turns in random order, a sentence at a time (two batches for larger batch sizes), on one copy
 of the weights; each model folder is a separate run, because copies evict each other from the caches. A turn's time is the median
-of the rounds. `auto` is also compared with the best of `ar` and the fixed block sizes. Drafters that learn start fresh in each
-round. A drafter with weights is named after its folder. Hints of `previous`: ``live``, the model's translation of the sentence
-without its last two words; ``again``, its translation of the whole sentence; ``reference``, a person's; ``source``, the sentence.
+of the rounds. `auto` is also compared with the best of `ar` and the fixed block sizes. `auto` and drafters that learn start fresh
+in each round. A drafter with weights is named after its folder. Hints of `previous`: ``live``, the model's translation of the
+sentence without its last two words; ``again``, its translation of the whole sentence; ``reference``, a person's; ``source``, the
+sentence.
 """
 
 import argparse
@@ -52,14 +53,15 @@ class System:
             self.roles = translator.engine.roles
             if self.untrained:
                 self.roles = self.roles._replace(drafter=self.without_weights())
-            controller = controller_of(self.settings, translator.engine.trained_block_size, self.roles.drafter)
-            self.roles = self.roles._replace(controller=controller)
         self.rounds: list[list[float]] = []  # seconds of each turn
 
     def begin(self) -> None:
         """A new round."""
         if self.untrained:
             self.roles = self.roles._replace(drafter=self.without_weights())
+        if self.name != "ar":
+            trained = self.translator.engine.trained_block_size
+            self.roles = self.roles._replace(controller=controller_of(self.settings, trained, self.roles.drafter))
         self.session = session_on(self.translator, self.roles, self.rows)
         self.rounds.append([])
 
