@@ -190,8 +190,8 @@ class Throughput:
         batch = BatchClass(key, Trials(self.block_size, small))
         if self.searches:
             batch.trials.end_series(0)
-        similar = self._similar(batch)
-        if self.decided and (similar is not batch or self.catches_up):
+        if self.decided:
+            similar = self._similar(batch)
             batch.choice = similar.choice
             batch.trials.follow(similar.choice, fewer=similar.key < key)
         elif small:
