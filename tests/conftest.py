@@ -15,11 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 logging.getLogger("fairseq").setLevel(logging.WARNING)
-torch.set_num_threads(1)  # tiny models gain nothing from more
+# Tiny models gain nothing from more, and in the processes that tests start idle threads would spin. torch reads this at import.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 # Files whose tests take a minute or more. They come first, or a process would still run one of them when the others are through.
@@ -65,8 +65,10 @@ def model_settings(**changes) -> argparse.Namespace:
     return argparse.Namespace(**{**settings, **changes})
 
 
-def make_drafter(seed: int = 0, dtype=torch.float64, words: int = 20, **changes):
-    """A block drafter: ``block``, or ``block_causal``, fairseq's Transformer that reads mask symbols, and a successor network."""
+def make_drafter(seed: int = 0, dtype=None, words: int = 20, **changes):
+    """A block drafter, float64 by default: ``block``, or ``block_causal``, fairseq's Transformer that reads mask symbols, and a
+    successor network."""
+    import torch
     from fairseq.models.transformer import TransformerModel, base_architecture
 
     from specdec_plugins.decoding.networks.successor import Successor
@@ -78,17 +80,18 @@ def make_drafter(seed: int = 0, dtype=torch.float64, words: int = 20, **changes)
     args = model_settings(**changes)
     if args.arch == "block":
         block_architecture(args)
-        return BlockDrafterModel.build_model(args, task).to(dtype).eval()
+        return BlockDrafterModel.build_model(args, task).to(dtype or torch.float64).eval()
     base_architecture(args)
     model = TransformerModel.build_model(args, task)
     model.register_buffer("block_format", torch.tensor([SCALED_FORM]))
     if hidden := getattr(args, "successor_width", 0):
         model.decoder.successor = Successor(args.decoder_embed_dim, hidden)
-    return model.to(dtype).eval()
+    return model.to(dtype or torch.float64).eval()
 
 
 def make_verifier(seed: int = 0, words: int = 20, **changes):
     """A tiny AR Transformer and its settings."""
+    import torch
     from fairseq.models.transformer import TransformerModel, base_architecture
 
     torch.manual_seed(seed)
@@ -101,6 +104,8 @@ def make_verifier(seed: int = 0, words: int = 20, **changes):
 
 def make_batch(lengths, pad: int = 1, eos: int = 2, words: int = 24, left: bool = False, seed: int = 0):
     """(B, S) int64 sentences of the given lengths, ending in eos, padded on one side."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     batch = torch.full((len(lengths), max(lengths)), pad)
     for row, length in enumerate(lengths):
@@ -117,7 +122,7 @@ def run_python(*arguments, check: bool = True, timeout: float = 300, **environme
     result = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", **environment},
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -192,7 +192,7 @@ def searched(model, sources, beam, nbest, **options):
 @pytest.mark.parametrize("stopping", long_but(["false", "true", "never"], "never"))
 def test_searches_are_those_of_generate(case, stopping):
     model, folder = case
-    pair, sources = pair_of(read_model(folder)[0]), sources_of(model, 6)
+    pair, sources = pair_of(read_model(folder)[0]), sources_of(model, 4)
     rules, ties = pair.verifier.spec.outputs, 0
     spec = replace(pair.verifier.spec, outputs=replace(rules, early_stopping=stopping))
     pair = replace(pair, verifier=replace(pair.verifier, spec=spec))
