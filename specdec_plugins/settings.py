@@ -24,7 +24,6 @@ from specdec_plugins.decoding.options import (
 STRATEGIES = ("specdec", "ar", "drafter", "fairseq")
 UNTRAINED = ("ngram", "recycling", "lookahead", "previous", "retrieval", "window")  # built-in drafters without weights
 BRANCHING = ("recycling", "lookahead")  # untrained drafters that draft trees
-REMOVED_DRAFTERS = {"jacobi": "lookahead"}  # and their replacements
 DTYPES = ("float32", "bfloat16", "int8", "float16", "float64", "auto")
 WHOLE = "sentence"  # windows of one sentence each
 MOST = 2**31 - 1  # the kernels' integers
@@ -262,10 +261,6 @@ class Settings:
 
     def _drafting(self) -> Iterable[Fault]:
         """The drafter, its cache budget and draft lengths."""
-        if self.draft_with in REMOVED_DRAFTERS:
-            yield "draft_with", f"{self.draft_with} was removed; use {REMOVED_DRAFTERS[self.draft_with]}"
-        elif self.draft_with and "+" in self.draft_with:
-            yield "draft_with", f"takes one drafter, not {self.draft_with}; use one of {', '.join(self.draft_with.split('+'))}"
         if self.draft_with == "retrieval" and not self.datastore:
             yield "datastore", "is required by drafter retrieval"
         if self.draft_with != "retrieval" and self.datastore:

@@ -627,7 +627,6 @@ def test_the_commands_faults(tmp_path, capsys, monkeypatch):
     assert refused("--model", PAIR, "--max-per-minute", 9) == "--max-per-minute requires --keys"
     assert refused("--port", 1) == "--model or --config is required"
     assert refused("--model", PAIR, "--rows", 0) == "--rows 0 is less than 1"
-    assert refused("--model", PAIR, "--draft-with", "jacobi") == "--draft-with jacobi was removed; use lookahead"
     assert str(tmp_path / "none") in refused("--model", tmp_path / "none", status=1)
     with monkeypatch.context() as missing:
         missing.setitem(sys.modules, "uvicorn", None)

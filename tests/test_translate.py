@@ -559,8 +559,6 @@ MISUSE = {
     "--tree 0": "--tree 0 is less than 1",
     "--strategy ar --tree 5": "--tree is not supported by strategy ar",
     "--tree 5 --block-size auto": "--tree cannot be combined with --block-size auto; give the longest path as --block-size",
-    "--draft-with jacobi": "--draft-with jacobi was removed; use lookahead",
-    "--draft-with ngram+recycling": "--draft-with takes one drafter, not ngram+recycling; use one of ngram, recycling",
     "--tree 5 --draft-with ngram": "--tree is not supported by ngram; use recycling or lookahead",
     "--strategy AR --beta 2 --block-size 3": (
         "--block-size is not supported by strategy ar; --beta is not supported by strategy ar"

@@ -17,9 +17,8 @@ from typing import Any
 from specdec_plugins import __version__
 from specdec_plugins.settings import MOST, MOST_THREADS, Fault, Option, OptionError
 
-PYTHON = "it is a field of Settings in Python"
 ITERATIVE = [f"--iter-decode-{name}" for name in ("eos-penalty", "force-max-iter", "max-iter", "with-beam")]
-# Options of earlier versions and of the published code, by command, and what to use now. A name may include the removed value.
+# Options of released versions and of the published code, by command, and what to use now. A name may include the removed value.
 # * stands for any characters.
 REMOVED: dict[str, dict[str, str]] = {
     "specdec-translate": {
@@ -27,15 +26,7 @@ REMOVED: dict[str, dict[str, str]] = {
         "--trace *.htm*": "--trace writes to stderr; specdec-serve's page shows drafts pass",
         "--truncate-source": "use --too-long truncate",
         "--skip-long": "use --too-long skip",
-        "--samples": "use --num-samples",
-        "--controller": "--block-size auto has one controller",
-        "--verifier-gate": "it never paid; use a smaller --block-size",
-        "--drafter-gate": "it never paid; use a smaller --block-size",
-        "--tensor-parallel": "use --workers",
-        "--drafter-ranks": "use --workers",
-        "--sinks": PYTHON,
-        "--dtype float64": PYTHON,
-        "--kv-choice sinks": "use mass or recent",
+        "--dtype float64": "it is a field of Settings in Python",
         "--path": "use --drafter",
         "--AR-path": "use --verifier",
         "--input-path": "use --input",
