@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from specdec_plugins.formats.folder import Pair
 
 SOURCE, OUTPUT = 25, 28  # tokens of a sentence, eos included
-DRAFTED = 0.41  # of the vocabulary, as in the pair that ships
 EOS, OTHER = 2, 5
 # Systems, and the packages that each needs. CTranslate2 reads the model as a fairseq checkpoint.
 SYSTEMS: dict[str, list[str]] = {
@@ -71,6 +70,9 @@ def main() -> int:
     parser.add_argument("--inner", type=int, default=2048)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=32000)
+    parser.add_argument(
+        "--drafted", type=float, default=0.41, help="share of the vocabulary that is drafted; of a multilingual model's far less"
+    )
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="ours: drafts; `ar` always runs")
     parser.add_argument("--block-sizes", nargs="+", default=["4", "8", "12", "auto"], metavar="K")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
@@ -105,7 +107,7 @@ def make_pair(options: argparse.Namespace, folder: Path) -> "Pair":
     (folder / "dict.txt").write_text(words, encoding="utf-8")
     files = dict.fromkeys(("source", "target"), folder / "dict.txt")
     shape = Shape(
-        options.layers, options.drafter_layers, options.width, options.inner, options.heads, options.vocabulary, DRAFTED
+        options.layers, options.drafter_layers, options.width, options.inner, options.heads, options.vocabulary, options.drafted
     )  # fmt: skip
     return Pair.open(*random_pair(shape), CodecConfig("fairseq-bpe", "random", files, "xa", "xb"))
 
