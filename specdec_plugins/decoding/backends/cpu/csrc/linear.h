@@ -49,7 +49,7 @@ inline Memory allocate(size_t bytes) {
     if (!all || size - used < bytes) {
         size = std::max(usual, (bytes + page - 1) / page * page), used = 0;
         const size_t mapping = size + page;
-        void* mapped = mmap(nullptr, mapping, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* mapped = mmap(nullptr, mapping, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (mapped == MAP_FAILED) throw std::bad_alloc();
         char* first = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(mapped) + page - 1) / page * page);
         all.reset(first, [=](char*) { munmap(mapped, mapping); });
@@ -375,10 +375,10 @@ inline bool matrix_unit_is_allowed() {
 }
 #endif
 
-// `product` for a number of rows known only at run time, at least 2 and at most R.
+// `product` for a number of rows known only at run time, at most R.
 template <int R, class X, class Weight>
 void product_of(int rows, const X* x, int inputs, const Weight* w, float* to) {
-    if constexpr (R > 2)
+    if constexpr (R > 1)
         if (rows < R) return product_of<R - 1>(rows, x, inputs, w, to);
     product<R>(x, inputs, w, to);
 }
