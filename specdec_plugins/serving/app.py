@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,6 +24,7 @@ from specdec_plugins.serving.metrics import Metrics
 from specdec_plugins.serving.service import GONE, Refused, Service
 
 access = logging.getLogger("specdec.access")
+LINGERING = 1.0  # seconds in which a client may go on sending a body that is refused
 
 
 def make_app(service: Service, grace: float = 30.0, names: Collection[str] | None = None) -> FastAPI:
@@ -147,10 +148,21 @@ class Boundary:
             except TimeoutError:
                 raise HTTPException(408, f"the body did not arrive within {limits.seconds:g} s") from None
             size += len(message.get("body", b""))
-            if max(size, announced) > limits.body:
-                raise HTTPException(413, f"the body exceeds the limit of {limits.body:,} bytes")
             whole = whole or not message.get("more_body")
+            if max(size, announced) > limits.body:
+                await discard(2 * limits.body)
+                raise HTTPException(413, f"the body exceeds the limit of {limits.body:,} bytes")
             return message
+
+        async def discard(most: int) -> None:
+            """Read what a client is still sending, or it would see its connection reset and no answer."""
+            nonlocal size, whole
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGERING):
+                    while not whole and size < most:
+                        message = await receive()
+                        size += len(message.get("body", b""))
+                        whole = not message.get("more_body")
 
         async def noted(message: Message) -> None:
             nonlocal status
