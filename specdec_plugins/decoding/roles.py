@@ -29,7 +29,7 @@ class Traits:
 
     trees: bool = False  # `propose` returns trees for plans with one
     copies_text: bool = False  # drafts are often shorter than planned, and cost what they offer
-    confident: bool = False  # so are these where a plan names a least probability; drafting needs no catching up
+    confident: bool = False  # drafts end early where a plan names a least probability
     follows: bool = False  # `observe` must see iterations without a draft as well
     needs_verifier: bool = False  # drafts cannot stand alone (strategy ``drafter``)
     wants: Want = LOGITS  # what `observe` reads of the verifier's pass

@@ -96,8 +96,8 @@ def offered(outcome: Outcome) -> int:
 class Throughput:
     """For a drafter trained on blocks of ``block_size`` tokens.
 
-    Drafters that copy text (``copies``) and ``confident`` ones, whose drafts end below the probability `LEAST`, have nothing to
-    catch up with after plain passes, so the last rows of a batch draft at once.
+    A drafter that copies text (``copies``) has nothing to catch up with after plain passes, so the last rows of a batch draft at
+    once. Drafts of a ``confident`` one end below the probability `LEAST`.
 
     Where the rows are those of beam ``searches``, a pass reads several nodes for each and drafts seldom pay, so trials are
     rationed in all batches. Such a batch counts as large as it may become: a search begins with one row.
@@ -106,9 +106,9 @@ class Throughput:
     def __init__(self, block_size: int, copies: bool = False, confident: bool = False, searches: bool = False):
         self.block_size = min(block_size, SEARCHED) if searches else block_size
         self.longest, self.searches = LONGEST * self.block_size, searches
-        self.copies, confident = copies and not searches, confident and not searches
+        self.copies = copies and not searches
         self.acceptance = (CopyEstimate if self.copies else AcceptanceEstimate)(self.longest)
-        self.least, self.catches_up = LEAST if confident else 0.0, not self.copies and not confident
+        self.least, self.catches_up = LEAST if confident and not searches else 0.0, not self.copies
         self.pace, self.budget = Pace(), TrialBudget(SEARCH_BUDGET if searches else BUDGET)
         self.classes: dict[int, BatchClass] = {}
         self.decided: list[BatchClass] = []  # classes with a decision of their own, in order
