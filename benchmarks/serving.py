@@ -357,18 +357,18 @@ def draw(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
     for number, system in enumerate(options.systems):
         points = [row for row in rows if row["system"] == system]
         loads = [row["offered"] for row in points]
         for name, style in (("p50", "-"), ("p95", "--"), ("p99", ":")):
             left.plot(loads, [row[name] for row in points], style, color=f"C{number}", label=f"{system} {name}", marker=".")
-        right.plot(loads, [row["tokens_per_second"] for row in points], color=f"C{number}", label=system, marker=".")
+        right.plot(loads, [row["tokens_per_second"] for row in points], color=f"C{number}", marker=".")
     left.set(yscale="log", xlabel="requests per second offered", ylabel="latency, ms")
     right.set(xlabel="requests per second offered", ylabel="tokens per second", ylim=(0, None))
     for each in (left, right):
         each.grid(alpha=0.3)
-        each.legend(fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(options.systems), fontsize=8)
     figure.savefig(options.figure, dpi=100)
 
 
