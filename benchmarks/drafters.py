@@ -51,8 +51,6 @@ class System:
                 datastore=cell.options.datastore if self.drafter == "retrieval" else None,
             )  # fmt: skip
             self.roles = translator.engine.roles
-            if self.untrained:
-                self.roles = self.roles._replace(drafter=self.without_weights())
         self.rounds: list[list[float]] = []  # seconds of each turn
 
     def begin(self) -> None:

@@ -24,7 +24,7 @@ from specdec_plugins.serving.metrics import Metrics
 from specdec_plugins.serving.service import GONE, Refused, Service
 
 access = logging.getLogger("specdec.access")
-LINGERING = 1.0  # seconds in which a client may go on sending a body that is refused
+LINGERING = 1.0  # seconds for reading the rest of a refused body
 
 
 def make_app(service: Service, grace: float = 30.0, names: Collection[str] | None = None) -> FastAPI:

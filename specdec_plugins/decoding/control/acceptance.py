@@ -20,7 +20,7 @@ FADED = 12  # observations that `fade` keeps: few enough that twice the rate is 
 
 
 class Survival:
-    """By position, how often a draft that came so far goes on. Until a position is observed, as often as the one before it."""
+    """By position, the share of drafts that continue there. An unobserved position has the share of the one before."""
 
     def __init__(self, longest: int):
         self.longest = longest
@@ -92,16 +92,10 @@ class AcceptanceEstimate:
 
     def expected_seconds(self, costs: CostModel) -> list[float]:
         """Seconds of an iteration with a draft of 0, 1, .. ``longest`` tokens; infinity where unknown."""
-        seconds = costs.expected(self.longest)
-        plain, offered = seconds.pop(0), self.offered.expected(1.0)[1:]
-        return [plain, *(between(seconds, mean - 1) if mean <= costs.longest else math.inf for mean in offered)]
-
-
-def between(values: Sequence[float], at: float) -> float:
-    """The value at a fraction of an index, on the line between its neighbours; the first one's before it."""
-    first = min(max(int(at), 0), len(values) - 2)
-    value, following = values[first : first + 2]
-    return value if at <= 0 or value == math.inf else value + (at - first) * (following - value)
+        plain, *drafts = costs.expected(self.longest)
+        _, *offered = self.offered.expected(1.0)
+        seconds = np.interp(offered, range(1, self.longest + 1), drafts).tolist() if costs.longest else drafts
+        return [plain, *(each if mean <= costs.longest else math.inf for each, mean in zip(seconds, offered))]
 
 
 class CopyEstimate(AcceptanceEstimate):
