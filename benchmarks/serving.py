@@ -64,7 +64,7 @@ def main() -> None:
     p.add_argument("--input", required=True, help="lines of text")
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--dtype", default="int8")
-    p.add_argument("--rounds", type=int, default=3, help="of the latency at low load")
+    p.add_argument("--rounds", type=int, default=3, help="of the latency at low load and the throughput")
     p.add_argument("--texts", type=int, default=4000, help="lines for the throughput")
     p.add_argument("--seconds", type=float, default=6.0, help="of each load")
     p.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
@@ -241,29 +241,32 @@ def low_load(options: argparse.Namespace, folder: str, lines: list[str], how: di
 
 
 def saturation(options: argparse.Namespace, lines: list[str]) -> list[dict[str, Any]]:
-    """Requests of 50 texts on four connections, beside specdec-translate on the same text without its start."""
+    """Requests of 50 texts on four connections; specdec-translate on the same text, without its start, in turn. Medians."""
     texts = (lines * (options.texts // len(lines) + 1))[: options.texts]
     rows = []
     for system in options.systems:
-        command = (
-            None if system not in ("ar", "specdec") else commanded(options, texts, system) - commanded(options, texts[:1], system)
-        )
         with serving(system, options.model, options) as (port, server):
             asyncio.run(batches(port, system, texts[:200]))  # warms up
-            before, began = (cpu(server), time.process_time()), time.perf_counter()
-            answers = asyncio.run(batches(port, system, texts))
-            seconds = time.perf_counter() - began
-            used = {"server_cpu": round(cpu(server) - before[0], 2), "client_cpu": round(time.process_time() - before[1], 2)}
-        tokens = tokens_of(answers, options.model)
-        row = {
-            "system": system, "texts": len(texts), "seconds": round(seconds, 2), "tokens_per_second": round(tokens / seconds),
-            **used,
-        }  # fmt: skip
-        if command is not None:
-            row |= {"specdec_translate": round(command, 2), "of_specdec_translate": round(command / seconds, 3)}
-        rows.append(row)
-        print(f"saturation: {row}", flush=True)
+            rounds = [saturated(port, server, system, texts, options) for _ in range(options.rounds)]
+        middle = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+        rows.append({"system": system, "texts": len(texts), **{name: round(each, 3) for name, each in middle.items()}})
+        print(f"saturation: {rows[-1]}", flush=True)
     return rows
+
+
+def saturated(port: int, server: int, system: str, texts: list[str], options: argparse.Namespace) -> dict[str, float]:
+    """A round of the throughput."""
+    before, began = (cpu(server), time.process_time()), time.perf_counter()
+    answers = asyncio.run(batches(port, system, texts))
+    seconds = time.perf_counter() - began
+    figures = {
+        "seconds": seconds, "tokens_per_second": tokens_of(answers, options.model) / seconds,
+        "server_cpu": cpu(server) - before[0], "client_cpu": time.process_time() - before[1],
+    }  # fmt: skip
+    if system in ("ar", "specdec"):
+        command = commanded(options, texts, system) - commanded(options, texts[:1], system)
+        figures |= {"specdec_translate": command, "of_specdec_translate": command / seconds}
+    return figures
 
 
 def loads(options: argparse.Namespace, lines: list[str]) -> list[dict[str, Any]]:

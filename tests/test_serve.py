@@ -522,10 +522,10 @@ def test_another_model_takes_over_between_requests(monkeypatch):
     (desk,) = old.line.desks
     waited(lambda: desk.session)
 
-    def step(times, run=desk.session.step):
+    def step(*how, run=desk.session.step):
         begun.set()
         assert go.wait(60)
-        return run(times)
+        return run(*how)
 
     monkeypatch.setattr(desk.session, "step", step)
     try:

@@ -154,11 +154,11 @@ async def test_a_fault_touches_nobody_else(monkeypatch):
     (session,) = await finished(served)
     step, raised = session.step, []
 
-    def failing(times):
+    def failing(*how):
         if session.prefix.requests and not raised:
             raised.append(1)
             raise ValueError("broken")
-        return step(times)
+        return step(*how)
 
     monkeypatch.setattr(session, "step", failing)
     first, *rest = await asyncio.gather(*(served.translate(LINES * 2) for _ in range(2)), return_exceptions=True)
@@ -193,10 +193,10 @@ async def test_two_sessions_run_passes_at_the_same_time(monkeypatch):
     for session in await finished(served):
         met = []
 
-        def step(times, run=session.step, met=met):
+        def step(*how, run=session.step, met=met):
             if not met:
                 met.append(both.wait())
-            return run(times)
+            return run(*how)
 
         monkeypatch.setattr(session, "step", step)
     assert plain(await served.translate(texts)) == plain(expected(texts, {}))
@@ -268,12 +268,12 @@ async def test_models_take_turns(monkeypatch):
         both[name] = AsyncTranslator(Translator.from_pretrained(folder, threads=1), rows=8, threads=[thread])
         (session,) = await finished(both[name])
 
-        def step(times, name=name, run=session.step):
+        def step(*how, name=name, run=session.step):
             order.append((name, both["other"].line.desks[0].session.idle, threading.current_thread().name))
             if len(order) == 1:
                 stopped.set()
                 assert go.wait(60)
-            return run(times)
+            return run(*how)
 
         monkeypatch.setattr(session, "step", step)
     many = asyncio.ensure_future(both["busy"].translate(LINES * 6))

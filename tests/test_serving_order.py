@@ -51,7 +51,7 @@ class Session:
         if self.flying.pop(number, None) and self.chance.random() < self.faults:
             raise RuntimeError("a role cannot forget")
 
-    def step(self, times):
+    def step(self, times, partial):
         while self.waiting and (not self.flying or self.reserved + self.waiting[0].rows <= self.admission.rows):
             request = self.waiting.popleft()
             self.flying[request.index], self.left[request.index] = request, [*range(request.outputs)]
@@ -66,7 +66,8 @@ class Session:
             commits += [Commit(number, n, [5], [0.0], Hypothesis(number, [5], [], [], False, n, error=error)) for n in ends]
             if not self.left[number]:
                 del self.flying[number]
-        commits += [Commit(number, self.left[number][0], [5], [0.0]) for number in self.flying]
+        if partial:
+            commits += [Commit(number, self.left[number][0], [5], [0.0]) for number in self.flying]
         if self.chance.random() < self.faults:
             raise RuntimeError("a pass failed")
         return commits

@@ -114,14 +114,15 @@ class Session:
                 yield hypothesis
         self.stats.settle()
 
-    def step(self, times: int = 1) -> list[Commit]:
+    def step(self, times: int = 1, partial: bool = True) -> list[Commit]:
         """Admit waiting requests, and run up to ``times`` iterations of one plan; stop early when a row finishes, or a quarter of
         the searches.
 
-        Returns the commits. The last one of an output, finished or failed, has its hypothesis.
+        Returns the commits, or without ``partial`` only those that end an output. The last one of an output, finished or failed,
+        has its hypothesis.
         """
         finished = self._advance(times)
-        commits = self.prefix.commits(finished)
+        commits = self.prefix.commits(finished, partial)
         self._retire(finished)
         return commits + [Commit(failed.index, failed.output, [], [], failed) for failed in self._take_failed()]
 

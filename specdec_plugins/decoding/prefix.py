@@ -226,13 +226,15 @@ class Prefix:
             found.append(Hypothesis(request.index, tokens, scores, steps, cut, len(found), prefilled, self.errors[row], score))
         return found
 
-    def commits(self, finished: Sequence[int]) -> list[Commit]:
-        """What was committed to each output since the last call, with ``finished`` rows' outputs.
+    def commits(self, finished: Sequence[int], partial: bool = True) -> list[Commit]:
+        """What was committed to each output since it was last asked for, with ``finished`` rows' outputs; without ``partial``,
+        only to these.
 
         A search commits what all its hypotheses begin with to its first output; further ones come whole at its end.
         """
         commits = []
-        for row, request in enumerate(self.requests):
+        for row in range(len(self)) if partial else finished:
+            request = self.requests[row]
             if row in finished:
                 for output in self.hypotheses(row):
                     size = self.reported[row] if request.beam is None or not output.output else 0

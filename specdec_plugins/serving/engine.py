@@ -223,7 +223,7 @@ class Desk:
             patience = ALONE * LATENCY if busy < len(self.line.threads) else LATENCY  # others take what arrives meanwhile
             times = 1 if streams else int(patience / self.seconds)
             began, before = time.perf_counter(), session.stats.passes
-            commits = session.step(max(1, min(times, TOGETHER)))
+            commits = session.step(max(1, min(times, TOGETHER)), streams)
             if passes := session.stats.passes - before:
                 self.seconds = (time.perf_counter() - began) / passes
             self._deliver(commits)

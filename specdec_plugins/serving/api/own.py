@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import fields as fields_of
@@ -13,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from starlette.responses import JSONResponse
+from pydantic_core import to_json
 
 from specdec_plugins.decoding.values import Step
 from specdec_plugins.serving.api.fields import key_of
@@ -141,7 +140,7 @@ def router(service: Service) -> APIRouter:
         found = await service.translate(request, route, len(texts), options, work)
         each = max(1, len(found) // max(1, len(texts)))  # outputs of a text
         results = [result(found[start : start + each], tokens) for start in range(0, len(found), each)]
-        return JSONResponse({**head, "results": results})
+        return Response(written({**head, "results": results}), media_type="application/json")
 
     @api.get("/models")
     async def models() -> list[dict[str, Any]]:
@@ -194,7 +193,12 @@ async def events(head: dict[str, str], first: Piece, pieces: AsyncIterator[Piece
 
 
 def event(name: str, data: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"event: {name}\ndata: {written(data).decode()}\n\n"
+
+
+def written(data: dict[str, Any]) -> bytes:
+    """JSON, which has no infinity; four times as fast as `json`."""
+    return to_json(data, inf_nan_mode="null")
 
 
 def result(outputs: Sequence[Translation], tokens: Tokens | None) -> dict[str, Any]:
@@ -202,8 +206,8 @@ def result(outputs: Sequence[Translation], tokens: Tokens | None) -> dict[str, A
     return {
         "outputs": [
             {
-                "text": each.text, "tokens": each.tokens, "score": number(each.score) if each.token_scores else None,
-                "token_scores": [*map(number, each.token_scores)], "drafter": each.drafter, "iterations": each.iterations,
+                "text": each.text, "tokens": each.tokens, "score": each.score if each.token_scores else None,
+                "token_scores": each.token_scores, "drafter": each.drafter, "iterations": each.iterations,
                 "drafted": each.drafted, "accepted": each.accepted, "accepted_lengths": each.accepted_lengths,
                 **annotations(each), **({"trace": [dict(zip(PASS, step)) for step in each.passes(tokens)]} if tokens else {}),
             }
@@ -217,9 +221,4 @@ def annotations(output: Translation) -> dict[str, Any]:
     links = [] if output.alignment is None else [{"source": one, "target": other} for one, other in output.alignment.links]
     found: dict[str, Any] = {} if output.alignment is None else {"alignment": links}
     found |= {"unplaced": output.unplaced} if output.unplaced else {}
-    return found | ({"word_scores": [*map(number, output.word_scores)]} if output.word_scores else {})
-
-
-def number(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
+    return found | ({"word_scores": output.word_scores} if output.word_scores else {})
