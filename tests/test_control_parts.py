@@ -47,8 +47,8 @@ def test_costs_of_other_lengths_lie_on_a_line():
     assert costs.expected(8) == pytest.approx([1.9, 1.9, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0], abs=0.2)
     assert costs.expected(12)[12] == pytest.approx(7.0, abs=0.2)
     assert costs.longest == 16
-    # Of what a draft of 4 adds to a plain pass, 2 s, half is taken to grow with the length.
-    assert observed((0, 1.0), (4, 3.0)).expected(8)[2::2] == pytest.approx([2.5, 3.0, 3.5, 4.0], abs=0.01)
+    # Of what a draft of 4 adds to a plain pass, 2 s, three quarters are taken to grow with the length.
+    assert observed((0, 1.0), (4, 3.0)).expected(8)[2::2] == pytest.approx([2.25, 3.0, 3.75, 4.5], abs=0.01)
     # Drafts of more than 8 take another second.
     cost = {length: 1.0 + 0.1 * length + (length > 8) for length in range(4, 13)}
     found = observed(*cost.items()).expected(12)

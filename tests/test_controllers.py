@@ -121,10 +121,11 @@ def seconds(controller, cell: Cell, seed: int = 0, noise: float = 0.1) -> float:
             pause = 0 if length else pause + times
             time += min(1.0, left / (times * tokens)) * times * took + catching_up  # beyond the work nothing counts
             left -= times * tokens
-            real = (times * took + catching_up) * (1 + noise * uniform())
+            slower = 1 + noise * uniform()
+            real, first = (times * took + catching_up) * slower, (took + catching_up) * slower
             if uniform() < STALLS:
                 real += STALL * took
-            controller.update(Outcome(plan, steps, real, times))
+            controller.update(Outcome(plan, steps, real, times, first=first))
     return time
 
 

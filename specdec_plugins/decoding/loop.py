@@ -44,12 +44,14 @@ PREFILL = 24  # forced tokens per pass: more would need more memory for logits t
 
 
 class Ran(NamedTuple):
-    """Some iterations: the rows that they finished, the rows' and searches' steps, their number, and the seconds they took."""
+    """Some iterations: the rows that they finished, the rows' and searches' steps, their number, the seconds they took, and those
+    of the first one."""
 
     finished: list[int]
     steps: list[Step]
     times: int
     seconds: float
+    first: float
 
 
 class Session:
@@ -143,20 +145,20 @@ class Session:
         # Iterate until a row finishes, in native calls of many iterations if the roles run natively.
         steps: list[Step] = []
         finished: list[int] = []
-        made, seconds, recordings = 0, 0.0, self.verifier.recordings
+        made, seconds, first, recordings = 0, 0.0, 0.0, self.verifier.recordings
         while made < times and not finished and len(prefix) == rows:
             how = self._branching(plan) if prefix.searching == rows else plan
             ran = self._run_natively(how, times - made) or self._run_once(how)
             if ran is None:
                 finished = prefix.failed
                 break
-            finished, made, seconds = ran.finished, made + ran.times, seconds + ran.seconds
+            finished, first, made, seconds = ran.finished, first or ran.first, made + ran.times, seconds + ran.seconds
             steps += ran.steps
             stats.lap("elsewhere", device)
         if not made:
             return finished
         stats.record(steps, made, max(plan.lengths))
-        self.controller.update(Outcome(plan, steps, seconds, made, self.verifier.recordings > recordings))
+        self.controller.update(Outcome(plan, steps, seconds, made, self.verifier.recordings > recordings, first))
         return finished
 
     def _run_once(self, plan: Plan) -> Ran | None:
@@ -165,7 +167,8 @@ class Session:
         if (batch := self._iterate(plan)) is None:
             return None
         finished, steps = prefix.commit(batch), prefix.counted(batch.steps) if prefix.searching else batch.steps
-        return Ran(finished, steps, 1, batch.drafting + batch.verifying)
+        seconds = batch.drafting + batch.verifying
+        return Ran(finished, steps, 1, seconds, seconds)
 
     def _run_natively(self, plan: Plan, times: int) -> Ran | None:
         """Up to ``times`` iterations in one call of the kernels, two where some rows search and others do not; the searches may
@@ -180,7 +183,7 @@ class Session:
                 return None
             stats.book(drafting=batch.drafting, verifying=batch.verifying)
             times = len(batch.steps) // others
-            ran = Ran(prefix.commit(batch, others), batch.steps, times, batch.drafting + batch.verifying)
+            ran = Ran(prefix.commit(batch, others), batch.steps, times, batch.drafting + batch.verifying, batch.first)
         if not prefix.searching or self.searches is None:
             return ran
         searched = self.searches(self.verifying, prefix, times)
@@ -188,9 +191,9 @@ class Session:
             self.drafting.select(searched.order)
         stats.book(verifying=searched.seconds)
         if ran is None:
-            return Ran(searched.finished, searched.steps, searched.times, searched.seconds)
+            return Ran(searched.finished, searched.steps, searched.times, searched.seconds, 0.0)
         stats.record(searched.steps, searched.times, 0)
-        return Ran(ran.finished + searched.finished, ran.steps, ran.times, ran.seconds + searched.seconds)
+        return Ran(ran.finished + searched.finished, ran.steps, ran.times, ran.seconds + searched.seconds, 0.0)
 
     def _place_searches_last(self) -> None:
         """Native calls take the first rows, or the last."""

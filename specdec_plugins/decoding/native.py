@@ -113,7 +113,7 @@ class NativeLoop:
         self.drafter, self.verifier, self.tolerance = drafter, verifier, acceptance.tolerance
         symbols = constraints.symbols
         self._banned = integers(constraints.banned)
-        self._seconds = array("d", [0.0, 0.0])
+        self._seconds = array("d", [0.0, 0.0, 0.0])
         self._record, self._scores = array("q"), array("f")
         self._caches: dict[str, tuple[int, ...]] = {}  # of the call, by field
         self._call = kernels().structs["Decoding"](
@@ -215,10 +215,10 @@ class NativeLoop:
         sizes, accepted, owns, cut = (record[field :: width + 3] for field in range(4))
         drafts = [record[at : at + size] for at, size in zip(range(4, 4 + len(record), width + 3), sizes)]
         parts = [scores[at : at + size + (own >= 0)] for at, size, own in zip(range(0, len(scores), width), accepted, owns)]
-        drafting, verifying = self._seconds
+        drafting, verifying, first = self._seconds
         return Iterations(
             list(map(Step, drafts, accepted, [None if own < 0 else own for own in owns])), parts, list(map(bool, cut)),
-            encoding + drafting, verifying,
+            encoding + drafting, verifying, encoding + first,
         )  # fmt: skip
 
 

@@ -293,7 +293,7 @@ class Step(NamedTuple):
 class Iterations(NamedTuple):
     """Iterations, one after the other, by row: the step, its committed tokens' scores, whether the limit forced the own token.
 
-    ``drafting`` and ``verifying`` are the seconds that they took.
+    ``drafting`` and ``verifying`` are the seconds that they took, of which the ``first`` iteration took a part.
     """
 
     steps: list[Step]
@@ -301,6 +301,7 @@ class Iterations(NamedTuple):
     cut: list[bool]
     drafting: float = 0.0
     verifying: float = 0.0
+    first: float = 0.0
 
     @classmethod
     def of(cls, draft: Draft, verdict: Verdict, eos: int) -> "Iterations":
@@ -320,7 +321,8 @@ class Iterations(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a plan: each row's `Step`, or search's, in each of the ``times`` iterations, and their seconds.
+    """The result of a plan: each row's `Step`, or search's, in each of the ``times`` iterations, and their seconds, of which the
+    ``first`` iteration took a part.
 
     If ``recorded``, the seconds include recording a pass and say nothing about an iteration's cost.
     """
@@ -330,6 +332,15 @@ class Outcome(NamedTuple):
     seconds: float
     times: int = 1
     recorded: bool = False
+    first: float = 0.0
+
+    @property
+    def warm(self) -> "Outcome | None":
+        """Without the first iteration, for which processor caches are cold because Python ran; None if no others are known."""
+        if not self.first or self.times == 1:
+            return None
+        rows = len(self.steps) // self.times
+        return self._replace(steps=self.steps[rows:], seconds=self.seconds - self.first, times=self.times - 1, first=0.0)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ An interrupted iteration can take many times as long, so the influence of one me
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 MEMORY = 32  # measurements that a mean spans: costs change with the lengths of sentences
 RELIABLE = 4  # measurements; with fewer, the mean says nothing about the pace, and a fast iteration replaces it
 OUTLIER = 1.4  # ratio to the expectation, or its inverse: limits one measurement's influence; a mean beyond is a surprise
 
 PRIOR_WEIGHT = 6.0  # measurements of a length that weigh as much as the line there, or as the prior of its slope
-PRIOR_FIXED = 0.5  # prior: fraction of the mean draft's cost over a plain pass that does not depend on its length
+PRIOR_FIXED = 0.25  # prior: fraction of the mean draft's cost over a plain pass that does not depend on its length
 EXTRAPOLATION = 2  # times the longest measured length: the line is trusted up to there
 
 PACE_GAIN = 0.05  # weight of one measurement in the pace: the last 20, a shorter time than other programs run
@@ -34,6 +34,7 @@ class Cost:
 
     seconds: float
     samples: int  # measurements, up to `MEMORY`
+    warm: bool = False  # whether they are of iterations that follow others in a call, which tell more
 
 
 @dataclass
@@ -52,23 +53,26 @@ class CostModel:
         """The longest draft whose cost is known."""
         return EXTRAPOLATION * max(self.measured, default=0)
 
+    def warm(self, length: int) -> bool:
+        return length in self.measured and self.measured[length].warm
+
     def reliable(self, length: int) -> bool:
         return length in self.measured and self.measured[length].samples >= RELIABLE
 
-    def observe(self, length: int, seconds: float) -> bool:
+    def observe(self, length: int, seconds: float, warm: bool = False) -> bool:
         """Take in a measurement; returns whether the mean is now far from what was expected."""
         expected, old = self.expected(length)[length], self.measured.get(length)
-        if old is None or (old.samples < RELIABLE and seconds < old.seconds / OUTLIER):
-            new = Cost(min(seconds, OUTLIER * expected), 1)
+        if old is None or old.warm < warm or (old.samples < RELIABLE and seconds < old.seconds / OUTLIER):
+            new = Cost(min(seconds, OUTLIER * expected), 1, warm)
         else:
             count = min(old.samples + 1, MEMORY)
-            new = Cost(old.seconds * bounded(seconds / old.seconds) ** (1 / count), count)
+            new = Cost(old.seconds * bounded(seconds / old.seconds) ** (1 / count), count, warm)
         self.measured[length] = new
         return not expected / OUTLIER <= new.seconds <= OUTLIER * expected
 
     def doubt(self, lengths: Collection[int]) -> None:
         """Keep plain passes, and the costs of drafts of these lengths as one measurement each."""
-        kept = {length: Cost(cost.seconds, 1) for length, cost in self.measured.items() if length in lengths}
+        kept = {length: replace(cost, samples=1) for length, cost in self.measured.items() if length in lengths}
         self.measured = {length: cost for length, cost in self.measured.items() if not length} | kept
 
     def expected(self, longest: int) -> list[float]:

@@ -12,7 +12,7 @@ BUDGET = 0.01  # fraction of all time that rationed trials may take
 SEARCH_BUDGET = 0.005  # the same for beam searches, where drafts seldom pay
 CREDIT = 10  # plain passes that trials in large batches may cost at first, so that drafts that pay are found soon
 # Passes of a trial in small and in large batches. The first one after plain passes is not measured, because the drafter catches
-# up; the others are one call, like other calls, because a pass takes longer right after Python ran.
+# up.
 SMALL_TRIAL, LARGE_TRIAL = 3, 2
 FIRST_INTERVAL, LAST_INTERVAL = 32, 512  # passes between trials, doubled after each
 

@@ -5,9 +5,9 @@ decoding. Estimates are noisy, so the choice changes only for a clear gain (hyst
 (`exploration`). Batches with similar numbers of rows form a class with its own cost model, because costs are no simple function
 of the rows: kernels change their blocking, and threads the way they split the work.
 
-A plan holds for several iterations. Its first call is measured, as the mean of its iterations; the rest repeats the class's
-choice unmeasured. A plain iteration can take less than 100 microseconds and a decision some 50, so plans grow longer over time.
-Acceptance is learned from all iterations.
+A plan holds for several iterations. Its first call is measured, as the mean of its iterations; in small batches without the first
+one, for which processor caches are cold. The rest repeats the class's choice unmeasured. A plain iteration can take less than 100
+microseconds and a decision some 50, so plans grow longer over time. Acceptance is learned from all iterations.
 """
 
 import math
@@ -31,7 +31,7 @@ CLASSES = 4  # per doubling of the rows: those of a class differ by up to a fift
 SMALL = 4  # rows of a small batch, at most: reading weights dominates a pass, so drafts are likely to pay
 # Time one pass in N; timing every pass would be measurable itself. While lengths are tried, because outputs may end soon; at
 # first where nothing is drafted; at last.
-TRYING_SPACING, PLAIN_SPACING, LAST_SPACING = 4, 32, 128
+TRYING_SPACING, PLAIN_SPACING, LAST_SPACING = 8, 32, 128
 SPACING_STEP = 24  # passes after which N grows by one
 # Plain passes that follow when rows leave a plain batch: it may be ending, and a drafter with a model would first have to read
 # all outputs. The first where drafts promise a large gain.
@@ -71,7 +71,7 @@ class BatchClass:
         """One pass in this many is measured."""
         if self.trials.series:
             return TRYING_SPACING
-        first = 1 if self.choice else PLAIN_SPACING
+        first = TRYING_SPACING if self.choice else PLAIN_SPACING
         return min(LAST_SPACING, first + self.passes // SPACING_STEP)
 
     def varied(self, longest: int) -> int:
@@ -140,10 +140,7 @@ class Throughput:
         self.budget.earn(outcome.seconds)
         if not self._measured:
             return
-        batch, costs, size = self._batch, self._batch.costs, self._choice
-        if size:
-            size = offered(outcome)
-        seconds = outcome.seconds / outcome.times
+        batch, costs = self._batch, self._batch.costs
         if self._trial:
             self._trial = max(0, self._trial - outcome.times)
             if not self._trial:
@@ -151,7 +148,11 @@ class Throughput:
             batch.trials.seconds += outcome.seconds
             if batch.trials.rationed:
                 self.budget.spend(outcome.seconds)
-        if self._comparable and costs.observe(size, self.pace.normalised(seconds, size, costs)):
+        warm = outcome.warm if batch.trials.small else None  # large batches take longer, and their rows end often
+        typical = warm or outcome
+        size, seconds = self._choice and offered(typical), typical.seconds / typical.times
+        known = not warm and (not self._comparable or costs.warm(size))
+        if not known and costs.observe(size, self.pace.normalised(seconds, size, costs), warm is not None):
             batch.decide_at = 0
 
     def _plan(self, rows: int) -> Plan:
@@ -172,7 +173,8 @@ class Throughput:
         self._comparable = batch.passes > 1 and not grown and not catching_up
         self._again_until = 0
         if self._trial:
-            return uniform(rows, self._choice, 1 if catching_up else self._trial, least=self.least)
+            alone = catching_up and not batch.trials.small
+            return uniform(rows, self._choice, 1 if alone else self._trial, least=self.least)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
         if ending:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specdec_plugins.formats.files import Mapped
 
-VERSION = 26  # of the interface: `specdec_version` in api.cpp
+VERSION = 27  # of the interface: `specdec_version` in api.cpp
 VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")  # instruction sets, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4

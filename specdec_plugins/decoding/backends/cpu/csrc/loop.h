@@ -53,7 +53,7 @@ SHARED_STRUCT(Decoding,
     float* vectors;                 // (B, H, D) the heads' results
     int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token (-1: none, after eos), cut, the draft
     float* scores;                  // (steps, B, K + 1): of the accepted tokens and the own one
-    double* seconds;                // (2) spent drafting and verifying
+    double* seconds;                // (3) spent drafting, verifying, and in the first step
     int64_t taken;                  // number of steps run
 )
 
@@ -375,6 +375,7 @@ void decode(Engine& engine, Decoding& all) {
                                     all.scores + all.taken * all.batch * (all.longest + 1));
         all.seconds[0] += seconds(began, drafted);
         all.seconds[1] += seconds(drafted, Clock::now());
+        if (all.taken == 0) all.seconds[2] = all.seconds[0] + all.seconds[1];
     }
 }
 
