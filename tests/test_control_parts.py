@@ -114,7 +114,6 @@ def test_what_is_expected_of_drafts_of_several_lengths_is_the_mean_of_their_cost
 
     expected = costs.expected_of(mean, 9)  # a draft for which there was nothing to offer costs more than none
     assert expected == pytest.approx([exact[0], exact[1], (exact[2] + exact[4]) / 2, (exact[1] + exact[9]) / 2, math.inf])
-    assert costs.known(9) == [*exact[:9], math.inf]
     assert CostModel({0: Cost(1.0, 32)}).expected_of(mean, 2) == [1.0, math.inf, math.inf]
 
 

@@ -89,11 +89,6 @@ class CostModel:
                 seconds[length] += count / (count + PRIOR_WEIGHT) * (measured - seconds[length])
         return seconds
 
-    def known(self, longest: int) -> list[float]:
-        """`expected`, but infinity beyond `longest`."""
-        seconds = self.expected(min(longest, self.longest))
-        return seconds + [math.inf] * (longest + 1 - len(seconds))
-
     def expected_of(self, mean: Callable[[Sequence[float]], list[float]], longest: int) -> list[float]:
         """`expected` where fewer tokens than planned may be offered. ``mean`` averages values, given by the number of offered
         tokens, over the offers of plans of 0, 1, .. ``longest`` tokens. Infinity beyond `longest` offered tokens.
