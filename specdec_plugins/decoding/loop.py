@@ -44,14 +44,14 @@ PREFILL = 24  # forced tokens per pass: more would need more memory for logits t
 
 
 class Ran(NamedTuple):
-    """Some iterations: the rows that they finished, the rows' and searches' steps, their number, the seconds they took, and those
-    of the first one."""
+    """Some iterations: the rows that they finished, the rows' and searches' steps, their number, and the seconds that they took.
+    ``first`` are the seconds of the first one, 0 if unknown."""
 
     finished: list[int]
     steps: list[Step]
     times: int
     seconds: float
-    first: float
+    first: float = 0.0
 
 
 class Session:
@@ -191,9 +191,9 @@ class Session:
             self.drafting.select(searched.order)
         stats.book(verifying=searched.seconds)
         if ran is None:
-            return Ran(searched.finished, searched.steps, searched.times, searched.seconds, 0.0)
+            return Ran(searched.finished, searched.steps, searched.times, searched.seconds)
         stats.record(searched.steps, searched.times, 0)
-        return Ran(ran.finished + searched.finished, ran.steps, ran.times, ran.seconds + searched.seconds, 0.0)
+        return Ran(ran.finished + searched.finished, ran.steps, ran.times, ran.seconds + searched.seconds)
 
     def _place_searches_last(self) -> None:
         """Native calls take the first rows, or the last."""

@@ -293,7 +293,7 @@ class Step(NamedTuple):
 class Iterations(NamedTuple):
     """Iterations, one after the other, by row: the step, its committed tokens' scores, whether the limit forced the own token.
 
-    ``drafting`` and ``verifying`` are the seconds that they took, of which the ``first`` iteration took a part.
+    ``drafting`` and ``verifying`` are the seconds of all, ``first`` those of the first iteration.
     """
 
     steps: list[Step]
@@ -321,10 +321,10 @@ class Iterations(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a plan: each row's `Step`, or search's, in each of the ``times`` iterations, and their seconds, of which the
-    ``first`` iteration took a part.
+    """The result of a plan: each row's `Step`, or search's, in each of the ``times`` iterations, and their seconds.
 
-    If ``recorded``, the seconds include recording a pass and say nothing about an iteration's cost.
+    ``first`` are the seconds of the first iteration, 0 if unknown. If ``recorded``, the seconds include recording a pass
+    and say nothing about an iteration's cost.
     """
 
     plan: Plan

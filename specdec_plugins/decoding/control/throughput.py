@@ -151,8 +151,8 @@ class Throughput:
         warm = outcome.warm if batch.trials.small else None  # large batches take longer, and their rows end often
         typical = warm or outcome
         size, seconds = self._choice and offered(typical), typical.seconds / typical.times
-        known = not warm and (not self._comparable or costs.warm(size))
-        if not known and costs.observe(size, self.pace.normalised(seconds, size, costs), warm is not None):
+        counts = warm is not None or (self._comparable and not costs.warm(size))
+        if counts and costs.observe(size, self.pace.normalised(seconds, size, costs), warm is not None):
             batch.decide_at = 0
 
     def _plan(self, rows: int) -> Plan:

@@ -197,7 +197,7 @@ def event(name: str, data: dict[str, Any]) -> str:
 
 
 def written(data: dict[str, Any]) -> bytes:
-    """JSON, which has no infinity; four times as fast as `json`."""
+    """As JSON, which has no infinity. Five times as fast as `json.dumps`."""
     return to_json(data, inf_nan_mode="null")
 
 
