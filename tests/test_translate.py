@@ -706,6 +706,29 @@ def test_a_full_disk(folder, source, tmp_path, capfd, monkeypatch):
     assert output.read_bytes() == content
 
 
+def test_a_signal_as_lines_are_written(folder, source, tmp_path, capfd, monkeypatch):
+    """Whenever it comes, the file, the message and the record agree."""
+    options = ("--model", folder, "--input", source, "--quiet", "--max-len-b", 9, "--buffer-size", 4, "--output")
+    whole, output, write, written = tmp_path / "whole", tmp_path / "out", os.write, []
+    run(capfd, *options, whole)
+
+    def interrupted(file, data):
+        size = write(file, data)
+        if os.path.exists(output) and os.path.samestat(os.fstat(file), os.stat(output)):
+            written.append(size)
+            if len(written) == 2:
+                raise KeyboardInterrupt
+        return size
+
+    monkeypatch.setattr(os, "write", interrupted)
+    err = run(capfd, *options, output, status=130)[1]
+    monkeypatch.undo()
+    assert f"stopped (lines written: 4, to {output}, --resume continues)" in err
+    assert output.read_bytes().count(b"\n") == 4
+    run(capfd, *options, output, "--resume")
+    assert output.read_bytes() == whole.read_bytes()
+
+
 def test_dictionaries_that_differ(parts, source, tmp_path, capfd):
     data = tmp_path / "data"
     shutil.copytree(parts["--data"], data)

@@ -116,7 +116,7 @@ class Output:
         return lines
 
     def write(self, answers: Sequence[tuple[str, str]]) -> None:
-        """Write (input line, text) pairs; after an OSError, a regular file has none of them."""
+        """Write (input line, text) pairs. If that fails or is interrupted, a regular file ends, once closed, before them."""
         data = "".join(f"{text}\n" for _, text in answers).encode()
         if data and self.path:
             data = compress(data, self.path)
@@ -125,14 +125,12 @@ class Output:
             while left:
                 left = left[os.write(self.file, left) :]
         except OSError as error:
-            if self.regular:
-                with suppress(OSError):
-                    os.ftruncate(self.file, self.size)
             raise type(error)(error.errno, error.strerror, self.path or "stdout") from None
-        self._read.update("".join(f"{line}\n" for line, _ in answers).encode())
-        self._written.update(data)
-        self.size += len(data)
-        self.lines += len(answers)
+        read, written = self._read.copy(), self._written.copy()
+        read.update("".join(f"{line}\n" for line, _ in answers).encode())
+        written.update(data)
+        lines, size = self.lines + len(answers), self.size + len(data)
+        self.lines, self.size, self._read, self._written = lines, size, read, written  # no call: a signal changes all or nothing
         if self.regular and self.lines and time.monotonic() - self._recorded_at >= INTERVAL:
             self._save_record()
 
@@ -156,6 +154,8 @@ class Output:
     def __exit__(self, kind: type | None, *error) -> None:
         try:
             if self.regular and self._claimed is None:
+                with suppress(OSError):
+                    os.ftruncate(self.file, self.size)
                 if kind is None and not self.resume:
                     self._record.unlink(missing_ok=True)
                 elif self.lines:
