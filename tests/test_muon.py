@@ -27,6 +27,19 @@ def test_orthogonalised_matrices_keep_their_directions(shape):
     assert seen.float().mean() > 0.8 and made[seen].min() > 0.6 and made.max() < 1.3
 
 
+def test_bfloat16_where_products_may_be():
+    matrices = torch.randn(3, 40, 16, generator=torch.Generator().manual_seed(1))
+    exact, before = orthogonalise(matrices), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        rounded, double = orthogonalise(matrices), orthogonalise(matrices.double())
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert rounded.dtype == torch.float32 and not torch.equal(rounded, exact)
+    assert torch.dist(rounded, exact) < 0.03 * exact.norm()
+    assert torch.dist(double, exact) < 1e-4 * exact.norm()
+
+
 def test_hidden_matrices_are_recognised_by_shape():
     for shape, hidden in {(256, 256): True, (256, 1024): True, (1024, 256): True, (8000, 256): False, (256,): False}.items():
         assert is_hidden(torch.empty(shape)) == hidden

@@ -78,13 +78,18 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """The nearest matrices (N, rows, columns) whose singular values are about one, by Newton-Schulz iteration."""
+    """The nearest matrices (N, rows, columns) whose singular values are about one, by Newton-Schulz iteration.
+
+    In bfloat16 if PyTorch may compute float32 products so (precision "medium"): on CPUs, it does not for batched ones.
+    """
     a, b, c = QUINTIC
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    if x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "medium":
+        x = x.bfloat16()
     for _ in range(STEPS):
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(matrices.dtype)
