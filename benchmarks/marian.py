@@ -24,7 +24,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTo
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.training.muon import Muon, is_hidden
 
-EVERY, KEPT = 50, 6  # updates between snapshots; snapshots averaged
+PARTS, KEPT = 44, 6  # of a training, each of which ends with a snapshot; snapshots averaged
 BATCHES = 2  # in an update
 LONGEST, RATIO = 128, 3  # pieces in a sentence and ratio of a pair's lengths: others are left out
 LEARNING_RATE = 2e-3  # at its highest
@@ -109,6 +109,7 @@ def train(model: Any, pairs: list[tuple[list[int], list[int]]], tokens: int, upd
         model.load_state_dict(state["snapshots"][-1])
         muon.load_state_dict(state["muon"])
         schedule.load_state_dict(state["schedule"])
+    every = max(1, updates // PARTS)
     began, losses, todo = time.time(), list[float](), list[list[tuple[list[int], list[int]]]]()
     while state["done"] < updates:
         for _ in range(BATCHES):
@@ -129,7 +130,7 @@ def train(model: Any, pairs: list[tuple[list[int], list[int]]], tokens: int, upd
         with torch.no_grad():
             embedding[pad] = 0  # the output layer, which is tied, has changed it
         state["done"] += 1
-        if state["done"] % EVERY == 0 or state["done"] == updates:
+        if state["done"] % every == 0 or state["done"] == updates:
             print(f"{state['done']} updates, loss {sum(losses) / len(losses):.3f}, {time.time() - began:.0f} s", flush=True)
             losses.clear()
             snapshot = {name: tensor.clone() for name, tensor in model.state_dict().items()}
