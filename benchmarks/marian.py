@@ -19,8 +19,8 @@ from typing import Any
 import sacrebleu
 import sentencepiece
 import torch
-from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer
 
+from specdec_plugins.measure.certificate import library
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.training.muon import Muon, is_hidden
 
@@ -28,6 +28,7 @@ PARTS, KEPT = 44, 6  # of a training, each of which ends with a snapshot; snapsh
 BATCHES = 2  # in an update
 LONGEST, RATIO = 128, 3  # pieces in a sentence and ratio of a pair's lengths: others are left out
 LEARNING_RATE = 2e-3  # at its highest
+transformers = library()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -35,7 +36,7 @@ def read(data: Path, split: str, lang: str) -> list[str]:
     return list(read_lines(next(path for path in (data / f"{split}.{lang}", data / f"{split}.{lang}.gz") if path.exists())))
 
 
-def tokenizer_of(args: argparse.Namespace) -> MarianTokenizer:
+def tokenizer_of(args: argparse.Namespace) -> Any:
     """A tokenizer with one SentencePiece model per side, trained once, and a vocabulary in OPUS-MT's order."""
     pieces: dict[str, None] = {"</s>": None, "<unk>": None}
     for side, lang in (("source", args.source_lang), ("target", args.target_lang)):
@@ -53,10 +54,10 @@ def tokenizer_of(args: argparse.Namespace) -> MarianTokenizer:
     vocab = {piece: number for number, piece in enumerate([*pieces, "<pad>"])}
     (args.output / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), "utf-8")
     source, target, path = (str(args.output / name) for name in ("source.spm", "target.spm", "vocab.json"))
-    return MarianTokenizer(source, target, path, source_lang=args.source_lang, target_lang=args.target_lang)
+    return transformers.MarianTokenizer(source, target, path, source_lang=args.source_lang, target_lang=args.target_lang)
 
 
-def model_of(args: argparse.Namespace, size: int) -> MarianMTModel:
+def model_of(args: argparse.Namespace, size: int) -> Any:
     shape: dict[str, Any] = {"layers": args.layers, "attention_heads": args.width // 64, "ffn_dim": 4 * args.width}
     sides: dict[str, Any] = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in shape.items()}
     special: dict[str, Any] = {
@@ -71,8 +72,9 @@ def model_of(args: argparse.Namespace, size: int) -> MarianMTModel:
         "scale_embedding": True,
         "max_position_embeddings": 512,
     }
-    model = MarianMTModel(MarianConfig(vocab_size=size, d_model=args.width, **sides, **special, **how))
-    model.generation_config = GenerationConfig(
+    config = transformers.MarianConfig(vocab_size=size, d_model=args.width, **sides, **special, **how)
+    model = transformers.MarianMTModel(config)
+    model.generation_config = transformers.GenerationConfig(
         **special, bad_words_ids=[[size - 1]], max_length=512, num_beams=4, renormalize_logits=True
     )
     return model
@@ -141,7 +143,7 @@ def train(model: Any, pairs: list[tuple[list[int], list[int]]], tokens: int, upd
 
 
 @torch.inference_mode()
-def bleu(model: MarianMTModel, tokenizer: MarianTokenizer, sources: list[str], references: list[str]) -> str:
+def bleu(model: Any, tokenizer: Any, sources: list[str], references: list[str]) -> str:
     """Greedy, by transformers' own generation."""
     outputs: list[str] = []
     for first in range(0, len(sources), 32):
@@ -167,7 +169,7 @@ def main() -> None:
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("medium")  # Muon's products, in bfloat16 where the CPU has them
     tokenizer = tokenizer_of(args)
-    model: Any = model_of(args, len(tokenizer.encoder))
+    model = model_of(args, len(tokenizer.encoder))
     model.to(DEVICE)
     text = {
         split: [read(args.data, split, lang) for lang in (args.source_lang, args.target_lang)] for split in ("train", "valid")
