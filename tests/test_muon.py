@@ -27,7 +27,9 @@ def test_orthogonalised_matrices_keep_their_directions(shape):
     assert seen.float().mean() > 0.8 and made[seen].min() > 0.6 and made.max() < 1.3
 
 
-def test_bfloat16_where_products_may_be():
+@pytest.mark.parametrize("has", [True, False])
+def test_bfloat16_where_products_may_be(monkeypatch, has):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
     matrices = torch.randn(3, 40, 16, generator=torch.Generator().manual_seed(1))
     exact, before = orthogonalise(matrices), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -35,7 +37,8 @@ def test_bfloat16_where_products_may_be():
         rounded, double = orthogonalise(matrices), orthogonalise(matrices.double())
     finally:
         torch.set_float32_matmul_precision(before)
-    assert rounded.dtype == torch.float32 and not torch.equal(rounded, exact)
+    assert rounded.dtype == torch.float32 and torch.equal(rounded, rounded.bfloat16().float()) is has
+    assert not has or not torch.equal(rounded, exact)
     assert torch.dist(rounded, exact) < 0.03 * exact.norm()
     assert torch.dist(double, exact) < 1e-4 * exact.norm()
 
