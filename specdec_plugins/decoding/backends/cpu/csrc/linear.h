@@ -196,14 +196,24 @@ struct Input {
     }
 };
 
-// Prefetch distance in bytes. Weights are read sequentially, but hardware prefetching stops at each page. On AMD it does better
-// alone: without these instructions a pass on Zen 4 takes 3 to 20 % less time.
-constexpr int PREFETCH = 2048;
+// Weights are read sequentially, but hardware prefetching stops at each page, and a product with many rows outruns it: without
+// these instructions it takes up to 20 % longer. With few rows AMD's hardware does better alone: they cost 3 to 20 % of a pass on
+// Zen 4.
+constexpr int AHEAD = 2048, FAR_AHEAD = 4096;  // distances in bytes, for few and for many rows
 #if defined(__x86_64__)
-const bool PREFETCHES = (__builtin_cpu_init(), !__builtin_cpu_is("amd"));
+const bool PREFETCHES = (__builtin_cpu_init(), !__builtin_cpu_is("amd"));  // with few rows, too
 #else
 constexpr bool PREFETCHES = true;
 #endif
+// Whether R rows are many: multiplying a cache line of weights takes at least six cycles.
+template <int R, class X, class Weight>
+constexpr bool MANY = R * (std::is_same_v<X, float> ? 4 : 1) / (std::is_same_v<Weight, Int4> ? 0.5 : sizeof(Weight)) >= 6;
+
+template <size_t BYTES>
+inline void prefetch(const void* from) {
+#pragma GCC unroll 2
+    for (size_t line = 0; line < BYTES; line += 64) __builtin_prefetch(static_cast<const char*>(from) + line);
+}
 
 // Keeps a vector in its register. GCC would reload or convert it for each row, and the row would wait. Not a template: type
 // deduction drops `aligned(4)` from `Floats`, and the reference would promise an alignment that vectors on the stack lack (UBSan).
@@ -223,11 +233,10 @@ inline void hold(__m512i& vector) { __asm__("" : "+v"(vector)); }
 template <int R, class Weight>
 [[gnu::always_inline]] inline void product(const float* x, int inputs, const Weight* w, float* to) {
     Floats total[R][C] = {};
-    const bool fetches = PREFETCHES;  // a local, so that the compiler makes two loops of one
+    constexpr bool many = MANY<R, float, Weight>;
+    const bool fetches = many || PREFETCHES;  // a local, so that the compiler makes two loops of one
     for (int i = 0; i < inputs; ++i, w += TILE) {
-        if (fetches)
-            for (size_t line = 0; line < TILE * sizeof(Weight); line += 64)
-                __builtin_prefetch(reinterpret_cast<const char*>(w) + PREFETCH + line);
+        if (fetches) prefetch<TILE * sizeof(Weight)>(reinterpret_cast<const char*>(w) + (many ? FAR_AHEAD : AHEAD));
         if constexpr ((R + 1) * C < REGISTERS) {
             Floats column[C];
             for (int c = 0; c < C; ++c) {
@@ -270,15 +279,15 @@ template <int R, class Weight>
 [[gnu::always_inline]] inline void product(const uint8_t* x, int inputs, const Weight* w, float* to) {
     constexpr int CHAINS = R == 1 ? 4 : 1;  // sums of one row would wait for each other
     __m512i total[CHAINS][R][2];
-    const bool fetches = PREFETCHES;
+    constexpr bool many = MANY<R, uint8_t, Weight>;
+    const bool fetches = many || PREFETCHES;
 #pragma GCC unroll 16
     for (int r = 0; r < CHAINS * R; ++r) total[r / R][r % R][0] = total[r / R][r % R][1] = _mm512_setzero_si512();
     for (int i = 0; i < inputs; i += 4 * CHAINS) {
 #pragma GCC unroll 4
         for (int chain = 0; chain < CHAINS; ++chain) {
             if (fetches)
-                for (int line = 0; line < (std::is_same_v<Weight, Int4> ? 64 : 128); line += 64)
-                    __builtin_prefetch(w + PREFETCH + line);
+                prefetch<std::is_same_v<Weight, Int4> ? 64 : 128>(reinterpret_cast<const char*>(w) + (many ? FAR_AHEAD : AHEAD));
             __m512i left, right;
             take(w, left, right);
             hold(left);
@@ -327,7 +336,7 @@ class MatrixUnit {
         _tile_zero(2);
         _tile_zero(3);
         for (int i = 0; i < inputs; i += INPUTS, w += INPUTS * TILE) {
-            for (int line = 0; line < INPUTS * TILE; line += 64) __builtin_prefetch(w + PREFETCH + line);
+            prefetch<INPUTS * TILE>(w + AHEAD);
             _tile_loadd(6, w, 4 * TILE);
             _tile_loadd(7, w + 64, 4 * TILE);
             _tile_loadd(4, x + i, inputs);
