@@ -274,6 +274,13 @@ inline void take(const Int4*& w, __m512i& left, __m512i& right) {  // 16 times t
     left = _mm512_and_si512(_mm512_slli_epi16(right, 4), _mm512_set1_epi8(char(0xf0)));
     w += 64;
 }
+// Adds the products of four inputs to each sum. Without `hold`, GCC keeps many rows' sums on the stack. A copy is held, because a
+// reference to the array would put it there, too.
+inline void add_products(__m512i& sums, __m512i inputs, __m512i weights) {
+    __m512i sum = _mm512_dpbusd_epi32(sums, inputs, weights);
+    hold(sum);
+    sums = sum;
+}
 
 template <int R, class Weight>
 [[gnu::always_inline]] inline void product(const uint8_t* x, int inputs, const Weight* w, float* to) {
@@ -297,8 +304,8 @@ template <int R, class Weight>
                 int32_t quartet;
                 std::memcpy(&quartet, x + size_t(r) * inputs + i + 4 * chain, 4);
                 const __m512i value = _mm512_set1_epi32(quartet);
-                total[chain][r][0] = _mm512_dpbusd_epi32(total[chain][r][0], value, left);
-                total[chain][r][1] = _mm512_dpbusd_epi32(total[chain][r][1], value, right);
+                add_products(total[chain][r][0], value, left);
+                add_products(total[chain][r][1], value, right);
             }
         }
     }
