@@ -205,14 +205,15 @@ const bool PREFETCHES = (__builtin_cpu_init(), !__builtin_cpu_is("amd"));  // wi
 #else
 constexpr bool PREFETCHES = true;
 #endif
+template <class Weight>
+constexpr int BITS = std::is_same_v<Weight, Int4> ? 4 : 8 * sizeof(Weight);
 // Whether R rows are many: multiplying a cache line of weights takes at least six cycles.
 template <int R, class X, class Weight>
-constexpr bool MANY = R * (std::is_same_v<X, float> ? 4 : 1) / (std::is_same_v<Weight, Int4> ? 0.5 : sizeof(Weight)) >= 6;
+constexpr bool MANY = R * (512 / BITS<Weight>) / (std::is_same_v<X, float> ? 16 : 64) >= 6;
 
-template <size_t BYTES>
-inline void prefetch(const void* from) {
-#pragma GCC unroll 2
-    for (size_t line = 0; line < BYTES; line += 64) __builtin_prefetch(static_cast<const char*>(from) + line);
+template <int BYTES>
+inline void prefetch(const void* from, int ahead) {
+    for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(static_cast<const char*>(from) + ahead + line);
 }
 
 // Keeps a vector in its register. GCC would reload or convert it for each row, and the row would wait. Not a template: type
@@ -236,7 +237,7 @@ template <int R, class Weight>
     constexpr bool many = MANY<R, float, Weight>;
     const bool fetches = many || PREFETCHES;  // a local, so that the compiler makes two loops of one
     for (int i = 0; i < inputs; ++i, w += TILE) {
-        if (fetches) prefetch<TILE * sizeof(Weight)>(reinterpret_cast<const char*>(w) + (many ? FAR_AHEAD : AHEAD));
+        if (fetches) prefetch<TILE * BITS<Weight> / 8>(w, many ? FAR_AHEAD : AHEAD);
         if constexpr ((R + 1) * C < REGISTERS) {
             Floats column[C];
             for (int c = 0; c < C; ++c) {
@@ -293,8 +294,7 @@ template <int R, class Weight>
     for (int i = 0; i < inputs; i += 4 * CHAINS) {
 #pragma GCC unroll 4
         for (int chain = 0; chain < CHAINS; ++chain) {
-            if (fetches)
-                prefetch<std::is_same_v<Weight, Int4> ? 64 : 128>(reinterpret_cast<const char*>(w) + (many ? FAR_AHEAD : AHEAD));
+            if (fetches) prefetch<4 * TILE * BITS<Weight> / 8>(w, many ? FAR_AHEAD : AHEAD);
             __m512i left, right;
             take(w, left, right);
             hold(left);
@@ -343,7 +343,7 @@ class MatrixUnit {
         _tile_zero(2);
         _tile_zero(3);
         for (int i = 0; i < inputs; i += INPUTS, w += INPUTS * TILE) {
-            prefetch<INPUTS * TILE>(w + AHEAD);
+            prefetch<INPUTS * TILE>(w, AHEAD);
             _tile_loadd(6, w, 4 * TILE);
             _tile_loadd(7, w + 64, 4 * TILE);
             _tile_loadd(4, x + i, inputs);
