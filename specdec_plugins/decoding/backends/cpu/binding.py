@@ -12,7 +12,7 @@ import os
 import re
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_char_p, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache, partial
 from itertools import accumulate, chain
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specdec_plugins.formats.files import Mapped
 
-VERSION = 27  # of the interface: `specdec_version` in api.cpp
+VERSION = 28  # of the interface: `specdec_version` in api.cpp
 VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")  # instruction sets, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
@@ -144,10 +144,20 @@ class Engine(local):
         return self._teams[key].pointer
 
 
+mapped = Mapped()  # weights that were read
+
+
+def widened(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Some rows of a matrix at a time, in float32, and the first one's number."""
+    rows = max(1, WIDENED // weight.size(1))
+    for first in range(0, len(weight), rows):
+        part = weight[first : first + rows]
+        yield first, floats(part)
+        mapped.read(part.data_ptr(), part.nbytes)
+
+
 class NativeLinear(Handle):
     """A linear layer's packed weights."""
-
-    mapped = Mapped()  # what all layers were packed from
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
         """Pack ``weight`` (O, I) in ``dtype``, one of `KINDS`; ``bias`` (O,) or None. Raises ValueError for other shapes."""
@@ -156,12 +166,10 @@ class NativeLinear(Handle):
             raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
         self.outputs, self.inputs = weight.shape
         super().__init__("linear", self.outputs, self.inputs, KINDS[dtype])
-        biases, rows = None if bias is None else floats(bias), max(1, WIDENED // self.inputs)
-        for first in range(0, self.outputs, rows):
-            part = floats(weight[first : first + rows])
-            own = None if biases is None else biases[first : first + rows]
+        biases = None if bias is None else floats(bias)
+        for first, part in widened(weight):
+            own = None if biases is None else biases[first : first + len(part)]
             self.library.specdec_pack(self.pointer, address(part), address(own), first, len(part))
-            self.mapped.read(weight[first].data_ptr(), len(part) * weight[0].nbytes)
         padded = -(-self.outputs // TILE) * TILE
         self.weight_bytes = padded * int(self.inputs * WEIGHT_BYTES[dtype] + 12)  # 12: bias, scale and offset
 
@@ -177,6 +185,20 @@ class NativeLinear(Handle):
         return result
 
 
+class Screen:
+    """Finds the largest logits of a large int4 output layer by approximations: see `Forward::screen` in forward.h."""
+
+    SAMPLED = 1 << 14  # rows that the basis is computed from
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, rank: int):
+        """``weight`` (V, D) and ``bias`` (V,) are the layer's; the basis has the ``rank`` leading eigenvectors of W'W."""
+        few = floats(weight[:: -(-len(weight) // self.SAMPLED)])
+        few = few / few.abs().max().clamp(min=1e-30)  # squares of untrusted weights could overflow
+        basis = torch.linalg.eigh(few.T @ few).eigenvectors[:, -rank:].T.contiguous()  # (R, D)
+        self.basis = NativeLinear(basis, None, "int8")
+        self.weights = NativeLinear(torch.cat([part @ basis.T for _, part in widened(weight)]), bias, "int4")  # (V, R)
+
+
 class Stack(Handle):
     """An encoder or decoder: an embedding, layers (`add_layer`), and a projection to logits."""
 
@@ -184,11 +206,13 @@ class Stack(Handle):
         self, engine: Engine, tokens: Tensor, positions: Tensor, *, heads: int, activation: str, prenorm: bool,
         scale: float = 1.0, offset: int = 0, zero_start: bool = False, embedding_norm: Pair | None = None,
         last_norm: Pair | None = None, projection: NativeLinear | None = None, gate: NativeLinear | None = None,
+        screen: Screen | None = None,
     ):  # fmt: skip
         """``tokens`` (V, D) are multiplied by ``scale``; position 0 is row ``offset`` of ``positions`` (positions, D), and its
-        token embedding is zero with ``zero_start``. ``gate`` is the successor network's.
+        token embedding is zero with ``zero_start``. ``gate`` is the successor network's. With a ``screen`` of the projection
+        most logits are approximate.
         """
-        self.engine, self.projection, self.gate = engine, projection, gate
+        self.engine, self.projection, self.gate, self.screen = engine, projection, gate, screen
         # Passes read them: tokens as they are stored, so that a mapped file's rows are read as they are needed.
         self.tables = tokens.detach().contiguous() if tokens.dtype in TABLES else floats(tokens), floats(positions)
         self.width, self.vocabulary = tokens.size(1), projection.outputs if projection else 0
@@ -197,7 +221,8 @@ class Stack(Handle):
         super().__init__(
             "stack", self.width, heads, ACTIVATIONS[activation], prenorm, zero_start, address(self.tables[0]),
             TABLES[self.tables[0].dtype], scale, address(self.tables[1]), offset, positions.size(0) - 1, addresses(norms),
-            projection and projection.pointer, gate and gate.pointer,
+            projection and projection.pointer, gate and gate.pointer, screen and screen.basis.pointer,
+            screen and screen.weights.pointer,
         )  # fmt: skip
 
     def add_layer(self, linears: Sequence[NativeLinear | None], norms: Sequence[Pair | None], entries: int) -> None:

@@ -54,7 +54,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 27; }
+int specdec_version() { return 28; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -95,10 +95,12 @@ EXPORTED(void, linear_free, Linear* linear) { delete linear; }
 // where row `first` is position 0 and row `last` the last. With `zero_start` the token embedding of position 0 is zero. `norms`: weight and bias of
 // the norms after the embedding and after the last layer; NULL where there is none.
 EXPORTED(Stack*, stack, int width, int heads, int activation, int prenorm, int zero_start, const void* tokens, int kind, float scale,
-         const float* positions, int first, int last, const float* const* norms, const Linear* projection, const Linear* gate) {
+         const float* positions, int first, int last, const float* const* norms, const Linear* projection, const Linear* gate,
+         const Linear* basis, const Linear* screen) {
     return made([&] {
         Embedding embedding{tokens, Table(kind), positions, scale, first, last, bool(zero_start), norm_of(norms, width)};
-        return new Stack{width, heads, activation, bool(prenorm), embedding, {}, norm_of(norms + 2, width), projection, gate};
+        return new Stack{width, heads, activation, bool(prenorm), embedding, {}, norm_of(norms + 2, width), projection, gate,
+                         basis, screen};
     });
 }
 EXPORTED(void, stack_free, Stack* stack) { delete stack; }

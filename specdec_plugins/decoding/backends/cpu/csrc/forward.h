@@ -16,6 +16,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "select.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -82,6 +83,7 @@ struct Stack {
     Norm last;                 // empty if there is none
     const Linear* projection;  // NULL in an encoder
     const Linear* gate;        // of the successor network; NULL if there is none
+    const Linear *basis, *screen;  // of a drafter's screen: see `Forward::screen`; NULL if it has none
 };
 
 // Keys and values by layer, slot and position: 2 D numbers each. Strides count numbers.
@@ -131,7 +133,8 @@ struct Scratch {
     std::vector<Row> rows;
     std::vector<int64_t> paths;  // of the nodes of drafted trees, concatenated
     std::vector<float> x, queries, entries;
-    Input input, hidden;
+    Input input, hidden, reduced;
+    std::vector<float> promise;                 // (N, panels of the projection) their largest approximate logits
     std::vector<int> bounds;                    // the first row of each member's part
     std::vector<std::vector<float>> attention;  // of each member
 };
@@ -142,13 +145,18 @@ class Forward {
     // `alone`: members do not meet, and name the rows that they take.
     Forward(const Stack& stack, const Pass& pass, Team& team, Scratch& scratch, bool alone = false)
         : stack(stack), pass(pass), team(team), rows(scratch.rows), values(scratch.x), queries(scratch.queries),
-          input(scratch.input), hidden(scratch.hidden), bounds(scratch.bounds), attention(scratch.attention),
-          count(int(rows.size())) {
+          input(scratch.input), hidden(scratch.hidden), reduced(scratch.reduced), promise(scratch.promise),
+          bounds(scratch.bounds), attention(scratch.attention), count(int(rows.size())) {
         bool quantised = stack.projection && stack.projection->quantises();
         int inner = 0;
         for (const Layer& layer : stack.layers) {
             quantised |= layer.qkv->quantises();
             inner = std::max(inner, layer.fc1->outputs);
+        }
+        if (stack.screen) {
+            reduced.resize(count, stack.screen->inputs, stack.screen->quantises());
+            const size_t panels = size_t(count) * stack.projection->panels;
+            if (promise.size() < panels) promise.resize(panels);
         }
         input.resize(count, stack.width, quantised);
         hidden.resize(count, inner, quantised);
@@ -191,6 +199,8 @@ class Forward {
     // Rows of a sentence whose attention is computed together: a typical verification. Each takes about 130 KB of scratch memory
     // for 4,000 positions and 8 heads.
     static constexpr int MOST_QUERIES = 16;
+    // Panels of a screened projection that are computed exactly.
+    static constexpr int PROMISING = 16;
 
     // One member's part of the work. With few rows, each member computes some columns of every product, and some rows of
     // everything else. With enough sentences, each member takes some of them through the whole pass alone: reading all weights
@@ -403,12 +413,39 @@ class Forward {
                 const float* from = &input.values[size_t(row) * stack.width];
                 std::copy(from, from + stack.width, pass.features + rows[row].target * stack.width);
             });
-        project(*stack.projection, pass.output, part);
-        if (stack.gate) project(*stack.gate, pass.gates, part);
+        if (stack.screen)
+            screen(part);
+        else
+            project(*stack.projection, input, pass.output, part);
+        if (stack.gate) project(*stack.gate, input, pass.gates, part);
     }
 
-    void project(const Linear& linear, float* output, const Part& part) {
-        product(linear, input, part,
+    // Logits of a large output layer for less than its weights cost: approximate ones, of the hidden state in a basis (R, D) and
+    // weights for it (V, R), and exact ones in the panels with the largest of those.
+    void screen(const Part& part) {
+        const Linear &exact = *stack.projection, &basis = *stack.basis, &approximate = *stack.screen;
+        product(basis, input, part, [&](int row, int column) { return &reduced.values[size_t(row) * basis.outputs + column]; }, keep);
+        sync();
+        each_row(part, [&](int row) { quantise(reduced, approximate, row); });
+        sync();
+        project(approximate, reduced, pass.output, part);
+        sync();
+        each_row(part, [&](int row) {
+            float *logits = pass.output + rows[row].target * exact.outputs, *most = &promise[size_t(row) * exact.panels];
+            for (int panel = 0, first = 0; panel < exact.panels; ++panel, first += TILE)
+                most[panel] = largest(logits + first, std::min(TILE, exact.outputs - first));
+            int64_t best[PROMISING];
+            const int kept = std::min(PROMISING, exact.panels);
+            best_few(most, exact.panels, kept, best);
+            for (int each = 0; each < kept; ++each) {
+                const int panel = int(best[each]);
+                multiply(exact, input, {row, row + 1}, {panel, panel + 1}, [&](int, int column) { return logits + column; }, keep);
+            }
+        });
+    }
+
+    void project(const Linear& linear, const Input& from, float* output, const Part& part) {
+        product(linear, from, part,
                 [&](int row, int column) { return output + rows[row].target * linear.outputs + column; }, keep);
     }
 
@@ -417,7 +454,8 @@ class Forward {
     Team& team;
     std::vector<Row>& rows;
     std::vector<float>&values, &queries;
-    Input &input, &hidden;
+    Input &input, &hidden, &reduced;
+    std::vector<float>& promise;
     std::vector<int>& bounds;
     std::vector<std::vector<float>>& attention;
     int count;   // rows still being computed
