@@ -14,6 +14,7 @@ pass. Otherwise outputs must equal those of `ar`.
 
 import argparse
 import json
+import random
 import resource
 import statistics
 import sys
@@ -28,7 +29,6 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 from random_pair import Shape, random_pair  # noqa: E402
-from shapes import Replayed  # noqa: E402
 
 from specdec_plugins.assignment import USUAL_BLOCK_SIZE  # noqa: E402
 from specdec_plugins.cpus import usable_cpus  # noqa: E402
@@ -44,13 +44,15 @@ from specdec_plugins.decoding.drafters.window import WindowDrafter  # noqa: E402
 from specdec_plugins.decoding.loop import TOGETHER, Session  # noqa: E402
 from specdec_plugins.decoding.native import native_loop  # noqa: E402
 from specdec_plugins.decoding.options import CHOICES, USUAL_BUDGET, Budget  # noqa: E402
+from specdec_plugins.decoding.prefix import Prefix  # noqa: E402
 from specdec_plugins.decoding.roles import (  # noqa: E402
+    Acceptance,
     Controller,
     Drafter,
     NoDrafter,
 )
 from specdec_plugins.decoding.stats import DecodeStats  # noqa: E402
-from specdec_plugins.decoding.values import Request, Source  # noqa: E402
+from specdec_plugins.decoding.values import Draft, Request, Source, Verdict  # noqa: E402
 from specdec_plugins.decoding.verifier import ModelVerifier  # noqa: E402
 from specdec_plugins.formats.folder import load_folder  # noqa: E402
 from specdec_plugins.formats.spec import Model  # noqa: E402
@@ -70,6 +72,24 @@ class System(NamedTuple):
 
 
 AR = System(0, Budget(0, 0, "-"))
+OTHER = 5  # the verifier's token where drafts are replayed
+
+
+class Replayed:
+    """Computes a rule, then replaces its verdict: drafted tokens pass with one probability, given that all before did."""
+
+    def __init__(self, rule: Acceptance, share: float):
+        self.rule, self.share, self.random = rule, share, random.Random(1)
+
+    def __call__(self, scores: Any, draft: Draft, prefix: Prefix) -> Verdict:
+        verdict = self.rule(scores, draft, prefix)
+        counts = []
+        for tokens in draft.tokens:
+            counts.append(0)
+            while counts[-1] < len(tokens) and self.random.random() < self.share:
+                counts[-1] += 1
+        values = [[0.0] * (count + 1) for count in counts]
+        return verdict._replace(accepted=counts, own=[OTHER] * len(counts), scores=values, cut=[False] * len(counts))
 
 
 class Run(NamedTuple):
@@ -108,7 +128,7 @@ class Cell:
         options, stats = self.options, DecodeStats()
         drafter: Drafter = WindowDrafter(self.model, system.budget) if system.gamma else NoDrafter()
         controller: Controller = Throughput(USUAL_BLOCK_SIZE) if system.gamma == "auto" else FixedLength(int(system.gamma))
-        rule = Replayed(TopBetaTau(), [options.acceptance]) if options.acceptance is not None and system.gamma else TopBetaTau()
+        rule = Replayed(TopBetaTau(), options.acceptance) if options.acceptance is not None and system.gamma else TopBetaTau()
         session = Session(
             drafter, self.verifier, rule, controller, BoundedAdmission(1), 1, Constraints.of(self.spec), stats, options.device
         )  # fmt: skip
