@@ -125,7 +125,7 @@ export -f training
 export python out device precision updates PYTHON=$python
 if [ "${peers[0]:-}" = fairseq ]; then part training $limit bash -c training; else skip training "there is no fairseq"; fi
 
-# ---- a transformer-base shape with random weights; acceptance is drawn
+# ---- a transformer-base shape with random weights; drafts are as good as the demo pair's
 if [ $device = cuda ]; then
     part shape-float16 80 "$python" benchmarks/shapes.py --device cuda --dtypes float16 --threads 1 --block-sizes 4 8 auto \
         --batch-sizes 1 8 32 128 --sentences 16 --rounds 3

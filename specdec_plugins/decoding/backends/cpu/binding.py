@@ -186,7 +186,8 @@ class NativeLinear(Handle):
 
 
 class Screen:
-    """Finds the largest logits of a large int4 output layer by approximations: see `Forward::screen` in forward.h."""
+    """Finds the largest logits of a large int4 output layer by approximations (after SVD-softmax, Shim et al. 2017): see
+    `Forward::screen` in forward.h."""
 
     SAMPLED = 1 << 14  # rows that the basis is computed from
 
