@@ -282,10 +282,8 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
         begin = [() if beam else (FIRST + source[0] % known,) for source in sources]
         requests = [Request(n, source, OUTPUT - 1, shortest, begin[n], beam=beam) for n, source in enumerate(sources)]
         began = time.perf_counter()
-        groups = [[request] for request in requests] if batch_size == 1 else [requests]
-        for group in groups:
-            rows = batch_size * options.beam
-            list(speculative_decode(drafter, verifier, rule, controller, group, rows, stats, constraints, device))
+        rows = batch_size * options.beam
+        list(speculative_decode(drafter, verifier, rule, controller, requests, rows, stats, constraints, device))
         return time.perf_counter() - began, stats.committed, stats.mean_accepted_length
 
     return decode
