@@ -127,14 +127,12 @@ def predictable(pair: "Pair") -> tuple["Model", "DrafterModel"]:
     assert drafter is not None
     chance, table = random.Random(3), verifier.tensors["decoder.embed_tokens.weight"]
     size, half = len(drafter.tensors.get(DRAFT_VOCABULARY, table)), table.size(1) // 2
-    sharpness, lean = (
-        2.0,
-        4.0,
-    )  # of logits, so that the verifier is sure; a screen of the output layer has to see the drafter's half
+    sharpness = 2.0  # of logits, so that the verifier is sure
+    lean = 4.0  # of the output layer towards the drafter's half, so that a screen of it sees that half
     found = chance.choices(TOKENS, [count for count, *_ in TOKENS], k=size - FIRST)
-    wrong = [token for token, (*_, share) in enumerate(found, FIRST) if chance.random() >= share]
     expected = torch.arange(FIRST, size).roll(-1)  # each token's successor
-    expected[torch.tensor(wrong) - FIRST] = expected[torch.tensor(wrong).roll(1) - FIRST]
+    wrong = torch.tensor([chance.random() >= share for *_, share in found])
+    expected[wrong] = expected[wrong].roll(1)
     # Of a position's normalised embedding, a third is the position; the other logits are normally distributed.
     strength, others = (table.size(1) / 6) ** 0.5 * sharpness, math.log(size) + sharpness**2 / 4
     factor = torch.tensor([(others + math.log(sure / (1 - sure))) / strength for _, sure, _ in found])
