@@ -141,17 +141,15 @@ def predictable(pair: "Pair") -> tuple["Model", "DrafterModel"]:
     output[:, :half] /= lean
     output[expected, half:] = table[FIRST:size, half:] * factor[:, None]
 
-    def plain(tensors: "Mapping[str, Tensor]", seen: slice, weight: float) -> dict[str, "Tensor"]:
-        adds = (".out_proj.weight", ".fc2.weight")
-        made = {name: torch.zeros_like(each) if name.endswith(adds) else each for name, each in tensors.items()}
-        norm = max(name for name in tensors if name.startswith("decoder.") and name.endswith("final_layer_norm.weight"))
-        made[norm] = torch.zeros_like(made[norm])
+    def plain(tensors: "Mapping[str, Tensor]", layers: int, seen: slice, weight: float) -> dict[str, "Tensor"]:
+        adds, norm = (".out_proj.weight", ".fc2.weight"), f"decoder.layers.{layers - 1}.final_layer_norm.weight"
+        made = {name: torch.zeros_like(each) if name.endswith((*adds, norm)) else each for name, each in tensors.items()}
         made[norm][seen] = weight
         return made
 
-    tensors = plain(verifier.tensors, slice(half), sharpness * lean) | {"decoder.output_projection.weight": output}
-    own = plain(drafter.tensors, slice(half, None), sharpness)
-    return replace(verifier, tensors=tensors), replace(drafter, tensors=own)
+    tensors = plain(verifier.tensors, verifier.spec.decoder.layers, slice(half), sharpness * lean)
+    own = plain(drafter.tensors, drafter.options["layers"], slice(half, None), sharpness)
+    return replace(verifier, tensors={**tensors, "decoder.output_projection.weight": output}), replace(drafter, tensors=own)
 
 
 def replaying(shares: list[float]) -> Callable:
@@ -263,11 +261,10 @@ def ours(pair: "Pair", dtype: str, block: str, options: argparse.Namespace) -> D
     from specdec_plugins.decoding.stats import DecodeStats
     from specdec_plugins.decoding.values import Request
 
-    device, beam, shortest, made = options.device, None, 1, (pair.verifier, pair.drafter)
+    device, beam, shortest = options.device, None, 1
     if options.beam > 1:
         beam, shortest, groups.replay = Beam(options.beam), OUTPUT - 1, replaying(REPLAYED[options.beam])
-    else:
-        made = predictable(pair)
+    made = (pair.verifier, pair.drafter) if beam else predictable(pair)
     known = int(options.drafted * options.vocabulary) - FIRST  # tokens with a successor
     drafter, verifier = assemble(made[0], made[1] if block != "0" else None, device, dtype, options.threads)
     controller: Controller = FixedLength(0 if block == "auto" else int(block))
