@@ -92,8 +92,9 @@ EXPORTED(void, pack, Linear* linear, const float* weight, const float* bias, int
 EXPORTED(void, linear_free, Linear* linear) { delete linear; }
 
 // An encoder or decoder without layers yet. Passes read `tokens` (V, D), a `Table` of that kind, and `positions` (positions, D),
-// where row `first` is position 0 and row `last` the last. With `zero_start` the token embedding of position 0 is zero. `norms`: weight and bias of
-// the norms after the embedding and after the last layer; NULL where there is none.
+// where row `first` is position 0 and row `last` the last. With `zero_start` the token embedding of position 0 is zero. `norms`:
+// weight and bias of the norms after the embedding and after the last layer; NULL where there is none. `basis` and `screen`: see
+// `Forward::screen`; NULL without.
 EXPORTED(Stack*, stack, int width, int heads, int activation, int prenorm, int zero_start, const void* tokens, int kind, float scale,
          const float* positions, int first, int last, const float* const* norms, const Linear* projection, const Linear* gate,
          const Linear* basis, const Linear* screen) {
