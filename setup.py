@@ -14,7 +14,9 @@ HERE = Path(__file__).parent
 # compile, PyTorch computes alone.
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
-X86 = {"amx": [*AVX512, "-mamx-tile", "-mamx-int8"], "avx512": AVX512, "avx2": AVX2}
+X86 = {
+    "amx": [*AVX512, "-mamx-tile", "-mamx-int8"], "avx512": AVX512, "avxvnni": [*AVX2, "-mavxvnni"], "avx2": AVX2,
+}  # fmt: skip
 INSTRUCTION_SETS = {**(X86 if platform.machine() in ("x86_64", "AMD64") else {}), "generic": []}
 # Python's own flags ask for debug information, a quarter of the time; flags of your own may want it.
 SHORTER = [] if os.environ.get("CFLAGS") else ["-g0"]
@@ -23,8 +25,8 @@ KERNELS = [
     Extension(
         f"specdec_plugins.decoding.backends.cpu._kernels_{name}",
         [str(KERNELS_SOURCE / "api.cpp")],
-        depends=sorted(str(path.relative_to(HERE)) for path in (HERE / KERNELS_SOURCE).glob("*.h")),
-        extra_compile_args=["-std=c++20", "-O3", "-pthread", *SHORTER, *flags],
+        depends=sorted(str(path.relative_to(HERE)) for path in (HERE / KERNELS_SOURCE).rglob("*.h")),
+        extra_compile_args=["-std=c++20", "-O3", "-ffp-contract=off", "-pthread", *SHORTER, *flags],
         language="c++",
         optional=True,
     )

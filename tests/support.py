@@ -25,7 +25,6 @@ from specdec_plugins.formats import fairseq
 from specdec_plugins.formats.spec import Symbols
 
 WORDS, EOS = 20, 2
-QUANTISING = ("amx", "avx512")  # the sets of instructions for which int8 products quantise their inputs, too
 SYMBOLS = Symbols()
 UNTIED = {"share_all_embeddings": False, "share_decoder_input_output_embed": False}
 SHAPES = {

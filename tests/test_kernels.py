@@ -11,7 +11,6 @@ from conftest import make_drafter, make_verifier, model_settings
 from reference import greedy
 from support import (
     EOS,
-    QUANTISING,
     SHAPES,
     SYMBOLS,
     WORDS,
@@ -76,6 +75,14 @@ def variant(request, monkeypatch):
     return compiled_for(request.param, monkeypatch) or pytest.skip(f"not compiled for {request.param}, or not for this CPU")
 
 
+@pytest.fixture
+def variants(request, monkeypatch):
+    """Makes the kernels of each set of instructions that this CPU has the current ones, in turn."""
+    request.addfinalizer(binding.library.cache_clear)
+    names = binding.VARIANTS
+    return lambda: (name for name in names if compiled_for(name, monkeypatch))
+
+
 def rounded(weight, dtype):
     """(O, I) float64: a weight as the kernels hold it."""
     if dtype == "bfloat16":
@@ -95,8 +102,7 @@ def rounded(weight, dtype):
 def test_product(variant, dtype):
     """(N, I) x (I, O) for shapes around the sizes of tiles, on any number of threads."""
     generator = torch.Generator().manual_seed(0)
-    quantised = dtype in ("int8", "int4") and any(name in variant._name for name in QUANTISING)
-    stored = "int8" if dtype == "int4" and not quantised else dtype
+    quantised = dtype in ("int8", "int4")
     engines = [binding.Engine(threads) for threads in (1, 2, 3)]
     for rows, inputs, outputs in itertools.product((1, 2, 3, 5, 11, 12, 13, 25, 40), (32, 96, 128), (1, 31, 32, 33, 100)):
         weight, bias = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
@@ -105,7 +111,7 @@ def test_product(variant, dtype):
         if quantised:
             scale = expected.abs().amax(1, keepdim=True) / 127
             expected = (expected / scale).round() * scale
-        expected = expected @ rounded(weight, stored).T + bias
+        expected = expected @ rounded(weight, dtype).T + bias
         linear = binding.NativeLinear(weight, bias, dtype)
         results = [linear(engine, x) for engine in (engines if rows > 12 else engines[:1])]
         assert all(torch.equal(result, results[0]) for result in results)
@@ -115,23 +121,26 @@ def test_product(variant, dtype):
             assert (results[0] - expected).abs().mean() < 1e-3
 
 
-def test_matrix_unit_is_the_vector_unit(monkeypatch, request):
-    """Bit for bit, for any number of rows on any number of threads."""
-    request.addfinalizer(binding.library.cache_clear)
-    found = []
-    for name in QUANTISING:
-        if not compiled_for(name, monkeypatch):
-            pytest.skip(f"not compiled for {name}, or not for this CPU")
+@pytest.mark.parametrize("dtype", binding.KINDS)
+def test_products_are_the_same_on_all_instruction_sets(dtype, variants):
+    """Bit for bit, for any number of rows on any number of threads; of hostile numbers, too."""
+
+    def products():
         generator, results = torch.Generator().manual_seed(0), []
-        for inputs, outputs in itertools.product((64, 192, 1024), (32, 45)):
+        for inputs, outputs in itertools.product((32, 64, 192, 1024), (32, 45)):
             weight, bias, x = (
                 torch.randn(*shape, generator=generator) for shape in ((outputs, inputs), (outputs,), (80, inputs))
             )
-            linear = binding.NativeLinear(weight, bias, "int8")
-            for rows, threads in itertools.product((*range(13, 50), 63, 64, 65, 80), (1, 2)):
+            x[0] = 1  # each input is 127, so that sums of pairs are as large as they can be
+            x[1], weight[1], x[2], weight[2] = -1, 1, 0, -1
+            x[3, ::2], x[4, 5] = 1e-38, float("nan")
+            linear = binding.NativeLinear(weight, bias, dtype)
+            for rows, threads in itertools.product((1, 2, 3, *range(5, 50, 3), 63, 64, 65, 80), (1, 2)):
                 results.append(linear(binding.Engine(threads), x[:rows]))
-        found.append(results)
-    assert all(map(torch.equal, *found))
+        return results
+
+    first, *others = [products() for _ in variants()]
+    assert all(torch.equal(mine.view(torch.int32), theirs.view(torch.int32)) for own in others for mine, theirs in zip(own, first))
 
 
 def wide_verifier(seed=0, **changes):

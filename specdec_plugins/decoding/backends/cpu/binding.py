@@ -26,8 +26,8 @@ from torch import Tensor
 
 from specdec_plugins.formats.files import Mapped
 
-VERSION = 28  # of the interface: `specdec_version` in api.cpp
-VARIANTS: tuple[str, ...] = ("amx", "avx512", "avx2", "generic")  # instruction sets, best first: see setup.py
+VERSION = 29  # of the interface: `specdec_version` in api.cpp
+VARIANTS: tuple[str, ...] = ("amx", "avx512", "avxvnni", "avx2", "generic")  # instruction sets, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}

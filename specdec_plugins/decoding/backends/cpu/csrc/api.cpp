@@ -5,6 +5,10 @@
 // row of the batch, (B + 1) where each row's tokens begin and the end of the last.
 //
 // If memory runs out, functions that make something return NULL, and the others a status other than 0.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -54,7 +58,7 @@ Origins origins_of(const Sampling* sampling) {
 extern "C" {
 
 // Changes with the interface, so that a library compiled from other sources is noticed.
-int specdec_version() { return 28; }
+int specdec_version() { return 29; }
 
 // Whether this CPU has the instructions that this library was compiled for.
 int specdec_supported() {
@@ -65,6 +69,10 @@ int specdec_supported() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 #elif defined(__AVX2__)
+#if defined(__AVXVNNI__)
+    unsigned a = 0, b, c, d;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 4 & 1)) return 0;  // not every compiler's runtime knows its name
+#endif
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
     return 1;
@@ -434,11 +442,12 @@ EXPORTED(int, noise, int64_t seed, int64_t purpose, int64_t position, int64_t fi
     for (int64_t i = 0; i < count; i += BLOCK) {
         Words bits[PARTS];
         block_bits(noise, first + i, bits);
-        for (int lane = 0; lane < BLOCK; ++lane) {
-            to[i + lane] = bits[lane / W][lane % W];
-            variates[i + lane] = exponential_of(bits[lane / W])[lane % W];
-            if (to[i + lane] != token_bits(noise, first + i + lane)) return 1;
+        for (int part = 0; part < PARTS; ++part) {
+            store(to + i + part * W, bits[part]);
+            store(variates + i + part * W, exponential_of(bits[part]));
         }
+        for (int lane = 0; lane < BLOCK; ++lane)
+            if (to[i + lane] != token_bits(noise, first + i + lane)) return 1;
     }
     return 0;
 }

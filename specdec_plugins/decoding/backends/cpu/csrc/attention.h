@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -116,7 +117,9 @@ constexpr int TOGETHER = 32;
 // Queries that share what is loaded of an entry, as registers have room for their sums: at most.
 constexpr int SIDE_BY_SIDE = 4;
 // Vectors of weighted sums that registers have room for, beside what is multiplied.
-constexpr int SUMS = W == 16 ? 16 : 8;
+constexpr int SUMS = VECTORS / 2;
+// How many sums of each of N queries fit: a power of two.
+constexpr int most_together(int N, int bound) { return std::min(bound, int(std::bit_floor(unsigned(std::max(1, SUMS / N))))); }
 template <int N>
 using Number = std::integral_constant<int, N>;
 
@@ -179,7 +182,7 @@ inline void in_turn(Query* queries, int number, size_t stride, Do&& todo) {
 template <int N>
 inline void dot_products(const Query* queries, int column, size_t stride, int size, const Block& block, ptrdiff_t ahead,
                          Floats* scores) {
-    constexpr int L = W / (N > 2 ? 4 : N);  // lanes at a time, so that their sums are in registers
+    constexpr int L = most_together(N, W);  // lanes at a time
     const int whole = size / W * W;
     const float* keys = block.entries + column;
     Floats totals[N][W] = {};
@@ -194,7 +197,7 @@ inline void dot_products(const Query* queries, int column, size_t stride, int si
                     if (ahead) __builtin_prefetch(keys + (lane + l) * stride + i + ahead, 0, 2);
                     const Floats key = load(keys + (lane + l) * stride + i);
 #pragma GCC unroll 4
-                    for (int n = 0; n < N; ++n) sums[n][l] += q[n] * key;
+                    for (int n = 0; n < N; ++n) sums[n][l] = fma(q[n], key, sums[n][l]);
                 }
             }
             for (int n = 0; n < N; ++n)
@@ -208,18 +211,19 @@ inline void dot_products(const Query* queries, int column, size_t stride, int si
             for (int i = 0; i < whole; i += W) {
                 if (ahead) __builtin_prefetch(key + i + ahead, 0, 2);
 #pragma GCC unroll 4
-                for (int n = 0; n < N; ++n) sums[n] += load(queries[n].from + column + i) * load(key + i);
+                for (int n = 0; n < N; ++n) sums[n] = fma(load(queries[n].from + column + i), load(key + i), sums[n]);
             }
             for (int n = 0; n < N; ++n) totals[n][lane] = sums[n];
         });
     for (int n = 0; n < N; ++n) {
         scores[n] = sums(totals[n]);
-        if (whole < size)
-            each_seen(block, [&](int lane) {
-                float score = scores[n][lane];
-                for (int i = whole; i < size; ++i) score += queries[n].from[column + i] * keys[lane * stride + i];
-                scores[n][lane] = score;
-            });
+        if (whole == size) continue;
+        float each[W];
+        store(each, scores[n]);
+        each_seen(block, [&](int lane) {
+            for (int i = whole; i < size; ++i) each[lane] = fma(queries[n].from[column + i], keys[lane * stride + i], each[lane]);
+        });
+        scores[n] = load(each);
     }
 }
 
@@ -244,7 +248,7 @@ inline void weighted_sum(const Query* queries, int first, int end, int values, s
                 const float* value = from + lane * stride + v * W;
                 if (ahead) __builtin_prefetch(value + ahead, 0, 2);
 #pragma GCC unroll 4
-                for (int n = 0; n < N; ++n) mixed[n][v] += own[n][v / V][b * W + lane] * load(value);
+                for (int n = 0; n < N; ++n) mixed[n][v] = fma(load(value), own[n][v / V][b * W + lane], mixed[n][v]);
             }
         });
     }
@@ -261,7 +265,7 @@ inline void soften(const Query& query, int heads) {
     const int count = query.count;
     for (int head = 0; head < heads; ++head) {
         float* own = query.weights + head * count * W;
-        Floats most = load(own), total{};
+        Floats most = load(own), total = 0;
         for (int b = 1; b < count; ++b) most = maximum(most, load(own + b * W));
         const float top = largest(most);
         for (int b = 0; b < count; ++b) {
@@ -273,9 +277,10 @@ inline void soften(const Query& query, int heads) {
     }
     for (int b = 0; query.mass && b < count; ++b) {
         float* to = query.mass + query.blocks[b].first;
-        Floats total = query.added ? load(to) : Floats{};
+        Floats total = query.added ? load(to) : Floats(0);
         for (int head = 0; head < heads; ++head)
-            if (query.heads == ~0ull || (head < 64 && query.heads >> head & 1)) total += load(query.weights + (head * count + b) * W) * query.norms[head];
+            if (query.heads == ~0ull || (head < 64 && query.heads >> head & 1))
+                total = fma(load(query.weights + (head * count + b) * W), query.norms[head], total);
         store(to, total);
     }
 }
@@ -303,15 +308,15 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
             for (int head = 0; head < heads; ++head) {
                 Floats scores[N];
                 dot_products<N>(group, head * size, stride, size, group->blocks[b], ahead, scores);
-                const Ints seen = lanes_of(group->blocks[b].seen, Lanes{});
+                const Ints seen = lanes_of(group->blocks[b].seen);
                 for (int n = 0; n < N; ++n)
-                    store(group[n].weights + (head * group[n].count + b) * W, seen ? scale * scores[n] : broadcast(-INFINITY));
+                    store(group[n].weights + (head * group[n].count + b) * W, select(seen, scale * scores[n], -INFINITY));
             }
     });
     for (int q = 0; q < number; ++q) soften(queries[q], heads);
     const int vectors = size % W == 0 ? width / W : 0;
     in_turn(queries, number, stride, [&](const Query* group, auto n, int first, int end) {
-        constexpr int N = decltype(n)::value, V = N * 4 <= SUMS ? 4 : 2, G = 2 * N * V <= SUMS ? 2 : 1;
+        constexpr int N = decltype(n)::value, V = most_together(N, 4), G = 2 * N * V <= SUMS ? 2 : 1;
         const ptrdiff_t ahead = group == queries ? ahead_of(*group, stride, entries, next) : 0;
         int v = 0;
         if (size % (V * W) == 0) {
@@ -328,7 +333,7 @@ __attribute__((noinline)) void attend(Query* queries, int number, const float* e
             float mixed = 0;
             for (int b = 0; b < query.count; ++b)
                 each_seen(query.blocks[b], [&](int lane) {
-                    mixed += own[b * W + lane] * query.blocks[b].entries[lane * stride + width + column];
+                    mixed = fma(own[b * W + lane], query.blocks[b].entries[lane * stride + width + column], mixed);
                 });
             query.to[column] = mixed * query.norms[column / size];
         }

@@ -29,14 +29,14 @@ struct Norm {
     void operator()(const float* x, float* to) const {  // x and to may be the same
         const int width = int(weight.size());
         float mean = 0, variance = 0;
-        Floats total{};
+        Floats total = 0;
         for (int i = 0; i < width; i += W) total += load(x + i);
         mean = sum(total) / width;
-        total = Floats{};
-        for (int i = 0; i < width; i += W) total += (load(x + i) - mean) * (load(x + i) - mean);
+        total = 0;
+        for (int i = 0; i < width; i += W) total = fma(load(x + i) - mean, load(x + i) - mean, total);
         variance = sum(total) / width;
         const float factor = 1 / std::sqrt(variance + 1e-5f);
-        for (int i = 0; i < width; i += W) store(to + i, (load(x + i) - mean) * factor * load(&weight[i]) + load(&bias[i]));
+        for (int i = 0; i < width; i += W) store(to + i, fma((load(x + i) - mean) * factor, load(&weight[i]), load(&bias[i])));
     }
 };
 
@@ -271,7 +271,7 @@ class Forward {
             std::copy(place, place + width, x(row));
         } else {
             const float* token = pass.embeddings ? pass.embeddings + what.token * width : embedding.of(what.token, width, x(row));
-            for (int i = 0; i < width; i += W) store(x(row) + i, load(token + i) * embedding.scale + load(place + i));
+            for (int i = 0; i < width; i += W) store(x(row) + i, fma(load(token + i), embedding.scale, load(place + i)));
         }
         if (!embedding.norm.empty()) embedding.norm(x(row), x(row));
     }
@@ -367,7 +367,7 @@ class Forward {
     }
 
     Floats activate(Floats value) const {
-        return stack.activation == RELU        ? maximum(value, Floats{})
+        return stack.activation == RELU        ? maximum(value, 0.0f)
                : stack.activation == GELU      ? gelu(value)
                : stack.activation == GELU_TANH ? gelu_tanh(value)
                                                : swish(value);

@@ -55,17 +55,17 @@ struct Heads {
 void begin(const float* query, const float* weight, const float* bias, int64_t width, const float* encoded, int64_t length,
            int64_t size, std::vector<float>& mean, float* to) {
     const auto product = [&](const float* a, const float* b) {
-        Floats total{};
-        for (int64_t i = 0; i < size; i += W) total += load(a + i) * load(b + i);
+        Floats total = 0;
+        for (int64_t i = 0; i < size; i += W) total = fma(load(a + i), load(b + i), total);
         return sum(total);
     };
     mean.assign(size, 0);
     float most = -INFINITY, mass = 0;  // of the scores so far, and of their weights
     for (const float* each = encoded; each < encoded + length * size; each += size) {
         const float score = product(query, each), top = std::max(most, score);
-        const float kept = std::exp(most - top), part = std::exp(score - top);
-        for (int64_t i = 0; i < size; i += W) store(&mean[i], load(&mean[i]) * kept + load(each + i) * part);
-        mass = mass * kept + part, most = top;
+        const float kept = exponential(most - top), part = exponential(score - top);
+        for (int64_t i = 0; i < size; i += W) store(&mean[i], fma(load(each + i), part, load(&mean[i]) * kept));
+        mass = fma(mass, kept, part), most = top;
     }
     for (int64_t o = 0; o < width; ++o) to[o] = product(weight + o * size, mean.data()) / mass + bias[o];
 }

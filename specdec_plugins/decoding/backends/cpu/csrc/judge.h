@@ -17,12 +17,13 @@ namespace {
 
 // log(sum(e^values)); `most` is the largest of them.
 inline float log_sum_exp(const float* values, int64_t count, float most) {
-    Floats total{};
+    Floats total = 0;
     int64_t i = 0;
     for (; i + W <= count; i += W) total += exponential(load(values + i) - most);
-    float rest = sum(total);
-    for (; i < count; ++i) rest += std::exp(values[i] - most);
-    return most + std::log(rest);
+    float last[W];
+    std::fill(std::copy(values + i, values + count, last), last + W, -INFINITY);
+    total += exponential(load(last) - most);
+    return most + logarithm(sum(total));
 }
 
 // A row's ban on repeated n-grams, with its committed tokens. The twin of `repeated` in constraints.py.

@@ -249,7 +249,7 @@ class Sentences {
             row.token = token(row.target);
             if (all.least[b] > 0) {
                 const float *values = all.drafter_logits + row.target * outputs, most = largest(values, outputs);
-                sure[b] *= std::exp(most - log_sum_exp(values, outputs, most));
+                sure[b] *= exponential(most - log_sum_exp(values, outputs, most));
             }
             row.entry = ++row.position, ++row.target;
             if (sure[b] < all.least[b]) lengths[b] = drafted;

@@ -2,9 +2,7 @@
 // The random bits are the same; they come from Philox4x32-10 (Salmon et al. 2011).
 #pragma once
 
-#include <cmath>
 #include <cstdint>
-#include <utility>
 
 #include "vectors.h"
 
@@ -38,48 +36,25 @@ inline uint32_t token_bits(const Noise& noise, int64_t token) {
 // Between 0 and 1, neither included.
 inline double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
 
-// Exponentially distributed; never less than `uniform`.
-inline double exponential_of(uint32_t bits) { return -std::log1p(-uniform(bits)); }
-
 // ---- the same for many tokens at once
 
-constexpr int TWINS = 2;               // vectors of counters side by side: each waits for its own last product only
+constexpr int TWINS = 2;           // vectors of counters side by side: each waits for its own last product only
 constexpr int BLOCK = TWINS * 2 * W;  // tokens: 4 for each 64-bit lane
 constexpr int PARTS = BLOCK / W;
 
-typedef uint64_t Longs __attribute__((vector_size(4 * W), aligned(4), may_alias));
-
-// Products of the low halves of each lane. Not every compiler knows from a mask that one instruction does it.
-inline Longs multiply_low(Longs a, uint32_t by) {
-#if defined(__AVX512F__)
-    return (Longs)_mm512_maskz_mul_epu32(0xFF, (__m512i)a, _mm512_set1_epi64(by));  // of the plain one GCC warns
-#elif defined(__AVX2__)
-    return (Longs)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(by));
-#elif defined(__SSE2__)
-    return (Longs)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(by));
-#else
-    return (a & 0xFFFFFFFF) * by;
-#endif
-}
-
-template <int... LANE>
-inline Longs counting(std::integer_sequence<int, LANE...>) {
-    return Longs{LANE...};
-}
-
-// Lanes of 64 bits of `a` and `b` in turn, from number FIRST of each on.
-template <int FIRST, int... LANE>
-inline Words in_turn(Longs a, Longs b, std::integer_sequence<int, LANE...>) {
-    return (Words)pick<((LANE >> 1 & 1) ? W : 0) + 2 * (FIRST + LANE / 4) + (LANE & 1)...>((Floats)a, (Floats)b);
+// Products of the low halves of each lane.
+INLINE Longs multiply_low(Longs a, uint32_t by) {
+    return map([=](auto x) __attribute__((always_inline)) { return multiply_low(x, by); }, a);
 }
 
 // The bits of BLOCK tokens from number `first` on, a multiple of 4. High halves of the lanes are not kept clean in between:
 // products do not see them.
 inline void block_bits(const Noise& noise, int64_t first, Words bits[PARTS]) {
+    alignas(64) static constexpr uint64_t COUNTING[W / 2] = {0, 1, 2, 3, 4, 5, 6, 7};
     Longs a[TWINS], b[TWINS], c[TWINS], d[TWINS];
     for (int i = 0; i < TWINS; ++i) {
-        a[i] = counting(std::make_integer_sequence<int, W / 2>{}) + uint64_t((first >> 2) + i * W / 2);
-        b[i] = Longs{} + noise.position, c[i] = Longs{} + noise.purpose, d[i] = Longs{};
+        a[i] = load<Longs>(COUNTING) + uint64_t((first >> 2) + i * W / 2);
+        b[i] = noise.position, c[i] = noise.purpose, d[i] = 0;
     }
     uint32_t low = uint32_t(noise.seed), high = uint32_t(noise.seed >> 32);
 #pragma GCC unroll 10
@@ -93,33 +68,21 @@ inline void block_bits(const Noise& noise, int64_t first, Words bits[PARTS]) {
         low += KEY_STEPS[0], high += KEY_STEPS[1];
     }
     for (int i = 0; i < TWINS; ++i) {
-        const Longs even = (a[i] & 0xFFFFFFFF) | b[i] << 32, odd = (c[i] & 0xFFFFFFFF) | d[i] << 32;
-        bits[2 * i] = in_turn<0>(even, odd, Lanes{});
-        bits[2 * i + 1] = in_turn<W / 4>(even, odd, Lanes{});
+        const Longs even = (a[i] & 0xFFFFFFFF) | (b[i] << 32), odd = (c[i] & 0xFFFFFFFF) | (d[i] << 32);
+        bits[2 * i] = bits_as<uint32_t>(zip<false>(even, odd));
+        bits[2 * i + 1] = bits_as<uint32_t>(zip<true>(even, odd));
     }
 }
 
-inline Floats uniform(Words bits) { return (__builtin_convertvector(bits, Floats) + 0.5f) * 0x1p-32f; }
+INLINE Floats uniform(Words bits) { return (convert<float>(bits) + 0.5f) * 0x1p-32f; }
 
-// -log(1 - u) with a relative error below 1e-6, for u near 0 and near 1, too: 1 - u is made of the bits, not of u. With
-// 1 - u = 2^e (1 + f) and 1 + f from sqrt(1/2) to sqrt(2), log(1 + f) is a polynomial (that of Cephes' logf).
+// Exponentially distributed, -log(1 - u), with a relative error below 1e-6 for u near 0 and near 1, too: 1 - u is made of the
+// bits, not of u.
 inline Floats exponential_of(Words bits) {
     const Floats rest = uniform(~bits);
-    const int32_t half = 0x3f3504f3;  // sqrt(1/2)
-    const Ints shifted = (Ints)rest - half;
-    const Floats power = __builtin_convertvector(shifted >> 23, Floats);
-    const Floats f = rest > 0.70710678f ? -uniform(bits) : (Floats)((shifted & 0x7fffff) + half) - 1.0f;
-    Floats y = broadcast(7.0376836292e-2f);
-    y = y * f - 1.1514610310e-1f;
-    y = y * f + 1.1676998740e-1f;
-    y = y * f - 1.2420140846e-1f;
-    y = y * f + 1.4249322787e-1f;
-    y = y * f - 1.6668057665e-1f;
-    y = y * f + 2.0000714765e-1f;
-    y = y * f - 2.4999993993e-1f;
-    y = y * f + 3.3333331174e-1f;
-    y = y * f * f * f + power * -2.12194440e-4f - 0.5f * f * f + f;
-    return -(power * 0.693359375f + y);
+    const Split parts = split(rest);
+    return -logarithm(parts.power, select(rest > 0.70710678f, -uniform(bits), parts.f));
 }
+inline float exponential_of(uint32_t bits) { return first(exponential_of(Words(bits))); }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "exported.h"
@@ -75,22 +76,21 @@ inline float highest(float least, float most, Enough&& enough) {
 
 // How many of `count` values (whole blocks) are at least `least`.
 inline int64_t count_from(float least, const float* values, int64_t count) {
-    Ints total[PARTS]{};
+    Ints total[PARTS] = {};
     for (int64_t i = 0; i < count; i += BLOCK)
-        for (int part = 0; part < PARTS; ++part) total[part] -= load(values + i + part * W) >= least;
-    int64_t sum = 0;
-    for (int lane = 0; lane < W; ++lane)
-        for (int part = 0; part < PARTS; ++part) sum += total[part][lane];
-    return sum;
+        for (int part = 0; part < PARTS; ++part) total[part] += load(values + i + part * W) >= least;
+    int32_t lanes[BLOCK];
+    for (int part = 0; part < PARTS; ++part) store(lanes + part * W, total[part]);
+    return -std::accumulate(lanes, lanes + BLOCK, int64_t(0));
 }
 
 // The sum of the weights (whole blocks) that are at least `least`.
 inline float mass_from(float least, const float* weights, int64_t count) {
-    Floats total[PARTS]{};
+    Floats total[PARTS] = {};
     for (int64_t i = 0; i < count; i += BLOCK)
         for (int part = 0; part < PARTS; ++part) {
             const Floats weight = load(weights + i + part * W);
-            total[part] += weight >= least ? weight : Floats{};
+            total[part] += select(weight >= least, weight, 0.0f);
         }
     return sum((total[0] + total[1]) + (total[2] + total[3]));
 }
@@ -104,7 +104,7 @@ inline float keep_nucleus(float* weights, int64_t count, double top_p) {
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i += W) {
         Floats weight = load(weights + i);
-        store(weights + i, weight < least ? Floats{} : weight);
+        store(weights + i, select(weight < least, 0.0f, weight));
         if (any(weight == least))
             for (int64_t token = i; token < i + W; ++token) {
                 if (weights[token] != least) continue;
@@ -136,9 +136,9 @@ __attribute__((noinline)) float warp(const Draws& draws, const float* logits, in
     if (draws.top_k > 0 && draws.top_k < vocabulary)
         least = highest(least, most, [&](float value) { return count_from(value, weights, count) >= draws.top_k; });
     const float slope = 1 / float(std::clamp(draws.temperature, 1e-30, 1e30));  // clamped, so that nothing becomes NaN
-    Floats total{};
+    Floats total = 0;
     for (int64_t i = 0; i < count; i += W) {
-        const Floats value = load(weights + i), weight = value < least ? Floats{} : exponential((value - most) * slope);
+        const Floats value = load(weights + i), weight = select(value < least, 0.0f, exponential((value - most) * slope));
         store(weights + i, weight);
         total += weight;
     }
@@ -154,7 +154,7 @@ __attribute__((noinline)) int64_t race(const float* weights, int64_t vocabulary,
     float best = INFINITY;
     int64_t winner = -1;
     for (int64_t token = 0; token < count; token += BLOCK) {
-        Ints some{};
+        Ints some = 0;
         for (int part = 0; part < PARTS; ++part) some |= load(weights + token + part * W) > 0.0f;
         if (!any(some)) continue;
         Words bits[PARTS];
@@ -163,12 +163,10 @@ __attribute__((noinline)) int64_t race(const float* weights, int64_t vocabulary,
             const Floats weight = load(weights + token + part * W);
             // A time is at least its uniform variate, so most need no logarithm.
             if (!any((weight > 0.0f) & (uniform(bits[part]) <= weight * (best * SLACK)))) continue;
-            const Floats times = weight > 0.0f ? exponential_of(bits[part]) / weight : broadcast(INFINITY);
-            const float least = -largest(-times);
-            if (!(least < best)) continue;
-            int lane = 0;
-            while (times[lane] != least) ++lane;
-            best = least, winner = token + part * W + lane;
+            float times[W];
+            store(times, select(weight > 0.0f, exponential_of(bits[part]) / weight, INFINITY));
+            const float* least = std::min_element(times, times + W);
+            if (*least < best) best = *least, winner = token + part * W + (least - times);
         }
     }
     return winner < 0 ? best_of(weights, vocabulary) : winner;
@@ -212,7 +210,7 @@ inline int64_t draw_few(const Draws& draws, const Noise& noise, int64_t* candida
     const double least = draws.top_k > 0 && draws.top_k < count ? totals[draws.top_k - 1] : -INFINITY;
     double sum = 0, kept = 0;
     for (int64_t i = 0; i < count; ++i)
-        sum += totals[i] = totals[i] < least ? 0 : std::exp((totals[i] - most) / draws.temperature);
+        sum += totals[i] = totals[i] < least ? 0 : exponential(float((totals[i] - most) / draws.temperature));
     for (int64_t i = 0; i < count; ++i) {
         if (i && kept >= draws.top_p * sum) totals[i] = 0;
         kept += totals[i];

@@ -11,7 +11,7 @@ namespace {
 
 inline float largest(const float* values, int64_t count) {
     Floats most[4];  // several, so that one comparison need not wait for the last
-    for (int part = 0; part < 4; ++part) most[part] = broadcast(-INFINITY);
+    for (int part = 0; part < 4; ++part) most[part] = -INFINITY;
     int64_t i = 0;
     for (; i + 4 * W <= count; i += 4 * W)
         for (int part = 0; part < 4; ++part) most[part] = maximum(most[part], load(values + i + part * W));
@@ -28,7 +28,7 @@ inline int64_t best_of(const float* values, int64_t count) {
     const float top = largest(values, count);
     int64_t i = 0;
     for (; i + PART <= count; i += PART) {
-        Ints equal{};
+        Ints equal = 0;
         for (int64_t part = 0; part < PART; part += W) equal |= load(values + i + part) == top;
         if (any(equal)) break;
     }
@@ -62,8 +62,8 @@ inline void best_few(const float* values, int64_t count, int64_t few, int64_t* t
 // A candidate's score after a token: its logit plus out . relu(gate + token), which the successor network adds. `gate` and
 // `token` (width,) belong to the position and to the token before it, `out` (width,) to the candidate.
 inline float successor_score(float logit, const float* gate, const float* token, const float* out, int64_t width) {
-    Floats total{};
-    for (int64_t i = 0; i < width; i += W) total += maximum(load(gate + i) + load(token + i), Floats{}) * load(out + i);
+    Floats total = 0;
+    for (int64_t i = 0; i < width; i += W) total = fma(maximum(load(gate + i) + load(token + i), 0.0f), load(out + i), total);
     return logit + sum(total);
 }
 

@@ -97,8 +97,8 @@ struct Branching {
             found.order.push_back(i), found.scores.push_back(score);
             most = std::max(most, score);
         }
-        for (double score : found.scores) sum += std::exp(score - most);
-        for (double& score : found.scores) score -= most + std::log(sum);
+        for (double score : found.scores) sum += exponential(float(score - most));
+        for (double& score : found.scores) score -= most + logarithm(float(sum));
         std::stable_sort(found.order.begin(), found.order.end(),
                          [&](int64_t one, int64_t other) { return found.scores[one] > found.scores[other]; });
         return found;
