@@ -103,12 +103,11 @@ template <int R, class Weight>
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 value[r] = Same(x[size_t(r) * inputs + i]);
-                hold(value[r].value);
+                value[r].value = held(value[r].value);
             }
 #pragma GCC unroll 16
             for (int c = 0; c < C; ++c) {
-                Floats weights = load(w + c * W);
-                hold(weights);
+                const Floats weights = load(w + c * W);
                 for (int r = 0; r < R; ++r) total[r][c] = fma(value[r], weights, total[r][c]);
             }
         }
@@ -120,11 +119,11 @@ template <int R, class Weight>
 
 // The weights of four inputs, of a panel's first 16 outputs and of the others; moves on.
 INLINE void take(const int8_t*& w, Ints& left, Ints& right) {
-    left = load<Ints>(w), right = load<Ints>(w + 64);
+    left = load_wide<int32_t, W>(w), right = load_wide<int32_t, W>(w + 64);
     w += 128;
 }
 INLINE void take(const Int4*& w, Ints& left, Ints& right) {  // 16 times the first, and what both make together
-    right = load<Ints>(w);
+    right = load_wide<int32_t, W>(w);
     if (HOLDS) hold(right);
     left = (right << 4) & int32_t(0xf0f0f0f0);
     w += 64;
@@ -133,7 +132,7 @@ INLINE void take(const Int4*& w, Ints& left, Ints& right) {  // 16 times the fir
 // reference to the array would put it there, too.
 INLINE void add_products(Ints& sums, Quad inputs, Ints weights) {
     Ints sum = map([&](auto s, auto w) __attribute__((always_inline)) { return dot(s, inputs, w); }, sums, weights);
-    hold(sum);
+    if (HOLDS) hold(sum);
     sums = sum;
 }
 
@@ -188,7 +187,7 @@ template <bool INTEGERS, class Place, class Write>
     Floats factor[C], bias[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-        offset[c] = load<Ints>(trailer.offset + c * W);
+        offset[c] = load_wide<int32_t, W>(trailer.offset + c * W);
         factor[c] = load(trailer.scale + c * W), bias[c] = load(trailer.bias + c * W);
     }
     for (int r = 0; r < count; ++r, sums += TILE) {

@@ -53,7 +53,7 @@ inline void block_bits(const Noise& noise, int64_t first, Words bits[PARTS]) {
     alignas(64) static constexpr uint64_t COUNTING[W / 2] = {0, 1, 2, 3, 4, 5, 6, 7};
     Longs a[TWINS], b[TWINS], c[TWINS], d[TWINS];
     for (int i = 0; i < TWINS; ++i) {
-        a[i] = load<Longs>(COUNTING) + uint64_t((first >> 2) + i * W / 2);
+        a[i] = load_wide<uint64_t, W / 2>(COUNTING) + uint64_t((first >> 2) + i * W / 2);
         b[i] = noise.position, c[i] = noise.purpose, d[i] = 0;
     }
     uint32_t low = uint32_t(noise.seed), high = uint32_t(noise.seed >> 32);

@@ -26,7 +26,7 @@ using Ints = Wide<int32_t, W>;
 using Words = Wide<uint32_t, W>;
 using Longs = Wide<uint64_t, W / 2>;
 
-INLINE Floats load(const float* from) { return load<Floats>(from); }
+INLINE Floats load(const float* from) { return load_wide<float, W>(from); }
 // bfloat16, widened.
 template <int N = W>
 INLINE Wide<float, N> load_bfloat16(const uint16_t* from) {
@@ -55,7 +55,7 @@ INLINE Floats magnitude(Floats value) { return bits_as<float>(bits_as<int32_t>(v
 // Keeps a vector in its registers. GCC would reload or convert it for each row, and the row would wait.
 template <class T, int N>
 INLINE void hold(Wide<T, N>& vector) {
-    each_register([](auto& value) __attribute__((always_inline)) { hold(value); }, vector);
+    vector = map([](auto value) __attribute__((always_inline)) { return held(value); }, vector);
 }
 
 constexpr auto add = [](auto a, auto b) __attribute__((always_inline)) { return a + b; };
@@ -102,7 +102,7 @@ INLINE bool any(Ints mask) {
 INLINE Ints lanes_of(uint32_t bits) {
     alignas(64) static constexpr int32_t BIT[W] = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
                                                    1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
-    return (load<Ints>(BIT) & int32_t(bits)) > 0;
+    return (load_wide<int32_t, W>(BIT) & int32_t(bits)) > 0;
 }
 
 // e^x with a relative error below 2e-7 for x <= 88; 0 below -87.

@@ -25,8 +25,11 @@ INLINE bool any(IntRegister mask) { return _mm256_movemask_ps((__m256)mask) != 0
 INLINE LongRegister multiply_low(LongRegister a, uint32_t by) {
     return (LongRegister)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(by));
 }
-INLINE void hold(FloatRegister& value) { __asm__("" : "+x"(value)); }
-INLINE void hold(IntRegister& value) { __asm__("" : "+x"(value)); }
+template <class Register>
+INLINE Register held(Register value) {
+    __asm__("" : "+x"(value));
+    return value;
+}
 
 INLINE __m256i four_of_each(const uint8_t* from) {
     int32_t all;

@@ -25,8 +25,11 @@ INLINE bool any(IntRegister mask) { return _mm512_movepi32_mask((__m512i)mask) !
 INLINE LongRegister multiply_low(LongRegister a, uint32_t by) {
     return (LongRegister)_mm512_maskz_mul_epu32(0xFF, (__m512i)a, _mm512_set1_epi64(by));
 }
-INLINE void hold(FloatRegister& value) { __asm__("" : "+v"(value)); }
-INLINE void hold(IntRegister& value) { __asm__("" : "+v"(value)); }
+template <class Register>
+INLINE Register held(Register value) {
+    __asm__("" : "+v"(value));
+    return value;
+}
 
 // The unsigned operand has 128 for zero: each sum is 128 times its output's weights too large.
 constexpr int PREPARED = 1, ROW_CHAINS = 4;

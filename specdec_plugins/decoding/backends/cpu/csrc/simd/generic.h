@@ -23,8 +23,10 @@ INLINE FloatRegister widened(const uint16_t* from) {
 INLINE bool any(IntRegister mask) { return mask[0] | mask[1] | mask[2] | mask[3]; }
 // Products of the low halves of each lane.
 INLINE LongRegister multiply_low(LongRegister a, uint32_t by) { return (a & 0xFFFFFFFF) * by; }
-INLINE void hold(FloatRegister&) {}
-INLINE void hold(IntRegister&) {}
+template <class Register>
+INLINE Register held(Register value) {
+    return value;
+}
 
 // ---- int8: four inputs of a row, as `prepare` writes them, and the products that are added to an output's sum
 

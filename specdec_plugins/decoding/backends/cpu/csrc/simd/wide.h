@@ -17,6 +17,7 @@ namespace {
 template <class T>
 struct RegisterOf {
     typedef T Type __attribute__((vector_size(BYTES)));
+    typedef T Unaligned __attribute__((vector_size(BYTES), aligned(1), may_alias));
 };
 template <class T, int N>
 struct Wide {
@@ -57,15 +58,6 @@ INLINE auto map(F f, Wide<T, N> first, More... more) {
     else
         return wide(map(f, first.low, more.low...), map(f, first.high, more.high...));
 }
-// Calls f with each register of vectors in memory or variables.
-template <class F, class T, int N>
-INLINE void each_register(F f, Wide<T, N>& vector) {
-    if constexpr (IS_REGISTER<T, N>)
-        f(vector.value);
-    else
-        each_register(f, vector.low), each_register(f, vector.high);
-}
-
 #define SPECDEC_OPERATOR(op)                                                            \
     template <class T, int N>                                                           \
     INLINE auto operator op(Wide<T, N> a, Wide<T, N> b) {                               \
@@ -127,15 +119,20 @@ INLINE Wide<To, N * int(sizeof(T)) / int(sizeof(To))> bits_as(Wide<T, N> a) {
     return map([](auto x) { return (typename Wide<To, BYTES / int(sizeof(To))>::Register)x; }, a);
 }
 
-template <class Vector, class T>
-INLINE Vector load(const T* from) {
-    Vector all;
-    std::memcpy(&all, from, sizeof all);
-    return all;
+// Register by register: compilers move a struct in parts of their own choice.
+template <class T, int N>
+INLINE Wide<T, N> load_wide(const void* from) {
+    if constexpr (IS_REGISTER<T, N>)
+        return *static_cast<const typename RegisterOf<T>::Unaligned*>(from);
+    else
+        return {load_wide<T, N / 2>(from), load_wide<T, N / 2>(static_cast<const T*>(from) + N / 2)};
 }
 template <class T, int N>
 INLINE void store(T* to, Wide<T, N> value) {
-    std::memcpy(to, &value, sizeof value);
+    if constexpr (IS_REGISTER<T, N>)
+        *reinterpret_cast<typename RegisterOf<T>::Unaligned*>(to) = value.value;
+    else
+        store(to, value.low), store(to + N / 2, value.high);
 }
 
 // Lanes of two registers; those of `b` are counted from their number on.
