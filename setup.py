@@ -1,6 +1,7 @@
 """The CPU kernels. pyproject.toml has everything else."""
 
 import copy
+import hashlib
 import os
 import platform
 from pathlib import Path
@@ -21,11 +22,14 @@ INSTRUCTION_SETS = {**(X86 if platform.machine() in ("x86_64", "AMD64") else {})
 # Python's own flags ask for debug information, a quarter of the time; flags of your own may want it.
 SHORTER = [] if os.environ.get("CFLAGS") else ["-g0"]
 KERNELS_SOURCE = Path("specdec_plugins/decoding/backends/cpu/csrc")
+PATHS = sorted(path for path in (HERE / KERNELS_SOURCE).rglob("*") if path.suffix in (".h", ".cpp"))
+SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in PATHS)).hexdigest()[:16]  # as binding.py compares
 KERNELS = [
     Extension(
         f"specdec_plugins.decoding.backends.cpu._kernels_{name}",
         [str(KERNELS_SOURCE / "api.cpp")],
-        depends=sorted(str(path.relative_to(HERE)) for path in (HERE / KERNELS_SOURCE).rglob("*.h")),
+        depends=[str(path.relative_to(HERE)) for path in PATHS],
+        define_macros=[("SPECDEC_SOURCES", f'"{SOURCES}"')],
         extra_compile_args=["-std=c++20", "-O3", "-ffp-contract=off", "-pthread", *SHORTER, *flags],
         language="c++",
         optional=True,

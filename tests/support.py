@@ -53,6 +53,21 @@ def compiled_for(name, monkeypatch):
     return binding.library()
 
 
+def read_call(stack, width, caches, tokens, positions, firsts, slots, source_slots, source_lengths, **results):
+    """A `ReadCall` of calls.h, and what has to live as long as it. ``caches``: address and strides of both; ``results``:
+    addresses."""
+    library, given = binding.library(), binding.integers(*tokens)
+    rows = library.rows(
+        "ReadRow", tokens=map(len, tokens), position=positions, first=firsts, slot=slots, source_slot=source_slots,
+        source_length=source_lengths,
+    )  # fmt: skip
+    call = library.structs["ReadCall"](
+        stack=stack.pointer, caches=library.structs["Caches"](*caches, 0), batch=len(tokens), width=width,
+        rows=binding.start(rows), tokens=binding.start(given), layer=-1, heads=-1, **results,
+    )  # fmt: skip
+    return call, (rows, given)
+
+
 def long_but(cases, *quick):
     """Cases to parametrise a test with, of which ``make test`` takes the quick ones, and ``make test-long`` the others."""
     return [case if case in quick else pytest.param(case, marks=pytest.mark.long) for case in cases]

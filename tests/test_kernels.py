@@ -140,7 +140,9 @@ def test_products_are_the_same_on_all_instruction_sets(dtype, variants):
         return results
 
     first, *others = [products() for _ in variants()]
-    assert all(torch.equal(mine.view(torch.int32), theirs.view(torch.int32)) for own in others for mine, theirs in zip(own, first))
+    assert all(
+        torch.equal(mine.view(torch.int32), theirs.view(torch.int32)) for own in others for mine, theirs in zip(own, first)
+    )
 
 
 def wide_verifier(seed=0, **changes):
@@ -404,18 +406,20 @@ def attended(query, entries, heads, scale, **sees):
 
 
 def seen(*, from_=0, to=0, sinks=0, listed=(), path=(0, ())):
-    """As the kernels are told; ``path``: a position, and the places of the entries of the positions from there on."""
+    """As the kernels are told, and the positions; ``path``: a position, and the places of the entries of those from there on."""
     branch, places = path
-    return [from_, to, sinks, len(listed), branch, len(places), *listed, *places]
+    return (from_, to, sinks, len(listed), branch, len(places)), [*listed, *places]
 
 
 def attended_together(queries, entries, heads, scale, sees):
     """The same of several queries in one call -> (N, D)."""
-    given, numbers = torch.stack(list(queries)), binding.integers(*sees)
-    result = torch.empty_like(given)
+    given, (rows, positions) = torch.stack(list(queries)), zip(*sees)
+    names = "from", "to", "sinks", "listed", "branch", "path"
+    told = binding.library().rows("SeenRow", **dict(zip(names, zip(*rows))))
+    listed, result = binding.integers(*positions), torch.empty_like(given)
     binding.library().specdec_attend(
         len(given), given.size(1), heads, scale, given.data_ptr(), entries.data_ptr(), entries.stride(0),
-        binding.start(numbers), result.data_ptr(),
+        binding.start(told), binding.start(listed), result.data_ptr(),
     )  # fmt: skip
     return result
 

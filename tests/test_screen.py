@@ -4,12 +4,14 @@ V vocabulary, D width, N rows.
 """
 
 import math
+from ctypes import byref
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from random_pair import Shape, random_pair
+from support import read_call
 from test_kernels import variant  # noqa: F401
 from test_native_loop import both, controllers, requests_of
 from test_native_loop import run as native_run
@@ -18,7 +20,7 @@ from specdec_plugins.decoding import native
 from specdec_plugins.decoding.assembly import assemble
 from specdec_plugins.decoding.backends.cpu import binding
 from specdec_plugins.decoding.backends.cpu import model as cpu
-from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Screen, Stack, integers, start, starts
+from specdec_plugins.decoding.backends.cpu.binding import TILE, Engine, NativeLinear, Screen, Stack
 from specdec_plugins.decoding.options import Sampling
 
 pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
@@ -49,12 +51,9 @@ class Layer:
     def __call__(self, rows):
         cache, count = torch.zeros(1), len(rows)
         logits = torch.full((count, 1, self.vocabulary), math.nan)
-        tokens, zero = [[row] for row in rows], [0] * count
-        numbers = integers(starts(tokens), zero, zero, range(count), zero, zero, rows)
-        self.stack.library.specdec_read(
-            self.engine.pointer, self.stack.pointer, count, 1, start(numbers), *(cache.data_ptr(), 0, 0) * 2, None, None,
-            logits.data_ptr(), None, None, None, 0, -1, -1,
-        )  # fmt: skip
+        tokens, zero, caches = [[row] for row in rows], [0] * count, (cache.data_ptr(), 0, 0) * 2
+        call, _kept = read_call(self.stack, 1, caches, tokens, zero, zero, range(count), zero, zero, logits=logits.data_ptr())
+        self.stack.library.specdec_read(self.engine.pointer, byref(call))
         return logits[:, 0]
 
 

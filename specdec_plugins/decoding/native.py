@@ -8,16 +8,16 @@ B rows, K drafted tokens.
 
 import time
 from array import array
-from ctypes import Structure, addressof, byref
+from ctypes import Structure, byref
 from typing import Any, cast
 
 import torch
 
 from specdec_plugins.decoding.acceptance.tolerant import TopBetaTau
 from specdec_plugins.decoding.backends.candidates import numbered
-from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, integers, kernels, start, starts
+from specdec_plugins.decoding.backends.cpu.binding import Buffer, address, integers, kernels, start
 from specdec_plugins.decoding.backends.cpu.model import CpuModel, NativeHeads
-from specdec_plugins.decoding.backends.cpu.passes import NativeSampling, repeat_numbers, successor_tables
+from specdec_plugins.decoding.backends.cpu.passes import NativeRepeats, NativeSampling, successor_tables
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.drafters import CachedRows
@@ -113,12 +113,10 @@ class NativeLoop:
         self.drafter, self.verifier, self.tolerance = drafter, verifier, acceptance.tolerance
         symbols = constraints.symbols
         self._banned = integers(constraints.banned)
-        self._seconds = array("d", [0.0, 0.0, 0.0])
-        self._record, self._scores = array("q"), array("f")
-        self._caches: dict[str, tuple[int, ...]] = {}  # of the call, by field
-        self._call = kernels().structs["Decoding"](
-            verifier=verifier.stack.pointer, eos=symbols.eos, mask=symbols.mask,
-            banned_count=len(self._banned), banned=start(self._banned), seconds=start(self._seconds),
+        self._record, self._drafts, self._scores = array("q"), array("q"), array("f")
+        self._call = kernels().structs["DecodeCall"](
+            verifier=verifier.stack.pointer, eos=symbols.eos, mask=symbols.mask, banned_count=len(self._banned),
+            banned=start(self._banned),
         )  # fmt: skip
         if drafter is not None:
             call, model = self._call, drafter.model
@@ -146,7 +144,8 @@ class NativeLoop:
         positions = list(map(len, outputs))
         needed = max(positions) + longest + 1
         verifying.encode()
-        self._set_caches("verifying", verifying, needed)
+        verifying.cache.reserve(verifying.targets.bound, needed)
+        call.verifying = verifying.caches()
         call.logits = self.verifier.logits.view(rows, longest + 1, self.verifier.stack.vocabulary)[1]
         drafter_state, unread, encoding = verifying, [[token] for token in prefix.last], 0.0
         if drafter is not None:
@@ -155,22 +154,25 @@ class NativeLoop:
                 drafter_state = state
                 encoding = self._prepare_drafter(drafter, state, rows, longest, needed)
         bounds, tolerances = prefix.bounds(), [request.tolerance or self.tolerance for request in prefix.requests]
-        numbers = integers(
-            positions, lengths, verifying.slots[:rows], verifying.sources.slots[:rows],
-            drafter_state.slots[:rows], drafter_state.sources.slots[:rows], verifying.sources.lengths[:rows],
-            [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum,
-            starts(unread), *unread,
-        )  # fmt: skip
-        tau, least = array("d", [tolerance.tau for tolerance in tolerances]), array("d", plan.least_of(prefix.requests))
-        call.batch, call.longest, call.steps = rows, longest, min(plan.times, times)
-        call.numbers, call.tau, call.least = start(numbers), start(tau), start(least)
-        draws = prefix.draws()
-        sampling = None if draws is None else NativeSampling(draws)
-        call.sampling = sampling and addressof(sampling.struct)
-        repeats = repeat_numbers(bounds)
-        call.repeats = repeats and start(repeats)
-        self._reserve(call.steps * rows * (longest + 4))
         engine = self.verifier.engine
+        given = engine.library.rows(
+            "DecodeRow", position=positions, draft_length=lengths, slot=verifying.slots[:rows],
+            source_slot=verifying.sources.slots[:rows], drafter_slot=drafter_state.slots[:rows],
+            drafter_source_slot=drafter_state.sources.slots[:rows], source_length=verifying.sources.lengths[:rows],
+            beta=[tolerance.beta for tolerance in tolerances], room=bounds.room, minimum=bounds.minimum, unread=map(len, unread),
+            tau=[tolerance.tau for tolerance in tolerances], least=plan.least_of(prefix.requests),
+        )  # fmt: skip
+        tokens, draws, repeats = integers(*unread), prefix.draws(), NativeRepeats.of(bounds.repeats)
+        sampling = None if draws is None else NativeSampling(draws)
+        call.batch, call.longest, call.steps, call.rows, call.unread = (
+            rows,
+            longest,
+            min(plan.times, times),
+            start(given),
+            start(tokens),
+        )
+        call.sampling, call.repeats = sampling and sampling.pointer, repeats and repeats.pointer
+        self._reserve(call.steps * rows, longest)
         engine.library.specdec_decode(engine.pointer, byref(call))
         if drafter is not None:
             drafter.end(drafting)
@@ -185,7 +187,8 @@ class NativeLoop:
         began = time.perf_counter()
         state.encode()
         encoding = time.perf_counter() - began
-        self._set_caches("drafting", state, positions if drafter.caches_prefix else longest)
+        state.cache.reserve(state.targets.bound, positions if drafter.caches_prefix else longest)
+        call.drafting = state.caches()
         if not drafter.caches_prefix:  # each draft replaces the previous one
             call.drafting.positions = ENDLESS
         call.drafter_logits = model.logits.view(rows, longest, model.stack.vocabulary)[1]
@@ -193,32 +196,24 @@ class NativeLoop:
             call.gates = model.gates.view(rows, longest, model.stack.gate.outputs)[1]
         return encoding
 
-    def _set_caches(self, name: str, state: SlottedState, positions: int) -> None:
-        """Name a state's caches in the call, with space for at least one iteration; the call ends when they are full."""
-        cache, sources = state.cache, state.sources.cache
-        cache.reserve(state.targets.bound, positions)
-        numbers = *cache.layout, *sources.layout, cache.capacity
-        if self._caches.get(name) != numbers:
-            self._caches[name] = numbers
-            setattr(self._call, name, kernels().structs["Caches"](*numbers))
-
-    def _reserve(self, numbers: int) -> None:
-        """Room for the iterations' record."""
-        if len(self._record) < numbers:
-            self._record, self._scores = array("q", bytes(16 * numbers)), array("f", bytes(8 * numbers))
-            self._call.record, self._call.scores = start(self._record), start(self._scores)
+    def _reserve(self, steps: int, longest: int) -> None:
+        """Room for the record of so many steps of a row, with drafts of that length."""
+        if len(self._record) < 4 * steps or len(self._drafts) < steps * longest or len(self._scores) < steps * (longest + 1):
+            self._record, self._drafts = array("q", bytes(64 * steps)), array("q", bytes(16 * steps * longest))
+            self._scores = array("f", bytes(8 * steps * (longest + 1)))
+            self._call.record, self._call.drafts, self._call.scores = map(start, (self._record, self._drafts, self._scores))
 
     def _iterations(self, steps: int, encoding: float) -> Iterations:
-        """Read the record of a call of so many steps."""
-        width = self._call.longest + 1
-        record, scores = self._record[: steps * (width + 3)].tolist(), self._scores[: steps * width].tolist()
-        sizes, accepted, owns, cut = (record[field :: width + 3] for field in range(4))
-        drafts = [record[at : at + size] for at, size in zip(range(4, 4 + len(record), width + 3), sizes)]
-        parts = [scores[at : at + size + (own >= 0)] for at, size, own in zip(range(0, len(scores), width), accepted, owns)]
-        drafting, verifying, first = self._seconds
+        """Read the record of so many steps of a row."""
+        longest, record = self._call.longest, self._record[: 4 * steps].tolist()
+        drafts, scores = self._drafts[: steps * longest].tolist(), self._scores[: steps * (longest + 1)].tolist()
+        sizes, accepted, owns, cut = (record[field::4] for field in range(4))
+        tokens = [drafts[step * longest : step * longest + size] for step, size in enumerate(sizes)]
+        firsts = range(0, len(scores), longest + 1)
+        parts = [scores[at : at + size + (own >= 0)] for at, size, own in zip(firsts, accepted, owns)]
         return Iterations(
-            list(map(Step, drafts, accepted, [None if own < 0 else own for own in owns])), parts, list(map(bool, cut)),
-            encoding + drafting, verifying, encoding + first,
+            list(map(Step, tokens, accepted, [None if own < 0 else own for own in owns])), parts, list(map(bool, cut)),
+            encoding + self._call.drafting_seconds, self._call.verifying_seconds, encoding + self._call.first_seconds,
         )  # fmt: skip
 
 

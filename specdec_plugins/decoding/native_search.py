@@ -80,7 +80,7 @@ class NativeSearch:
         self._record, self._scores = array("q"), array("f")
         linears = chain(*verifier.stack.layers, [verifier.stack.projection])
         self.joins = sum(linear.weight_bytes for linear in linears if linear) <= TWICE  # batches with other rows
-        self._call = kernels().structs["Searching"](
+        self._call = kernels().structs["SearchCall"](
             verifier=verifier.stack.pointer, start=symbols.start, eos=symbols.eos, unk=symbols.mask,
             banned_count=len(self._banned), banned=start(self._banned), ends=constraints.rules.ends, context=len(self.context),
         )  # fmt: skip
@@ -92,21 +92,19 @@ class NativeSearch:
         groups = [self._group(rows, verifying, prefix) for rows in prefix.searches()]
         call, cache, longest = self._call, verifying.cache, prefix.longest
         cache.reserve(verifying.targets.bound, longest + 1)
-        call.caches = kernels().structs["Caches"](*cache.layout, *verifying.sources.cache.layout, cache.capacity)
+        call.caches = verifying.caches()
         slots = integers(*(group.slots for group in groups))
         call.logits = self.verifier.logits.view(len(slots), 1, self.verifier.stack.vocabulary)[1]
-        numbers, values = array("q"), array("d")
-        for group in groups:
-            self._describe(group, verifying, prefix, numbers, values)
+        rows, hypotheses, tokens, finished = self._described(groups, verifying, prefix)
         call.searches, call.steps = len(groups), min(times, cache.capacity)
         self._reserve(call.steps * (3 * len(groups) + 4 * len(slots)))
-        call.numbers, call.values, call.slots = start(numbers), start(values), start(slots)
-        engine = self.verifier.engine
+        call.rows, call.hypotheses, call.tokens, call.finished = map(start, (rows, hypotheses, tokens, finished))
+        call.slots, engine = start(slots), self.verifier.engine
         engine.library.specdec_search(engine.pointer, byref(call))
         record, scores = iter(self._record), iter(self._scores)
         steps = [group.follow(record, scores) for _ in range(call.taken) for group in groups if not group.beams.over]
-        order, finished = self._place(groups, verifying, prefix, slots.tolist())
-        return Searched(call.taken, steps, finished, order, call.seconds)
+        order, over = self._place(groups, verifying, prefix, slots.tolist())
+        return Searched(call.taken, steps, over, order, call.seconds)
 
     def _group(self, rows: list[int], verifying: SlottedState, prefix: Prefix) -> Group:
         """A search, with slots for as many hypotheses as may live."""
@@ -114,19 +112,31 @@ class NativeSearch:
         free = [verifying.targets.take() for _ in range(search.beam.size - len(rows))]
         return Group(search, rows, prefix.beams_of(rows[0]), [*(verifying.slots[row] for row in rows), *free])
 
-    def _describe(self, group: Group, verifying: SlottedState, prefix: Prefix, numbers: array, values: array) -> None:
-        """Append what the constructor of `BeamSearch` reads."""
-        beam, limit, row, beams = group.search.beam, group.search.limit, group.rows[0], group.beams
-        request, sources = prefix.requests[row], verifying.sources
-        numbers.extend((
-            beam.size, beam.rules == "huggingface", STOPPING.index(beam.early_stopping), beam.renormalize, limit,
-            request.min_length, request.no_repeat, sources.slots[row], sources.lengths[row], len(beams.live), len(beams.finished),
-        ))  # fmt: skip
-        for row in group.rows:
-            numbers.extend((len(self.context) + len(prefix.outputs[row]), *self.context, *prefix.outputs[row]))
-        values.extend((beam.length_penalty, beam.unk_penalty))
-        values.extend(node.total for node in beams.live)
-        values.extend(score for score, _ in beams.finished)
+    def _described(self, groups: Sequence[Group], verifying: SlottedState, prefix: Prefix) -> tuple[array, array, array, array]:
+        """Searches, their live hypotheses and these ones' tokens, and the scores of finished ones, as `SearchCall` has them."""
+        library, sources = kernels(), verifying.sources
+        firsts, beams = [group.rows[0] for group in groups], [group.search.beam for group in groups]
+        requests, states = [prefix.requests[row] for row in firsts], [group.beams for group in groups]
+        rows = library.rows(
+            "SearchRow",
+            size=[beam.size for beam in beams],
+            huggingface=[beam.rules == "huggingface" for beam in beams],
+            stopping=[STOPPING.index(beam.early_stopping) for beam in beams],
+            renormalise=[beam.renormalize for beam in beams],
+            limit=[group.search.limit for group in groups],
+            minimum=[request.min_length for request in requests],
+            repeats=[request.no_repeat for request in requests],
+            source_slot=[sources.slots[row] for row in firsts],
+            source_length=[sources.lengths[row] for row in firsts],
+            living=[len(state.live) for state in states],
+            finished=[len(state.finished) for state in states],
+            length_penalty=[beam.length_penalty for beam in beams],
+            unk_penalty=[beam.unk_penalty for beam in beams],
+        )
+        outputs = [[*self.context, *prefix.outputs[row]] for group in groups for row in group.rows]
+        totals = [node.total for state in states for node in state.live]
+        hypotheses = library.rows("HypothesisRow", tokens=map(len, outputs), total=totals)
+        return rows, hypotheses, integers(*outputs), array("d", [score for state in states for score, _ in state.finished])
 
     def _reserve(self, numbers: int) -> None:
         """Room for what the call writes."""

@@ -7,6 +7,7 @@ B rows, D width, V vocabulary, O outputs, I inputs.
 """
 
 import ctypes
+import hashlib
 import math
 import os
 import re
@@ -15,9 +16,10 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_char_p, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache, partial
-from itertools import accumulate, chain
+from itertools import chain
 from operator import not_
 from pathlib import Path
+from struct import pack
 from threading import local
 from typing import Any
 
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from specdec_plugins.formats.files import Mapped
 
-VERSION = 29  # of the interface: `specdec_version` in api.cpp
+SOURCES = Path(__file__).parent / "csrc"  # in checkouts
 VARIANTS: tuple[str, ...] = ("amx", "avx512", "avxvnni", "avx2", "generic")  # instruction sets, best first: see setup.py
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
@@ -41,10 +43,27 @@ Pair = tuple[Tensor, Tensor]  # a norm's weight and bias
 SCALARS = {"int": c_int, "int64_t": c_int64, "float": c_float, "double": c_double}
 
 
+def sources_hash(folder: Path) -> str:
+    """A hash of the kernels' sources, which setup.py compiles into them."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in (".h", ".cpp"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+
+
 class Library(ctypes.CDLL):
     """Compiled kernels. ``structs`` are their C structs by name, as ctypes types; pointers in them are addresses."""
 
     structs: dict[str, Any]
+
+    def rows(self, name: str, **columns: Iterable[float]) -> array:
+        """An array of the struct ``name``, whose fields all have 8 bytes, from a column of numbers for each field."""
+        fields = self.structs[name]._fields_
+        numbers = chain.from_iterable(zip(*(columns.pop(field) for field, _ in fields), strict=True))
+        assert not columns, f"{name} has no {', '.join(columns)}"
+        form = "".join("d" if kind is c_double else "q" for _, kind in fields)
+        if "d" not in form:
+            return array("q", numbers)
+        values = list(numbers)
+        return array("q", pack(form * (len(values) // len(form)), *values))
 
     def declare(self) -> None:
         """Give ctypes the structs and functions as the library's own source text declares them: see exported.h."""
@@ -71,6 +90,14 @@ class Library(ctypes.CDLL):
         return fields
 
 
+def sources_of(library: ctypes.CDLL) -> str | None:
+    """The hash of the sources that a library was compiled from; None if it does not say."""
+    if not hasattr(library, "specdec_sources"):
+        return None
+    library.specdec_sources.restype = c_char_p
+    return library.specdec_sources().decode()
+
+
 def check_memory(what: str, failed: Callable[[Any], bool], result: Any, function: Callable, arguments: tuple) -> Any:
     if failed(result):
         raise MemoryError(f"too little memory for {what} on the CPU kernels")
@@ -86,7 +113,7 @@ def library() -> Library | None:
     for variant in VARIANTS:
         for path in Path(__file__).parent.glob(f"_kernels_{variant}.*"):
             found = Library(str(path))
-            if not hasattr(found, "specdec_version") or found.specdec_version() != VERSION:
+            if SOURCES.is_dir() and sources_of(found) != sources_hash(SOURCES):
                 raise ImportError(f"{path} was compiled from other sources: run `pip install -e .` in a checkout, or reinstall")
             if found.specdec_supported():
                 found.declare()
@@ -178,9 +205,9 @@ class NativeLinear(Handle):
         if x.dim() != 2 or x.size(1) != self.inputs:
             raise ValueError(f"a linear layer of {self.inputs} inputs was given {tuple(x.shape)}")
         x, result = floats(x), torch.empty(len(x), self.outputs)
-        numbers = integers([0], [0], [len(x)])  # one sentence, in slot 0
+        rows = self.library.rows("RememberRow", sentence=[0], slot=[0], length=[len(x)])
         self.library.specdec_remember(
-            engine.pointer, self.pointer, 1, len(x), start(numbers), address(x), self.outputs, address(result), 0, 0
+            engine.pointer, self.pointer, 1, len(x), start(rows), address(x), self.outputs, address(result), 0, 0
         )
         return result
 
@@ -268,11 +295,6 @@ def integers(*parts: Iterable[int]) -> array:
 def start(numbers: array) -> int:
     """The array's address; valid as long as the array."""
     return numbers.buffer_info()[0]
-
-
-def starts(rows: Sequence[Sequence[int]]) -> Iterable[int]:
-    """(B + 1) where each row begins if they are concatenated, and the end of the last."""
-    return accumulate(map(len, rows), initial=0)
 
 
 def floats(tensor: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ from specdec_plugins.decoding.backends.cpu.binding import (
     library,
     mapped,
     start,
-    starts,
 )
 from specdec_plugins.decoding.backends.cpu.passes import BlockPass, CausalPass
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
@@ -77,9 +76,9 @@ class CpuEncoder:
         """(B, S, D); undefined past a sentence's end."""
         sentences, stack = source.sentences, self.stack
         output = torch.empty(len(sentences), source.longest, self.width)
-        numbers = integers(starts(sentences), *sentences)
+        lengths, tokens = integers(map(len, sentences)), integers(*sentences)
         stack.library.specdec_encode(
-            stack.engine.pointer, stack.pointer, len(sentences), source.longest, start(numbers), address(output)
+            stack.engine.pointer, stack.pointer, len(sentences), source.longest, start(lengths), start(tokens), address(output)
         )
         return output
 
@@ -173,9 +172,9 @@ class CpuModel:
             return
         encoded, lengths = source.encoded_by(self.encoder), [source.sizes[number] for number in numbers]
         cache.reserve(max(slots) + 1, max(lengths))
-        given = integers(numbers, slots, lengths)
+        rows = self.engine.library.rows("RememberRow", sentence=numbers, slot=slots, length=lengths)
         self.engine.library.specdec_remember(
-            self.engine.pointer, self.memory.pointer, len(slots), source.longest, start(given), address(encoded), 2 * self.width,
+            self.engine.pointer, self.memory.pointer, len(slots), source.longest, start(rows), address(encoded), 2 * self.width,
             *cache.layout,
         )  # fmt: skip
         if self.copy is not None:

@@ -5,15 +5,14 @@ B rows, Q tokens read, W of them with a prediction, S source positions, C candid
 
 from array import array
 from collections.abc import Sequence
-from ctypes import byref
-from itertools import chain
+from ctypes import Structure, addressof, byref
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from specdec_plugins.decoding.backends.candidates import CANDIDATES, branch, candidates_of, numbered
-from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, kernels, start, starts
+from specdec_plugins.decoding.backends.cpu.binding import address, floats, integers, kernels, start
 from specdec_plugins.decoding.backends.cpu.state import SlottedState
 from specdec_plugins.decoding.backends.reading import NOT_WANTED, Reading
 from specdec_plugins.decoding.constraints import Bounds, Repeats
@@ -71,75 +70,75 @@ class CpuPass:
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         choosing, logits, engine = Choosing(self, prefix, plan), self.logits(), self.model.engine
-        numbers, gates = integers(*choosing.options), self.results.get("gates")
         engine.library.specdec_choose(
-            engine.pointer, address(logits), self.rows, self.width, logits.size(2), *choosing.symbols, start(numbers),
-            address(gates), 0 if gates is None else gates.size(2), *choosing.arguments(),
-        )  # fmt: skip
+            engine.pointer, address(logits), self.rows, self.width, logits.size(2), *self._gates(), byref(choosing.call)
+        )
         return choosing.draft()
 
+    def _gates(self) -> tuple[int | None, int]:
+        """The gates' address and width."""
+        gates = self.results.get("gates")
+        return address(gates), 0 if gates is None else gates.size(2)
+
     def branch(self, prefix: Prefix, plan: Plan) -> Draft:
-        model, logits, gates, tree = self.model, self.logits(), self.results.get("gates"), plan.tree
+        model, logits, tree = self.model, self.logits(), plan.tree
         if prefix.draws() is not None or tree is None or tree.shape:
+            gates = self.results.get("gates")
             return branch(candidates_of(logits, gates, model.successor, model.vocabulary, prefix), prefix, plan)
-        own, groves = numbered(prefix.symbols, model.vocabulary), groves_of(prefix, tree)
-        most = max(max(nodes, width * self.width) for nodes, width, _ in groves)
-        heads = ((nodes, width, len(rows), *rows) for nodes, width, rows in groves)
-        numbers = integers(plan.lengths, [not output for output in prefix.outputs], [len(groves)], *heads)
+        library, own, groups = model.engine.library, numbered(prefix.symbols, model.vocabulary), groves_of(prefix, tree)
+        most = max(max(nodes, width * self.width) for nodes, width, _ in groups)
         totals = array("d", bytes(8 * self.rows))
-        for _, width, rows in groves:
+        for _, width, rows in groups:
             for row, node in zip(rows, prefix.beams_of(rows[0]).live if width else ()):
                 totals[row] = node.total
-        grown, (before, after, candidates) = array("q", bytes(8 * self.rows * (2 * most + 1))), successor_tables(model)
-        model.engine.library.specdec_branch(
-            model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), own.pad, own.eos, start(numbers),
-            address(gates), 0 if gates is None else gates.size(2), before, after, candidates,
-            model.token_ids and start(model.token_ids), start(totals), most, start(grown),
+        nodes, widths, members = zip(*groups)
+        rows = library.rows("ChooseRow", drafted=plan.lengths, empty=[not output for output in prefix.outputs])
+        each = library.rows("TreeGroup", nodes=nodes, width=widths, size=map(len, members))
+        listed = integers(*members)
+        counts, grown, parents = (array("q", bytes(8 * self.rows * size)) for size in (1, most, most))
+        before, after, candidates = successor_tables(model)
+        call = library.structs["BranchCall"](
+            pad=own.pad, eos=own.eos, rows=start(rows), tokens=before, outs=after, candidates=candidates,
+            token_ids=model.token_ids and start(model.token_ids), groups=start(each), group_count=len(groups),
+            members=start(listed), totals=start(totals), most=most, counts=start(counts), nodes=start(grown),
+            parents=start(parents),
         )  # fmt: skip
-        flat, parents = grown.tolist(), self.rows * most  # from a row's tokens to their parents
-        firsts = range(self.rows, self.rows * (most + 1), most)
-        ends = [first + count for first, count in zip(firsts, flat)]
-        tokens = [flat[first:end] for first, end in zip(firsts, ends)]
-        return TreeDraft(tokens, [flat[first + parents : end + parents] for first, end in zip(firsts, ends)])
+        library.specdec_branch(
+            model.engine.pointer, address(logits), self.rows, self.width, logits.size(2), *self._gates(), byref(call)
+        )
+        parts = [slice(row * most, row * most + count) for row, count in enumerate(counts)]
+        return TreeDraft([grown[part].tolist() for part in parts], [parents[part].tolist() for part in parts])
 
     def judge(
         self, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None = None
     ) -> Verdict:
-        judging = Judging(self.rows, self.width, draft, bounds, tolerances, draws)
-        numbers = integers(starts(draft.tokens), *judging.options, *draft.tokens, *draft.parents)
-        logits, engine = self.logits(), self.model.engine
-        call = engine.pointer, address(logits), self.rows, self.width, logits.size(2), start(numbers), *judging.arguments()
-        if not draft.parents:
-            engine.library.specdec_judge(*call)
-            return judging.verdict()
-        paths = array("q", bytes(8 * self.rows * self.width))
-        engine.library.specdec_judge_trees(*call, start(paths))
-        verdict = judging.verdict()
-        firsts = range(0, self.rows * self.width, self.width)
-        return verdict._replace(paths=[paths[first : first + n].tolist() for first, n in zip(firsts, verdict.accepted)])
+        judging, logits, engine = Judging(self, draft, bounds, tolerances, draws), self.logits(), self.model.engine
+        engine.library.specdec_judge(engine.pointer, address(logits), self.rows, self.width, logits.size(2), byref(judging.call))
+        return judging.verdict()
 
     def rank(self, draft: Draft, bounds: Bounds, beams: Sequence[Beam | None]) -> list[list[Ranked]]:
         logits, engine, symbols = self.logits(), self.model.engine, bounds.constraints.symbols
         nodes = nodes_of(draft, [row for row, beam in enumerate(beams) if beam])
         own, size = bounds.after(tokens_to(draft, nodes)), self.rows * self.width
-        options, penalty = [(0, 0, 0, False)] * size, array("d", bytes(8 * size))  # no candidates where nothing was read
+        options = [(0, 0, 0, False, 0.0)] * size  # no candidates where nothing was read
         repeats = [Repeats(0, ())] * size
         places = [row * self.width + node + 1 for row, node in nodes]
         for number, (place, (row, _)) in enumerate(zip(places, nodes)):
             beam = beams[row]
             assert beam is not None
-            options[place] = beam.candidates, own.room[number], own.minimum[number], beam.renormalize
-            penalty[place] = beam.unk_penalty
+            options[place] = beam.candidates, own.room[number], own.minimum[number], beam.renormalize, beam.unk_penalty
             if own.repeats:
                 repeats[place] = own.repeats[number]
-        few, width = [each[0] for each in options], max(beam.candidates for beam in beams if beam)
-        numbers, banned = integers(*zip(*options)), integers(bounds.constraints.banned)
-        bans = repeat_numbers(bounds._replace(repeats=repeats if own.repeats else None))
+        width = max(beam.candidates for beam in beams if beam)
+        few, room, minimum, renormalise, penalty = zip(*options)
+        rows = engine.library.rows("RankRow", few=few, room=room, minimum=minimum, renormalise=renormalise, penalty=penalty)
+        banned, bans = integers(bounds.constraints.banned), NativeRepeats.of(repeats if own.repeats else None)
         tokens, scores = array("q", bytes(8 * size * width)), array("f", bytes(4 * size * width))
-        engine.library.specdec_rank(
-            engine.pointer, address(logits), size, logits.size(2), logits.size(2), start(numbers), symbols.mask, start(penalty),
-            symbols.eos, len(banned), start(banned), bans and start(bans), width, start(tokens), start(scores),
+        call = engine.library.structs["RankCall"](
+            unk=symbols.mask, eos=symbols.eos, banned_count=len(banned), banned=start(banned), rows=start(rows),
+            repeats=bans and bans.pointer, width=width, tokens=start(tokens), scores=start(scores),
         )  # fmt: skip
+        engine.library.specdec_rank(engine.pointer, address(logits), size, logits.size(2), logits.size(2), byref(call))
         found, values = tokens.tolist(), scores.tolist()
         ranges = (slice(place * width, place * width + few[place]) for place in places)
         return by_row(nodes, [Ranked(found[each], values[each]) for each in ranges], self.rows)
@@ -160,20 +159,34 @@ class CausalPass(CpuPass):
                 raise ValueError(
                     f"embeddings {tuple(self.embeddings.shape)} do not fit width {model.width}, or end before index {largest}"
                 )
-        self.visible = None
+        self._visible: Structure | None = None
         if reading.visible is not None:
             sinks, window, listed = reading.visible
-            self.visible = byref(kernels().structs["Visible"](sinks, window, listed.size(1), address(listed)))
+            self._visible = kernels().structs["Visible"](sinks, window, listed.size(1), address(listed))
         # Calls that also choose or judge return no more than that.
         self.alone = want.features or want.attention or not want.logits or reading.parents is not None
         state.held = list(map(int.__add__, reading.positions, sizes))
         state.cache.reserve(state.targets.bound, max(state.held))
 
-    def _call(self, numbers: array) -> tuple:
-        """The first arguments of each call: engine, stack, shape, numbers, caches."""
-        stack, state = self.model.stack, self.state
-        shape = self.rows, self.width
-        return stack.engine.pointer, stack.pointer, *shape, start(numbers), *state.cache.layout, *state.sources.cache.layout
+    def _call(self) -> Structure:
+        """The pass, with memory for its results. What the call points to lives as long as this."""
+        model, reading, state = self.model, self.reading, self.state
+        library, (slots, source_slots, lengths) = model.stack.library, state.placed()
+        self._rows = library.rows(
+            "ReadRow", tokens=map(len, reading.tokens), position=reading.positions, first=reading.firsts or [0] * self.rows,
+            slot=slots, source_slot=source_slots, source_length=lengths,
+        )  # fmt: skip
+        self._tokens, self._parents = integers(*reading.tokens), None
+        if reading.parents is not None:
+            self._parents = integers(*within_rows(reading.tokens, reading.parents))
+        logits, gates, features = self._allocate()
+        attention, size, layer, heads = self._allocate_attention()
+        return library.structs["ReadCall"](
+            stack=model.stack.pointer, caches=state.caches(), batch=self.rows, width=self.width, rows=start(self._rows),
+            tokens=start(self._tokens), parents=self._parents and start(self._parents), embeddings=address(self.embeddings),
+            visible=self._visible and addressof(self._visible), logits=logits, gates=gates, features=features,
+            attention=attention, attention_size=size, layer=layer, heads=heads,
+        )  # fmt: skip
 
     def _allocate(self) -> tuple[int | None, int | None, int | None]:
         """Allocate the results; returns the addresses of logits, gates and features."""
@@ -192,7 +205,7 @@ class CausalPass(CpuPass):
         """Allocate the attention, if wanted; returns its address, positions per result, layer and heads."""
         heads = self.reading.want.heads
         which = (-1, -1) if heads is None else (heads.layer, sum(1 << head for head in heads.heads))
-        if not self.reading.want.attention or self.visible is not None:
+        if not self.reading.want.attention or self._visible is not None:
             return None, 0, *which
         longest = self.state.sources.longest
         size = -(-longest // BLOCK) * BLOCK
@@ -200,29 +213,16 @@ class CausalPass(CpuPass):
         self.results["attention"] = attention[..., :longest]
         return where, size, *which
 
-    def _numbers(self, *options: Sequence[int]) -> array:
-        """What each call reads of the rows, then ``options``, then the tokens."""
-        tokens, positions, firsts = self.reading[:3]
-        return integers(starts(tokens), positions, firsts or [0] * self.rows, *self.state.placed(), *options, *tokens)
-
     def run(self) -> None:
-        numbers, parents, library = self._numbers(), self.reading.parents, self.model.stack.library
-        if parents is None:
-            call = *self._call(numbers), address(self.embeddings), self.visible
-            library.specdec_read(*call, *self._allocate(), *self._allocate_attention())
-        else:
-            numbers.extend(chain.from_iterable(within_rows(self.reading.tokens, parents)))
-            library.specdec_read_tree(*self._call(numbers), *self._allocate(), *self._allocate_attention())
+        engine = self.model.engine
+        engine.library.specdec_read(engine.pointer, byref(self._call()))
 
     def choose(self, prefix: Prefix, plan: Plan) -> Draft:
         """In one call with the pass, if that has not run."""
         if self.results or self.alone:
             return super().choose(prefix, plan)
-        choosing = Choosing(self, prefix, plan)
-        numbers, (logits, gates, _) = self._numbers(*choosing.options), self._allocate()
-        self.model.stack.library.specdec_propose(
-            *self._call(numbers), address(self.embeddings), self.visible, logits, gates, *choosing.symbols, *choosing.arguments()
-        )
+        choosing, engine = Choosing(self, prefix, plan), self.model.engine
+        engine.library.specdec_propose(engine.pointer, byref(self._call()), byref(choosing.call))
         return choosing.draft()
 
     def judge(
@@ -231,10 +231,8 @@ class CausalPass(CpuPass):
         """In one call with the pass, if that has not run and has read just each row's last token and its draft."""
         if self.results or self.reading.firsts is not None or self.alone:
             return super().judge(draft, bounds, tolerances, draws)
-        judging, tokens = Judging(self.rows, self.width, draft, bounds, tolerances, draws), self.reading.tokens
-        numbers = integers(starts(tokens), self.reading.positions, *self.state.placed(), *judging.options, *tokens)
-        logits, _, _ = self._allocate()
-        self.model.stack.library.specdec_verify(*self._call(numbers), logits, *judging.arguments())
+        judging, engine = Judging(self, draft, bounds, tolerances, draws), self.model.engine
+        engine.library.specdec_verify(engine.pointer, byref(self._call()), byref(judging.call))
         return judging.verdict()
 
 
@@ -251,63 +249,89 @@ class BlockPass(CpuPass):
         scratch, scratch_address = model.block.view(state.targets.bound, longest, 2 * model.width)
         self.results["logits"], logits = model.logits.view(self.rows, self.width, model.stack.vocabulary)
         copied = None if model.copy is None else address(state.sources.cache.data[model.layers])
-        numbers = integers(starts(outputs), self.lengths, *state.placed(), *outputs)
-        model.stack.library.specdec_draft(
-            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(numbers), self.prefix.symbols.mask,
-            scratch_address, scratch.stride(0), *state.sources.cache.layout, copied, logits,
+        slots, source_slots, lengths = state.placed()
+        library, tokens = model.engine.library, integers(*outputs)
+        rows = library.rows(
+            "BlockRow",
+            tokens=map(len, outputs),
+            drafted=self.lengths,
+            slot=slots,
+            source_slot=source_slots,
+            source_length=lengths,
+        )
+        library.specdec_draft(
+            model.engine.pointer, model.stack.pointer, self.rows, self.width, start(rows), start(tokens),
+            self.prefix.symbols.mask, scratch_address, scratch.stride(0), *state.sources.cache.layout, copied, logits,
         )  # fmt: skip
 
 
 class NativeSampling:
-    """`Sampling` in sample.h and the memory that it points to, valid as long as this."""
+    """`Sampling` in calls.h and the memory that it points to, valid as long as this."""
 
-    def __init__(self, draws: Sequence[Draws | None], token_ids: array | None = None, origins: Distribution | None = None):
-        """``draws`` of each row; ``token_ids`` of a drafter's logits; ``origins`` of drafted tokens, to be read or written."""
-        options, seeds, top_k, rejects, positions, prefixes = [], [], [], [], [], []
+    def __init__(self, draws: Sequence[Draws | None], origins: Distribution | None = None):
+        """``draws`` of each row; ``origins`` of drafted tokens, to be read or written."""
+        library, rows, prefixes = kernels(), [], []
         for draw in draws:
             sampling, seed, prefix = draw or (None, 0, ())
-            options += [sampling.temperature, sampling.top_p, sampling.repetition_penalty] if sampling else [0.0, 1.0, 1.0]
-            seeds.append(seed)
-            top_k.append(sampling.top_k if sampling else 0)
-            rejects.append(sampling is not None and sampling.rule == "rejection")
-            positions.append(len(prefix))
-            prefixes.append(prefix if sampling and sampling.repetition_penalty != 1 else ())  # only the penalty needs it
-        self._options = array("d", options)
-        self._numbers = integers(seeds, top_k, rejects, positions, starts(prefixes), *prefixes)
-        self._token_ids, self._origins = token_ids, origins
-        self.struct = kernels().structs["Sampling"](
-            options=start(self._options), numbers=start(self._numbers), token_ids=token_ids and start(token_ids)
-        )
+            own = prefix if sampling and sampling.repetition_penalty != 1 else ()  # only the penalty needs it
+            options = (sampling.temperature, sampling.top_p, sampling.repetition_penalty) if sampling else (0.0, 1.0, 1.0)
+            rejects = sampling is not None and sampling.rule == "rejection"
+            rows.append((*options, seed, sampling.top_k if sampling else 0, rejects, len(prefix), len(own)))
+            prefixes.append(own)
+        temperature, top_p, penalty, seeds, top_k, rejecting, positions, sizes = zip(*rows)
+        self._rows = library.rows(
+            "SamplingRow", temperature=temperature, top_p=top_p, penalty=penalty, seed=seeds, top_k=top_k, rejects=rejecting,
+            position=positions, prefix=sizes,
+        )  # fmt: skip
+        self._prefixes = integers(*prefixes)
+        self.struct = library.structs["Sampling"](rows=start(self._rows), prefixes=start(self._prefixes))
         if origins is not None:
             self._origins = tokens, probabilities = Distribution(origins.tokens.contiguous(), floats(origins.probabilities))
             self.struct.tokens, self.struct.probabilities = address(tokens), address(probabilities)
             self.struct.width, self.struct.candidates = tokens.shape[1:]
-        self.pointer = byref(self.struct)
+        self.pointer = addressof(self.struct)
+
+
+class NativeRepeats:
+    """`NoRepeats` in calls.h and the memory that it points to, valid as long as this."""
+
+    def __init__(self, repeats: Sequence[Repeats]):
+        sizes, prefixes = zip(*repeats)
+        self._rows = kernels().rows("RepeatRow", size=sizes, prefix=map(len, prefixes))
+        self._prefixes = integers(*prefixes)
+        self._struct = kernels().structs["NoRepeats"](start(self._rows), start(self._prefixes))
+        self.pointer = addressof(self._struct)
+
+    @classmethod
+    def of(cls, repeats: Sequence[Repeats] | None) -> "NativeRepeats | None":
+        """None if no row bans repeats."""
+        return None if repeats is None else cls(repeats)
 
 
 class Choosing:
-    """Memory for the chosen tokens, their distribution if a row may reject."""
+    """`ChooseCall` in calls.h, with memory for the chosen tokens, and their distribution if a row may reject."""
 
     def __init__(self, done: CpuPass, prefix: Prefix, plan: Plan):
-        self.model, self.width, self.lengths = done.model, done.width, plan.lengths
-        own = numbered(prefix.symbols, done.model.vocabulary)
-        self.symbols = own.pad, own.eos
-        self.options = plan.lengths, [not output for output in prefix.outputs]
+        model = done.model
+        self.width, self.lengths, self.vocabulary = done.width, plan.lengths, model.vocabulary
+        own, (before, after, candidates) = numbered(prefix.symbols, model.vocabulary), successor_tables(model)
+        self._rows = kernels().rows("ChooseRow", drafted=plan.lengths, empty=[not output for output in prefix.outputs])
         self.chosen = array("q", bytes(8 * done.rows * done.width))
-        self.distribution, self.sampling, draws = None, None, prefix.draws()
-        if draws is None:
-            return
-        if rejecting(draws):
-            shape = done.rows, done.width, successor_tables(done.model)[2]
-            self.distribution = Distribution(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float32))
-        self.sampling = NativeSampling(draws, done.model.token_ids, self.distribution)
-
-    def arguments(self) -> tuple:
-        return *successor_tables(self.model), start(self.chosen), self.sampling and self.sampling.pointer
+        self.distribution, self._sampling, draws = None, None, prefix.draws()
+        if draws is not None:
+            if rejecting(draws):
+                shape = done.rows, done.width, candidates
+                self.distribution = Distribution(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float32))
+            self._sampling = NativeSampling(draws, self.distribution)
+        self.call = kernels().structs["ChooseCall"](
+            pad=own.pad, eos=own.eos, rows=start(self._rows), tokens=before, outs=after, candidates=candidates,
+            token_ids=model.token_ids and start(model.token_ids), chosen=start(self.chosen),
+            sampling=self._sampling and self._sampling.pointer,
+        )  # fmt: skip
 
     def draft(self) -> Draft:
         """Each row's chosen tokens, up to its draft length."""
-        flat, width, vocabulary = self.chosen.tolist(), self.width, self.model.vocabulary
+        flat, width, vocabulary = self.chosen.tolist(), self.width, self.vocabulary
         tokens = [flat[row * width : row * width + length] for row, length in enumerate(self.lengths)]
         if vocabulary is not None:
             tokens = [[vocabulary[index] for index in row] for row in tokens]
@@ -315,38 +339,39 @@ class Choosing:
 
 
 class Judging:
-    """Memory for the verdict on a batch of drafts."""
+    """`JudgeCall` in calls.h, with memory for the verdict on a batch of drafts."""
 
     def __init__(
-        self, rows: int, width: int, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance],
-        draws: Sequence[Draws | None] | None,
-    ):  # fmt: skip
-        self.rows, self.width, self.eos = rows, width, bounds.constraints.symbols.eos
-        self.options = [tolerance.beta for tolerance in tolerances], bounds.room, bounds.minimum
-        self.banned, self.repeats = integers(bounds.constraints.banned), repeat_numbers(bounds)
-        self.sampling = None if draws is None else NativeSampling(draws, origins=draft.distribution)
-        self.tau = array("d", [tolerance.tau for tolerance in tolerances])
-        self.judged, self.scores = array("q", bytes(24 * rows)), array("f", bytes(4 * rows * width))
-
-    def arguments(self) -> tuple:
-        memory = self.banned, self.tau, self.judged, self.scores
-        sampling, repeats = self.sampling and self.sampling.pointer, self.repeats and start(self.repeats)
-        return self.eos, len(self.banned), *map(start, memory), sampling, repeats
+        self, done: CpuPass, draft: Draft, bounds: Bounds, tolerances: Sequence[Tolerance], draws: Sequence[Draws | None] | None
+    ):
+        library, rows, width = kernels(), done.rows, done.width
+        self.width = width
+        self._rows = library.rows(
+            "JudgeRow", drafted=map(len, draft.tokens), beta=[tolerance.beta for tolerance in tolerances],
+            tau=[tolerance.tau for tolerance in tolerances], room=bounds.room, minimum=bounds.minimum,
+        )  # fmt: skip
+        self._tokens, self._branches = integers(*draft.tokens), bool(draft.parents)
+        self._parents = integers(*draft.parents)
+        self._banned, self._repeats = integers(bounds.constraints.banned), NativeRepeats.of(bounds.repeats)
+        self._sampling = None if draws is None else NativeSampling(draws, draft.distribution)
+        self._verdicts, self._scores = array("q", bytes(24 * rows)), array("f", bytes(4 * rows * width))
+        self._paths = array("q", bytes(8 * rows * width if self._branches else 0))
+        self.call = library.structs["JudgeCall"](
+            eos=bounds.constraints.symbols.eos, banned_count=len(self._banned), banned=start(self._banned),
+            rows=start(self._rows), tokens=start(self._tokens), parents=start(self._parents) if self._parents else None,
+            sampling=self._sampling and self._sampling.pointer, repeats=self._repeats and self._repeats.pointer,
+            verdicts=start(self._verdicts), scores=start(self._scores), paths=start(self._paths),
+        )  # fmt: skip
 
     def verdict(self) -> Verdict:
-        rows, width = self.rows, self.width
-        judged, scores = self.judged.tolist(), self.scores.tolist()
-        counts = judged[:rows]
-        parts = [scores[row * width : row * width + count + 1] for row, count in enumerate(counts)]
-        return Verdict(counts, judged[rows : 2 * rows], parts, list(map(bool, judged[2 * rows :])))
-
-
-def repeat_numbers(bounds: Bounds) -> array | None:
-    """The bans on repeated n-grams, as `take` in judge.h reads them; None if no row has one."""
-    if bounds.repeats is None:
-        return None
-    sizes, prefixes = zip(*bounds.repeats)
-    return integers(sizes, starts(prefixes), *prefixes)
+        verdicts, scores, width = self._verdicts.tolist(), self._scores.tolist(), self.width
+        accepted, own, cut = verdicts[::3], verdicts[1::3], verdicts[2::3]
+        firsts = range(0, len(scores), width)
+        parts = [scores[first : first + count + 1] for first, count in zip(firsts, accepted)]
+        paths = (
+            [self._paths[first : first + count].tolist() for first, count in zip(firsts, accepted)] if self._branches else None
+        )
+        return Verdict(accepted, own, parts, list(map(bool, cut)), paths)
 
 
 def successor_tables(model: "CpuModel") -> tuple[int | None, int | None, int]:

@@ -1,10 +1,12 @@
 """The kernels' state: each row's entries lie in a numbered slot and do not move while the row lives."""
 
 from collections.abc import Sequence
+from ctypes import Structure
 
 import torch
 
 from specdec_plugins.decoding.backends.cache import KVCache
+from specdec_plugins.decoding.backends.cpu.binding import kernels
 from specdec_plugins.decoding.backends.sources import Slots, Sources
 from specdec_plugins.decoding.values import Source
 
@@ -25,6 +27,10 @@ class SlottedState:
 
     def encode(self) -> None:
         self.sources.encode()
+
+    def caches(self) -> Structure:
+        """`Caches` in calls.h."""
+        return kernels().structs["Caches"](*self.cache.layout, *self.sources.cache.layout, self.cache.capacity)
 
     def placed(self) -> tuple[list[int], list[int], list[int]]:
         """Each row's target slot, source slot and source length."""

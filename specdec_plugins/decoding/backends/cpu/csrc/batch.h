@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "exported.h"
+#include "calls.h"
 #include "forward.h"
 #include "judge.h"
 #include "sample.h"
@@ -24,6 +24,7 @@ struct Engine {
     std::vector<Chosen> chosen;                  // (B, width)
     std::vector<int64_t> positions, candidates;  // positions to choose tokens for; the candidates of each
     std::vector<double> totals;                  // of the candidates, where rows sample
+    std::vector<const int64_t*> drafts;          // (B) the drafted tokens of each row
     std::vector<float> weights;                  // (threads, V) in whole blocks, where rows sample
     std::vector<Draws> draws;                    // (B)
     std::vector<Repeats> repeats;                // (B)
@@ -41,84 +42,64 @@ struct Engine {
     }
 };
 
-// Takes the parts of `numbers` one after the other.
-class Numbers {
-  public:
-    explicit Numbers(const int64_t* next) : next(next) {}
-    const int64_t* take(int64_t count) {
-        next += count;
-        return next - count;
-    }
+Pass pass_of(const Caches& from, bool narrowed, float* logits, float* gates) {
+    return {{from.cache, from.cache_layer, from.cache_slot}, {from.memory, from.memory_layer, from.memory_slot}, nullptr, false,
+            narrowed, logits, gates, nullptr};
+}
 
-  private:
-    const int64_t* next;
-};
-
-// Makes the rows of a causal pass; returns whether some have no result. `firsts` NULL: all have one.
-bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const int64_t* starts, const int64_t* positions,
-                     const int64_t* firsts, const int64_t* slots, const int64_t* source_slots, const int64_t* source_lengths,
-                     const int64_t* tokens) {
+// Makes the rows of a causal pass; returns whether some have no result.
+bool add_causal_rows(std::vector<Row>& rows, int64_t batch, int64_t width, const ReadRow* reads, const int64_t* tokens) {
     bool narrowed = false;
     rows.clear();
     for (int64_t b = 0; b < batch; ++b) {
-        const int64_t first = firsts ? firsts[b] : 0;
-        for (int64_t k = 0; k < starts[b + 1] - starts[b]; ++k) {
-            const int64_t position = positions[b] + k;
-            rows.push_back({.token = tokens[starts[b] + k], .slot = slots[b], .position = position, .visible = position + 1,
-                            .entry = position, .source_slot = source_slots[b], .source = source_lengths[b],
-                            .target = b * width + k - first, .mask = false, .wanted = k >= first});
-            narrowed |= k < first;
+        const ReadRow& read = reads[b];
+        for (int64_t k = 0; k < read.tokens; ++k) {
+            const int64_t position = read.position + k;
+            rows.push_back({.token = *tokens++, .slot = read.slot, .position = position, .visible = position + 1, .entry = position,
+                            .source_slot = read.source_slot, .source = read.source_length,
+                            .target = b * width + k - read.first, .mask = false, .wanted = k >= read.first});
+            narrowed |= k < read.first;
         }
     }
     return narrowed;
 }
 
-// The positions that the rows of a causal pass attend to, if not all.
-SHARED_STRUCT(Visible,
-    int64_t sinks, window;     // of the target: the first positions, and the last ones up to a row's own
-    int64_t listed;            // N
-    const int64_t* positions;  // (B, N) of each source, ascending; those past its end are ignored
-)
-
-void limit_rows(std::vector<Row>& rows, int64_t batch, const int64_t* starts, const int64_t* source_lengths,
-                const Visible& visible) {
+void limit_rows(std::vector<Row>& rows, int64_t batch, const ReadRow* reads, const Visible& visible) {
+    Row* row = rows.data();
     for (int64_t b = 0; b < batch; ++b) {
         const int64_t* listed = visible.positions + b * visible.listed;
         Seen source;
         source.listed = listed;
-        source.listed_count = std::lower_bound(listed, listed + visible.listed, source_lengths[b]) - listed;
-        for (int64_t at = starts[b]; at < starts[b + 1]; ++at) {
-            Row& row = rows[at];
-            row.source = source;
-            row.visible.from = std::max<int64_t>(0, row.visible.to - visible.window);
-            row.visible.sinks = std::min(visible.sinks, row.visible.from);
+        source.listed_count = std::lower_bound(listed, listed + visible.listed, reads[b].source_length) - listed;
+        for (const Row* end = row + reads[b].tokens; row < end; ++row) {
+            row->source = source;
+            row->visible.from = std::max<int64_t>(0, row->visible.to - visible.window);
+            row->visible.sinks = std::min(visible.sinks, row->visible.from);
         }
     }
 }
 
-// Turns the rows of a causal pass into trees: a sentence's token k follows its token parents[k] < k, or what the cache holds
-// (-1). `paths` keeps the paths until the pass ends.
-void branch_rows(std::vector<Row>& rows, std::vector<int64_t>& paths, int64_t batch, const int64_t* starts,
-                 const int64_t* positions, const int64_t* parents) {
+// Turns the rows of a causal pass into trees. `paths` keeps the paths until the pass ends.
+void branch_rows(std::vector<Row>& rows, std::vector<int64_t>& paths, int64_t batch, const ReadRow* reads, const int64_t* parents) {
     size_t size = 0;  // of all paths, which must not move once rows point into them
-    for (int64_t b = 0; b < batch; ++b)
-        for (int64_t at = starts[b]; at < starts[b + 1]; ++at) {
-            Row& row = rows[at];
-            row.position = parents[at] < 0 ? positions[b] : rows[starts[b] + parents[at]].position + 1;
-            row.visible = row.position + 1;
-            size += row.visible.to - positions[b];
+    Row* own = rows.data();  // the first of a sentence
+    for (int64_t b = 0; b < batch; own += reads[b].tokens, parents += reads[b].tokens, ++b)
+        for (int64_t k = 0; k < reads[b].tokens; ++k) {
+            own[k].position = parents[k] < 0 ? reads[b].position : own[parents[k]].position + 1;
+            own[k].visible = own[k].position + 1;
+            size += own[k].visible.to - reads[b].position;
         }
     if (paths.size() < size) paths.resize(size);
     int64_t* next = paths.data();
-    for (int64_t b = 0; b < batch; ++b)
-        for (int64_t at = starts[b]; at < starts[b + 1]; ++at) {
-            Row& row = rows[at];
-            if (row.entry == row.position) continue;  // it follows all tokens before it, as in a chain
-            Seen& visible = row.visible;
-            visible.path = next, visible.branch = positions[b];
+    parents -= rows.size(), own = rows.data();
+    for (int64_t b = 0; b < batch; own += reads[b].tokens, parents += reads[b].tokens, ++b)
+        for (int64_t k = 0; k < reads[b].tokens; ++k) {
+            if (own[k].entry == own[k].position) continue;  // it follows all tokens before it, as in a chain
+            Seen& visible = own[k].visible;
+            visible.path = next, visible.branch = reads[b].position;
             next += visible.to - visible.branch;
             int64_t* to = next;
-            for (int64_t node = at; *--to = rows[node].entry, parents[node] >= 0;) node = starts[b] + parents[node];
+            for (int64_t node = k; *--to = own[node].entry, parents[node] >= 0;) node = parents[node];
         }
 }
 
@@ -129,27 +110,23 @@ struct Origins {
     int64_t width, candidates;
 };
 
-// The choice of a token for each position of drafts.
+// The choice of a token for each position of drafts: see `ChooseCall`.
 struct Choice {
+    const ChooseCall& call;
     float* logits;  // (B, width, V)
-    int64_t batch, width, vocabulary, pad, eos;  // pad and eos as indices of logits; -1: no such logit
-    const int64_t *drafted, *empty;  // (B)
-    const float* gates;              // (B, width, R); NULL without a successor network
-    int64_t gate_width;              // R
-    const float *tokens, *outs;      // (V, R)
-    int64_t candidates;
-    int64_t* to;           // (B, width)
-    const Draws* draws;    // (B); NULL: no row samples
-    const int64_t* token_ids;  // of the logits: see `Sampling`
-    Origins origins;       // written for rows under the rejection rule
+    int64_t batch, width, vocabulary;
+    const float* gates;  // (B, width, R); NULL without a successor network
+    int64_t gate_width;  // R
+    const Draws* draws;  // (B); NULL: no row samples
+    Origins origins;     // written for rows under the rejection rule
 
     // Called before the team runs.
     void reserve(Engine& engine) const {
         auto& positions = engine.positions;
         positions.clear();
         for (int64_t b = 0; b < batch; ++b)
-            for (int64_t k = 0; k < drafted[b]; ++k) positions.push_back(b * width + k);
-        const size_t size = gates || draws ? batch * width * candidates : 0;
+            for (int64_t k = 0; k < call.rows[b].drafted; ++k) positions.push_back(b * width + k);
+        const size_t size = gates || draws ? batch * width * call.candidates : 0;
         if (engine.candidates.size() < size) engine.candidates.resize(size);
         if (engine.totals.size() < size) engine.totals.resize(size);
     }
@@ -162,19 +139,19 @@ struct Choice {
         team.sync();
         mine = portion(int(batch), member, team.size);
         for (int64_t b = mine.from; b < mine.to; ++b)
-            for (int64_t position = b * width + 1; position < b * width + drafted[b]; ++position)
-                to[position] = choose(engine, position);
+            for (int64_t position = b * width + 1; position < b * width + call.rows[b].drafted; ++position)
+                call.chosen[position] = choose(engine, position);
     }
 
     // Chooses a position's token, or the candidates for it where that depends on the token before.
     void take(Engine& engine, int64_t position) const {
-        const int64_t k = position % width;
+        const int64_t b = position / width, k = position % width, few = call.candidates;
         float* values = logits + position * vocabulary;
-        if (pad >= 0) values[pad] = -INFINITY;
-        if (eos >= 0 && k == 0 && empty[position / width]) values[eos] = -INFINITY;
-        const bool few = samples(position / width), last = !gates || k == 0;
-        if (few || !last) best_few(values, vocabulary, candidates, &engine.candidates[position * candidates]);
-        if (last) to[position] = few ? choose(engine, position) : best_of(values, vocabulary);
+        if (call.pad >= 0) values[call.pad] = -INFINITY;
+        if (call.eos >= 0 && k == 0 && call.rows[b].empty) values[call.eos] = -INFINITY;
+        const bool last = !gates || k == 0;
+        if (samples(b) || !last) best_few(values, vocabulary, few, &engine.candidates[position * few]);
+        if (last) call.chosen[position] = samples(b) ? choose(engine, position) : best_of(values, vocabulary);
     }
 
   private:
@@ -182,46 +159,38 @@ struct Choice {
 
     // A position's token among its candidates. With a successor network the token before it has been chosen.
     int64_t choose(Engine& engine, int64_t position) const {
-        const int64_t b = position / width, k = position % width;
+        const int64_t b = position / width, k = position % width, candidates = call.candidates;
         int64_t* few = &engine.candidates[position * candidates];
         double* totals = &engine.totals[position * candidates];
         for (int64_t i = 0; i < candidates; ++i) {
             const float logit = logits[position * vocabulary + few[i]];
             totals[i] = !gates || k == 0 ? logit
                                          : successor_score(logit, gates + position * gate_width,
-                                                           tokens + to[position - 1] * gate_width, outs + few[i] * gate_width,
-                                                           gate_width);
+                                                           call.tokens + call.chosen[position - 1] * gate_width,
+                                                           call.outs + few[i] * gate_width, gate_width);
         }
         if (!samples(b)) return few[std::max_element(totals, totals + candidates) - totals];
         const bool recorded = draws[b].rejects && origins.tokens;
         const int64_t at = (b * origins.width + k) * candidates;
-        return draw_few(draws[b], draws[b].noise(k, draws[b].rejects ? DRAFT : SAMPLE), few, totals, candidates, token_ids,
-                        recorded ? origins.tokens + at : nullptr, recorded ? origins.probabilities + at : nullptr);
+        return draw_few(draws[b], draws[b].noise(k, draws[b].rejects ? DRAFT : SAMPLE), few, totals, candidates,
+                        call.token_ids, recorded ? origins.tokens + at : nullptr,
+                        recorded ? origins.probabilities + at : nullptr);
     }
 };
 
-// The judging of a batch of drafts. Row b's draft is its tokens from number starts[b] + skip up to starts[b + 1].
+// The judging of a batch of drafts: see `JudgeCall`.
 struct Judging {
+    const JudgeCall& call;
     float* logits;  // (B, width, V)
-    int64_t batch, width, skip;
-    const int64_t* starts;  // (B + 1)
-    const double* tau;      // (B)
-    int64_t* judged;        // (3, B)
-    float* scores;          // (B, width)
-    const Draws* draws;     // (B); NULL: no row samples
-    Origins origins;        // of the drafted tokens; empty if each was certain
-    const Repeats* repeats;  // (B); NULL: no row bans repeats
-    const int64_t *beta{}, *room{}, *minimum{}, *tokens{};
-
-    // Takes the per-row options from `numbers`, and the tokens that follow them.
-    void take(Numbers& numbers) {
-        beta = numbers.take(batch), room = numbers.take(batch), minimum = numbers.take(batch);
-        tokens = numbers.take(starts[batch]);
-    }
+    int64_t batch, width;
+    const int64_t* const* drafts;  // (B) the tokens of each row's
+    const Draws* draws;            // (B); NULL: no row samples
+    Origins origins;               // of the drafted tokens; empty if each was certain
+    const Repeats* repeats;        // (B); NULL: no row bans repeats
 
     // Called before the team runs.
-    void reserve(Engine& engine, int64_t vocabulary, int64_t eos, int64_t count, const int64_t* banned) const {
-        engine.forbid(vocabulary, eos, count, banned);
+    void reserve(Engine& engine, int64_t vocabulary) const {
+        engine.forbid(vocabulary, call.eos, call.banned_count, call.banned);
         if (engine.chosen.size() < size_t(batch * width)) engine.chosen.resize(batch * width);
         const size_t weights = draws ? engine.team.size * weights_of(vocabulary) : 0;
         if (engine.weights.size() < weights) engine.weights.resize(weights);
@@ -235,11 +204,11 @@ struct Judging {
         float* kept = &engine.kept[member * judge.forbidden.size()];
         float* weights = draws ? &engine.weights[member * weights_of(judge.vocabulary)] : nullptr;
         for (int64_t b = 0; b < batch; ++b) {
-            const Draft draft{tokens + starts[b] + skip, offered(b), beta[b], tau[b], room[b], minimum[b],
-                              draws && draws[b].some() ? draws + b : nullptr, origin(b),
+            const int64_t offered = call.rows[b].drafted;
+            const Draft draft{drafts[b], offered, call.rows[b], draws && draws[b].some() ? draws + b : nullptr, origin(b),
                               repeats && repeats[b].size ? repeats + b : nullptr};
             bool passes = true;
-            for (int64_t k = (b + member) % size; passes && k <= offered(b); k += size) {
+            for (int64_t k = (b + member) % size; passes && k <= offered; k += size) {
                 const int64_t at = b * width + k;
                 engine.chosen[at] = judge(draft, k, logits + at * judge.vocabulary, kept, engine.repeated[member], weights);
                 passes = engine.chosen[at].passes;
@@ -253,14 +222,13 @@ struct Judging {
                 const Chosen& chosen = engine.chosen[at];
                 passes = chosen.passes;
                 if (k % size != (b + member) % size) continue;
-                scores[at] = judge.score(chosen, logits + at * judge.vocabulary);
-                if (!passes) judged[b] = k, judged[batch + b] = chosen.token, judged[2 * batch + b] = chosen.cut;
+                call.scores[at] = judge.score(chosen, logits + at * judge.vocabulary);
+                if (!passes) call.verdicts[b] = {k, chosen.token, chosen.cut};
             }
         }
     }
 
   private:
-    int64_t offered(int64_t b) const { return starts[b + 1] - starts[b] - skip; }
     Origin origin(int64_t b) const {
         if (!origins.tokens) return {};
         const int64_t at = b * origins.width * origins.candidates;

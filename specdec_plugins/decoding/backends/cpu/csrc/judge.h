@@ -44,13 +44,13 @@ struct Repeats {
     }
 };
 
-// Fills `to` per row from sizes (B), prefix starts (B + 1) and prefixes, and returns its data; NULL if `numbers` is NULL, as no
-// row has the ban.
-inline const Repeats* take(const int64_t* numbers, int64_t batch, std::vector<Repeats>& to) {
-    if (!numbers) return nullptr;
+// Fills `to` per row and returns its data; NULL if no row has the ban.
+inline const Repeats* take(const NoRepeats* from, int64_t batch, std::vector<Repeats>& to) {
+    if (!from) return nullptr;
     to.clear();
-    const int64_t *starts = numbers + batch, *prefixes = starts + batch + 1;
-    for (int64_t b = 0; b < batch; ++b) to.push_back({numbers[b], prefixes + starts[b], prefixes + starts[b + 1]});
+    const int64_t* prefix = from->prefixes;
+    for (const RepeatRow* row = from->rows; row < from->rows + batch; prefix += row++->prefix)
+        to.push_back({row->size, prefix, prefix + row->prefix});
     return to.data();
 }
 
@@ -63,11 +63,8 @@ struct Forbidden {
 // A row's draft, and how it is judged.
 struct Draft {
     const int64_t* tokens;
-    int64_t offered;  // K
-    int64_t beta;     // a token passes among the `beta` best ..
-    double tau;       // .. and within `tau` nats of the best; beta = 1: only the best
-    int64_t room;     // positions before the length limit; from there on only eos is allowed
-    int64_t minimum;  // positions at which eos is forbidden
+    int64_t offered;       // K
+    const JudgeRow& rule;  // its options
     const Draws* draws;  // NULL: the row takes the best token
     Origin origin;       // of the first drafted token; the others' follow. Without tokens each was certain.
     const Repeats* repeats;  // NULL: no ban
@@ -97,17 +94,17 @@ struct Judge {
     Chosen operator()(const Draft& draft, int64_t k, float* values, float* kept, std::vector<Forbidden>& repeated,
                       float* weights) const {
         const int64_t eos = forbidden.back();
-        float most = ban(draft.repeats, draft.tokens, k, k < draft.minimum, values, kept, repeated);
+        float most = ban(draft.repeats, draft.tokens, k, k < draft.rule.minimum, values, kept, repeated);
         int64_t best = best_of(values, vocabulary);
         most = std::max(most, values[best]);
-        const bool limit = k >= draft.room, rejects = draft.draws && draft.draws->rejects && !limit;
+        const bool limit = k >= draft.rule.room, rejects = draft.draws && draft.draws->rejects && !limit;
         bool passes = false;
         if (draft.draws) best = drawn(draft, k, values, weights, rejects, passes);
         const bool cut = limit && best != eos;
         if (limit) best = eos;
         if (k < draft.offered && !rejects)
             passes = draft.tokens[k] == best || (!draft.draws && !limit && tolerates(draft, values, best, draft.tokens[k]));
-        restore(k < draft.minimum, values, kept, repeated);
+        restore(k < draft.rule.minimum, values, kept, repeated);
         return {passes ? draft.tokens[k] : best, passes, cut, most};
     }
 
@@ -163,10 +160,10 @@ struct Judge {
     // Whether a token other than the best passes. Equal logits rank by token id.
     bool tolerates(const Draft& draft, const float* values, int64_t best, int64_t token) const {
         const float own = values[token];
-        if (draft.beta < 2 || own == -INFINITY || double(values[best]) - double(own) > draft.tau) return false;
+        if (draft.rule.beta < 2 || own == -INFINITY || double(values[best]) - double(own) > draft.rule.tau) return false;
         int64_t rank = 0;
         for (int64_t i = 0; i < vocabulary; ++i) rank += values[i] > own || (values[i] == own && i < token);
-        return rank < draft.beta;
+        return rank < draft.rule.beta;
     }
 };
 

@@ -10,76 +10,23 @@
 #include <vector>
 
 #include "batch.h"
-#include "exported.h"
+#include "calls.h"
 #include "forward.h"
 #include "heads.h"
 #include "team.h"
 
 namespace {
 
-// A model's KV caches: of the target, with room for `positions` in each slot, and of the source.
-SHARED_STRUCT(Caches,
-    float* cache;
-    int64_t cache_layer, cache_slot;
-    float* memory;
-    int64_t memory_layer, memory_slot, positions;
-)
-
-// A call's inputs, and where its results go. B rows, K `longest`, R width of the successor network.
-SHARED_STRUCT(Decoding,
-    const Stack *verifier, *drafter;  // drafter: NULL without one
-    Caches verifying, drafting;
-    float *logits, *drafter_logits, *gates;  // (B, K + 1, V), (B, K, V), (B, K, R): the passes' results
-    const float *tokens, *outs;              // the successor network's tables ..
-    int64_t candidates;                      // .. and how many candidates it chooses among
-    const int64_t* token_ids;                // the token of each of the drafter's logits; NULL: all tokens, in order
-    int64_t drafter_pad, drafter_eos;        // indices into the drafter's logits; -1: it has no such logit
-    int64_t drafter_positions;               // positions that the drafter has embeddings for
-    int64_t shared;                          // whether a pass over one token is worth sharing between threads
-    int64_t eos, mask, banned_count;
-    const int64_t* banned;
-    int64_t batch, longest, steps;  // B, K, and the maximum number of steps
-    const int64_t* numbers;         // per-row options: see `Sentences`
-    const double* tau;              // (B)
-    const double* least;            // (B) where the product of a draft's probabilities falls below, it ends; see `draft_in_turn`
-    const Sampling* sampling;       // NULL: no row samples; the loop has its own origins and token_ids
-    const int64_t* repeats;         // NULL: no row bans repeated n-grams; see `take` in judge.h
-    int64_t* read;                  // (B) target positions that a block drafter has read; updated. NULL for other drafters
-    const Linear* heads;            // NULL unless the drafter is heads; then also the fields up to `vectors`
-    const float* embeddings;        // (V, D) that they read; NULL if they do not
-    double scale;                   // of the embeddings
-    int64_t heads_length;           // their maximum draft length; positions past the last head reuse it
-    float *states, *features;       // (B, D) hidden states, updated; (B, K + 1, D) those of a pass
-    float* vectors;                 // (B, H, D) the heads' results
-    int64_t* record;                // (steps, B, K + 4): drafted, accepted, own token (-1: none, after eos), cut, the draft
-    float* scores;                  // (steps, B, K + 1): of the accepted tokens and the own one
-    double* seconds;                // (3) spent drafting, verifying, and in the first step
-    int64_t taken;                  // number of steps run
-)
-
 // The rows of the batch and their state between steps.
 class Sentences {
   public:
-    // numbers: positions (B) of the last committed tokens, draft lengths (B), slots and source slots (B) of the verifier and of
-    // the drafter, source lengths (B), beta, room, minimum (B), starts of the unread tokens (B + 1), and these: the committed
-    // tokens that the drafter has not read, at least the last one.
-    explicit Sentences(const Decoding& all) : all(all), batch(all.batch) {
-        Numbers parts(all.numbers);
-        auto copied = [&](int64_t count) {
-            const int64_t* from = parts.take(count);
-            return std::vector<int64_t>(from, from + count);
-        };
-        positions = copied(batch);
-        planned = parts.take(batch);
-        slots = parts.take(batch), source_slots = parts.take(batch);
-        drafter_slots = parts.take(batch), drafter_source_slots = parts.take(batch);
-        source_lengths = parts.take(batch), beta = parts.take(batch);
-        room = copied(batch), minimum = copied(batch);
-        const int64_t* starts = parts.take(batch + 1);
-        const int64_t* tokens = parts.take(starts[batch]);
-        for (int64_t b = 0; b < batch; ++b) {
-            unread.emplace_back(tokens + starts[b], tokens + starts[b + 1]);
-            last.push_back(unread[b].back());
+    explicit Sentences(const DecodeCall& all) : all(all), batch(all.batch), state(all.rows, all.rows + batch) {
+        const int64_t* tokens = all.unread;
+        for (const DecodeRow& row : state) {
+            unread.emplace_back(tokens, tokens + row.unread), tokens += row.unread;
+            last.push_back(unread.back().back());
+            rules.push_back({.drafted = 0, .beta = row.beta, .tau = row.tau, .room = row.room, .minimum = row.minimum});
+            longest = std::max(longest, row.draft_length);
         }
         if (take(all.sampling, batch, draws)) {
             for (const Draws& row : draws) prefixes.emplace_back(row.prefix, row.prefix_end);
@@ -89,19 +36,23 @@ class Sentences {
         }
         if (take(all.repeats, batch, repeats))
             for (const Repeats& row : repeats) committed.emplace_back(row.prefix, row.prefix_end);
-        drafts.resize(batch), lengths.resize(batch);
-        for (int64_t b = 0; b < batch; ++b) longest = std::max(longest, planned[b]);
+        drafts.resize(batch), choices.resize(batch);
     }
 
     // Sets each row's draft length for the next step; returns whether any row drafts and has room for it.
     bool plan() {
-        lengths.assign(planned, planned + batch);
-        return *std::max_element(lengths.begin(), lengths.end()) > 0 && *std::max_element(room.begin(), room.end()) > 0;
+        bool some = false, room = false;
+        for (int64_t b = 0; b < batch; ++b) {
+            choices[b] = {.drafted = state[b].draft_length, .empty = state[b].position == 0};
+            some |= choices[b].drafted > 0, room |= rules[b].room > 0;
+        }
+        return some && room;
     }
 
     // Whether the caches have room for the next step.
     bool fits() const {
-        const int64_t needed = *std::max_element(positions.begin(), positions.end()) + 1 + longest;
+        int64_t needed = 0;
+        for (const DecodeRow& row : state) needed = std::max(needed, row.position + 1 + longest);
         return needed <= all.verifying.positions && (longest == 0 || needed <= all.drafting.positions);
     }
 
@@ -121,23 +72,27 @@ class Sentences {
 
     // Reads each row's last token and its draft, judges the draft, and keeps the hidden states for heads.
     void verify(Engine& engine) {
-        starts.assign(1, 0), tokens.clear();
-        size_t width = 0;
+        reads.clear(), tokens.clear(), engine.drafts.clear();
+        width = 0;
         for (int64_t b = 0; b < batch; ++b) {
+            const DecodeRow& row = state[b];
+            const int64_t drafted = rules[b].drafted = drafts[b].size();
             tokens.push_back(last[b]);
             tokens.insert(tokens.end(), drafts[b].begin(), drafts[b].end());
-            starts.push_back(tokens.size());
-            width = std::max(width, drafts[b].size() + 1);
+            reads.push_back({drafted + 1, row.position, 0, row.slot, row.source_slot, row.source_length});
+            engine.drafts.push_back(drafts[b].data());
+            width = std::max(width, drafted + 1);
         }
-        add_causal_rows(engine.scratch.rows, batch, width, starts.data(), positions.data(), nullptr, slots, source_slots,
-                        source_lengths, tokens.data());
+        add_causal_rows(engine.scratch.rows, batch, width, reads.data(), tokens.data());
         Pass pass = pass_of(all.verifying, false, all.logits, nullptr);
         pass.features = all.features;
         Forward forward(*all.verifier, pass, engine.team, engine.scratch);
-        judged.resize(3 * batch), scores.resize(batch * width), this->width = width;
-        const Judging judging{all.logits, batch, int64_t(width), 1, starts.data(), all.tau, judged.data(), scores.data(),
-                              drawing(), origins(), repeating(), beta, room.data(), minimum.data(), tokens.data()};
-        judging.reserve(engine, all.verifier->projection->outputs, all.eos, all.banned_count, all.banned);
+        verdicts.resize(batch), scores.resize(batch * width);
+        const JudgeCall call{.eos = all.eos, .banned_count = all.banned_count, .banned = all.banned, .rows = rules.data(),
+                             .tokens = nullptr, .parents = nullptr, .sampling = nullptr, .repeats = nullptr,
+                             .verdicts = verdicts.data(), .scores = scores.data(), .paths = nullptr};
+        const Judging judging{call, all.logits, batch, width, engine.drafts.data(), drawing(), origins(), repeating()};
+        judging.reserve(engine, all.verifier->projection->outputs);
         engine.team.run([&](int member) {
             forward.run(member);
             engine.team.sync();
@@ -145,35 +100,31 @@ class Sentences {
         });
         const int64_t size = all.verifier->width;
         for (int64_t b = 0; all.heads && b < batch; ++b)
-            std::copy_n(all.features + (b * width + judged[b]) * size, size, all.states + b * size);
+            std::copy_n(all.features + (b * width + verdicts[b].accepted) * size, size, all.states + b * size);
     }
 
-    // Appends the accepted tokens to each row and to the record. Returns whether a row finished.
-    bool commit(int64_t* record, float* record_scores) {
+    // Appends the accepted tokens to each row, and records what happened in this step. Returns whether a row finished.
+    bool commit(int64_t step) {
         bool finished = false;
-        for (int64_t b = 0; b < batch; ++b, record += all.longest + 4, record_scores += all.longest + 1) {
-            const int64_t accepted = judged[b], own = judged[batch + b];
+        for (int64_t b = 0; b < batch; ++b) {
+            const auto [accepted, own, cut] = verdicts[b];
             const auto& draft = drafts[b];
+            const int64_t at = step * batch + b, kept = accepted;
             const bool ended = accepted && draft[accepted - 1] == all.eos;
-            const int64_t head[] = {int64_t(draft.size()), accepted, ended ? -1 : own, judged[2 * batch + b]};
-            std::copy(draft.begin(), draft.end(), std::copy(head, head + 4, record));
-            std::copy_n(&scores[b * width], accepted + 1, record_scores);
+            all.record[at] = {int64_t(draft.size()), accepted, ended ? -1 : own, cut};
+            std::copy(draft.begin(), draft.end(), all.drafts + at * all.longest);
+            std::copy_n(&scores[b * width], accepted + 1, all.scores + at * (all.longest + 1));
             finished |= ended || own == all.eos;
             last[b] = ended ? all.eos : own;
-            if (all.read) {
-                unread[b].insert(unread[b].end(), draft.begin(), draft.begin() + accepted);
-                unread[b].push_back(last[b]);
-            }
+            const auto append = [&](std::vector<int64_t>& to) {
+                to.insert(to.end(), draft.begin(), draft.begin() + kept);
+                to.push_back(last[b]);
+            };
+            if (all.read) append(unread[b]);
+            if (all.sampling && draws[b].penalty != 1) append(prefixes[b]);
+            if (all.repeats && repeats[b].size) append(committed[b]);
             const int64_t count = accepted + !ended;
-            if (all.sampling && draws[b].penalty != 1) {
-                prefixes[b].insert(prefixes[b].end(), draft.begin(), draft.begin() + accepted);
-                prefixes[b].push_back(last[b]);
-            }
-            if (all.repeats && repeats[b].size) {
-                committed[b].insert(committed[b].end(), draft.begin(), draft.begin() + accepted);
-                committed[b].push_back(last[b]);
-            }
-            positions[b] += count, room[b] -= count, minimum[b] = std::max<int64_t>(0, minimum[b] - count);
+            state[b].position += count, rules[b].room -= count, rules[b].minimum = std::max<int64_t>(0, rules[b].minimum - count);
         }
         return finished;
     }
@@ -181,25 +132,22 @@ class Sentences {
   private:
     // As `CausalBlockDrafter` does.
     void draft_block(Engine& engine) {
-        starts.assign(1, 0), tokens.clear(), firsts.clear(), empty.clear();
+        reads.clear(), tokens.clear();
         for (int64_t b = 0; b < batch; ++b) {
-            if (lengths[b]) {
+            const int64_t drafted = choices[b].drafted, fresh = unread[b].size(), count = drafted ? fresh + drafted - 1 : 0;
+            if (drafted) {
                 tokens.insert(tokens.end(), unread[b].begin(), unread[b].end());
-                tokens.insert(tokens.end(), lengths[b] - 1, all.mask);
+                tokens.insert(tokens.end(), drafted - 1, all.mask);
             }
-            firsts.push_back(lengths[b] ? int64_t(unread[b].size()) - 1 : 0);
-            starts.push_back(tokens.size());
-            empty.push_back(positions[b] == 0);
+            reads.push_back(reading(b, count, all.read[b], drafted ? fresh - 1 : 0));
         }
-        const bool narrowed =
-            add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), all.read, firsts.data(), drafter_slots,
-                            drafter_source_slots, source_lengths, tokens.data());
+        const bool narrowed = add_causal_rows(engine.scratch.rows, batch, longest, reads.data(), tokens.data());
         choose(engine, pass_of(all.drafting, narrowed, all.drafter_logits, all.gates), nullptr);
         draft_nothing();
         for (int64_t b = 0; b < batch; ++b)
-            if (lengths[b]) {
+            if (choices[b].drafted) {
                 offer(b);
-                all.read[b] = positions[b] + 1;
+                all.read[b] = state[b].position + 1;
                 unread[b].clear();
             }
     }
@@ -207,39 +155,44 @@ class Sentences {
     // As `HeadsDrafter` does.
     void draft_by_heads(Engine& engine) {
         const int64_t size = all.verifier->width, count = all.heads->outputs / size;
-        starts.assign(1, 0), tokens.clear(), empty.clear(), firsts.assign(batch, 0);
+        reads.clear(), tokens.clear();
         for (int64_t b = 0; b < batch; ++b) {
-            lengths[b] = std::min(lengths[b], all.heads_length);
-            for (int64_t k = 0; k < lengths[b]; ++k) tokens.push_back(b * count + std::min(k, count - 1));
-            starts.push_back(tokens.size());
-            empty.push_back(positions[b] == 0);
+            const int64_t drafted = choices[b].drafted = std::min(choices[b].drafted, all.heads_length);
+            for (int64_t k = 0; k < drafted; ++k) tokens.push_back(b * count + std::min(k, count - 1));
+            reads.push_back(reading(b, drafted, 0, 0));
         }
         draft_nothing();
         const Heads heads{all.heads, all.embeddings, float(all.scale), batch, size, all.states, last.data(), all.vectors};
         heads.reserve(engine);
-        add_causal_rows(engine.scratch.rows, batch, longest, starts.data(), firsts.data(), nullptr, drafter_slots,
-                        drafter_source_slots, source_lengths, tokens.data());
+        add_causal_rows(engine.scratch.rows, batch, longest, reads.data(), tokens.data());
         Pass pass = pass_of(all.drafting, false, all.drafter_logits, all.gates);
         pass.embeddings = all.vectors;
         choose(engine, pass, &heads);
         for (int64_t b = 0; b < batch; ++b) offer(b);
     }
 
+    // What the drafter reads of a row.
+    ReadRow reading(int64_t b, int64_t tokens, int64_t position, int64_t first) const {
+        const DecodeRow& row = state[b];
+        return {tokens, position, first, row.drafter_slot, row.drafter_source_slot, row.source_length};
+    }
+
     // As `GlideDrafter` does: each member drafts for some sentences alone, or, if some would have none, they share passes that are
     // long enough. A draft ends with the token that makes it less probable than `least`.
     void draft_in_turn(Engine& engine) {
         auto& rows = engine.scratch.rows;
-        rows.clear(), empty.clear();
+        rows.clear();
         for (int64_t b = 0; b < batch; ++b) {
-            lengths[b] = std::max<int64_t>(0, most(b));
-            empty.push_back(positions[b] == 0);
-            if (lengths[b])
-                rows.push_back({.token = last[b], .slot = slots[b], .position = positions[b], .visible = positions[b] + lengths[b],
-                                .entry = positions[b], .source_slot = source_slots[b], .source = source_lengths[b],
+            const DecodeRow& row = state[b];
+            const int64_t drafted = choices[b].drafted = std::max<int64_t>(0, most(b));
+            if (drafted)
+                rows.push_back({.token = last[b], .slot = row.slot, .position = row.position, .visible = row.position + drafted,
+                                .entry = row.position, .source_slot = row.source_slot, .source = row.source_length,
                                 .target = b * longest, .mask = false, .wanted = true});
         }
         const Pass pass = pass_of(all.drafting, false, all.drafter_logits, nullptr);
-        const Choice choice = choosing(engine);
+        const ChooseCall call = choosing();
+        const Choice choice = choice_of(call, engine);
         const int64_t outputs = all.drafter->projection->outputs;
         sure.assign(batch, 1);
         const auto see_itself = [](Row& row) { row.visible = row.position + 1; };
@@ -247,13 +200,13 @@ class Sentences {
             const int64_t b = row.target / longest, drafted = row.target % longest + 1;
             choice.take(engine, row.target);
             row.token = token(row.target);
-            if (all.least[b] > 0) {
+            if (state[b].least > 0) {
                 const float *values = all.drafter_logits + row.target * outputs, most = largest(values, outputs);
                 sure[b] *= exponential(most - log_sum_exp(values, outputs, most));
             }
             row.entry = ++row.position, ++row.target;
-            if (sure[b] < all.least[b]) lengths[b] = drafted;
-            return row.token == all.eos || drafted == lengths[b];
+            if (sure[b] < state[b].least) choices[b].drafted = drafted;
+            return row.token == all.eos || drafted == choices[b].drafted;
         };
         if (all.shared && int(rows.size()) < engine.team.size) {
             while (!rows.empty()) {
@@ -281,7 +234,8 @@ class Sentences {
     // The drafter's pass, on the vectors of `heads` if there are any, and its choices.
     void choose(Engine& engine, const Pass& pass, const Heads* heads) {
         Forward forward(*all.drafter, pass, engine.team, engine.scratch);
-        const Choice choice = choosing(engine);
+        const ChooseCall call = choosing();
+        const Choice choice = choice_of(call, engine);
         engine.team.run([&](int member) {
             if (heads) {
                 heads->run(engine, member);
@@ -293,26 +247,24 @@ class Sentences {
         });
     }
 
-    Choice choosing(Engine& engine) {
-        const Stack& stack = *all.drafter;
+    ChooseCall choosing() {
         chosen.resize(batch * longest);
-        const Choice choice{all.drafter_logits, batch, longest, stack.projection->outputs, all.drafter_pad, all.drafter_eos,
-                            lengths.data(), empty.data(), stack.gate ? all.gates : nullptr, stack.gate ? stack.gate->outputs : 0,
-                            all.tokens, all.outs, all.candidates, chosen.data(), drawing(), all.token_ids, origins()};
+        return {.pad = all.drafter_pad, .eos = all.drafter_eos, .rows = choices.data(), .tokens = all.tokens, .outs = all.outs,
+                .candidates = all.candidates, .token_ids = all.token_ids, .chosen = chosen.data(), .sampling = nullptr};
+    }
+    Choice choice_of(const ChooseCall& call, Engine& engine) {
+        const Stack& stack = *all.drafter;
+        const Choice choice{call, all.drafter_logits, batch, longest, stack.projection->outputs, stack.gate ? all.gates : nullptr,
+                            stack.gate ? stack.gate->outputs : 0, drawing(), origins()};
         choice.reserve(engine);
         return choice;
-    }
-
-    static Pass pass_of(const Caches& from, bool narrowed, float* logits, float* gates) {
-        return {{from.cache, from.cache_layer, from.cache_slot}, {from.memory, from.memory_layer, from.memory_slot}, nullptr, false,
-                narrowed, logits, gates, nullptr};
     }
 
     // How rows sample in this step.
     const Draws* drawing() {
         if (!all.sampling) return nullptr;
         for (int64_t b = 0; b < batch; ++b) {
-            draws[b].position = positions[b];
+            draws[b].position = state[b].position;
             draws[b].prefix = prefixes[b].data(), draws[b].prefix_end = draws[b].prefix + prefixes[b].size();
         }
         return draws.data();
@@ -336,32 +288,37 @@ class Sentences {
             if (draft.back() == all.eos) break;
         }
     }
-    int64_t most(int64_t b) const { return std::min({lengths[b], room[b], all.drafter_positions - positions[b]}); }
+    int64_t most(int64_t b) const {
+        return std::min({choices[b].drafted, rules[b].room, all.drafter_positions - state[b].position});
+    }
     // The token chosen at a position of the drafts.
     int64_t token(int64_t at) const { return all.token_ids ? all.token_ids[chosen[at]] : chosen[at]; }
 
-    const Decoding& all;
+    const DecodeCall& all;
     const int64_t batch;
     int64_t longest = 0, width = 0;
-    const int64_t *planned, *slots, *source_slots, *drafter_slots, *drafter_source_slots, *source_lengths, *beta;
-    std::vector<int64_t> positions, last, room, minimum;
+    std::vector<DecodeRow> state;    // positions change
+    std::vector<JudgeRow> rules;     // room and minimum change
+    std::vector<ChooseRow> choices;  // of this step: maximum lengths of drafts
+    std::vector<int64_t> last;
     std::vector<std::vector<int64_t>> unread, drafts, prefixes;
     std::vector<Draws> draws;
     std::vector<std::vector<int64_t>> committed;  // (B) each row's tokens, where a row bans repeats
     std::vector<Repeats> repeats;
     std::vector<int64_t> origin_tokens;  // (B, K, candidates) what this step's drafts were drawn from
     std::vector<float> probabilities;    // the same
-    std::vector<int64_t> lengths;  // maximum, of this step's drafts
-    std::vector<double> sure;      // (B) probability of this step's drafts
-    std::vector<int64_t> starts, tokens, firsts, empty, chosen, judged;  // of this step
+    std::vector<double> sure;            // (B) probability of this step's drafts
+    std::vector<ReadRow> reads;          // of this step, as the following
+    std::vector<int64_t> tokens, chosen;
+    std::vector<VerdictRow> verdicts;
     std::vector<float> scores;
 };
 
 // Runs steps until a row finishes, the caches are full, or `steps` are done; at least one.
-void decode(Engine& engine, Decoding& all) {
+void decode(Engine& engine, DecodeCall& all) {
     auto seconds = [](Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); };
     Sentences sentences(all);
-    all.seconds[0] = all.seconds[1] = 0;
+    all.drafting_seconds = all.verifying_seconds = 0;
     bool finished = false;
     for (all.taken = 0; all.taken < all.steps && !finished && (all.taken == 0 || sentences.fits()); ++all.taken) {
         const auto began = Clock::now();
@@ -371,11 +328,10 @@ void decode(Engine& engine, Decoding& all) {
             sentences.draft_nothing();
         const auto drafted = Clock::now();
         sentences.verify(engine);
-        finished = sentences.commit(all.record + all.taken * all.batch * (all.longest + 4),
-                                    all.scores + all.taken * all.batch * (all.longest + 1));
-        all.seconds[0] += seconds(began, drafted);
-        all.seconds[1] += seconds(drafted, Clock::now());
-        if (all.taken == 0) all.seconds[2] = all.seconds[0] + all.seconds[1];
+        finished = sentences.commit(all.taken);
+        all.drafting_seconds += seconds(began, drafted);
+        all.verifying_seconds += seconds(drafted, Clock::now());
+        if (all.taken == 0) all.first_seconds = all.drafting_seconds + all.verifying_seconds;
     }
 }
 

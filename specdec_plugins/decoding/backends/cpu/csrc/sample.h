@@ -12,24 +12,12 @@
 #include <numeric>
 #include <vector>
 
-#include "exported.h"
+#include "calls.h"
 #include "noise.h"
 #include "select.h"
 #include "vectors.h"
 
 namespace {
-
-// How the rows of a batch sample, as the caller gives it.
-SHARED_STRUCT(Sampling,
-    const double* options;   // (B, 3): temperature (0: the row takes the best token), top-p, repetition penalty
-    const int64_t* numbers;  // seeds, top-k, 1 for the rejection rule, positions (B each), prefix starts (B + 1), prefixes
-    const int64_t* token_ids;  // the token of each of a drafter's logits; NULL: its index
-    // What drafted tokens were drawn from: `probabilities` (B, width, C) of `tokens` (B, width, C). NULL: not wanted, or each was
-    // certain.
-    int64_t* tokens;
-    float* probabilities;
-    int64_t width, candidates;
-)
 
 // How a row's next tokens are drawn. Without a penalty the prefix may be empty.
 struct Draws {
@@ -48,13 +36,10 @@ struct Draws {
 inline const Draws* take(const Sampling* from, int64_t batch, std::vector<Draws>& to) {
     if (!from) return nullptr;
     to.clear();
-    const int64_t *seeds = from->numbers, *top_k = seeds + batch, *rejects = top_k + batch, *positions = rejects + batch;
-    const int64_t *starts = positions + batch, *prefixes = starts + batch + 1;
-    for (int64_t b = 0; b < batch; ++b) {
-        const double* options = from->options + 3 * b;
-        to.push_back({options[0], options[1], options[2], uint64_t(seeds[b]), top_k[b], rejects[b] != 0, positions[b],
-                      prefixes + starts[b], prefixes + starts[b + 1]});
-    }
+    const int64_t* prefix = from->prefixes;
+    for (const SamplingRow* row = from->rows; row < from->rows + batch; prefix += row++->prefix)
+        to.push_back({row->temperature, row->top_p, row->penalty, uint64_t(row->seed), row->top_k, row->rejects != 0, row->position,
+                      prefix, prefix + row->prefix});
     return to.data();
 }
 

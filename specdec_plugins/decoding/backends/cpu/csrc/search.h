@@ -11,32 +11,13 @@
 #include <vector>
 
 #include "batch.h"
-#include "exported.h"
+#include "calls.h"
 #include "forward.h"
 #include "loop.h"
 #include "rank.h"
 #include "team.h"
 
 namespace {
-
-// A call's inputs, and where its results go. Here B is the sum of the searches' sizes.
-SHARED_STRUCT(Searching,
-    const Stack* verifier;
-    Caches caches;
-    float* logits;  // (B, V)
-    int64_t start, eos, unk, banned_count;
-    const int64_t* banned;
-    int64_t ends;             // whether a hypothesis at the limit ends with eos
-    int64_t context;          // tokens before each output that count where n-grams must not repeat
-    int64_t searches, steps;  // their number, and the maximum number of steps
-    const int64_t* numbers;   // of each search: see `BeamSearch`
-    const double* values;     // the same
-    int64_t* slots;           // (B) of each search, those of its live hypotheses first; updated
-    int64_t* record;          // by step and search that is not over: see `BeamSearch::write`
-    float* scores;            // the same
-    double seconds;           // spent
-    int64_t taken;            // number of steps run
-)
 
 // A live hypothesis one token longer.
 struct Continuation {
@@ -55,30 +36,23 @@ struct Continuation {
 // A search: its options, and its state between steps. Only the constructor allocates.
 class BeamSearch {
   public:
-    // numbers: size, whether the rules are Hugging Face's, early stopping, whether log-probabilities are among allowed tokens,
-    // limit, minimum length, the size of n-grams that must not repeat, source slot, source length, how many hypotheses live and
-    // have finished; for each live one its number of tokens, and these, after the context. values: length penalty, cost of
-    // `unk`, the totals of live hypotheses, the normalised scores of finished ones.
-    BeamSearch(const Searching& all, Numbers& numbers, const double*& values, int64_t* slots) : all(all), slots(slots) {
-        size = *numbers.take(1), huggingface = *numbers.take(1), stopping = *numbers.take(1), renormalise = *numbers.take(1);
-        limit = *numbers.take(1), minimum = *numbers.take(1), repeats = *numbers.take(1);
-        source_slot = *numbers.take(1), source_length = *numbers.take(1);
-        penalty = *values++, unk_penalty = *values++;
-        const int64_t living = *numbers.take(1), ending = *numbers.take(1);
-        lanes.resize(size);
-        for (int64_t i = 0; i < size; ++i) lanes[i].slot = slots[i];
-        for (int64_t i = 0; i < living; ++i) {
-            const int64_t count = *numbers.take(1), *tokens = numbers.take(count);
-            lanes[i].tokens.assign(tokens, tokens + count);
-            live.push_back({*values++, i});
+    // The next ones of the call's hypotheses, their tokens and the scores of finished ones are this search's; moves on.
+    BeamSearch(const SearchCall& all, const SearchRow& row, const HypothesisRow*& hypothesis, const int64_t*& tokens,
+               const double*& ended, int64_t* slots)
+        : row(row), all(all), slots(slots) {
+        lanes.resize(row.size);
+        for (int64_t i = 0; i < row.size; ++i) lanes[i].slot = slots[i];
+        for (int64_t i = 0; i < row.living; tokens += hypothesis++->tokens, ++i) {
+            lanes[i].tokens.assign(tokens, tokens + hypothesis->tokens);
+            live.push_back({hypothesis->total, i});
         }
-        finished.assign(values, values + ending);
-        values += ending;
+        finished.assign(ended, ended + row.finished);
+        ended += row.finished;
         length = lanes[0].tokens.size() - all.context;
-        candidates = std::min<int64_t>(2 * size, all.verifier->projection->outputs);
+        candidates = std::min<int64_t>(2 * row.size, all.verifier->projection->outputs);
         for (Lane& lane : lanes) lane.tokens.reserve(lanes[0].tokens.size() + all.steps);
-        for (auto* each : {&chosen, &ended}) each->reserve(size);
-        live.reserve(size), pool.reserve(size * candidates), finished.reserve(2 * size), taken.reserve(size);
+        for (auto* each : {&chosen, &this->ended}) each->reserve(row.size);
+        live.reserve(row.size), pool.reserve(row.size * candidates), finished.reserve(2 * row.size), taken.reserve(row.size);
     }
 
     // What follows a live hypothesis by its candidates: (rows, width) tokens and scores.
@@ -86,7 +60,7 @@ class BeamSearch {
         ++length;
         gather(tokens, scores, width);
         chosen.clear(), ended.clear();
-        if (huggingface)
+        if (row.huggingface)
             by_huggingface();
         else
             by_fairseq();
@@ -108,20 +82,20 @@ class BeamSearch {
     // Writes the slots of the live hypotheses, then the free ones.
     void place() {
         int64_t* to = slots;
-        taken.assign(size, false);
+        taken.assign(row.size, false);
         for (const Hypothesis& each : live) *to++ = lanes[each.lane].slot, taken[each.lane] = true;
-        for (int64_t i = 0; i < size; ++i)
+        for (int64_t i = 0; i < row.size; ++i)
             if (!taken[i]) *to++ = lanes[i].slot;
     }
 
     size_t rows() const { return live.size(); }
     int64_t slot(size_t row) const { return lanes[live[row].lane].slot; }
     const std::vector<int64_t>& tokens(size_t row) const { return lanes[live[row].lane].tokens; }
-    int64_t room() const { return limit - length; }
+    int64_t room() const { return row.limit - length; }
 
-    int64_t size, renormalise, minimum, repeats, source_slot, source_length, candidates;
+    const SearchRow& row;
+    int64_t candidates;
     int64_t length;  // of the live hypotheses
-    double unk_penalty;
     bool over = false;
 
   private:
@@ -140,49 +114,48 @@ class BeamSearch {
     // The best continuations -> pool.
     void gather(const int64_t* tokens, const float* scores, int64_t width) {
         pool.clear();
-        const bool past = huggingface && length > limit;  // eos is all that remains, and costs nothing
-        for (size_t row = 0; row < live.size(); ++row, tokens += width, scores += width) {
-            const double total = live[row].total;
-            const int64_t parent = row;
+        const bool past = row.huggingface && length > row.limit;  // eos is all that remains, and costs nothing
+        for (int64_t parent = 0; parent < int64_t(live.size()); ++parent, tokens += width, scores += width) {
+            const double total = live[parent].total;
             if (past && all.ends) pool.push_back({total, parent, 0, all.eos, 0});
             for (int64_t rank = 0; !past && rank < candidates && scores[rank] > -INFINITY; ++rank)
                 pool.push_back({total + scores[rank], parent, rank, tokens[rank], scores[rank]});
         }
-        const size_t most = std::min<size_t>(2 * size, pool.size());
+        const size_t most = std::min<size_t>(2 * row.size, pool.size());
         std::partial_sort(pool.begin(), pool.begin() + most, pool.end());
         pool.erase(pool.begin() + most, pool.end());
     }
 
     // As search/fairseq.py.
     void by_fairseq() {
-        for (size_t rank = 0; rank < pool.size() && int64_t(chosen.size()) < size; ++rank)
+        for (size_t rank = 0; rank < pool.size() && int64_t(chosen.size()) < row.size; ++rank)
             if (pool[rank].token != all.eos)
                 chosen.push_back(pool[rank]);
-            else if (int64_t(rank) < size && int64_t(finished.size()) < size)
+            else if (int64_t(rank) < row.size && int64_t(finished.size()) < row.size)
                 end(pool[rank]);
-        over = int64_t(finished.size()) == size || chosen.empty();
+        over = int64_t(finished.size()) == row.size || chosen.empty();
     }
 
     // As search/huggingface.py.
     void by_huggingface() {
-        const bool stops = !all.ends && length >= limit;
-        for (size_t rank = 0; rank < pool.size() && int64_t(chosen.size()) < size; ++rank)
+        const bool stops = !all.ends && length >= row.limit;
+        for (size_t rank = 0; rank < pool.size() && int64_t(chosen.size()) < row.size; ++rank)
             if (!stops && pool[rank].token != all.eos)
                 chosen.push_back(pool[rank]);
-            else if (int64_t(rank) < size)
+            else if (int64_t(rank) < row.size)
                 end(pool[rank]);
         std::sort(finished.begin(), finished.end(), std::greater<>());
-        if (int64_t(finished.size()) > size) finished.resize(size);
-        over = chosen.empty() || (int64_t(finished.size()) == size && !improves());
+        if (int64_t(finished.size()) > row.size) finished.resize(row.size);
+        over = chosen.empty() || (int64_t(finished.size()) == row.size && !improves());
     }
 
     // Whether the best live hypothesis may still become better than the worst finished one.
     bool improves() const {
-        if (stopping == AT_ONCE) return false;
-        return normalised(chosen[0].total, stopping == NEVER && penalty > 0 ? limit + all.ends : length) > finished.back();
+        if (row.stopping == AT_ONCE) return false;
+        return normalised(chosen[0].total, row.stopping == NEVER && row.length_penalty > 0 ? row.limit + all.ends : length) > finished.back();
     }
 
-    double normalised(double total, int64_t length) const { return total / std::pow(double(length), penalty); }
+    double normalised(double total, int64_t length) const { return total / std::pow(double(length), row.length_penalty); }
     void end(const Continuation& each) {
         ended.push_back(each);
         finished.push_back(normalised(each.total, length));
@@ -191,7 +164,7 @@ class BeamSearch {
     // Gives each chosen hypothesis a lane. A parent's first child keeps its lane; the others take what no child has.
     void move() {
         for (const Hypothesis& each : live) lanes[each.lane].held = length;
-        taken.assign(size, false);
+        taken.assign(row.size, false);
         for (Continuation& each : chosen) {
             const int64_t own = live[each.parent].lane;
             if (!taken[own]) each.lane = own;
@@ -210,7 +183,7 @@ class BeamSearch {
     // last tokens, so there is little to copy.
     int64_t fork(const Lane& from) {
         int64_t best = -1, most = -1;
-        for (int64_t i = 0; i < size; ++i) {
+        for (int64_t i = 0; i < row.size; ++i) {
             if (taken[i]) continue;
             const auto &own = lanes[i].tokens, &tokens = from.tokens;
             const int64_t same = std::mismatch(own.begin(), own.end(), tokens.begin(), tokens.end()).first - own.begin();
@@ -230,10 +203,8 @@ class BeamSearch {
         return best;
     }
 
-    const Searching& all;
+    const SearchCall& all;
     int64_t* slots;
-    int64_t huggingface, stopping, limit;
-    double penalty;
     std::vector<Lane> lanes;
     std::vector<Hypothesis> live;             // best first
     std::vector<Continuation> chosen, ended;  // by the last step
@@ -247,16 +218,16 @@ class BeamSearch {
 // least one.
 class Searches {
   public:
-    explicit Searches(Searching& all) : all(all) {
-        Numbers numbers(all.numbers);
-        const double* values = all.values;
+    explicit Searches(SearchCall& all) : all(all) {
+        const HypothesisRow* hypothesis = all.hypotheses;
+        const int64_t* tokens = all.tokens;
+        const double* finished = all.finished;
         int64_t* slots = all.slots;
         searches.reserve(all.searches);
-        for (int64_t i = 0; i < all.searches; ++i) {
-            searches.emplace_back(all, numbers, values, slots);
-            slots += searches.back().size;
+        for (const SearchRow* row = all.rows; row < all.rows + all.searches; slots += row++->size) {
+            searches.emplace_back(all, *row, hypothesis, tokens, finished, slots);
             width = std::max(width, searches.back().candidates);
-            bans |= searches.back().repeats > 0;
+            bans |= row->repeats > 0;
         }
     }
 
@@ -286,14 +257,13 @@ class Searches {
         collect(open);
         const int64_t batch = last.size();
         tokens.resize(batch * width), scores.resize(batch * width);
-        add_causal_rows(engine.scratch.rows, batch, 1, counts.data(), positions.data(), nullptr, slots.data(),
-                        source_slots.data(), source_lengths.data(), last.data());
-        const Caches& from = all.caches;
-        const Pass pass{{from.cache, from.cache_layer, from.cache_slot}, {from.memory, from.memory_layer, from.memory_slot},
-                        nullptr, false, false, all.logits, nullptr, nullptr};
+        add_causal_rows(engine.scratch.rows, batch, 1, reads.data(), last.data());
+        const Pass pass = pass_of(all.caches, false, all.logits, nullptr);
         const int64_t vocabulary = all.verifier->projection->outputs;
-        const Ranking ranking{all.logits, batch, vocabulary, width, all.unk, few.data(), room.data(), minimum.data(),
-                              renormalise.data(), penalty.data(), bans ? repeats.data() : nullptr, tokens.data(), scores.data()};
+        const RankCall call{.unk = all.unk, .eos = all.eos, .banned_count = all.banned_count, .banned = all.banned,
+                            .rows = ranked.data(), .repeats = nullptr, .width = width, .tokens = tokens.data(),
+                            .scores = scores.data()};
+        const Ranking ranking{call, all.logits, batch, vocabulary, bans ? repeats.data() : nullptr};
         engine.forbid(vocabulary, all.eos, all.banned_count, all.banned);
         Forward forward(*all.verifier, pass, engine.team, engine.scratch);
         engine.team.run([&](int member) {
@@ -308,32 +278,32 @@ class Searches {
 
     // The rows of the next pass.
     void collect(const std::vector<BeamSearch*>& open) {
-        for (auto* each : {&firsts, &last, &positions, &slots, &source_slots, &source_lengths, &few, &room, &minimum, &renormalise})
-            each->clear();
-        counts.assign(1, 0), penalty.clear(), repeats.clear();
+        firsts.clear(), last.clear(), reads.clear(), ranked.clear(), repeats.clear();
         for (const BeamSearch* search : open) {
             const BeamSearch& each = *search;
+            const SearchRow& options = each.row;
             firsts.push_back(last.size());
             for (size_t row = 0; row < each.rows(); ++row) {
                 const auto& tokens = each.tokens(row);
-                last.push_back(each.length ? tokens.back() : all.start), counts.push_back(last.size());
-                positions.push_back(each.length), slots.push_back(each.slot(row));
-                source_slots.push_back(each.source_slot), source_lengths.push_back(each.source_length);
-                few.push_back(each.candidates), room.push_back(each.room());
-                minimum.push_back(std::max<int64_t>(0, each.minimum - each.length));
-                renormalise.push_back(each.renormalise), penalty.push_back(each.unk_penalty);
-                repeats.push_back({each.repeats, tokens.data(), tokens.data() + tokens.size()});
+                last.push_back(each.length ? tokens.back() : all.start);
+                reads.push_back({.tokens = 1, .position = each.length, .first = 0, .slot = each.slot(row),
+                                 .source_slot = options.source_slot, .source_length = options.source_length});
+                ranked.push_back({.few = each.candidates, .room = each.room(),
+                                  .minimum = std::max<int64_t>(0, options.minimum - each.length),
+                                  .renormalise = options.renormalise, .penalty = options.unk_penalty});
+                repeats.push_back({options.repeats, tokens.data(), tokens.data() + tokens.size()});
             }
         }
     }
 
-    Searching& all;
+    SearchCall& all;
     std::vector<BeamSearch> searches;
     int64_t width = 0;  // C
     bool bans = false;  // whether a search bans repeated n-grams
     std::vector<int64_t> firsts;  // each search's first row
-    std::vector<int64_t> last, counts, positions, slots, source_slots, source_lengths, few, room, minimum, renormalise;  // (B)
-    std::vector<double> penalty;
+    std::vector<int64_t> last;    // (B), as the following
+    std::vector<ReadRow> reads;
+    std::vector<RankRow> ranked;
     std::vector<Repeats> repeats;
     std::vector<int64_t> tokens;  // (B, C) candidates ..
     std::vector<float> scores;    // .. and their log-probabilities

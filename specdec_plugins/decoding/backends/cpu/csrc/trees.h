@@ -15,30 +15,20 @@
 
 namespace {
 
-// Rows whose trees grow together. `width` 0: one row, with the likeliest `nodes`; otherwise those of a search, with its `width`
-// likeliest hypotheses at each depth.
-struct Grove {
-    int64_t nodes, width, size;
-    const int64_t* rows;
-};
-
+// Growing trees: see `BranchCall`.
 struct Branching {
+    const BranchCall& call;
     float* logits;  // (B, K, V)
-    int64_t batch, width, vocabulary, pad, eos;  // width: K; pad and eos as indices of logits, -1: no such logit
-    const int64_t *lengths, *empty;              // (B)
-    const float* gates;                          // (B, K, R); NULL without a successor network
+    int64_t batch, width, vocabulary;  // width: K
+    const float* gates;                // (B, K, R); NULL without a successor network
     int64_t gate_width;
-    const float *tokens, *outs;  // (V, R)
-    int64_t candidates;          // C
-    const int64_t* token_ids;    // of the logits; NULL: all tokens, in order
-    const double* totals;        // (B) of the hypotheses before
-    int64_t most;                // nodes of a row
-    int64_t *counts, *to, *parents;  // (B), (B, most) twice
-    std::vector<Grove> groves;
+    std::vector<const int64_t*> members{};  // the rows of each group
 
     // Called before the team runs.
-    void reserve(Engine& engine) const {
-        const size_t size = batch * width * candidates;
+    void reserve(Engine& engine) {
+        const int64_t* next = call.members;
+        for (int64_t i = 0; i < call.group_count; next += call.groups[i++].size) members.push_back(next);
+        const size_t size = batch * width * call.candidates;
         if (engine.candidates.size() < size) engine.candidates.resize(size);
     }
 
@@ -46,19 +36,20 @@ struct Branching {
         const int64_t positions = batch * width;
         for (int64_t at = member; at < positions; at += engine.team.size) {
             const int64_t b = at / width, k = at % width;
-            if (k >= lengths[b]) continue;
+            if (k >= call.rows[b].drafted) continue;
             float* values = logits + at * vocabulary;
-            if (pad >= 0) values[pad] = -INFINITY;
-            if (eos >= 0 && k == 0 && empty[b]) values[eos] = -INFINITY;
-            best_few(values, vocabulary, candidates, &engine.candidates[at * candidates]);
+            if (call.pad >= 0) values[call.pad] = -INFINITY;
+            if (call.eos >= 0 && k == 0 && call.rows[b].empty) values[call.eos] = -INFINITY;
+            best_few(values, vocabulary, call.candidates, &engine.candidates[at * call.candidates]);
         }
         engine.team.sync();
-        for (size_t i = member; i < groves.size(); i += engine.team.size) {
-            for (int64_t row = 0; row < groves[i].size; ++row) counts[groves[i].rows[row]] = 0;
-            if (groves[i].width)
-                ahead(groves[i], &engine.candidates[0]);
+        for (int64_t i = member; i < call.group_count; i += engine.team.size) {
+            const TreeGroup& group = call.groups[i];
+            for (int64_t row = 0; row < group.size; ++row) call.counts[members[i][row]] = 0;
+            if (group.width)
+                ahead(group, members[i], &engine.candidates[0]);
             else
-                likeliest(groves[i], &engine.candidates[0]);
+                likeliest(group, members[i][0], &engine.candidates[0]);
         }
     }
 
@@ -84,15 +75,15 @@ struct Branching {
     // `number` is the last token's among its position's candidates.
     Children children(const int64_t* few, int64_t row, int64_t depth, int64_t number, int64_t parent, double above) const {
         Children found{row, depth, parent, above, {}, {}};
-        const int64_t *own = few + (row * width + depth) * candidates, *before = own - candidates;
-        if (depth >= lengths[row] || (depth && before[number] == eos)) return found;
+        const int64_t candidates = call.candidates, *own = few + (row * width + depth) * candidates, *before = own - candidates;
+        if (depth >= call.rows[row].drafted || (depth && before[number] == call.eos)) return found;
         const int64_t position = row * width + depth;
         double most = -INFINITY, sum = 0;
         for (int64_t i = 0; i < candidates; ++i) {
             const float logit = logits[position * vocabulary + own[i]];
             const double score = gates && depth ? successor_score(logit, gates + position * gate_width,
-                                                                  tokens + before[number] * gate_width,
-                                                                  outs + own[i] * gate_width, gate_width)
+                                                                  call.tokens + before[number] * gate_width,
+                                                                  call.outs + own[i] * gate_width, gate_width)
                                                 : logit;
             found.order.push_back(i), found.scores.push_back(score);
             most = std::max(most, score);
@@ -106,16 +97,15 @@ struct Branching {
 
     // Appends a node -> its number.
     int64_t add(int64_t row, int64_t parent, int64_t index) const {
-        const int64_t node = counts[row]++;
-        to[row * most + node] = token_ids ? token_ids[index] : index;
-        parents[row * most + node] = parent;
+        const int64_t node = call.counts[row]++;
+        call.nodes[row * call.most + node] = call.token_ids ? call.token_ids[index] : index;
+        call.parents[row * call.most + node] = parent;
         return node;
     }
 
-    void likeliest(const Grove& grove, const int64_t* few) const {
+    void likeliest(const TreeGroup& group, int64_t row, const int64_t* few) const {
         std::priority_queue<Open> opened;
         std::vector<Children> known;
-        const int64_t row = grove.rows[0];
         const auto open = [&](size_t which, int64_t rank) {
             const Children& siblings = known[which];
             if (rank >= int64_t(siblings.order.size())) return;
@@ -124,69 +114,68 @@ struct Branching {
         };
         known.push_back(children(few, row, 0, 0, -1, 0));
         open(0, 0);
-        while (!opened.empty() && counts[row] < grove.nodes) {
+        while (!opened.empty() && call.counts[row] < group.nodes) {
             const Open best = opened.top();
             opened.pop();
             const int64_t depth = known[best.children].depth, number = known[best.children].order[best.rank];
-            const int64_t node = add(row, best.parent, few[(row * width + depth) * candidates + number]);
+            const int64_t node = add(row, best.parent, few[(row * width + depth) * call.candidates + number]);
             open(best.children, best.rank + 1);
             known.push_back(children(few, row, depth + 1, number, node, best.total));
             open(known.size() - 1, 0);
         }
     }
 
-    void ahead(const Grove& grove, const int64_t* few) const {
+    void ahead(const TreeGroup& group, const int64_t* rows, const int64_t* few) const {
         struct Live {
             double total;
             int64_t row, node, number;
         };
         std::vector<Live> live, found;
-        for (int64_t i = 0; i < grove.size; ++i) live.push_back({totals[grove.rows[i]], grove.rows[i], -1, 0});
+        for (int64_t i = 0; i < group.size; ++i) live.push_back({call.totals[rows[i]], rows[i], -1, 0});
         for (int64_t depth = 0; depth < width && !live.empty(); ++depth) {
             found.clear();
             for (const Live& each : live) {
                 const Children after = children(few, each.row, depth, each.number, each.node, each.total);
-                for (int64_t rank = 0; rank < std::min<int64_t>(grove.width, after.order.size()); ++rank) {
+                for (int64_t rank = 0; rank < std::min<int64_t>(group.width, after.order.size()); ++rank) {
                     const int64_t number = after.order[rank];
-                    const bool ends = few[(each.row * width + depth) * candidates + number] == eos;
+                    const bool ends = few[(each.row * width + depth) * call.candidates + number] == call.eos;
                     if (!ends && after.scores[number] > -INFINITY)
                         found.push_back({each.total + after.scores[number], each.row, each.node, number});
                 }
             }
             std::stable_sort(found.begin(), found.end(), [](const Live& one, const Live& other) { return one.total > other.total; });
-            if (int64_t(found.size()) > grove.width) found.resize(grove.width);
+            if (int64_t(found.size()) > group.width) found.resize(group.width);
             for (Live& each : found)
-                each.node = add(each.row, each.node, few[(each.row * width + depth) * candidates + each.number]);
+                each.node = add(each.row, each.node, few[(each.row * width + depth) * call.candidates + each.number]);
             live = found;
         }
     }
 };
 
 // The judging of trees by the rules that judge a token by its prefix alone: the longest path of tokens that pass, and among
-// equally long ones that with the highest score. Row b's nodes are numbers starts[b] to starts[b + 1] of `tokens` and `parents`.
+// equally long ones that with the highest score. See `JudgeCall`.
 struct TreeJudging {
+    const JudgeCall& call;
     float* logits;  // (B, width, V), in each row after its root and after each node
     int64_t batch, width;
-    const int64_t *starts, *beta, *room, *minimum, *tokens, *parents;
-    const double* tau;
     const Draws* draws;      // (B); NULL: no row samples
     const Repeats* repeats;  // (B); NULL: no row bans repeats
-    int64_t *judged, *to;    // (3, B) as of `Judging`; (B, width) the accepted nodes
-    float* scores;           // (B, width)
+    std::vector<int64_t> starts{};              // (B + 1) the numbers of each row's nodes among all
     std::vector<std::vector<int64_t>> paths{};  // the tokens of each node's
 
     // Called before the team runs.
-    void reserve(Engine& engine, int64_t vocabulary, int64_t eos, int64_t count, const int64_t* banned) {
-        engine.forbid(vocabulary, eos, count, banned);
+    void reserve(Engine& engine, int64_t vocabulary) {
+        engine.forbid(vocabulary, call.eos, call.banned_count, call.banned);
+        starts.assign(1, 0);
+        for (int64_t b = 0; b < batch; ++b) starts.push_back(starts[b] + call.rows[b].drafted);
         if (engine.chosen.size() < size_t(starts[batch])) engine.chosen.resize(starts[batch]);
         const size_t weights = draws ? engine.team.size * weights_of(vocabulary) : 0;
         if (engine.weights.size() < weights) engine.weights.resize(weights);
         paths.resize(starts[batch]);
         for (int64_t b = 0; b < batch; ++b)
             for (int64_t node = starts[b]; node < starts[b + 1]; ++node) {
-                paths[node].clear();
-                if (parents[node] >= 0) paths[node] = paths[starts[b] + parents[node]];
-                paths[node].push_back(tokens[node]);
+                if (call.parents[node] >= 0) paths[node] = paths[starts[b] + call.parents[node]];
+                paths[node].push_back(call.tokens[node]);
             }
     }
 
@@ -198,7 +187,7 @@ struct TreeJudging {
             for (int64_t parent = -1; parent < starts[b + 1] - starts[b]; ++parent)
                 if (turn++ % size == member)
                     for (int64_t node = starts[b]; node < starts[b + 1]; ++node)
-                        if (parents[node] == parent) engine.chosen[node] = judge(engine, member, b, node, parent);
+                        if (call.parents[node] == parent) engine.chosen[node] = judge(engine, member, b, node, parent);
         engine.team.sync();
         for (int64_t b = member; b < batch; b += size) choose(engine, member, b);
     }
@@ -214,8 +203,8 @@ struct TreeJudging {
         const int64_t place = drafts ? node : starts[b] + parent;
         const int64_t* path = drafts || parent >= 0 ? paths[place].data() : nullptr;
         const int64_t k = path ? paths[place].size() - drafts : 0;
-        const Draft draft{path, k + drafts, beta[b], tau[b], room[b], minimum[b],
-                          draws && draws[b].some() ? draws + b : nullptr, {}, repeats && repeats[b].size ? repeats + b : nullptr};
+        const Draft draft{path, k + drafts, call.rows[b], draws && draws[b].some() ? draws + b : nullptr, {},
+                          repeats && repeats[b].size ? repeats + b : nullptr};
         float* weights = draws ? &engine.weights[member * weights_of(engine.judge.vocabulary)] : nullptr;
         float* kept = &engine.kept[member * engine.judge.forbidden.size()];
         return engine.judge(draft, k, at(engine, b, parent), kept, engine.repeated[member], weights);
@@ -229,7 +218,7 @@ struct TreeJudging {
         std::vector<float> own(count);
         for (int64_t node = 0; node < count; ++node) {
             const Chosen& chosen = engine.chosen[first + node];
-            const int64_t parent = parents[first + node], length = paths[first + node].size();
+            const int64_t parent = call.parents[first + node], length = paths[first + node].size();
             if (!chosen.passes || (parent >= 0 && std::isnan(totals[parent]))) continue;
             own[node] = engine.judge.score(chosen, at(engine, b, parent));
             totals[node] = (parent >= 0 ? totals[parent] : 0) + own[node];
@@ -237,10 +226,10 @@ struct TreeJudging {
                 best = node, longest = length, most = totals[node];
         }
         const Chosen last = judge(engine, member, b, starts[b + 1], best);
-        judged[b] = longest, judged[batch + b] = last.token, judged[2 * batch + b] = last.cut;
-        scores[b * width + longest] = engine.judge.score(last, at(engine, b, best));
-        for (int64_t node = best, depth = longest; depth--; node = parents[first + node])
-            to[b * width + depth] = node, scores[b * width + depth] = own[node];
+        call.verdicts[b] = {longest, last.token, last.cut};
+        call.scores[b * width + longest] = engine.judge.score(last, at(engine, b, best));
+        for (int64_t node = best, depth = longest; depth--; node = call.parents[first + node])
+            call.paths[b * width + depth] = node, call.scores[b * width + depth] = own[node];
     }
 };
 
