@@ -201,7 +201,8 @@ class NativeLoop:
         if len(self._record) < 4 * steps or len(self._drafts) < steps * longest or len(self._scores) < steps * (longest + 1):
             self._record, self._drafts = array("q", bytes(64 * steps)), array("q", bytes(16 * steps * longest))
             self._scores = array("f", bytes(8 * steps * (longest + 1)))
-            self._call.record, self._call.drafts, self._call.scores = map(start, (self._record, self._drafts, self._scores))
+            self._call.record, self._call.drafts = start(self._record), start(self._drafts)
+            self._call.scores = start(self._scores)
 
     def _iterations(self, steps: int, encoding: float) -> Iterations:
         """Read the record of so many steps of a row."""

@@ -92,13 +92,13 @@ class CpuPass:
             for row, node in zip(rows, prefix.beams_of(rows[0]).live if width else ()):
                 totals[row] = node.total
         nodes, widths, members = zip(*groups)
-        rows = library.rows("ChooseRow", drafted=plan.lengths, empty=[not output for output in prefix.outputs])
+        choices = library.rows("ChooseRow", drafted=plan.lengths, empty=[not output for output in prefix.outputs])
         each = library.rows("TreeGroup", nodes=nodes, width=widths, size=map(len, members))
         listed = integers(*members)
         counts, grown, parents = (array("q", bytes(8 * self.rows * size)) for size in (1, most, most))
         before, after, candidates = successor_tables(model)
         call = library.structs["BranchCall"](
-            pad=own.pad, eos=own.eos, rows=start(rows), tokens=before, outs=after, candidates=candidates,
+            pad=own.pad, eos=own.eos, rows=start(choices), tokens=before, outs=after, candidates=candidates,
             token_ids=model.token_ids and start(model.token_ids), groups=start(each), group_count=len(groups),
             members=start(listed), totals=start(totals), most=most, counts=start(counts), nodes=start(grown),
             parents=start(parents),
