@@ -120,7 +120,7 @@ def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
          help="what to do with sources longer than the model reads: stop, cut them, or write an empty line "
          "(default: error)")  # fmt: skip
     for each in fields(Settings):
-        if (how := option_of(each)).help:
+        if (how := option_of(each)).shown:
             add_option(groups[how.group], each.name, how, each.default)
     machine("--batch-size", type=whole, metavar="N",
             help="sentences at a time (default: 32; 1 with --beta on a CPU; unlimited with --max-tokens)")  # fmt: skip
