@@ -242,6 +242,7 @@ class Engine:
     def take_stats(self) -> DecodeStats:
         """The totals since the last call; resets them."""
         taken, self.stats = self.stats, DecodeStats()
+        taken.drafter, taken.beam = self.drafter_name, beam_of(self.settings, self.rules).size
         return taken
 
 

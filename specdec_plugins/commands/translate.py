@@ -294,7 +294,11 @@ def run_files(options: argparse.Namespace) -> None:
         size = options.buffer_size or BUFFER_SIZE
         stats = files.write(work(files.batches(size)))
         if stats and not options.quiet:
-            print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
+            print("\n".join(summary(settings, stats, time.perf_counter() - began, model_name(options))), file=sys.stderr)
+
+
+def model_name(options: argparse.Namespace) -> str:
+    return options.model or options.verifier
 
 
 def report(what: str) -> None:
@@ -332,7 +336,7 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
         if not output.lines:
             print(f"specdec-translate: {source.name} is empty", file=sys.stderr)
         elif stats and not options.quiet:
-            print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
+            print("\n".join(summary(settings, stats, time.perf_counter() - began, model_name(options))), file=sys.stderr)
 
 
 def write(output: Output, source: Inputs, answered: Iterable[Answers], shown) -> "DecodeStats | None":
