@@ -50,7 +50,9 @@ class CallOptions:
     beginnings: Sequence[str] | None = option(None, "texts that the outputs begin with", kind=Sequence)
 
     def __post_init__(self) -> None:
-        if faults := [fault for each in fields(self) for fault in value_faults(each, getattr(self, each.name))]:
+        values = vars(self)
+        given = [each for each in CALL_FIELDS if values[each.name] is not each.default]  # most calls give few
+        if faults := [fault for each in given for fault in value_faults(each, values[each.name])]:
             raise OptionError(faults)
 
 
@@ -132,13 +134,16 @@ def settings_for(
 ) -> tuple[Settings, dict[str, Any]]:
     """The settings of a call, and its other options, which are those in ``call`` (default: `CallOptions`). Raises TypeError for
     other names, OptionError for faults."""
+    call = CALL if call is None else call
+    if options.keys() <= {*call}:
+        return usual, {**options}
     for name in options:
-        check_name(name, [*(CALL if call is None else call), *SETTINGS], "option")
+        check_name(name, [*call, *SETTINGS], "option")
     changes = {name: value for name, value in options.items() if name in SETTINGS}
     if faults := sorted(fixed(name) for name in changes.keys() - PER_REQUEST):
         raise OptionError(faults)
     rest = {name: value for name, value in options.items() if name not in changes}
-    return replace(usual, **changes) if changes else usual, rest
+    return replace(usual, **changes), rest
 
 
 def fixed(name: str) -> Fault:

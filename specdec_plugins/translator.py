@@ -101,7 +101,7 @@ class Translator:
 
     def under(self, settings: Settings) -> "Translator":
         """This translator with a call's settings."""
-        return self if settings == self.settings else self.through(self.engine.under(settings))
+        return self if settings is self.settings or settings == self.settings else self.through(self.engine.under(settings))
 
     @overload
     def translate(self, sentences: Iterable[str], **options: Unpack[TranslateOptions]) -> list[Translation]: ...

@@ -83,18 +83,19 @@ class DecodeStats:
         """Count passes over the batch and their steps, one per row and pass; the longest planned draft had ``length`` tokens.
         ``expected`` is the plan's."""
         rows, (drafts, accepted, own) = len(steps) // passes, zip(*steps)
+        taken, owned = sum(accepted), len(own) - own.count(None)
         self.lengths.update(length if any(drafts[at : at + rows]) else 0 for at in range(0, passes * rows, rows))
         self.passes += passes
         self.iterations += len(steps)
         self.drafting += sum(map(bool, drafts))
         self.drafted += sum(map(len, drafts))
-        self.accepted += sum(accepted)
-        self.own_tokens += len(own) - own.count(None)
+        self.accepted += taken
+        self.own_tokens += owned
         if expected is not None and not length:
             self.plain += len(steps)
             self.plain_cost += len(steps) / expected.speed
         elif expected is not None and expected.cost < math.inf:
-            self.compared_tokens += sum(accepted) + len(own) - own.count(None)
+            self.compared_tokens += taken + owned
             self.compared_cost += len(steps) * expected.cost
 
     def book(self, **seconds: float) -> None:

@@ -59,8 +59,8 @@ def adaptive(stats: "DecodeStats") -> str:
         return f"{name}: {per_pass(stats)}; {passes}: too few to compare their speed with plain decoding's"
     if chosen:
         where = f" in {share:.0%} of the iterations" if share < 1 - RARE else ""
-        verb = "paid" if speed > 1 else "did not pay"
-        return f"{name} {verb}{where}, at {speed:.2f} times the speed of plain iterations: {per_pass(stats)}"
+        verb, advice = ("paid", "") if speed > 1 else ("did not pay", "; --strategy ar does without them")
+        return f"{name} {verb}{where}, at {speed:.2f} times the speed of plain iterations: {per_pass(stats)}{advice}"
     rows = round(stats.iterations / max(1, stats.passes))
     return (
         f"{name} did not pay on this text at {rows} row{'s' * (rows != 1)} per pass: plain passes were chosen in "
