@@ -236,22 +236,18 @@ class Throughput:
         key = nearest((other.key for other in self.decided), batch.key)
         return batch if key is None else self.classes[key]
 
-    def _rates(self, batch: BatchClass) -> list[float]:
-        """Expected tokens per second with a draft of 0, 1, .. tokens; 0 where the cost is unknown."""
-        tokens, seconds = self.acceptance.expected_tokens(), self.acceptance.expected_seconds(batch.costs)
-        return [committed / cost for committed, cost in zip(tokens, seconds)]
-
     def _decide(self, batch: BatchClass) -> None:
-        """Reconsider the choice of a class."""
+        """Reconsider the choice of a class, by expected tokens per second with a draft of 0, 1, .. tokens; 0 where the cost is
+        unknown."""
         present = batch.choice if batch in self.decided else None
         if present is None:
             self.decided.append(batch)
-        rates = self._rates(batch)
+        tokens, seconds = self.acceptance.expected_tokens(), self.acceptance.expected_seconds(batch.costs)
+        rates = [committed / cost for committed, cost in zip(tokens, seconds)]
         choice = best_choice(rates, present)
         batch.promise = rates[choice] / rates[0] if rates[0] else math.inf
-        if rates[0] and any(rates[1:]):
-            costs, speed = self.acceptance.expected_seconds(batch.costs), max(rates[1:]) / rates[0]
-            batch.expected = [Expected(max(1.0, cost / costs[0]), speed) for cost in costs]  # no draft makes a pass faster
+        if rates[0] and (best := max(rates[1:])):
+            batch.expected = [Expected(max(1.0, cost / seconds[0]), best / rates[0]) for cost in seconds]  # no draft is faster
         if choice != batch.choice:
             batch.choice = choice
             batch.trials.restart(choice > 0)
