@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec_plugins import Translator
 from specdec_plugins.decoding.alignment import Aligner
+from specdec_plugins.decoding.verifier import ModelVerifier
 from specdec_plugins.formats.spec import Heads
 from specdec_plugins.text.alignment import Alignment, link
 
@@ -63,8 +64,9 @@ class Reader:
 
     def weights(self, heads: Heads) -> list[Tensor]:
         if heads not in self.known:
-            model, symbols = self.translator.engine.roles.verifier.model, self.translator.pair.verifier.spec.symbols
-            self.known[heads] = Aligner(model, heads, symbols)([each.ids for each in self.encoded], self.outputs)
+            verifier, symbols = self.translator.engine.roles.verifier, self.translator.pair.verifier.spec.symbols
+            assert isinstance(verifier, ModelVerifier)
+            self.known[heads] = Aligner(verifier.model, heads, symbols)([each.ids for each in self.encoded], self.outputs)
         return self.known[heads]
 
     def alignments(self, heads: Heads) -> Callable[[int], Alignment]:

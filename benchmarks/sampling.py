@@ -65,7 +65,7 @@ def compare(options: argparse.Namespace, dtype: str, temperature: float, lines: 
     drawing: dict[str, Any] = {"sampling": True, "temperature": temperature, "seed": 1} if temperature else {}
     rows = []
     for rule in RULES if temperature else ("greedy",):
-        more = {"rule": rule} if temperature else {}
+        more: dict[str, Any] = {"rule": rule} if temperature else {}
         translator = Translator.from_pretrained(options.model, dtype=dtype, block_size=options.block_size, **drawing, **more)
         systems = {"ar": plain(translator.engine.roles), "specdec": translator.engine.roles}
         timed = by_turns(translator, systems, translator.encode(lines), options.batch_size, options.rounds)

@@ -4,6 +4,12 @@ Importing this package does nothing; ``--user-dir specdec_plugins`` makes it fai
 ``specdec_plugins.Translator`` and ``AsyncTranslator`` are loaded on first access.
 """
 
+TYPE_CHECKING = False  # typing's, without importing it
+if TYPE_CHECKING:
+    from specdec_plugins.serving.translator import AsyncTranslator
+    from specdec_plugins.translator import Translator
+
+__all__ = ["AsyncTranslator", "Translator", "__version__"]
 __version__ = "0.3.0"
 
 
@@ -17,3 +23,7 @@ def __getattr__(name: str):
 
         return AsyncTranslator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -55,7 +55,7 @@ def controller_of(settings: Settings, trained: int, drafter: Drafter) -> Control
     if settings.strategy == "ar":
         return FixedLength(0)
     if settings.adaptive:
-        traits, searches = drafter.traits, (settings.beam or 1) > 1
+        traits, searches = drafter.traits, settings.searches
         return Throughput(trained, copies=traits.copies_text, confident=traits.confident, searches=searches)
     size = settings.block_size if isinstance(settings.block_size, int) else trained
     return FixedLength(size, tree=Tree(settings.tree) if settings.tree else None)

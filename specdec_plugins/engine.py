@@ -4,8 +4,10 @@ Owns models, roles, limits and sessions. Text is encoded and decoded outside, by
 """
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from threading import get_ident
 from typing import Literal
@@ -22,8 +24,8 @@ from specdec_plugins.decoding.backends.cpu.model import CpuModel
 from specdec_plugins.decoding.constraints import Constraints
 from specdec_plugins.decoding.loop import Session
 from specdec_plugins.decoding.noise import mixed
-from specdec_plugins.decoding.options import MAX_BLOCK_SIZE, Beam
-from specdec_plugins.decoding.roles import Drafter
+from specdec_plugins.decoding.options import MAX_BLOCK_SIZE, Beam, Tolerance
+from specdec_plugins.decoding.roles import Controller, Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Hypothesis, ModelLimits, Request
 from specdec_plugins.decoding.verifier import ModelVerifier
@@ -80,13 +82,33 @@ class Engine:
             )
         else:
             self.roles = assignment.assign(pair, settings, device, self.trained_block_size, drafter)
-        self._kept: tuple[tuple, Session] | None = None  # the last session, with its caches, and its parameters
+        self.tolerance: Tolerance | None = None  # of requests; None: the session's
+        # Shared with `under`: the last session, with its caches, and its parameters; the controllers of calls' settings.
+        self._kept: list[tuple[tuple, Session]] = []
+        self._controllers: dict[tuple[bool, bool], Controller] = {}
 
     def adopt(self, settings: Settings) -> None:
         """Take over the settings of requests. All others have shaped the roles."""
         beam = beam_of(settings, self.rules)
         self.settings, self.beam = settings, None if beam.size == 1 or settings.strategy == "fairseq" else beam
         self.min_length = self.rules.min_length if settings.min_len is None else settings.min_len
+
+    def under(self, settings: Settings) -> "Engine":
+        """This engine with a call's settings, which differ in `PER_REQUEST` alone: the same models, statistics and session."""
+        other = copy(self)
+        other.adopt(settings)
+        if settings.strategy == "fairseq":
+            other._generator = copy(self._generator)
+            other._generator.beam = beam_of(settings, self.rules)
+            return other
+        other.tolerance = Tolerance(settings.beta, math.inf if settings.tau is None else settings.tau)
+        kind = settings.adaptive, settings.searches
+        if kind != (self.settings.adaptive, self.settings.searches):
+            if kind not in self._controllers:
+                drafter, length = self.roles.drafter, self.trained_block_size
+                self._controllers[kind] = assignment.controller_of(settings, length, drafter)
+            other.roles = self.roles._replace(controller=self._controllers[kind])
+        return other
 
     def generate(
         self, sources: Sequence[Sequence[int]], batch_size: BatchSize = "auto", max_tokens: int | None = None, first: int = 0
@@ -140,7 +162,7 @@ class Engine:
         no_repeat = rules.no_repeat if settings.no_repeat_ngram_size is None else settings.no_repeat_ngram_size
         usual = {
             "limit": min(self.limit(len(source)) + forced, self.max_target), "min_length": self.min_length + forced,
-            "no_repeat": no_repeat, "sampling": settings.drawing, "beam": self.beam,
+            "no_repeat": no_repeat, "sampling": settings.drawing, "beam": self.beam, "tolerance": self.tolerance,
         }  # fmt: skip
         return Request(index, source, **{**usual, **options})
 
@@ -191,11 +213,11 @@ class Engine:
     def borrowed(self, rows: int, max_tokens: int | None) -> Iterator[Session]:
         """The last session if its parameters match, else a new one. A session that its caller abandoned is dropped."""
         how = rows, max_tokens, self.roles, get_ident()
-        kept, self._kept = self._kept, None
+        kept = self._kept.pop() if self._kept else None
         session = kept[1] if kept and kept[0] == how else self.session(rows, max_tokens)
         session.stats = self.stats
         yield session
-        self._kept = how, session
+        self._kept[:] = [(how, session)]
 
     @property
     def kernels(self) -> Kernels | None:
@@ -220,6 +242,7 @@ class Engine:
     def take_stats(self) -> DecodeStats:
         """The totals since the last call; resets them."""
         taken, self.stats = self.stats, DecodeStats()
+        taken.drafter, taken.beam = self.drafter_name, beam_of(self.settings, self.rules).size
         return taken
 
 

@@ -32,6 +32,11 @@ MAX_LEN_B = 200  # most output tokens unless a model or the user says otherwise:
 MOST_PER_TOKEN = 1000  # output tokens per source token
 BUDGET = ("kv_budget", "sinks", "kv_choice")
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "rule", "seed", "num_samples", "mbr")
+# The settings that a call or a request may change. All others shape the loaded model.
+PER_REQUEST = {
+    "beta", "tau", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram_size", "beam", "nbest", "lenpen", "unkpen", *SAMPLING,
+    "sampling", "windows", "context",
+}  # fmt: skip
 
 Fault = tuple[str, str]  # a field's name, and what is wrong with its value, to be read after the name
 
@@ -52,7 +57,8 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """What a field accepts, and its help text in ``specdec-translate``; without one the field is Python-only.
+    """What a field accepts, and its help text. One that is not ``shown`` is no option of ``specdec-translate``. With
+    ``none`` None is valid beside another default.
 
     ``words`` are all valid strings, or the alternatives to a number. ``above`` excludes ``least``. Only ``strategies`` use the
     field; ``common`` options appear in the short help.
@@ -68,6 +74,8 @@ class Option:
     hidden: tuple[str, ...] = ()  # words for tests and measurements only
     strategies: tuple[str, ...] = STRATEGIES
     common: bool = False
+    shown: bool = True
+    none: bool = False
     group: str = "decoding"
 
     def fault(self, value: Any) -> str | None:
@@ -77,8 +85,8 @@ class Option:
                 return None
             known = ", ".join(word for word in self.words if word not in self.hidden)
             return f"'{value}' is unknown; available: {'a number, ' * (self.least is not None)}{known}"
-        if self.kind is str or self.kind is bool:
-            return None if isinstance(value, self.kind) else f"{value!r} is not a {self.kind.__name__}"
+        if self.kind not in (int, float):
+            return None if isinstance(value, self.kind) else f"{value!r:.80} is not a {self.kind.__name__}"
         if isinstance(value, bool) or not isinstance(value, (int, float) if self.kind is float else int):
             return f"{value!r} is not {'a number' if self.kind is float else 'an int'}"
         if value != value:
@@ -134,15 +142,16 @@ class Settings:
         None, f"cache positions read by a drafting pass, with --draft-with window (default: {USUAL_BUDGET.positions})",
         strategies=DRAFTED, group="drafting",
     )  # fmt: skip
-    sinks: int = option(USUAL_BUDGET.sinks, least=0, most=MOST)
+    sinks: int = option(USUAL_BUDGET.sinks, "first source and target positions, which a drafting pass always reads",
+                        least=0, most=MOST, shown=False)  # fmt: skip
     kv_choice: str = option(USUAL_BUDGET.choice, "which source positions: those with the most of the verifier's attention, or "
                             f"those around its maximum (default: {USUAL_BUDGET.choice})", words=CHOICES,
                             strategies=DRAFTED, group="drafting")  # fmt: skip
 
     max_len_a: float = option(0.0, "an output has at most A * source tokens + B tokens", "A", least=0, most=MOST_PER_TOKEN,
                               group="limits")  # fmt: skip
-    max_len_b: int | None = option(None, f"(default: the model's limit, or 0 and {MAX_LEN_B}, as in fairseq)", "B", least=0,
-                                   most=MOST, group="limits")  # fmt: skip
+    max_len_b: int | None = option(None, f"B of --max-len-a (default: the model's limit, or 0 and {MAX_LEN_B}, as in fairseq)",
+                                   "B", least=0, most=MOST, group="limits")  # fmt: skip
     min_len: int | None = option(None, "minimum number of tokens before the end (default: the model's, or 1)", "N", least=0,
                                  most=MOST, strategies=("specdec", "ar", "fairseq"), group="limits")  # fmt: skip
     no_repeat_ngram_size: int | None = option(
@@ -199,12 +208,8 @@ class Settings:
     def _values(self) -> Iterable[Fault]:
         """Values that are invalid by themselves, and options that the strategy does not use."""
         for each in fields(self):
-            value, how = getattr(self, each.name), option_of(each)
-            if value is not None and (fault := how.fault(value)):
-                yield each.name, fault
-            elif value is None and each.default is not None:
-                yield each.name, f"None is not a{'n int' if how.kind is int else f' {how.kind.__name__}'}"
-            if self._given(each.name) and self.strategy in STRATEGIES and self.strategy not in how.strategies:
+            yield from value_faults(each, getattr(self, each.name))
+            if self._given(each.name) and self.strategy in STRATEGIES and self.strategy not in option_of(each).strategies:
                 yield each.name, f"is not supported by strategy {self.strategy}"
 
     def _combinations(self) -> Iterable[Fault]:
@@ -292,6 +297,11 @@ class Settings:
         return self.beta == 1 and not (self.sampling and self.rule == "rejection")
 
     @property
+    def searches(self) -> bool:
+        """Whether a beam search is asked for."""
+        return (self.beam or 1) > 1
+
+    @property
     def tolerant(self) -> bool:
         """Whether accepted tokens may differ from the verifier's own."""
         return self.beta > 1
@@ -340,3 +350,12 @@ class Settings:
 def option_of(one: Field) -> Option:
     """The `Option` of a field of `Settings`."""
     return one.metadata["option"]
+
+
+def value_faults(one: Field, value: Any) -> Iterable[Fault]:
+    """What is wrong with the value of a field that `option` made."""
+    how = option_of(one)
+    if value is not None and (fault := how.fault(value)):
+        yield one.name, fault
+    elif value is None and one.default is not None and not how.none:
+        yield one.name, f"None is not a{'n int' if how.kind is int else f' {how.kind.__name__}'}"

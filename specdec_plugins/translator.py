@@ -6,36 +6,50 @@
 'Ein Hund rennt.'
 """
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Any, Literal
+from itertools import chain, islice
+from typing import Any, Unpack, overload
 
 from specdec_plugins.annotation import annotated
 from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Hypothesis
 from specdec_plugins.documents import translate_documents
-from specdec_plugins.engine import BatchSize, Engine
+from specdec_plugins.engine import Engine
 from specdec_plugins.formats.folder import Pair, load_folder, with_drafter
+from specdec_plugins.options import (
+    CALL_FIELDS,
+    REQUEST_FIELDS,
+    SETTING_FIELDS,
+    AllSettings,
+    CallOptions,
+    Languages,
+    RequestSettings,
+    TooLong,
+    TranslateOptions,
+    check_list,
+    described,
+    per_sentence,
+    settings_for,
+    settings_of,
+    texts_of,
+    values_of,
+)
 from specdec_plugins.protection import translate_protected
 from specdec_plugins.settings import WHOLE, OptionError, Settings
 from specdec_plugins.terms import translate_terms
 from specdec_plugins.text.agreement import most_agreed
 from specdec_plugins.text.codec import Encoded, NoLanguage
-from specdec_plugins.text.glossary import Glossary
-from specdec_plugins.text.words import Span
 from specdec_plugins.translations import BESIDE, Source, SourceTooLong, Translation
 
 __all__ = ["SourceTooLong", "Translation", "Translator"]
 
-TooLong = Literal["error", "truncate", "skip"]  # how to handle a source longer than the models' positions
-Languages = str | Sequence[str | None] | None  # of all sentences, or of each; None: the model's own
+Pairing = tuple[str | None, str | None]  # the languages of a sentence and of its translation
 
 
 class Translator:
@@ -49,13 +63,20 @@ class Translator:
             self.codec.encode("")  # loads the codec's files, so that faults show up front
 
     @classmethod
-    def from_pretrained(cls, folder: str, drafter: Drafter | str | None = None, **settings) -> "Translator":
-        """Load a model folder, ours or from Hugging Face; keywords are fields of `Settings`. ``drafter`` may name the folder of a
-        smaller model with the same vocabulary. Raises ValueError."""
+    @described(*SETTING_FIELDS)
+    def from_pretrained(
+        cls, folder: str, drafter: Drafter | str | None = None, **settings: Unpack[AllSettings]
+    ) -> "Translator":  # fmt: skip
+        """Load a model folder, ours or from Hugging Face. ``drafter`` replaces the folder's; it may name the folder of a smaller
+        model with the same vocabulary. Raises ValueError, and TypeError for an unknown setting.
+
+        Settings (those that shape no model may also be given to `translate`):
+        """
+        checked = settings_of(settings)
         pair = load_folder(folder)
         if isinstance(drafter, str):
-            return cls(with_drafter(pair, drafter), Settings(**settings))
-        return cls(pair, Settings(**settings), drafter)
+            return cls(with_drafter(pair, drafter), checked)
+        return cls(pair, checked, drafter)
 
     def through(self, engine: Engine) -> "Translator":
         """This translator with another engine of the same models, and its settings."""
@@ -78,116 +99,150 @@ class Translator:
         """Totals since the last ``engine.take_stats()``."""
         return self.engine.stats
 
-    def translate(
-        self, sentences: Sequence[str], batch_size: BatchSize = "auto", tokenized: bool = False, remove_bpe: bool = True,
-        max_tokens: int | None = None, too_long: TooLong = "error", first: int = 0, hints: Sequence[str] | None = None,
-        source_lang: Languages = None, target_lang: Languages = None, max_length: int | None = None, alignments: bool = False,
-        word_scores: bool = False, protect: re.Pattern[str] | None = None, protected: Sequence[Sequence[Span]] | None = None,
-        glossary: Glossary | None = None, beginnings: Sequence[str] | None = None,
-    ) -> list[Translation]:  # fmt: skip
-        """Translate sentences in order; with `Settings.nbest` or ``num_samples``, the outputs of each follow one another.
+    def under(self, settings: Settings) -> "Translator":
+        """This translator with a call's settings."""
+        return self if settings is self.settings or settings == self.settings else self.through(self.engine.under(settings))
 
-        ``batch_size`` bounds the sentences in flight (auto: `Settings.usual_batch_size`; None: no bound), and ``max_tokens``
-        their source tokens, padding included. With ``tokenized`` the sentences are subwords, and so are the texts, unless
-        ``remove_bpe`` joins them to words. ``first`` is the index of the first sentence in a longer text: samples depend on it.
-        ``hints`` are earlier translations for a drafter that uses them, empty where missing. Multilingual models read
-        ``source_lang`` and ``target_lang``, one for all sentences or one for each. ``max_length`` limits an output's tokens as in
-        ``transformers``, the one before the first included. ``alignments`` and ``word_scores`` fill in these fields of the
-        results. What ``protect`` matches, and the characters ``protected`` of each sentence, outputs contain unchanged
-        (`protection.py`). Outputs use the terms of a ``glossary`` (`terms.py`) and begin with the texts ``beginnings``. Raises
-        SourceTooLong before decoding.
+    @overload
+    def translate(self, sentences: Iterable[str], **options: Unpack[TranslateOptions]) -> list[Translation]: ...
+    @overload
+    def translate(
+        self, sentences: Iterable[str], *, nbest: int, **options: Unpack[TranslateOptions]
+    ) -> list[list[Translation]]: ...  # fmt: skip
+    @overload
+    def translate(
+        self, sentences: Iterable[str], *, num_samples: int, **options: Unpack[TranslateOptions]
+    ) -> list[list[Translation]]: ...  # fmt: skip
+
+    @described(*CALL_FIELDS, *REQUEST_FIELDS)
+    def translate(self, sentences: Iterable[str], **options: Any) -> list[Translation] | list[list[Translation]]:
+        """Translate sentences in order.
+
+        A call that names ``nbest`` or ``num_samples`` returns a list of that many outputs for each sentence. Where only the
+        translator's own settings ask for several, its result is one flat list, in which the outputs of each sentence follow one
+        another. Raises SourceTooLong before decoding, TypeError for what is no string and for unknown options, and ValueError.
+
+        Options, and settings of this call in place of the translator's:
         """
-        if isinstance(sentences, str):
-            raise TypeError("translate takes a list of sentences, not one string")
-        if protect is not None or protected is not None or glossary is not None:
-            options: dict[str, Any] = {
-                "batch_size": batch_size, "tokenized": tokenized, "max_tokens": max_tokens, "too_long": too_long, "first": first,
-                "hints": hints, "source_lang": source_lang, "target_lang": target_lang, "max_length": max_length,
-                "alignments": alignments, "word_scores": word_scores, "beginnings": beginnings,
-            }  # fmt: skip
-            if glossary is not None and protect is None and protected is None:
-                return translate_terms(self, sentences, glossary, options)
-            options["glossary"] = glossary
-            spans = [[]] * len(sentences) if protected is None else protected
-            if len(spans) != len(sentences):
-                raise ValueError(f"{len(sentences):,} sentences, but {len(spans):,} lists of protected spans")
-            return translate_protected(self, sentences, protect, spans, options)
-        batch_size = self.settings.usual_batch_size if batch_size == "auto" else batch_size
+        lines = texts_of(sentences, "sentences", "translate")
+        settings, rest = settings_for(self.settings, options)
+        results = self.under(settings)._translate(lines, CallOptions(**rest))
+        return per_sentence(results, settings.outputs, options)
+
+    def _translate(self, sentences: list[str], options: CallOptions) -> list[Translation]:
+        """All outputs in one list."""
+        count = len(sentences)
+        protected = values_of("protected", options.protected, count, "lists of protected spans")
+        if options.protect is not None or protected is not None or options.glossary is not None:
+            rest = {name: value for name, value in vars(options).items() if name not in ("protect", "protected", "glossary")}
+            if options.glossary is not None and options.protect is None and protected is None:
+                return translate_terms(self, sentences, options.glossary, rest)
+            rest["glossary"] = options.glossary
+            return translate_protected(self, sentences, options.protect, protected or [[]] * count, rest)
         began, busy = time.perf_counter(), sum(self.stats.seconds.values())
-        languages = list(zip(*(self._each(each, len(sentences)) for each in (source_lang, target_lang))))
-        if self.settings.windows is None:
-            pairs = enumerate(zip(sentences, languages))
-            sources = [self.source(index, line, tokenized, too_long, *each) for index, (line, each) in pairs]
-            if beginnings is not None:
-                begun = zip(sources, self.encode_target(beginnings, tokenized, [target for _, target in languages]), strict=True)
-                sources = [replace(source, forced=[*source.forced, *tokens]) for source, tokens in begun]
-            hinted = self._hints(hints, [target for _, target in languages], tokenized)
-            found = self._decode(sources, hinted, batch_size, max_tokens, first, max_length)
-            finish = partial(self.finish, keep_bpe=tokenized and not remove_bpe, keep_tokens=tokenized)
-            samples = range(self.settings.drawn)
-            results = [finish(source, found.get((n, sample)), sample) for n, source in enumerate(sources) for sample in samples]
-            if alignments or word_scores:
-                keys = [(n, sample) for n in range(len(sources)) for sample in samples]
-                outputs = [(sentences[n], sources[n], found[n, sample]) if (n, sample) in found else None for n, sample in keys]
-                asked = [languages[n] for n, _ in keys]
-                results = annotated(self, results, outputs, asked, alignments, word_scores, tokenized)
-        elif beginnings is not None or hints is not None or max_length is not None or alignments or word_scores:
-            raise ValueError("beginnings, hints, max_length, alignments and word_scores are for whole lines, not for windows")
-        else:
-            results = translate_documents(self, sentences, languages, batch_size, tokenized, remove_bpe, max_tokens, first)
+        languages = list(zip(*(self._each(each, count) for each in (options.source_lang, options.target_lang))))
+        results = (self._lines if self.settings.windows is None else self._documents)(sentences, languages, options)
         if drawn := self.settings.mbr:
             groups = [results[start : start + drawn] for start in range(0, len(results), drawn)]
             results = [group[most_agreed([result.text for result in group])] for group in groups]
         self.stats.seconds["text"] += time.perf_counter() - began - (sum(self.stats.seconds.values()) - busy)
         return results
 
+    def _lines(self, sentences: list[str], languages: Sequence[Pairing], options: CallOptions) -> list[Translation]:
+        """The outputs of whole lines."""
+        count, tokenized = len(sentences), options.tokenized
+        hints, beginnings = values_of("hints", options.hints, count), values_of("beginnings", options.beginnings, count)
+        targets = [target for _, target in languages]
+        pairs = enumerate(zip(sentences, languages))
+        sources = [self.source(index, line, tokenized, options.too_long, *each) for index, (line, each) in pairs]
+        if beginnings is not None:
+            begun = zip(sources, self.encode_target(texts_of(beginnings, "beginnings"), tokenized, targets))
+            sources = [replace(source, forced=[*source.forced, *tokens]) for source, tokens in begun]
+        hinted = self.encode_target(texts_of(hints, "hints"), tokenized, targets) if hints else [[]] * count
+        found = self._decode(sources, hinted, options)
+        finish = partial(self.finish, keep_bpe=tokenized and not options.remove_bpe, keep_tokens=tokenized)
+        keys = [(n, sample) for n in range(count) for sample in range(self.settings.drawn)]
+        results = [finish(sources[n], found.get((n, sample)), sample) for n, sample in keys]
+        if options.alignments or options.word_scores:
+            outputs = [(sentences[n], sources[n], found[n, sample]) if (n, sample) in found else None for n, sample in keys]
+            asked = [languages[n] for n, _ in keys]
+            results = annotated(self, results, outputs, asked, options.alignments, options.word_scores, tokenized)
+        return results
+
+    def _documents(self, sentences: list[str], languages: Sequence[Pairing], options: CallOptions) -> list[Translation]:
+        """The outputs of documents, which are decoded in windows."""
+        whole = "beginnings", "hints", "max_length", "alignments", "word_scores"
+        if any(getattr(options, name) not in (None, False) for name in whole):
+            raise ValueError("beginnings, hints, max_length, alignments and word_scores are for whole lines, not for windows")
+        rows, most = self._batch_size(options), options.max_tokens
+        return translate_documents(self, sentences, languages, rows, options.tokenized, options.remove_bpe, most, options.first)
+
+    def _batch_size(self, options: CallOptions) -> int | None:
+        return options.batch_size if isinstance(options.batch_size, int | None) else self.settings.usual_batch_size
+
     def __call__(
         self, text: str | Sequence[str], src_lang: Languages = None, tgt_lang: Languages = None, max_length: int | None = None,
         **options,
-    ) -> list[dict[str, str]]:  # fmt: skip
+    ) -> list[Any]:  # fmt: skip
         """Translate as the translation pipeline that ``transformers`` had until version 4: one text or several, a dictionary
-        for each. Options as for `translate`."""
+        for each; with ``nbest`` or ``num_samples`` several for one text, a list of them for each of several. Options as for
+        `translate`."""
         texts = [text] if isinstance(text, str) else text
         found = self.translate(texts, source_lang=src_lang, target_lang=tgt_lang, max_length=max_length, **options)
-        return [{"translation_text": each.text} for each in found]
+        records = [[{"translation_text": one.text} for one in (each if isinstance(each, list) else [each])] for each in found]
+        listed = isinstance(found[0], list) and not isinstance(text, str) if found else False
+        return records if listed else [*chain(*records)]
 
     @staticmethod
-    def _each(value: Languages, count: int) -> list[str | None]:
+    def _each(value: Languages, count: int) -> Sequence[str | None]:
         """The language of each sentence."""
-        if value is None or isinstance(value, str):
-            return [value] * count
-        if len(value) != count:
-            raise ValueError(f"{count:,} sentences, but {len(value):,} languages")
-        return list(value)
+        known: Sequence[str | None] = [value] * count if isinstance(value, str | None) else value
+        values_of("source_lang and target_lang", known, count, "languages")
+        return known
 
-    def _hints(self, hints: Sequence[str] | None, languages: Sequence[str | None], tokenized: bool) -> list[list[int]]:
-        if hints is not None and len(hints) != len(languages):
-            raise ValueError(f"{len(languages):,} sentences, but {len(hints):,} hints")
-        return self.encode_target(hints, tokenized, languages) if hints else [[]] * len(languages)
-
-    def _decode(
-        self, sources: list[Source], hints: list[list[int]], batch_size: int | None, max_tokens: int | None, first: int,
-        max_length: int | None,
-    ) -> dict[tuple[int, int], Hypothesis]:  # fmt: skip
+    def _decode(self, sources: list[Source], hints: list[list[int]], options: CallOptions) -> dict[tuple[int, int], Hypothesis]:
         """The outputs by source and sample; none for a source that is empty or skipped."""
         engine = self.engine
-        options = {}
-        if max_length is not None:
-            options["limit"] = min(max(1, max_length - 1 - engine.rules.ends), engine.max_target)
+        limit = {}
+        if options.max_length is not None:
+            limit["limit"] = min(max(1, options.max_length - 1 - engine.rules.ends), engine.max_target)
+        seeds = [engine.seeds(options.first + index) for index in range(len(sources))]
         requests = [
-            engine.request(index, source.tokens, forced=source.forced, seeds=engine.seeds(first + index), hint=hint, **options)
+            engine.request(index, source.tokens, forced=source.forced, seeds=seeds[index], hint=hint, **limit)
             for index, (source, hint) in enumerate(zip(sources, hints))
             if source.text
         ]
-        return {(each.index, each.output): each for each in engine.decode(requests, batch_size, max_tokens)}
+        found = engine.decode(requests, self._batch_size(options), options.max_tokens)
+        return {(each.index, each.output): each for each in found}
 
-    def stream(self, sentences: Iterable[str], buffer_size: int = 512, **options) -> Iterator[Translation]:
-        """Yield translations in order, reading ``buffer_size`` sentences at a time. Options as for `translate`."""
-        if isinstance(sentences, str):
-            raise TypeError("stream takes a list of sentences, or another iterable, not one string")
-        lines, first, begun = iter(sentences), options.pop("first", 0), 0
+    @overload
+    def stream(
+        self, sentences: Iterable[str], buffer_size: int = 512, **options: Unpack[TranslateOptions]
+    ) -> Iterator[Translation]: ...  # fmt: skip
+    @overload
+    def stream(
+        self, sentences: Iterable[str], buffer_size: int = 512, *, nbest: int, **options: Unpack[TranslateOptions]
+    ) -> Iterator[list[Translation]]: ...  # fmt: skip
+    @overload
+    def stream(
+        self, sentences: Iterable[str], buffer_size: int = 512, *, num_samples: int, **options: Unpack[TranslateOptions]
+    ) -> Iterator[list[Translation]]: ...  # fmt: skip
+
+    def stream(
+        self, sentences: Iterable[str], buffer_size: int = 512, **options: Any
+    ) -> Iterator[Translation] | Iterator[list[Translation]]:
+        """Yield what `translate` returns for each sentence, in order, reading ``buffer_size`` sentences at a time. Options as
+        for `translate`."""
+        check_list(sentences, "stream")
+        CallOptions(**settings_for(self.settings, options)[1])
+        if type(buffer_size) is not int or buffer_size < 1:
+            raise OptionError([("buffer_size", f"{buffer_size!r:.80} is not a number from 1")])
+        return self._stream(iter(sentences), buffer_size, options)
+
+    def _stream(self, lines: Iterator[str], buffer_size: int, options: dict[str, Any]) -> Iterator[Any]:
+        first, begun = options.pop("first", 0), 0
         beside = {name: options.pop(name) for name in BESIDE if not isinstance(options.get(name), str | None)}
-        while buffer := list(islice(lines, buffer_size)):
+        while buffer := texts_of(islice(lines, buffer_size), "sentences", first=begun):
             parts = {name: values[begun : begun + len(buffer)] for name, values in beside.items()}
             try:
                 yield from self.translate(buffer, first=first + begun, **parts, **options)
@@ -196,19 +251,28 @@ class Translator:
                 raise
             begun += len(buffer)
         for name, values in beside.items():
-            if len(values) != begun:
-                raise ValueError(f"{begun:,} sentences, but {len(values):,} {name}")
+            values_of(name, values, begun)
 
     def stream_text(
         self, sentence: str, too_long: TooLong = "error", first: int = 0, hint: str | None = None, source_lang: str | None = None,
-        target_lang: str | None = None,
+        target_lang: str | None = None, **settings: Unpack[RequestSettings],
     ) -> Iterator[str]:  # fmt: skip
         """Yield the translation of one sentence in pieces, as passes commit it; they concatenate to its text.
 
-        Nothing is taken back: text that the next token may change waits for it. Options as for `translate`.
+        Nothing is taken back: text that the next token may change waits for it. Options and settings as for `translate`.
         """
-        if self.settings.drawn > 1 or self.settings.windows is not None or self.settings.strategy == "fairseq":
+        for name, text in ("sentence", sentence), ("hint", hint or ""):
+            if not isinstance(text, str):
+                raise TypeError(f"{name} is {text!r:.80}, not a string")
+        CallOptions(too_long=too_long, first=first, source_lang=source_lang, target_lang=target_lang)
+        mine = settings_for(self.settings, settings, ())[0]
+        if mine.drawn > 1 or mine.windows is not None or mine.strategy == "fairseq":
             raise ValueError("stream_text needs a single sentence and output; it does not support mbr, windows or fairseq")
+        return self.under(mine)._stream_text(sentence, too_long, first, hint, source_lang, target_lang)
+
+    def _stream_text(
+        self, sentence: str, too_long: TooLong, first: int, hint: str | None, source_lang: str | None, target_lang: str | None
+    ) -> Iterator[str]:
         source = self.source(0, sentence, False, too_long, source_lang, target_lang)
         if not source.text:
             return
@@ -225,16 +289,17 @@ class Translator:
         self, sentences: Sequence[str], tokenized: bool = False, source_lang: str | None = None, target_lang: str | None = None
     ) -> list[list[int]]:
         """The token ids of sentences, eos included, as `Engine.generate` takes them. Raises SourceTooLong."""
-        languages = source_lang, target_lang
-        return [self.source(index, line, tokenized, "error", *languages).tokens for index, line in enumerate(sentences)]
+        languages, lines = (source_lang, target_lang), texts_of(sentences, "sentences", "encode")
+        return [self.source(index, line, tokenized, "error", *languages).tokens for index, line in enumerate(lines)]
 
     def encode_target(self, sentences: Sequence[str], tokenized: bool = False, target_lang: Languages = None) -> list[list[int]]:
         """The token ids of translations without eos, as in `Request.hint`."""
-        codec, pairs = self.codec, zip(sentences, self._each(target_lang, len(sentences)))
+        lines = texts_of(sentences, "sentences", "encode_target")
+        codec, pairs = self.codec, zip(lines, self._each(target_lang, len(lines)))
         return [codec.target.ids(line.split()) if tokenized else codec.encode_target(line, lang) for line, lang in pairs]
 
     def source(
-        self, index: int, line: str, tokenized: bool, too_long: TooLong, source_lang: str | None = None,
+        self, index: int, line: str, tokenized: bool, too_long: str, source_lang: str | None = None,
         target_lang: str | None = None,
     ) -> Source:  # fmt: skip
         """A sentence as the models read it; errors give its ``index``."""

@@ -185,7 +185,8 @@ def test_a_run_goes_on_where_it_stopped(started, expected, monkeypatch, capfd):
     assert again == [1, 2, *range(4, len(summary["shards"]))]
     assert whole(out) == expected() and not list(out.glob("*.tmp"))
     assert summary["lines"] == summary["records"] == expected().count(b"\n") and summary["errors"] == 0
-    assert run(capfd, *options[:-1]).count("\n") == 1 and again[-1] == len(summary["shards"]) - 1  # nothing is left to do
+    assert run(capfd, *options[:-1]).endswith(f"{summary['verdict']}\n") and summary["verdict"].startswith("greedy; ")
+    assert run(capfd, *options[:-1]).count("\n") == 2 and again[-1] == len(summary["shards"]) - 1  # nothing is left to do
 
 
 def test_another_run_is_refused_by_name(started, folder, source, tmp_path, capfd):

@@ -45,6 +45,7 @@ from specdec_plugins.decoding.prefix import Prefix
 from specdec_plugins.decoding.roles import NoDrafter
 from specdec_plugins.decoding.values import Draft, Plan, Request, Source, Want, uniform
 from specdec_plugins.decoding.verifier import ModelVerifier
+from specdec_plugins.formats.spec import MAX_WIDTH
 
 pytestmark = pytest.mark.skipif(not binding.library(), reason="the kernels were not compiled for this machine")
 WIDE = {
@@ -119,6 +120,21 @@ def test_product(variant, dtype):
         torch.testing.assert_close(results[0].double(), expected, rtol=1e-5, atol=0.1 if quantised else 1e-4)
         if quantised:
             assert (results[0] - expected).abs().mean() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", binding.MOST_INPUTS)
+def test_no_product_of_integers_wraps(variant, dtype):
+    """The largest inputs times the largest weights of either sign; layers that could wrap are refused."""
+    most = binding.MOST_INPUTS[dtype] // binding.TILE * binding.TILE
+    signs = torch.tensor([1.0, -1.0]).repeat(binding.TILE // 2)
+    weight, x = signs[:, None].repeat(1, most), torch.tensor([[1.0], [-1.0]]).repeat(1, most)
+    linear, engine = binding.NativeLinear(weight, None, dtype), binding.Engine(1)
+    expected = most * torch.stack([signs, -signs])
+    for rows in slice(None), slice(1), slice(1, 2):
+        torch.testing.assert_close(linear(engine, x[rows]), expected[rows], rtol=1e-3, atol=0)  # sums of floats round
+    with pytest.raises(ValueError, match=f"{most + binding.TILE:,} inputs; {dtype} weights have at most {most // 1000}"):
+        binding.NativeLinear(torch.ones(32, most + binding.TILE), None, dtype)
+    assert binding.MOST_INPUTS["int4"] > MAX_WIDTH and binding.MOST_INPUTS["int8"] > 2 * MAX_WIDTH  # heads read a token, too
 
 
 @pytest.mark.parametrize("dtype", binding.KINDS)

@@ -60,31 +60,19 @@ def test_block_size_of_a_trace(options, expected):
 
 def test_a_summary_counts_windows_where_documents_are_cut():
     stats = DecodeStats(sentences=4, own_tokens=9)
-    assert summary(Settings(), stats, 2.0)[0] == "4 sentences, 9 tokens in 2.0 s: 2.0 sentences/s, 4 tokens/s"
-    assert summary(Settings(windows=50), stats, 2.0)[0] == "4 windows, 9 tokens in 2.0 s: 2.0 windows/s, 4 tokens/s"
-    first, *_, last = summary(Settings(), DecodeStats(sentences=1, own_tokens=9, cut=1), 2.0)
+    assert summary(Settings(), stats, 2.0, "DIR")[0] == "4 sentences, 9 tokens in 2.0 s: 2.0 sentences/s, 4 tokens/s"
+    assert summary(Settings(windows=50), stats, 2.0, "DIR")[0] == "4 windows, 9 tokens in 2.0 s: 2.0 windows/s, 4 tokens/s"
+    first, *_, last = summary(Settings(), DecodeStats(sentences=1, own_tokens=9, cut=1), 2.0, "DIR")
     assert first.startswith("1 sentence, 9 tokens in 2.0 s") and last.startswith("1 output was cut by the length limit")
 
 
-def test_a_summary_says_why_nothing_was_drafted():
-    stats = DecodeStats(sentences=2, passes=5, iterations=9, own_tokens=9)
-    stats.lengths[0] = 5
-    said = summary(Settings(), stats, 1.0)[1]
-    assert said.startswith("specdec, exact, block size auto: no draft; plain passes were faster")
-    stats.lengths[4], stats.drafted, stats.accepted, stats.own_tokens = 5, 8, 4, 5
-    assert summary(Settings(), stats, 1.0)[1].startswith("specdec, exact, block size auto (no draft in 100%, 4 tokens in 100% of")
-    assert summary(Settings(block_size=4), stats, 1.0)[1].startswith(
-        "specdec, exact, block size 4: 1.00 tokens per verifier pass"
-    )
-
-
 def test_a_summary_says_what_tolerance_cost():
-    stats = DecodeStats(sentences=2, passes=4, iterations=4, drafted=8, accepted=5, own_tokens=4)
+    stats = DecodeStats(sentences=2, passes=4, iterations=4, drafted=8, accepted=5, own_tokens=4, drafter="glide")
     stats.lengths[2] = 4
     stats.seconds.update(drafting=0.002, verifying=0.01)
     settings = Settings(beta=3, tau=0.5)
-    lines = summary(settings, stats, 1.0)
-    assert lines[1].startswith("specdec, tolerant (beta 3, tau 0.5), block size 2: 2.25 tokens per verifier pass")
+    lines = summary(settings, stats, 1.0, "DIR")
+    assert lines[1].startswith("tolerant (beta 3, tau 0.5); glide drafts of 2 tokens: 2.25 tokens per verifier pass")
     assert lines[2].startswith(
         "tolerance: a pass took 3.00 ms, 0.50 of them for a draft of fixed length; compare with --strategy ar"
     )

@@ -203,7 +203,7 @@ status = translate.main(["--model", {str(folder)!r}])
 sys.exit(status or [name for name in sys.modules if name.startswith("fairseq")] or None)"""
     result = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, cwd=ROOT, timeout=120)
     assert result.returncode == 0 and result.stdout.count(b"\n") == len(lines)
-    assert b"specdec, exact, block size auto" in result.stderr and b"\r" not in result.stderr  # a summary; no bar in a log
+    assert b"greedy; block drafts" in result.stderr and b"\r" not in result.stderr  # a summary; no bar in a log
     unended = tmp_path / "unended"
     unended.write_bytes(text[:-1])
     with unended.open() as stream:

@@ -11,15 +11,17 @@ from typing import Any
 from specdec_plugins import __version__
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, out_of_range, run_command, whole
-from specdec_plugins.commands.translate import BUFFER_SIZE, COMMON, add_options, decoding_faults, option_groups
+from specdec_plugins.commands.translate import BUFFER_SIZE, COMMON, add_options, decoding_faults, model_name, option_groups
 from specdec_plugins.commands.translation.answers import Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.inputs import Buffer
+from specdec_plugins.commands.translation.verdict import verdict
 from specdec_plugins.corpora import manifest
 from specdec_plugins.corpora.estimate import estimate
 from specdec_plugins.corpora.local import LocalProcesses
 from specdec_plugins.corpora.plan import Plan, make_plan
 from specdec_plugins.corpora.stores import placed
-from specdec_plugins.corpora.values import Executor, Job, ShardReport
+from specdec_plugins.corpora.values import COUNTED, Executor, Job, ShardReport
+from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES
 
@@ -130,14 +132,23 @@ def run(options: argparse.Namespace) -> None:
             print(f"specdec-corpus: {', '.join(Path(path).name for path in options.inputs)}: no lines", file=sys.stderr)
         reports = [*done, *translated(executor, made, done, job, options.quiet)]
         manifest.same_inputs(options.output, made, options.inputs, plan)  # still
-        found = manifest.summarise(options.output, sorted(reports, key=lambda report: report.number))
+        reports.sort(key=lambda report: report.number)
+        found = manifest.summarise(options.output, reports, verdict_of(options, reports))
     if not options.quiet:
         print(
-            f"{found['lines']:,} lines, {found['tokens']:,} tokens in {found['seconds']:,.1f} s of all processes, "
-            f"{found['mean_accepted_length']:.2f} tokens per verifier pass; "
-            f"shards: {len(reports):,}, errors: {found['errors']:,}",
+            f"{found['lines']:,} lines, {found['tokens']:,} tokens in {found['seconds']:,.1f} s of all processes; "
+            f"shards: {len(reports):,}, errors: {found['errors']:,}\n{found['verdict']}",
             file=sys.stderr,
         )  # fmt: skip
+
+
+def verdict_of(options: argparse.Namespace, reports: Sequence[ShardReport]) -> str:
+    """Whether drafting paid, of all shards."""
+    total = DecodeStats(drafter=next((each.drafter for each in reports if each.drafter), None))
+    for each in reports:
+        own = {name: getattr(each, name) for name in COUNTED}
+        total += DecodeStats(**own, own_tokens=each.tokens - each.accepted, beam=each.beam)
+    return verdict(settings_of(options), total, model_name(options)) if total.iterations else "nothing was translated"
 
 
 def translated(

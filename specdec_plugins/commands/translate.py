@@ -120,7 +120,7 @@ def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
          help="what to do with sources longer than the model reads: stop, cut them, or write an empty line "
          "(default: error)")  # fmt: skip
     for each in fields(Settings):
-        if (how := option_of(each)).help:
+        if (how := option_of(each)).shown:
             add_option(groups[how.group], each.name, how, each.default)
     machine("--batch-size", type=whole, metavar="N",
             help="sentences at a time (default: 32; 1 with --beta on a CPU; unlimited with --max-tokens)")  # fmt: skip
@@ -294,7 +294,11 @@ def run_files(options: argparse.Namespace) -> None:
         size = options.buffer_size or BUFFER_SIZE
         stats = files.write(work(files.batches(size)))
         if stats and not options.quiet:
-            print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
+            print("\n".join(summary(settings, stats, time.perf_counter() - began, model_name(options))), file=sys.stderr)
+
+
+def model_name(options: argparse.Namespace) -> str:
+    return options.model or options.verifier
 
 
 def report(what: str) -> None:
@@ -332,7 +336,7 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
         if not output.lines:
             print(f"specdec-translate: {source.name} is empty", file=sys.stderr)
         elif stats and not options.quiet:
-            print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
+            print("\n".join(summary(settings, stats, time.perf_counter() - began, model_name(options))), file=sys.stderr)
 
 
 def write(output: Output, source: Inputs, answered: Iterable[Answers], shown) -> "DecodeStats | None":

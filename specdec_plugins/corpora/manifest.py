@@ -20,6 +20,7 @@ from specdec_plugins.formats.errors import brief
 
 NAME = r"part-[0-9]{5,}(\.[a-z]+)+"
 UNFINISHED = rf"({NAME}|(manifest|summary|[0-9]+)\.json)\.[0-9a-f]+\.tmp"
+MOST = 1 << 62  # of a figure
 ADVICE = "; delete it, or name another --output"
 
 
@@ -120,9 +121,10 @@ def report_of(data: bytes, shard: Shard) -> ShardReport | None:
         report = ShardReport(**{each.name: found[each.name] for each in fields(ShardReport)})
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    if not isinstance(report.errors, list) or not all(
-        isinstance(value, int | float) for name, value in vars(report).items() if name not in ("output", "sha256", "errors")
-    ):
+    numbers = [value for name, value in vars(report).items() if name not in ("output", "sha256", "errors", "drafter")]
+    if not isinstance(report.errors, list) or not isinstance(report.drafter, str | None):
+        return None
+    if not all(isinstance(value, int | float) and abs(value) < MOST for value in numbers):
         return None
     return report if (report.number, report.output) == (shard.number, shard.output) else None
 
@@ -159,10 +161,10 @@ def check(plan: Plan) -> None:
             raise ValueError(f"shard {shard.number} reads or writes other files")
 
 
-def summarise(folder: str, reports: Sequence[ShardReport]) -> dict[str, Any]:
-    """Write and return the sums over all shards, and each shard's figures."""
+def summarise(folder: str, reports: Sequence[ShardReport], verdict: str) -> dict[str, Any]:
+    """Write and return the sums over all shards, whether drafting paid, and each shard's figures."""
     shards = [figures([report]) | {"output": report.output, "sha256": report.sha256} for report in reports]
-    found = figures(reports) | {"shards": shards}
+    found = figures(reports) | {"verdict": verdict, "shards": shards}
     write(within(folder, "summary.json"), (json.dumps(found, indent=1) + "\n").encode())
     return found
 

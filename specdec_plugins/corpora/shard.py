@@ -11,7 +11,7 @@ from typing import Any
 from specdec_plugins.corpora import manifest
 from specdec_plugins.corpora.inputs import BLOCK, records
 from specdec_plugins.corpora.stores import temporary, within
-from specdec_plugins.corpora.values import Job, Shard, ShardReport, Translate
+from specdec_plugins.corpora.values import COUNTED, Job, Shard, ShardReport, Translate
 from specdec_plugins.formats.errors import brief
 from specdec_plugins.text.compressed import compress, decompressed
 
@@ -38,7 +38,9 @@ def translate_shard(translate: Translate, shard: Shard, job: Job) -> ShardReport
             size = local.stat().st_size
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), path) from None
-    counts = {name: sum(getattr(stats, name) for stats in work.stats) for name in ("passes", "iterations", "drafted", "accepted")}
+    counts: dict[str, Any] = {name: sum(getattr(stats, name) for stats in work.stats) for name in COUNTED}
+    counts["drafter"] = next((stats.drafter for stats in work.stats if stats.drafter), None)
+    counts["beam"] = max((stats.beam for stats in work.stats), default=1)
     tokens, seconds = sum(stats.committed for stats in work.stats), time.perf_counter() - began
     report = ShardReport(
         shard.number, shard.output, shard.count, written, size, digest.hexdigest(), tokens, **counts, seconds=seconds,

@@ -70,9 +70,14 @@ class Job:
     dedup: bool = False  # translate equal lines of a shard once
 
 
+COUNTED = (
+    "passes", "iterations", "drafting", "drafted", "accepted", "compared_tokens", "compared_cost", "plain", "plain_cost",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ShardReport:
-    """A shard that is written. ``tokens`` to ``accepted`` count as `DecodeStats` does."""
+    """A shard that is written. ``tokens`` to ``beam`` are those of `DecodeStats`."""
 
     number: int
     output: str
@@ -83,8 +88,15 @@ class ShardReport:
     tokens: int
     passes: int
     iterations: int
+    drafting: int
     drafted: int
     accepted: int
+    compared_tokens: int
+    compared_cost: float
+    plain: int
+    plain_cost: float
+    drafter: str | None
+    beam: int
     seconds: float
     errors: list[str] = field(default_factory=list)  # of lines, with their places
 

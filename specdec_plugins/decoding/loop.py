@@ -157,7 +157,7 @@ class Session:
             stats.lap("elsewhere", device)
         if not made:
             return finished
-        stats.record(steps, made, max(plan.lengths))
+        stats.record(steps, made, max(plan.lengths), plan.expects)
         self.controller.update(Outcome(plan, steps, seconds, made, self.verifier.recordings > recordings, first))
         return finished
 

@@ -161,13 +161,14 @@ class Plan(NamedTuple):
 
     It holds for up to ``times`` iterations while the rows stay the same. With a ``tree``, drafters with that trait branch, and
     the lengths bound paths; others draft a chain. A ``confident`` drafter ends a draft with the token that makes it less probable
-    than ``least``.
+    than ``least``. What the controller ``expects`` is for statistics; None: it does not know.
     """
 
     lengths: Sequence[int]
     times: int = 1
     tree: Tree | None = None
     least: float = 0.0
+    expects: "Expected | None" = None
 
     def alone(self, row: int) -> "Plan":
         """The plan that drafts for one row."""
@@ -176,6 +177,14 @@ class Plan(NamedTuple):
     def least_of(self, requests: Sequence[Request]) -> list[float]:
         """Each row's ``least``: none where the draft's length can change the output."""
         return [0.0 if request.depends_on_drafts else self.least for request in requests]
+
+
+class Expected(NamedTuple):
+    """Relative to a plain iteration: the ``cost`` of one with the plan's draft, in seconds, and the ``speed`` with drafts of the
+    best length, in tokens per second."""
+
+    cost: float
+    speed: float
 
 
 @lru_cache(maxsize=1024)

@@ -31,8 +31,8 @@ from specdec_plugins.formats.errors import listed
 from specdec_plugins.formats.files import Mapped
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
-# Far beyond known models; a tiny file must not claim all memory.
-MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE, MAX_SCALE = 1_000, 1 << 17, 1 << 20, 1 << 25, 1e6
+# Beyond known models; a tiny file must not claim all memory. The widest, T5-11B, has 65,536; int4 products wrap above 75,000.
+MAX_LAYERS, MAX_WIDTH, MAX_POSITIONS, MAX_TABLE, MAX_SCALE = 1_000, 1 << 16, 1 << 20, 1 << 25, 1e6
 
 MAX_HEADS = 63  # of a layer that can be chosen: the kernels' bits
 HUGE = 1 << 31  # bounds numbers whose sums must fit into the kernels' 64 bits

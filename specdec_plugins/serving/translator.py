@@ -2,14 +2,26 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from operator import add
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack, overload
 
+from specdec_plugins.decoding.roles import Drafter
 from specdec_plugins.decoding.stats import DecodeStats
 from specdec_plugins.decoding.values import Commit, Step
+from specdec_plugins.options import (
+    CALL_FIELDS,
+    REQUEST_FIELDS,
+    SETTING_FIELDS,
+    AllSettings,
+    TranslateOptions,
+    described,
+    per_sentence,
+    settings_for,
+    texts_of,
+)
 from specdec_plugins.serving.calls import Call, Calls
 from specdec_plugins.serving.engine import SESSIONS, EngineThread, Guest, Line, SharedEngine, close_all
 from specdec_plugins.settings import OptionError, Settings
@@ -20,12 +32,6 @@ from specdec_plugins.translator import Translator
 Result = TypeVar("Result")
 ROWS = 64  # rows in flight
 QUEUE = 1024  # texts of all calls, waiting and in flight
-# The settings that requests may change. All others shape the model.
-PER_REQUEST = {
-    "beta", "tau", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram_size", "beam", "nbest", "lenpen", "unkpen", "sampling",
-    "temperature", "top_k", "top_p", "repetition_penalty", "seed", "num_samples", "mbr", "rule", "windows", "context",
-}  # fmt: skip
-KNOWN = frozenset(each.name for each in fields(Settings))
 AGAIN = "glossary", "protect", "protected"  # options with which a text may be translated several times
 
 
@@ -66,26 +72,49 @@ class AsyncTranslator:
         self._running: set[asyncio.Future] = set()
 
     @classmethod
-    def from_pretrained(cls, folder: str, **settings) -> "AsyncTranslator":
-        """Load a model folder; keywords are fields of `Settings`."""
-        return cls(Translator.from_pretrained(folder, **settings))
+    @described(*SETTING_FIELDS)
+    def from_pretrained(
+        cls, folder: str, drafter: Drafter | str | None = None, **settings: Unpack[AllSettings]
+    ) -> "AsyncTranslator":  # fmt: skip
+        """Load a model folder as `Translator.from_pretrained` does. Settings:"""
+        return cls(Translator.from_pretrained(folder, drafter, **settings))
 
-    async def translate(self, texts: str | Sequence[str], timeout: float | None = None, **options) -> list[Translation]:
-        """What `Translator.translate` returns for one text or several. ``options`` are its own, and `PER_REQUEST` settings.
+    @overload
+    async def translate(
+        self, texts: str | Iterable[str], timeout: float | None = None, **options: Unpack[TranslateOptions]
+    ) -> list[Translation]: ...
+    @overload
+    async def translate(
+        self, texts: str | Iterable[str], timeout: float | None = None, *, nbest: int, **options: Unpack[TranslateOptions]
+    ) -> list[list[Translation]]: ...
+    @overload
+    async def translate(
+        self, texts: str | Iterable[str], timeout: float | None = None, *, num_samples: int, **options: Unpack[TranslateOptions]
+    ) -> list[list[Translation]]: ...
+
+    @described(*CALL_FIELDS, *REQUEST_FIELDS)
+    async def translate(
+        self, texts: str | Iterable[str], timeout: float | None = None, **options: Any
+    ) -> list[Translation] | list[list[Translation]]:
+        """What `Translator.translate` returns for one text or several.
 
         Cancelling the call drops its texts, and so does ``timeout``, in seconds, with TimeoutError. Raises `QueueFull`, `Closed`,
         and what `Translator.translate` and `Settings` raise.
+
+        Options, and settings of this call in place of the translator's:
         """
-        texts = [texts] if isinstance(texts, str) else texts
+        lines = texts_of([texts] if isinstance(texts, str) else texts, "texts", "translate")
         settings, rest = settings_for(self.translator.settings, options)
-        return await self.run(lambda translator: translator.translate(texts, **rest), settings, len(texts), timeout)
+        results = await self.run(lambda translator: translator.translate(lines, **rest), settings, len(lines), timeout)
+        return per_sentence(results, settings.outputs, options)
 
     async def stream(
-        self, text: str, timeout: float | None = None, passes: bool = False, **options
+        self, text: str, timeout: float | None = None, passes: bool = False, **options: Unpack[TranslateOptions]
     ) -> AsyncIterator[str | Sequence[Step] | Translation]:
         """Yield the translation in pieces, as passes commit it, and at the end the `Translation`. Nothing is taken back.
 
-        With ``passes`` also yield what these accepted and refused, before their pieces; of a search all passes at its end.
+        With ``passes`` also yield what these accepted and refused, before their pieces; of a search all passes at its end. Other
+        options as for `translate`.
         """
         pieces: asyncio.Queue[str | Sequence[Step] | None] = asyncio.Queue()
         deltas, told = Deltas(self.translator.codec, pieces.put_nowait), Counter[int]()
@@ -173,15 +202,6 @@ class AsyncTranslator:
 def expire(future: asyncio.Future) -> None:
     if not future.done():
         future.set_exception(TimeoutError())
-
-
-def settings_for(usual: Settings, options: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """The settings of a request, and the options that are not settings. Raises OptionError."""
-    changes = {name: value for name, value in options.items() if name in KNOWN}
-    if faults := [(name, "is the server's and cannot be set by a request") for name in changes.keys() - PER_REQUEST]:
-        raise OptionError(sorted(faults))
-    rest = {name: value for name, value in options.items() if name not in KNOWN}
-    return replace(usual, **changes) if changes else usual, rest
 
 
 class Deltas:

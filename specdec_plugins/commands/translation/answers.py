@@ -221,7 +221,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
     ``--trace`` drafts even where that is slower: it exists to show drafts, and they cannot change an exact output.
     """
-    given = {field.name: getattr(options, field.name) for field in fields(Settings) if option_of(field).help}
+    given = {field.name: getattr(options, field.name) for field in fields(Settings) if option_of(field).shown}
     if options.trace and options.block_size is None and options.strategy in ("specdec", "drafter"):
         given["block_size"] = "model"
     return Settings(**given)

@@ -2,14 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+from specdec_plugins.commands.translation.verdict import verdict
 from specdec_plugins.settings import Settings
 
 if TYPE_CHECKING:
     from specdec_plugins.decoding.stats import DecodeStats
 
 
-def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[str]:
-    """The lines of the summary: speed, drafting, and where the time went."""
+def summary(settings: Settings, stats: "DecodeStats", seconds: float, model: str) -> list[str]:
+    """The lines of the summary of a run of ``model``: speed, whether drafting paid, and where the time went."""
     units = "sentences" if settings.windows is None else "windows"
     if settings.drawn > 1:
         units = "samples" if settings.sampling else "hypotheses"
@@ -17,12 +18,9 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
         f"{stats.sentences:,} {units[:-1] if stats.sentences == 1 else units}, {stats.committed:,} tokens in {seconds:.1f} s: "
         f"{stats.sentences / seconds:,.1f} {units}/s, {stats.committed / seconds:,.0f} tokens/s"
     ]
-    if settings.strategy == "specdec" and stats.passes:
-        rule = f"tolerant (beta {settings.beta}, tau {settings.tau:g})" if settings.tolerant else "exact"
-        if settings.sampling:
-            rule = f"sampling, {settings.rule}"
-        lines.append(f"specdec, {rule}, block size {draft_lengths(settings, stats)}")
-        if settings.tolerant:
+    if stats.iterations:
+        lines.append(verdict(settings, stats, model))
+        if settings.tolerant and stats.passes:
             drafting_time, passes_time = (1000 * stats.seconds[name] / stats.passes for name in ("drafting", "verifying"))
             lines.append(
                 f"tolerance: a pass took {drafting_time + passes_time:.2f} ms, {drafting_time:.2f} of them for a draft of fixed "
@@ -36,18 +34,3 @@ def summary(settings: Settings, stats: "DecodeStats", seconds: float) -> list[st
             f"{stats.cut:,} output{'s were' if stats.cut > 1 else ' was'} cut by the length limit (--max-len-a, --max-len-b)"
         )
     return lines
-
-
-def draft_lengths(settings: Settings, stats: "DecodeStats") -> str:
-    """Draft lengths, mean accepted length and acceptance rate."""
-    if not settings.adaptive:
-        lengths = str(settings.block_size if isinstance(settings.block_size, int) else max(stats.lengths))
-    elif not stats.drafted:
-        return "auto: no draft; plain passes were faster (--block-size model drafts anyway), or there is no drafter"
-    else:
-        kinds = [(f"{length} tokens" if length else "no draft", times) for length, times in stats.lengths.most_common(3)]
-        lengths = f"auto ({', '.join(f'{kind} in {times / stats.passes:.0%}' for kind, times in kinds)} of the passes)"
-    return (
-        f"{lengths}: {stats.mean_accepted_length:.2f} tokens per verifier pass (1.0 is plain autoregressive decoding), "
-        f"{stats.acceptance_rate:.0%} of the drafted tokens accepted"
-    )

@@ -18,7 +18,9 @@ class Steady(Controller):
         self._mixed = any(each is not None for each in fixed)
         if not self._mixed:
             return plan
-        return plan._replace(lengths=[length if each is None else each for each, length in zip(fixed, plan.lengths)])
+        return plan._replace(
+            lengths=[length if each is None else each for each, length in zip(fixed, plan.lengths)], expects=None
+        )
 
     def update(self, outcome: Outcome) -> None:
         if not self._mixed:  # the time of other lengths says nothing about the plan

@@ -18,7 +18,7 @@ from specdec_plugins.decoding.control.acceptance import AcceptanceEstimate, Copy
 from specdec_plugins.decoding.control.costs import CostModel, Pace
 from specdec_plugins.decoding.control.exploration import BUDGET, CREDIT, SEARCH_BUDGET, TrialBudget, Trials
 from specdec_plugins.decoding.prefix import Prefix
-from specdec_plugins.decoding.values import Outcome, Plan, uniform
+from specdec_plugins.decoding.values import Expected, Outcome, Plan, uniform
 
 LONGEST = 2  # longest draft, in block sizes
 LEAST = 0.5  # a confident draft ends where it is more likely to be refused than accepted
@@ -62,6 +62,7 @@ class BatchClass:
     costs: CostModel = field(default_factory=CostModel)
     choice: int = 0  # the draft length; before the first decision, that of a similar class
     promise: float = math.inf  # expected tokens per second of the choice, relative to plain passes, when it was made
+    expected: list[Expected] = field(default_factory=list)  # by draft length, as of the last decision; empty: unknown
     passes: int = 0
     decide_at: int = 0  # the pass from which the choice is reconsidered
     repeat_until: int = 0  # the pass up to which the choice is repeated without measuring
@@ -127,7 +128,9 @@ class Throughput:
             plan = self._again
         else:
             plan = self._plan(rows)
-        return plan if len(plan.lengths) == len(prefix) else uniform(len(prefix), plan.lengths[0], plan.times, least=plan.least)
+        if len(plan.lengths) != len(prefix):
+            plan = plan._replace(lengths=uniform(len(prefix), plan.lengths[0]).lengths)
+        return plan
 
     def update(self, outcome: Outcome) -> None:
         self._batch.passes += outcome.times - 1
@@ -174,7 +177,7 @@ class Throughput:
         self._again_until = 0
         if self._trial:
             alone = catching_up and not batch.trials.small
-            return uniform(rows, self._choice, 1 if alone else self._trial, least=self.least)
+            return self._uniform(rows, self._choice, 1 if alone else self._trial)
         if self._measured:
             batch.repeat_until = batch.passes + batch.spacing - 1
         if ending:
@@ -182,8 +185,12 @@ class Throughput:
             self._again_until = batch.passes + times - 1
         else:
             choice, times, self._again_until = batch.choice, batch.spacing, batch.repeat_until
-        self._again = uniform(rows, choice, times, least=self.least)
-        return uniform(rows, self._choice, times, least=self.least)
+        self._again = self._uniform(rows, choice, times, ending)
+        return self._uniform(rows, self._choice, times, ending)
+
+    def _uniform(self, rows: int, length: int, times: int, ending: bool = False) -> Plan:
+        expected = [] if ending else self._batch.expected  # catching up has a cost of its own
+        return uniform(rows, length, times, least=self.least)._replace(expects=expected[length] if expected else None)
 
     def _new_class(self, key: int) -> BatchClass:
         # The last rows of a batch are few only for a moment, so the cost of trials counts. (Other drafters wait there.)
@@ -229,19 +236,18 @@ class Throughput:
         key = nearest((other.key for other in self.decided), batch.key)
         return batch if key is None else self.classes[key]
 
-    def _rates(self, batch: BatchClass) -> list[float]:
-        """Expected tokens per second with a draft of 0, 1, .. tokens; 0 where the cost is unknown."""
-        tokens, seconds = self.acceptance.expected_tokens(), self.acceptance.expected_seconds(batch.costs)
-        return [committed / cost for committed, cost in zip(tokens, seconds)]
-
     def _decide(self, batch: BatchClass) -> None:
-        """Reconsider the choice of a class."""
+        """Reconsider the choice of a class, by expected tokens per second with a draft of 0, 1, .. tokens; 0 where the cost is
+        unknown."""
         present = batch.choice if batch in self.decided else None
         if present is None:
             self.decided.append(batch)
-        rates = self._rates(batch)
+        tokens, seconds = self.acceptance.expected_tokens(), self.acceptance.expected_seconds(batch.costs)
+        rates = [committed / cost for committed, cost in zip(tokens, seconds)]
         choice = best_choice(rates, present)
         batch.promise = rates[choice] / rates[0] if rates[0] else math.inf
+        if rates[0] and (best := max(rates[1:])):
+            batch.expected = [Expected(max(1.0, cost / seconds[0]), best / rates[0]) for cost in seconds]  # no draft is faster
         if choice != batch.choice:
             batch.choice = choice
             batch.trials.restart(choice > 0)

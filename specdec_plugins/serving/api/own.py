@@ -18,8 +18,7 @@ from specdec_plugins.decoding.values import Step
 from specdec_plugins.serving.api.fields import key_of
 from specdec_plugins.serving.api.schemas import Error, errors, fields, post
 from specdec_plugins.serving.service import Refused, Service, refusals, while_connected
-from specdec_plugins.serving.translator import PER_REQUEST
-from specdec_plugins.settings import Settings, option_of
+from specdec_plugins.settings import PER_REQUEST, Settings, option_of
 from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.translations import Translation, passes_of
 from specdec_plugins.translator import Translator

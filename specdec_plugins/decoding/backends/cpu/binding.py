@@ -33,6 +33,8 @@ VARIANTS: tuple[str, ...] = ("amx", "avx512", "avxvnni", "avx2", "generic")  # i
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2}  # of weights
 KINDS = {**DTYPES, "int4": 3}  # of linear layers; only drafters are int4
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}
+# Products are sums of 32 bits: of inputs up to 255 times sixteenfold weights up to 7, of inputs and weights up to 127.
+MOST_INPUTS = {"int4": (2**31 - 1) // (255 * 16 * 7), "int8": (2**31 - 1) // (127 * 127)}
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_tanh": 2, "swish": 3}
 TABLES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # data types of embeddings that passes read
 WIDENED = 1 << 20  # weights that are packed, and widened to float32 for it, at a time
@@ -187,11 +189,14 @@ class NativeLinear(Handle):
     """A linear layer's packed weights."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str):
-        """Pack ``weight`` (O, I) in ``dtype``, one of `KINDS`; ``bias`` (O,) or None. Raises ValueError for other shapes."""
+        """Pack ``weight`` (O, I) in ``dtype``, one of `KINDS`; ``bias`` (O,) or None. Raises ValueError for other shapes, and for
+        more than `MOST_INPUTS`."""
         if weight.dim() != 2 or weight.size(1) % TILE or (bias is not None and bias.shape != weight.shape[:1]):
             shapes = [None if each is None else tuple(each.shape) for each in (weight, bias)]
             raise ValueError(f"weight and bias of a linear layer are {shapes}, not (O, I) and (O,) with I a multiple of {TILE}")
         self.outputs, self.inputs = weight.shape
+        if self.inputs > MOST_INPUTS.get(dtype, self.inputs):
+            raise ValueError(f"a linear layer of {self.inputs:,} inputs; {dtype} weights have at most {MOST_INPUTS[dtype]:,}")
         super().__init__("linear", self.outputs, self.inputs, KINDS[dtype])
         biases = None if bias is None else floats(bias)
         for first, part in widened(weight):
