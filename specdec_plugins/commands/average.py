@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from specdec_plugins.commands.runner import Parser, command
+from specdec_plugins.formats.errors import printable
 
 
 def parser() -> Parser:
@@ -17,7 +18,7 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.formats import checkpoint
 
     checkpoint.save(checkpoint.average(options.inputs), options.output)
-    print(f"{options.output}: average of {len(options.inputs)} checkpoints")
+    print(f"{printable(options.output)}: average of {len(options.inputs)} checkpoints")
 
 
 main = command(parser, run)

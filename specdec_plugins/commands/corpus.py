@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec_plugins import __version__
 from specdec_plugins.commands.progress import Steps
-from specdec_plugins.commands.runner import Parser, out_of_range, run_command, whole
+from specdec_plugins.commands.runner import Parser, out_of_range, run_command, say, whole
 from specdec_plugins.commands.translate import BUFFER_SIZE, COMMON, add_options, decoding_faults, option_groups
 from specdec_plugins.commands.translation.answers import Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.inputs import Buffer
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> None:
     with manifest.owned(options.output):
         made, done = manifest.resume(options.output, made_by(options), options.inputs, plan)
         if not made.shards:
-            print(f"specdec-corpus: {', '.join(Path(path).name for path in options.inputs)}: no lines", file=sys.stderr)
+            say(f"specdec-corpus: {', '.join(Path(path).name for path in options.inputs)}: no lines")
         reports = [*done, *translated(executor, made, done, job, options.quiet)]
         manifest.same_inputs(options.output, made, options.inputs, plan)  # still
         found = manifest.summarise(options.output, sorted(reports, key=lambda report: report.number))

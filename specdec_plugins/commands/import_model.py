@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from specdec_plugins.commands.runner import Parser, command
+from specdec_plugins.commands.runner import Parser, command, print_sizes
 from specdec_plugins.settings import Fault
 
 
@@ -32,9 +32,7 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.formats.folder import load_folder, save_folder
 
     if options.output:
-        sizes = save_folder(load_folder(options.folder), options.output, options.half)
-        for name, size in [*sizes.items(), (options.output, sum(sizes.values()))]:
-            print(f"{size / 1e6:8.2f} MB  {name}")
+        print_sizes(save_folder(load_folder(options.folder), options.output, options.half), options.output)
     if options.check is not None:
         from specdec_plugins.measure.certificate import certify
         from specdec_plugins.text.lines import read_lines

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.commands.runner import Parser, Terminated, command, number, out_of_range, whole
+from specdec_plugins.commands.runner import LogFormatter, Parser, Terminated, command, number, out_of_range, whole
 from specdec_plugins.extras import needed
 from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 
@@ -164,7 +164,9 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.translator import Translator
 
     settle()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     keys = read_keys(options.keys) if options.keys else None
     threads = [EngineThread() for _ in range(SESSIONS)]
 

@@ -20,6 +20,7 @@ from specdec_plugins.commands.runner import (
     out_of_range,
     run_command,
     same_file,
+    say,
     whole,
     whole_or_word,
 )  # fmt: skip
@@ -30,6 +31,7 @@ from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buf
 from specdec_plugins.commands.translation.output import Output
 from specdec_plugins.commands.translation.summary import summary
 from specdec_plugins.files import MARKUP, format_of
+from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import SCORED, UNTRAINED, Fault, Option, OptionError, Settings, option_of
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.text.patterns import pattern
@@ -298,7 +300,7 @@ def run_files(options: argparse.Namespace) -> None:
 
 
 def report(what: str) -> None:
-    print(f"specdec-translate: {what}", file=sys.stderr)
+    say(f"specdec-translate: {what}")
 
 
 def run(options: argparse.Namespace, progress: Progress) -> None:
@@ -330,7 +332,7 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
         stats = write(output, source, work(read_buffers(source, size, *beside)), shown)
         shown.close()
         if not output.lines:
-            print(f"specdec-translate: {source.name} is empty", file=sys.stderr)
+            report(f"{source.name} is empty")
         elif stats and not options.quiet:
             print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
 
@@ -344,7 +346,7 @@ def write(output: Output, source: Inputs, answered: Iterable[Answers], shown) ->
                 print(traced, file=sys.stderr)
             shown.update()
             if answer.said:
-                shown.write(f"specdec-translate: {source.place(index)}: {answer.said}", file=sys.stderr)
+                shown.write(printable(f"specdec-translate: {source.place(index)}: {answer.said}"), file=sys.stderr)
         output.write([(answer.line, answer.text) for answer in answers.lines])
         if answers.too_long:
             raise ValueError(f"{source.place(output.lines)}: {answers.too_long}")

@@ -16,6 +16,7 @@ from typing import Any
 
 from specdec_plugins.commands.runner import Parser, command, whole
 from specdec_plugins.extras import needed
+from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import Fault
 
 # Settings that two Transformers must share for an encoder's weights to mean the same in both.
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
         if isinstance(model, Model):
             state["block_verifier"] = torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8)
     checkpoint.save(complete_checkpoint(verifier, args, state), options.output)
-    print(f"{options.output}: {', '.join(f'{count:,} parameters {origin}' for origin, count in origins.items())}")
+    print(f"{printable(options.output)}: {', '.join(f'{count:,} parameters {origin}' for origin, count in origins.items())}")
 
 
 def drafter_args(verifier_args: argparse.Namespace, overrides: list[str]) -> argparse.Namespace:
