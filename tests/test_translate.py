@@ -259,6 +259,34 @@ def test_resume_gives_the_file_of_an_unbroken_run(folder, source, tmp_path, capf
     assert content.count(b"\n") == (1 if form != "fairseq" else 4) * len(source.read_text().splitlines())
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_run_killed_within_a_second_of_its_first_line_can_be_resumed(folder, source, tmp_path, suffix):
+    """A script that restarts it must not stop there: the record is there before the first line is."""
+    many, output, whole = tmp_path / "many", tmp_path / f"part{suffix}", tmp_path / f"whole{suffix}"
+    many.write_text(source.read_text(encoding="utf-8") * 40, encoding="utf-8")
+    options = ["--model", folder, "--input", many, "--buffer-size", 1, "--max-len-b", 9, "--quiet"]
+    process = started([*options, "--output", output], output)
+    process.kill()
+    process.communicate()
+    assert 0 < output.stat().st_size
+    assert translate.main([*map(str, options), "--output", str(output), "--resume"]) == 0
+    assert translate.main([*map(str, options), "--output", str(whole)]) == 0
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def test_a_run_that_writes_no_line_leaves_no_record(folder, source, tmp_path, capfd, monkeypatch):
+    output, write = tmp_path / "out", os.write
+
+    def full(file, data):
+        if os.path.exists(output) and os.path.samestat(os.fstat(file), os.stat(output)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", full)
+    assert "No space left" in run(capfd, "--model", folder, source, "--quiet", "-o", output, status=1)[1]
+    assert not output.read_bytes() and not Path(f"{output}.resume").exists()
+
+
 def test_resume_touches_no_file_of_another_run(folder, parts, source, lines, tmp_path, capfd):
     """Other options, another model, another input, a changed file, somebody's text, a false record: refused, nothing modified."""
     part, record = tmp_path / "part", tmp_path / "part.resume"
