@@ -26,7 +26,7 @@ def parser() -> Parser:
         "memory, and differences in the output.",
         epilog="Throughput is measured with every mix of processes and threads that keeps all cores busy, and the fastest "
         "counts; CTranslate2 uses translators (inter_threads) for processes. Peak memory is the maximum over the run. The last "
-        "line on stdout is JSON with all measurements. ctranslate2 and figures require: " + install_command("bench"),
+        "line on stdout is JSON with all measurements. ctranslate2 and figures require the extra bench.",
     )  # fmt: skip
     p.add_argument("--model", required=True, metavar="DIR", help="model folder or Hugging Face folder")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
@@ -63,7 +63,7 @@ def check(options: argparse.Namespace) -> list[Fault]:
             faults.append(("block_sizes", f"'{block}' is neither auto nor a number from 1"))
     faults += [("tau", f"{tau} is not a finite number from 0") for tau in options.tau if not 0 <= tau < math.inf]
     if options.report and not find_spec("matplotlib"):
-        faults.append(("report", f"requires matplotlib, which is not installed: {install_command('bench')}"))
+        faults.append(("report", f"requires matplotlib, which is not installed; run: {install_command('bench')}"))
     return faults
 
 

@@ -152,15 +152,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Progress:
-    """When a run ends early: how much was written, and whether it can be resumed."""
+    """When a run ends early: how much was written, and how to continue."""
 
     output: Output | None = None
+    files: Files | None = None
 
     def __call__(self) -> str:
+        if self.files is not None:
+            done, total = self.files.written, len(self.files.options.files)
+            return f" (files written: {done:,} of {total:,})" if done + self.files.skipped < total > 1 else ""
         if self.output is None or not self.output.lines:
             return ""
-        place = (self.output.path or "stdout") + ", --resume continues" * self.output.recorded
-        return f" (lines written: {self.output.lines:,}, to {place})"
+        how = "; run it again with --resume to continue" * self.output.recorded
+        return f" (lines written: {self.output.lines:,}, to {self.output.path or 'stdout'}){how}"
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
@@ -283,7 +287,7 @@ def format_faults(options: argparse.Namespace) -> Iterator[Fault]:
         yield "min_confidence", f"{options.min_confidence:g} is not between 0 and 1"
 
 
-def run_files(options: argparse.Namespace) -> None:
+def run_files(options: argparse.Namespace, progress: Progress) -> None:
     """Translate files whole. Raises ValueError or OSError."""
     with ExitStack() as stack:
         work: Callable[[Iterable], Iterator]
@@ -291,7 +295,7 @@ def run_files(options: argparse.Namespace) -> None:
             work = stack.enter_context(Workers(options.workers, partial(unit_answerer, options))).map
         else:
             work = partial(map, unit_answerer(options))
-        files = Files(options, report)
+        files = progress.files = Files(options, report)
         settings, began = settings_of(options), time.perf_counter()
         size = options.buffer_size or BUFFER_SIZE
         stats = files.write(work(files.batches(size)))
@@ -306,7 +310,7 @@ def report(what: str) -> None:
 def run(options: argparse.Namespace, progress: Progress) -> None:
     """Translate, a buffer of lines at a time. Raises ValueError or OSError."""
     if has_formats(options):
-        return run_files(options)
+        return run_files(options, progress)
     with ExitStack() as stack:
         longest = None if options.windows is None else MAX_DOCUMENT_BYTES
         skipped = None if options.on_error == "stop" else lambda error: report(f"{error}, skipped")

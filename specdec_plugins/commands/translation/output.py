@@ -31,8 +31,8 @@ Identity = dict[str, Any]
 class Output:
     """Writes the text of each input line; ``lines`` counts those written. A context manager.
 
-    ``identity()`` names what determines the text; it is called once, for the first record, because it reads the model. A path ending in
-    ``.gz`` or ``.zst`` is compressed, one member or frame per `write`.
+    ``identity()`` names what determines the text; it is called once, for the first record, because it reads the model. A path
+    ending in ``.gz`` or ``.zst`` is compressed, one member or frame per `write`.
     """
 
     def __init__(self, path: str | None, resume: bool, identity: Callable[[], Identity]):
