@@ -15,8 +15,8 @@ import pytest
 from specdec_plugins.commands import corpus, translate
 from specdec_plugins.corpora.plan import make_plan
 from specdec_plugins.corpora.values import Job, ShardReport
-from specdec_plugins.extras import install_command
 from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.extras import install_command
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "data" / "demo.en-de"

@@ -49,7 +49,7 @@ def test_commands_in_errors_install_from_the_checkout(extra, tmp_path, monkeypat
 def test_no_command_installs_the_package_by_a_name_that_no_index_has():
     """Pages and errors; the Makefile may, once the package is there."""
     files = [path for folder in ("", "docs", "benchmarks", "data") for path in (ROOT / folder).glob("*.md")]
-    files += [path for path in (ROOT / "specdec_plugins").rglob("*.py")]
+    files += list((ROOT / "specdec_plugins").rglob("*.py"))
     assert [path for path in files if "specdec-seq2seq[" in path.read_text(encoding="utf-8")] == []
 
 
