@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command
 from specdec_plugins.formats.errors import printable
 
@@ -15,6 +16,8 @@ def parser() -> Parser:
 
 
 def run(options: argparse.Namespace) -> None:
+    ready.readable(*options.inputs)
+    ready.writable(options.output, parents=True)
     from specdec_plugins.formats import checkpoint
 
     checkpoint.save(checkpoint.average(options.inputs), options.output)

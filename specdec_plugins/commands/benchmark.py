@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, number, out_of_range, whole
 from specdec_plugins.extras import install_command
@@ -69,6 +70,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def run(options: argparse.Namespace) -> None:
     """Measure; print the tables and the JSON line."""
+    ready.readable(options.input, options.reference)
+    ready.writable_folder(options.report)
+    name, options.model = options.model, ready.model(options.model)
     from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.measure.report import measured_rows, write_report
     from specdec_plugins.settings import Settings
@@ -80,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
     text = read_text(reader, options.input, options.reference, options.sentences, options.tokenized)
     loads = workloads(options.measure, options.batch_sizes, options.threads or thread_choices(options.device), options.device)
     plan = Plan(options.model, systems_of(options, pair.drafter is not None), loads, options.rounds)
-    signature = {**machine(options.device), "block_size": pair.block_size, "model": options.model, "input": options.input,
+    signature = {**machine(options.device), "block_size": pair.block_size, "model": name, "input": options.input,
                  "sentences": len(text.sources)}  # fmt: skip
     with Steps(1.0) as steps:
         found = measured_rows(plan, text, reader, steps)

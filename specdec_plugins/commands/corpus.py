@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins import __version__
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, out_of_range, run_command, say, whole
-from specdec_plugins.commands.translate import BUFFER_SIZE, COMMON, add_options, decoding_faults, option_groups
+from specdec_plugins.commands.translate import BUFFER_SIZE, COMMON, add_options, decoding_faults, option_groups, require
 from specdec_plugins.commands.translation.answers import Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.inputs import Buffer
 from specdec_plugins.corpora import manifest
@@ -20,6 +21,7 @@ from specdec_plugins.corpora.local import LocalProcesses
 from specdec_plugins.corpora.plan import Plan, make_plan
 from specdec_plugins.corpora.stores import placed
 from specdec_plugins.corpora.values import Executor, Job, ShardReport
+from specdec_plugins.formats import hub
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES
 
@@ -108,6 +110,14 @@ def job_of(options: argparse.Namespace) -> Job:
     )  # fmt: skip
 
 
+def on_any_machine(options: argparse.Namespace, model: str | None, drafter: str | None) -> argparse.Namespace:
+    """The options, with the commits of models of the Hub, by the names that were given, in place of this machine's folders."""
+    commits = {
+        name: hub.pinned(given, getattr(options, name)) for name, given in (("model", model), ("drafter", drafter)) if given
+    }
+    return argparse.Namespace(**{**vars(options), **commits})
+
+
 def made_by(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that determines the output, by name. Lines that end a run leave no output, so they may be skipped later."""
     found = identity(options)
@@ -118,9 +128,15 @@ def made_by(options: argparse.Namespace) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> None:
     """Translate, or estimate. Raises ValueError, OSError or ImportError."""
+    models = options.model, options.drafter
+    require(options)
+    ready.readable(*(path for path in options.inputs if "://" not in path))
+    if "://" not in options.output and not options.dry_run:
+        ready.writable_folder(options.output)
     suffix = (".jsonl" if options.format == "json" else ".txt") + (f".{options.compress}" if options.compress else "")
     plan = partial(make_plan, options.inputs, options.column, options.shard_size, suffix)
-    executor, job = executor_of(options), job_of(options)
+    executor = executor_of(options)
+    job = job_of(on_any_machine(options, *models) if options.ray else options)
     if options.dry_run:
         print("\n".join(estimate(plan(), job, options.workers)))
         return

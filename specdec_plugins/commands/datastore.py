@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import TypeVar
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import Parser, command, same_file
 from specdec_plugins.formats.errors import printable
@@ -40,6 +41,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 
 def run(options: argparse.Namespace) -> None:
+    ready.readable(*options.text, *(options.source or ()))
+    ready.writable(options.output, parents=True)
+    options.model = ready.model(options.model)
     from specdec_plugins.decoding.datastore import Datastore
     from specdec_plugins.formats.folder import load_folder
 

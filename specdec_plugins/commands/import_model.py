@@ -2,7 +2,9 @@
 
 import argparse
 import sys
+from importlib.util import find_spec
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, print_sizes
 from specdec_plugins.settings import Fault
 
@@ -29,6 +31,11 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def run(options: argparse.Namespace) -> None:
     """Make the folder, check it, and print what was done. Raises ValueError, OSError or ImportError."""
+    ready.new_folder(options.output)
+    ready.readable(options.check or None)
+    if options.check is not None and not find_spec("transformers"):
+        raise ImportError("--check compares with transformers, which is not installed; run: pip install transformers")
+    options.folder = ready.model(options.folder)
     from specdec_plugins.formats.folder import load_folder, save_folder
 
     if options.output:

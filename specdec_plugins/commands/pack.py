@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, out_of_range, print_sizes, whole
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
@@ -47,6 +48,13 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def run(options: argparse.Namespace) -> None:
     """Make the folder and print its files. Raises ValueError or OSError."""
+    ready.new_folder(options.output)
+    if Path(options.verifier).is_dir():
+        ready.model(options.verifier)
+    else:
+        ready.readable(options.verifier, options.codes)
+        ready.folder(options.data)
+    ready.readable(options.drafter, options.draft_vocabulary)
     import torch
 
     from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY

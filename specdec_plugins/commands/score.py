@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, say
 from specdec_plugins.formats.errors import printable
 from specdec_plugins.measure.hypotheses import read, same_length, wrong_tokenisation
@@ -59,6 +60,8 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def run(options: argparse.Namespace) -> None:
     """Score; print the table or write the JSON. Raises ValueError or OSError."""
+    ready.readable(*options.systems, options.reference, options.baseline, options.source)
+    ready.writable(None if options.json == "-" else options.json)
     how = options.tokenized, options.remove_bpe
     reference = read(options.reference or options.systems[0], "T", *how)
     if not options.reference and reference.kind != "T":

@@ -12,6 +12,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import (
     Parser,
@@ -33,6 +34,7 @@ from specdec_plugins.commands.translation.summary import summary
 from specdec_plugins.files import MARKUP, format_of
 from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import SCORED, UNTRAINED, Fault, Option, OptionError, Settings, option_of
+from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.text.patterns import pattern
 from specdec_plugins.workers import Workers
@@ -287,6 +289,21 @@ def format_faults(options: argparse.Namespace) -> Iterator[Fault]:
         yield "min_confidence", f"{options.min_confidence:g} is not between 0 and 1"
 
 
+def require(options: argparse.Namespace) -> None:
+    """Raise ValueError, OSError or ImportError for models and files that are missing, before torch loads. A model of the Hub is
+    replaced by its folder."""
+    if options.model:
+        options.model = ready.model(options.model)
+        options.drafter = options.drafter and ready.model(options.drafter)
+    else:
+        ready.readable(options.verifier, options.drafter, options.codes)
+        ready.folder(options.data)
+    ready.readable(options.glossary, options.datastore)
+    if options.glossary:
+        Glossary.read(options.glossary)
+    ready.drafter(options.draft_with)
+
+
 def run_files(options: argparse.Namespace, progress: Progress) -> None:
     """Translate files whole. Raises ValueError or OSError."""
     with ExitStack() as stack:
@@ -294,7 +311,7 @@ def run_files(options: argparse.Namespace, progress: Progress) -> None:
         if options.workers > 1:
             work = stack.enter_context(Workers(options.workers, partial(unit_answerer, options))).map
         else:
-            work = partial(map, unit_answerer(options))
+            work = partial(loaded_late, partial(unit_answerer, options))
         files = progress.files = Files(options, report)
         settings, began = settings_of(options), time.perf_counter()
         size = options.buffer_size or BUFFER_SIZE
@@ -303,12 +320,26 @@ def run_files(options: argparse.Namespace, progress: Progress) -> None:
             print("\n".join(summary(settings, stats, time.perf_counter() - began)), file=sys.stderr)
 
 
+def loaded_late(build: Callable[[], Callable], tasks: Iterable) -> Iterator:
+    """What ``build()`` returns, of each task. The first task comes first: a file that cannot be read needs no model."""
+    function = None
+    for task in tasks:
+        function = function or build()
+        yield function(task)
+
+
 def report(what: str) -> None:
     say(f"specdec-translate: {what}")
 
 
 def run(options: argparse.Namespace, progress: Progress) -> None:
-    """Translate, a buffer of lines at a time. Raises ValueError or OSError."""
+    """Translate, a buffer of lines at a time. Raises ValueError, OSError or ImportError."""
+    require(options)
+    ready.readable(*options.files, options.reference, options.hint)
+    if is_folder(options.output):
+        ready.writable_folder(options.output)
+    else:
+        ready.writable(options.output, parents=has_formats(options))
     if has_formats(options):
         return run_files(options, progress)
     with ExitStack() as stack:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, whole
 from specdec_plugins.extras import needed
 from specdec_plugins.formats.errors import printable
@@ -56,6 +57,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def run(options: argparse.Namespace) -> None:
     """Write the initial checkpoint and print where its parameters come from. Raises ValueError naming every misfit."""
+    ready.readable(options.verifier)
+    ready.folder(options.data)
+    ready.writable(options.output, parents=True)
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import reports missing optional packages
 
     import torch
