@@ -3,8 +3,10 @@
 Only the files that a model needs are fetched; pickled weights only where a repository has no others. Needs no torch.
 """
 
+import json
 import os
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from specdec_plugins.extras import install_command
 from specdec_plugins.formats.errors import brief
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)  # a repository, and its revision if given
+MAX_JSON_BYTES = 1_000_000
 DESCRIPTIONS = (
     "model.json", "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "tokenizer.json", "vocab.json", "target_vocab.json", "merges.txt", "source.spm", "target.spm",
@@ -49,9 +52,11 @@ def pinned(name: str, folder: str | os.PathLike[str]) -> str:
 def fetch(repository: str, revision: str | None) -> Path:
     """The folder in huggingface_hub's cache with the files of a model. Raises ValueError or ImportError."""
     folder = _snapshot(repository, revision, DESCRIPTIONS)
+    if not any((folder / name).is_file() for name in DESCRIPTIONS[:2]):
+        raise ValueError(f"{repository}: the repository has neither config.json nor model.json, so it is no model")
     choices = [_named_in(folder / "model.json")] if (folder / "model.json").is_file() else WEIGHTS
     for patterns in choices:
-        _snapshot(repository, folder.name, patterns)  # of the same commit, whatever is published meanwhile
+        _snapshot(repository, folder.name, [*DESCRIPTIONS[:2], *patterns])  # of the same commit, whatever is published meanwhile
         if any(file.match(pattern) for file in folder.iterdir() for pattern in patterns):
             break
     return folder
@@ -61,6 +66,7 @@ def _snapshot(repository: str, revision: str | None, patterns: Iterable[str]) ->
     """The folder of a revision, with its files of these names."""
     try:
         from huggingface_hub import constants, errors, snapshot_download
+        from huggingface_hub.utils import tqdm
     except ImportError:
         folder = repository.rpartition("/")[2]
         raise ImportError(
@@ -69,8 +75,15 @@ def _snapshot(repository: str, revision: str | None, patterns: Iterable[str]) ->
             f"specdec-import {folder} --output {folder}.specdec"
         ) from None
     named = f"{repository}@{revision}" if revision else repository
+
+    class Bar(tqdm):  # type: ignore[misc,valid-type]
+        """Only in a terminal, and gone at the end: most runs find all files in the cache."""
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **{**options, "leave": False, "disable": options.get("disable") or not sys.stderr.isatty()})
+
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), tqdm_class=Bar))
     except errors.GatedRepoError:
         raise ValueError(f"{named}: ask for access on the model's page, then run: hf auth login") from None
     except errors.RepositoryNotFoundError:
@@ -91,13 +104,14 @@ def _snapshot(repository: str, revision: str | None, patterns: Iterable[str]) ->
 
 
 def _named_in(path: Path) -> list[str]:
-    """The files that a model folder's description names, as patterns."""
-    from specdec_plugins.formats.description import read_json
-
-    described = read_json(path)
-    names = [described.get(name) for name in ("source_dict", "target_dict", "codes")]  # before format 3
-    for entry in (described.get(name) for name in ("verifier", "drafter", "codec")):
-        if isinstance(entry, dict):
-            files = entry.get("files")
-            names += [entry.get("weights"), *(files.values() if isinstance(files, dict) else ())]
+    """The files that a model folder's description names, as patterns; loading the folder reports a damaged one."""
+    with open(path, "rb") as stream:
+        data = stream.read(MAX_JSON_BYTES)
+    try:
+        described = json.loads(data)
+        names = [described.get(name) for name in ("source_dict", "target_dict", "codes")]  # before format 3
+        for entry in (described.get(name) or {} for name in ("verifier", "drafter", "codec")):
+            names += [entry.get("weights"), *entry.get("files", {}).values()]
+    except (ValueError, RecursionError, AttributeError):
+        return []
     return [re.sub(r"([*?[])", r"[\1]", name) for name in names if isinstance(name, str)]
