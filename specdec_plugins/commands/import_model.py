@@ -5,6 +5,7 @@ import sys
 from importlib.util import find_spec
 
 from specdec_plugins.commands import ready
+from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, print_sizes
 from specdec_plugins.settings import Fault
 
@@ -46,7 +47,8 @@ def run(options: argparse.Namespace) -> None:
 
         lines = list(read_lines(options.check)) if options.check else None
         languages = options.source_lang, options.target_lang
-        certificate = certify(options.folder, options.output or options.folder, lines, *languages)
+        with Steps(1.0) as steps:
+            certificate = certify(options.folder, options.output or options.folder, lines, *languages, steps.step)
         print(certificate)
         if options.output:
             certificate.save(options.output)

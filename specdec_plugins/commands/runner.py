@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any
 
 from specdec_plugins import __version__
+from specdec_plugins.extras import needed
 from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import MOST, MOST_THREADS, Fault, Option, OptionError
 
@@ -129,6 +130,10 @@ def run_command(
     ``check`` returns faults as (name, message). ``run`` may raise OptionError; ValueError, OSError or ImportError for bad input.
     When a run ends early, ``ending`` says what was written and ``resumption`` how to continue.
     """
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
+        with needed("completion", "completion"):
+            import argcomplete
+        argcomplete.autocomplete(parser)
     options = parser.parse_args(argv)
     if logging.lastResort:  # it writes warnings to stderr where nothing else is set up
         logging.lastResort.setFormatter(LogFormatter())

@@ -145,7 +145,9 @@ def add_option(group: argparse._ArgumentGroup, name: str, how: Option, default: 
     words = [word for word in how.words if word not in how.hidden]
     kinds: dict[type, Callable[[str], object]] = {int: whole_or_word if words else whole, float: number, str: str}
     letter = how.letter or "{" + ",".join(words) + "}"
-    group.add_argument(name_on_line, dest=name, type=kinds[how.kind], default=default, metavar=letter, help=how.help)
+    made = group.add_argument(name_on_line, dest=name, type=kinds[how.kind], default=default, metavar=letter, help=how.help)
+    if words := list(UNTRAINED) if name == "draft_with" else words:
+        made.completer = lambda **_: words  # type: ignore[attr-defined]  # argcomplete's
 
 
 def main(argv: list[str] | None = None) -> int:
