@@ -673,8 +673,8 @@ def test_files_that_cannot_be(folder, parts, source, tmp_path, capfd):
         assert f"{bad}: " in error(*flat({**parts, "--verifier": bad}))
         assert f"{bad}: " in error(*flat({**parts, "--drafter": bad}))
     missing = tmp_path / "missing"
-    assert f"{missing}: no such checkpoint" in error(*flat({**parts, "--verifier": missing}))
-    assert f"{missing}: not a model folder" in error("--model", missing)
+    assert f"{missing}: No such file" in error(*flat({**parts, "--verifier": missing}))
+    assert f"{missing}: no such folder" in error("--model", missing)
     assert "No such file" in error(*flat({**parts, "--codes": missing}))
     swapped = {**parts, "--verifier": parts["--drafter"], "--drafter": parts["--verifier"]}
     assert "the verifier is a block drafter; the drafter is not a block drafter" in error(*flat(swapped))
