@@ -29,7 +29,7 @@ def parser() -> Parser:
         "counts; CTranslate2 uses translators (inter_threads) for processes. Peak memory is the maximum over the run. The last "
         "line on stdout is JSON with all measurements. ctranslate2 and figures require the extra bench.",
     )  # fmt: skip
-    p.add_argument("--model", required=True, metavar="DIR", help="model folder or Hugging Face folder")
+    p.add_argument("--model", required=True, metavar="DIR", help="model or Hugging Face folder, or ORG/NAME of the Hub")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
     p.add_argument("--tokenized", action="store_true", help="the input is subwords, separated by spaces")
     p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")

@@ -13,9 +13,11 @@ from specdec_plugins.settings import Fault
 def parser() -> Parser:
     p = Parser(
         prog="specdec-import",
-        description="Make a model folder from a local Hugging Face folder: Marian, M2M100, NLLB, BART, mBART or Pegasus.",
+        description="Make a model folder from a Hugging Face folder, or a model of the Hub by name: Marian, M2M100, NLLB, BART, mBART or Pegasus.",
     )
-    p.add_argument("folder", metavar="DIR", help="config.json, weights and tokenizer files, as published")
+    p.add_argument(
+        "folder", metavar="DIR", help="folder with config.json, weights and tokenizer files, as published, or ORG/NAME"
+    )
     p.add_argument("--output", metavar="FOLDER", help="the folder to make")
     p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
     p.add_argument("--check", nargs="?", const="", metavar="TEXT",

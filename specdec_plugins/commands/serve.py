@@ -39,7 +39,8 @@ def parser() -> Parser:
     )  # fmt: skip
     p.set_defaults(tables={})  # of models in configurations: their options, by name
     add = p.add_argument
-    add("--model", metavar="DIR", action="append", default=[], help="model or Hugging Face folder; repeat it for more pairs")
+    add("--model", metavar="DIR", action="append", default=[], help="model or Hugging Face folder, or ORG/NAME of the "
+        "Hub; repeat it for more pairs")  # fmt: skip
     add("--config", metavar="FILE", action=Config, help="these options in TOML, and models with options of their own "
         "(docs/serve.md); later options override it")  # fmt: skip
     add("--host", default="127.0.0.1", metavar="NAME", help="where to listen (default: 127.0.0.1, this machine only)")

@@ -90,7 +90,8 @@ def option_groups(p: Parser) -> dict[str, argparse._ArgumentGroup]:
 def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
     """The options that `Answerer` reads, of models, text, decoding and batches. `decoding_faults` checks them."""
     model, text, machine, report = (groups[name].add_argument for name in ("model", "text", "machine", "report"))
-    model("--model", metavar="DIR", help="model folder (see specdec-pack and specdec-import), or a Hugging Face folder")
+    model("--model", metavar="DIR", help="model folder (see specdec-pack and specdec-import), Hugging Face folder, "
+          "or ORG/NAME of its Hub")  # fmt: skip
     model("--verifier", metavar="PT", help="without a folder: fairseq checkpoint of the autoregressive model")
     model(
         "--drafter",
