@@ -175,11 +175,12 @@ def test_a_command_and_python(served, environment, tmp_path):
 @pytest.mark.parametrize("command", ["translate", "corpus", "benchmark", "serve"])
 def test_commands(served, environment, command, tmp_path):
     """Each loads the model by its name; workers take the folder that the command found."""
-    output = tmp_path / "out"
+    output, text = tmp_path / "out", tmp_path / "text"
+    text.write_text(f"{LINE}\n" * 3)
     arguments = {
-        "translate": ("-i", FILE, "-o", output, "--workers", 2),
-        "corpus": (FILE, "--output", output, "--workers", 2),
-        "benchmark": ("--input", FILE, "--systems", "ar", "--dtypes", "float32", "--measure", "latency", "--rounds", 1),
+        "translate": ("-i", text, "-o", output, "--workers", 2),
+        "corpus": (text, "--output", output, "--workers", 2),
+        "benchmark": ("--input", text, "--systems", "ar", "--dtypes", "float32", "--measure", "latency", "--rounds", 1),
         "serve": ("--port", 0, "--draft-with", "nothing"),
     }[command]
     status = int(command == "serve")  # it checks the model first, then the drafter
@@ -192,13 +193,19 @@ def test_commands(served, environment, command, tmp_path):
         assert json.loads(found.stdout.splitlines()[-1])["signature"]["model"] == "org/marian"
     elif not status:
         lines = output if output.is_file() else output / "part-00000.txt"
-        assert lines.read_text().count("\n") == Path(FILE).read_text().count("\n")
+        assert lines.read_text().count("\n") == 3
+        assert "org/marian has no drafter" in found.stderr
 
 
 def test_names():
     """A server names models without organisation and revision; other machines get the commit."""
     folder = str(ROOT / "data" / "demo.en-de")
     assert hub.short("Helsinki-NLP/opus-mt-en-de@v1") == "opus-mt-en-de" and hub.short(folder) == "demo.en-de"
+    assert (
+        hub.title("/c/hub/models--org--a--b/snapshots/abc") == "org/a--b"
+        and hub.title(folder) == folder
+        and hub.title("x") == "x"
+    )
     assert hub.pinned("org/name@v1", "/cache/snapshots/abc") == "org/name@abc" and hub.pinned(folder, folder) == folder
 
 

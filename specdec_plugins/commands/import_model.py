@@ -13,7 +13,8 @@ from specdec_plugins.settings import Fault
 def parser() -> Parser:
     p = Parser(
         prog="specdec-import",
-        description="Make a model folder from a Hugging Face folder, or a model of the Hub by name: Marian, M2M100, NLLB, BART, mBART or Pegasus.",
+        description="Make a model folder from a Hugging Face folder or a model of its Hub: Marian, M2M100, NLLB, BART, mBART or "
+        "Pegasus.",
     )
     p.add_argument(
         "folder", metavar="DIR", help="folder with config.json, weights and tokenizer files, as published, or ORG/NAME"

@@ -52,7 +52,7 @@ class Pair:
     @classmethod
     def open(cls, verifier: Model, drafter: DrafterModel | None, config: CodecConfig) -> "Pair":
         """The pair with its codec opened. Raises ValueError for damaged codec files."""
-        return cls(config.folder, verifier, drafter, open_codec(config, verifier.spec.symbols), config)
+        return cls(hub.title(config.folder), verifier, drafter, open_codec(config, verifier.spec.symbols), config)
 
     @property
     def source(self) -> Vocabulary:

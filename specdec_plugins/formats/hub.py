@@ -49,6 +49,14 @@ def pinned(name: str, folder: str | os.PathLike[str]) -> str:
     return f"{match[1]}@{Path(folder).name}" if match else name
 
 
+def title(folder: str) -> str:
+    """What messages call a folder: by the name of its model if it is in huggingface_hub's cache."""
+    *_, repository, kind, _ = ("", "", "", *Path(folder).parts)
+    if kind == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/", 1)
+    return folder
+
+
 def fetch(repository: str, revision: str | None) -> Path:
     """The folder in huggingface_hub's cache with the files of a model. Raises ValueError or ImportError."""
     folder = _snapshot(repository, revision, DESCRIPTIONS)
