@@ -102,9 +102,9 @@ def test_logs():
             log.exception("failed")
     finally:
         log.removeHandler(handler)
-    first, second, *rest = stream.getvalue().splitlines()
-    assert first == rf"ERROR model {SHOWN}: two\nlines" and second == "ERROR failed"
-    assert rest[-1] == f"ValueError: {SHOWN}" and not STEERING.search(stream.getvalue())
+    first, second, third, *rest = stream.getvalue().splitlines()
+    assert (first, second, third) == (f"ERROR model {SHOWN}: two", "    lines", "ERROR failed")
+    assert rest[-1] == f"    ValueError: {SHOWN}" and not STEERING.search(stream.getvalue())
 
 
 def test_warnings_of_a_command(tmp_path):

@@ -205,14 +205,11 @@ def say(line: str) -> None:
 
 
 class LogFormatter(logging.Formatter):
-    """Log lines whose messages and tracebacks cannot steer a terminal or forge a line."""
+    """Log lines whose messages and tracebacks cannot steer a terminal. Further lines of a record are indented, so that no text
+    passes for a record."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = printable(record.message)
-        return super().formatMessage(record)
-
-    def formatException(self, ei: Any) -> str:
-        return "\n".join(map(printable, super().formatException(ei).split("\n")))
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n    ".join(map(printable, super().format(record).rstrip().split("\n")))
 
 
 def print_sizes(sizes: Mapping[str, int], folder: str) -> None:

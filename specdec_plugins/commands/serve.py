@@ -247,7 +247,10 @@ def run(options: argparse.Namespace) -> None:
         reloading: asyncio.Task | None = None
 
         async def startup(self, sockets=None) -> None:
-            await super().startup(sockets)
+            try:
+                await super().startup(sockets)
+            except OSError as error:  # another process has come to listen there since
+                raise OSError(error.errno, error.strerror, f"{options.host}:{options.port}") from None
             for each in sockets or ():
                 host, port, *_ = each.getsockname()
                 log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
