@@ -1,5 +1,6 @@
 """What a new user meets first: refusals that come at once, runs that are interrupted, commands that are given in errors."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 from conftest import ROOT, run_python
 
 from specdec_plugins import extras
-from specdec_plugins.commands import translate
+from specdec_plugins.commands import benchmark, serve, translate
 from specdec_plugins.commands.translation import files
 
 PAIR = str(ROOT / "data" / "demo.en-de")
@@ -142,6 +143,15 @@ for command, arguments in json.load(sys.stdin):
     found.append([status, err.getvalue()])
 print(json.dumps(found))
 """
+
+
+@pytest.mark.parametrize("command", [translate, serve, benchmark])
+def test_a_gpu_needs_a_torch_for_gpus(command, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.metadata, "version", {"torch": "2.13.0+cpu"}.get)
+    model = ["--model", PAIR, "--device", "cuda"]
+    more = ["--input", str(ROOT / "data" / "demo.txt")] if command is not serve else ["--port", "0"]
+    assert command.main([*model, *more]) == 1
+    assert ": error: device cuda: torch is installed as its CPU build; install its CUDA build" in capsys.readouterr().err
 
 
 def test_what_cannot_work_is_refused_before_anything_is_loaded(tmp_path):

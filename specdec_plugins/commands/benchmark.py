@@ -72,6 +72,7 @@ def run(options: argparse.Namespace) -> None:
     """Measure; print the tables and the JSON line."""
     ready.readable(options.input, options.reference)
     ready.writable_folder(options.report)
+    ready.device(options.device)
     name, options.model = options.model, ready.model(options.model)
     from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.measure.report import measured_rows, write_report

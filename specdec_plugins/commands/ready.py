@@ -3,6 +3,7 @@ drafters. Nothing is changed on disk, except that models of the Hub are fetched.
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from specdec_plugins.formats import hub
@@ -72,6 +73,17 @@ def drafter(name: str | None) -> None:
     if name not in installed:
         names = ", ".join([*UNTRAINED, *installed])
         raise ValueError(f"no drafter without weights is named '{name}'; available: {names}, and module:object")
+
+
+def device(name: str) -> None:
+    """Raise ValueError for a GPU where torch is a build for CPUs."""
+    if not name.startswith("cuda"):
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    with suppress(PackageNotFoundError):  # a torch without metadata may have any device
+        if version("torch").endswith("+cpu"):
+            raise ValueError(f"device {name}: torch is installed as its CPU build; install its CUDA build (CUDA=1 make install)")
 
 
 def _require_room(folder: Path, parents: bool, path: AnyPath) -> None:

@@ -198,6 +198,7 @@ def run(options: argparse.Namespace) -> None:
     for _, own in models_of(options):
         ready.model(own.model)
         ready.drafter(own.draft_with)
+        ready.device(own.device)
     again = threading.Event()  # whether SIGHUP has arrived
     signal.signal(signal.SIGHUP, lambda *_: again.set())  # also while models load for the first time
     with needed("serve", "specdec-serve"):

@@ -305,6 +305,8 @@ def require(options: argparse.Namespace) -> None:
     if options.glossary:
         Glossary.read(options.glossary)
     ready.drafter(options.draft_with)
+    if not getattr(options, "ray", None):  # which may run it elsewhere
+        ready.device(options.device)
 
 
 def run_files(options: argparse.Namespace, progress: Progress) -> None:
