@@ -1,6 +1,7 @@
 """The command ``specdec-corpus``: translate whole corpora shard by shard. Running it again resumes."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -130,7 +131,9 @@ def run(options: argparse.Namespace) -> None:
     """Translate, or estimate. Raises ValueError, OSError or ImportError."""
     models = options.model, options.drafter
     require(options)
-    ready.readable(*(path for path in options.inputs if "://" not in path))
+    for path in options.inputs:
+        if "://" not in path:
+            os.stat(path)  # the last of many is missed before the first is read
     if "://" not in options.output and not options.dry_run:
         ready.writable_folder(options.output)
     suffix = (".jsonl" if options.format == "json" else ".txt") + (f".{options.compress}" if options.compress else "")
