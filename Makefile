@@ -24,11 +24,13 @@ DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb")
 	    && wait $$package
 	@touch $@
 
-# The same, and what trains, tests and checks.
+# The same, and what trains, tests and checks. fairseq requires torchaudio, which only its speech tasks import. PyPI's build needs
+# CUDA's torch; beside another it does not load, and transformers, which imports what is installed, would fail with it.
 .venv/all: .venv/base
 	@echo "== fairseq and the tools (once; building fairseq takes about three minutes)"
 	@$(INSTALL) cython ninja
 	@$(INSTALL) "specdec-seq2seq[dev]"
+	@.venv/bin/python -c "import torchaudio" 2>/dev/null || $(PIP) uninstall -q -y torchaudio
 	@touch $@
 
 demo: .venv/base

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from specdec_plugins.commands import prepare
+from specdec_plugins.formats.errors import printable
 
 DATA = Path(__file__).resolve().parent
 MASK_PREDICT = ".mask-predict"  # suffix of variants' names
@@ -325,7 +326,7 @@ def prepare_made(script: str, langs: tuple[str, ...], output: Path, make: Callab
     try:
         options = make()
     except (ValueError, OSError) as error:
-        print(f"{script}: {error}", file=sys.stderr)
+        print(printable(f"{script}: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{script}: interrupted; run the same command to resume", file=sys.stderr)

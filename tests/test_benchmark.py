@@ -83,7 +83,7 @@ def test_what_it_counts(text):
         (["--device", "cuda", "--dtypes", "int8"], "--dtypes int8 is not available on cuda: float32, bfloat16, float16", 2),
         (["--beta", "0"], "--beta 0 is less than 1", 2),
         (["--tau", "1", "inf"], "--tau inf is not a finite number from 0", 2),
-        (["--model", "nowhere"], "nowhere: not a model folder", 1),
+        (["--model", "nowhere"], "nowhere: no such folder", 1),
         (["--input", "nowhere.txt"], "nowhere.txt: No such file or directory", 1),
     ],
 )

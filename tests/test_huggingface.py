@@ -16,7 +16,7 @@ from conftest import transformers
 from safetensors.torch import load_file, save_file
 from support import long_but
 
-from specdec_plugins.commands import import_model, translate
+from specdec_plugins.commands import import_model, progress, translate
 from specdec_plugins.decoding.backends.reading import Reading
 from specdec_plugins.decoding.backends.torch.model import TorchModel
 from specdec_plugins.decoding.backends.torch.transformer import load_pair
@@ -277,13 +277,15 @@ def published(request, tmp_path_factory):
     return path, languages
 
 
-def test_an_imported_folder_is_certified(published, tmp_path, capsys):
+def test_an_imported_folder_is_certified(published, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LOG_INTERVAL", 0.0)
     folder, languages = published
     output, options = tmp_path / "ours", [word for pair in zip(("-s", "-t"), languages) for word in pair]
     assert import_model.main([str(folder), "--output", str(output), "--check", *options]) == 0
-    said = capsys.readouterr().out
+    said, shown = capsys.readouterr()
     certificate = json.loads((output / "certificate.json").read_text())
     lines = certificate["lines"]
+    assert "loading transformers and the model" in shown and f"comparing line {lines} of {lines} with transformers; 00:" in shown
     assert f"source token ids: {lines} of {lines}" in said and certificate["sources"] == lines
     assert certificate["texts"] >= lines - 2  # a random M2M100 says ids past its vocabulary
     assert certificate["logits"] < 1e-3 and all(each["margin"] < 1e-3 for each in certificate["differences"])
@@ -317,9 +319,7 @@ def test_a_smaller_model_needs_the_same_vocabulary(tmp_path):
 def test_a_check_without_transformers_says_so(plain, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert import_model.main([str(plain[0]), "--check"]) == 1
-    assert capsys.readouterr().err.startswith(
-        "specdec-import: error: --check compares with transformers, which cannot be imported"
-    )
+    assert capsys.readouterr().err.startswith("specdec-import: error: --check compares with transformers, which is not installed")
     assert import_model.main([str(plain[0])]) == 2 and "--output is missing" in capsys.readouterr().err
 
 

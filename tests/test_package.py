@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "extras": (),
     "formats": ("text", "decoding.options"),
     "decoding": ("formats.spec", "formats.code", "formats.files", "formats.errors", "cpus"),
-    "training": ("decoding", "formats", "text", "settings", "commands.runner", *FAIRSEQ_SIDE),
+    "training": ("decoding", "formats", "text", "settings", "commands.runner", "commands.ready", *FAIRSEQ_SIDE),
     "files": ("text", "extras"),
     "units": ("text", "translations", "translator"),
     "documents": ("decoding", "text", "translations", "translator"),

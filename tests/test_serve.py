@@ -26,6 +26,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 
 from specdec_plugins.commands import serve  # noqa: E402
+from specdec_plugins.extras import install_command  # noqa: E402
 from specdec_plugins.serving.app import called, make_app  # noqa: E402
 from specdec_plugins.serving.connection import Patient  # noqa: E402
 from specdec_plugins.serving.engine import EngineThread, close_all  # noqa: E402
@@ -630,7 +631,7 @@ def test_the_commands_faults(tmp_path, capsys, monkeypatch):
     assert str(tmp_path / "none") in refused("--model", tmp_path / "none", status=1)
     with monkeypatch.context() as missing:
         missing.setitem(sys.modules, "uvicorn", None)
-        assert refused("--model", PAIR, status=1).endswith('; run: pip install "specdec-seq2seq[serve]"')
+        assert refused("--model", PAIR, status=1).endswith(f"; run: {install_command('serve')}")
     (tmp_path / "keys").write_text("# none\n")
     assert refused("--model", PAIR, "--keys", tmp_path / "keys", status=1) == f"{tmp_path}/keys: no keys; write one per line"
     (tmp_path / "bytes").write_bytes(b"\xff")

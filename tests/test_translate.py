@@ -259,6 +259,34 @@ def test_resume_gives_the_file_of_an_unbroken_run(folder, source, tmp_path, capf
     assert content.count(b"\n") == (1 if form != "fairseq" else 4) * len(source.read_text().splitlines())
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_run_killed_within_a_second_of_its_first_line_can_be_resumed(folder, source, tmp_path, suffix):
+    """A script that restarts it must not stop there: the record is there before the first line is."""
+    many, output, whole = tmp_path / "many", tmp_path / f"part{suffix}", tmp_path / f"whole{suffix}"
+    many.write_text(source.read_text(encoding="utf-8") * 40, encoding="utf-8")
+    options = ["--model", folder, "--input", many, "--buffer-size", 1, "--max-len-b", 9, "--quiet"]
+    process = started([*options, "--output", output], output)
+    process.kill()
+    process.communicate()
+    assert output.stat().st_size > 0
+    assert translate.main([*map(str, options), "--output", str(output), "--resume"]) == 0
+    assert translate.main([*map(str, options), "--output", str(whole)]) == 0
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def test_a_run_that_writes_no_line_leaves_no_record(folder, source, tmp_path, capfd, monkeypatch):
+    output, write = tmp_path / "out", os.write
+
+    def full(file, data):
+        if os.path.exists(output) and os.path.samestat(os.fstat(file), os.stat(output)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", full)
+    assert "No space left" in run(capfd, "--model", folder, source, "--quiet", "-o", output, status=1)[1]
+    assert not output.read_bytes() and not Path(f"{output}.resume").exists()
+
+
 def test_resume_touches_no_file_of_another_run(folder, parts, source, lines, tmp_path, capfd):
     """Other options, another model, another input, a changed file, somebody's text, a false record: refused, nothing modified."""
     part, record = tmp_path / "part", tmp_path / "part.resume"
@@ -374,7 +402,7 @@ def test_a_stopped_run_can_be_resumed(folder, source, tmp_path, signum, status, 
         process.send_signal(signum)
     _, err = process.communicate(timeout=60)
     assert process.returncode == status, err
-    assert err.count("\n") == 1 and "stopped (lines written: " in err and "--resume continues" in err
+    assert err.count("\n") == 1 and "stopped (lines written: " in err and "run it again with --resume to continue" in err
     done = output.read_bytes().count(b"\n")
     assert 0 < done < 12 * 400 and f"{done:,}" in err
     head = many.read_text(encoding="utf-8").splitlines(keepends=True)[: done + 30]
@@ -395,7 +423,7 @@ def test_a_worker_that_dies_takes_nothing_with_it(folder, source, tmp_path, capf
     os.kill(next(pid for pid in children if b"spawn_main" in named[pid]), signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and err.count("\n") == 1, err
-    assert "error: a worker process died" in err and "--resume continues" in err
+    assert "error: a worker process died" in err and "with --resume to continue" in err
     done = output.read_bytes()
     lines = done.count(b"\n")
     assert f"(lines written: {lines:,}" in err
@@ -645,8 +673,8 @@ def test_files_that_cannot_be(folder, parts, source, tmp_path, capfd):
         assert f"{bad}: " in error(*flat({**parts, "--verifier": bad}))
         assert f"{bad}: " in error(*flat({**parts, "--drafter": bad}))
     missing = tmp_path / "missing"
-    assert f"{missing}: no such checkpoint" in error(*flat({**parts, "--verifier": missing}))
-    assert f"{missing}: not a model folder" in error("--model", missing)
+    assert f"{missing}: No such file" in error(*flat({**parts, "--verifier": missing}))
+    assert f"{missing}: no such folder" in error("--model", missing)
     assert "No such file" in error(*flat({**parts, "--codes": missing}))
     swapped = {**parts, "--verifier": parts["--drafter"], "--drafter": parts["--verifier"]}
     assert "the verifier is a block drafter; the drafter is not a block drafter" in error(*flat(swapped))
@@ -698,8 +726,8 @@ def test_a_full_disk(folder, source, tmp_path, capfd, monkeypatch):
     kept = output.read_bytes()
     assert content.startswith(kept) and kept.endswith(b"\n")
     assert err == (
-        f"specdec-translate: error: {output}: No space left on device (lines written: {kept.count(10)}, to {output}, "
-        "--resume continues)\n"
+        f"specdec-translate: error: {output}: No space left on device (lines written: {kept.count(10)}, to {output}); "
+        "run it again with --resume to continue\n"
     )
     monkeypatch.undo()
     run(capfd, *options, output, "--resume")
@@ -723,7 +751,7 @@ def test_a_signal_as_lines_are_written(folder, source, tmp_path, capfd, monkeypa
     monkeypatch.setattr(os, "write", interrupted)
     err = run(capfd, *options, output, status=130)[1]
     monkeypatch.undo()
-    assert f"stopped (lines written: 4, to {output}, --resume continues)" in err
+    assert f"stopped (lines written: 4, to {output}); run it again with --resume to continue\n" in err
     assert output.read_bytes().count(b"\n") == 4
     run(capfd, *options, output, "--resume")
     assert output.read_bytes() == whole.read_bytes()

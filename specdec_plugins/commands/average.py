@@ -3,7 +3,9 @@
 import argparse
 import sys
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command
+from specdec_plugins.formats.errors import printable
 
 
 def parser() -> Parser:
@@ -14,10 +16,12 @@ def parser() -> Parser:
 
 
 def run(options: argparse.Namespace) -> None:
+    ready.readable(*options.inputs)
+    ready.writable(options.output, parents=True)
     from specdec_plugins.formats import checkpoint
 
     checkpoint.save(checkpoint.average(options.inputs), options.output)
-    print(f"{options.output}: average of {len(options.inputs)} checkpoints")
+    print(f"{printable(options.output)}: average of {len(options.inputs)} checkpoints")
 
 
 main = command(parser, run)

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
 from specdec_plugins.commands.runner import Parser, command, number, out_of_range, whole
 from specdec_plugins.extras import install_command
@@ -26,9 +27,9 @@ def parser() -> Parser:
         "memory, and differences in the output.",
         epilog="Throughput is measured with every mix of processes and threads that keeps all cores busy, and the fastest "
         "counts; CTranslate2 uses translators (inter_threads) for processes. Peak memory is the maximum over the run. The last "
-        "line on stdout is JSON with all measurements. ctranslate2 and figures require: " + install_command("bench"),
+        "line on stdout is JSON with all measurements. ctranslate2 and figures require the extra bench.",
     )  # fmt: skip
-    p.add_argument("--model", required=True, metavar="DIR", help="model folder or Hugging Face folder")
+    p.add_argument("--model", required=True, metavar="DIR", help="model or Hugging Face folder, or ORG/NAME of the Hub")
     p.add_argument("--input", required=True, metavar="FILE", help="source text")
     p.add_argument("--tokenized", action="store_true", help="the input is subwords, separated by spaces")
     p.add_argument("--reference", metavar="FILE", help="reference translations, for BLEU")
@@ -63,12 +64,16 @@ def check(options: argparse.Namespace) -> list[Fault]:
             faults.append(("block_sizes", f"'{block}' is neither auto nor a number from 1"))
     faults += [("tau", f"{tau} is not a finite number from 0") for tau in options.tau if not 0 <= tau < math.inf]
     if options.report and not find_spec("matplotlib"):
-        faults.append(("report", f"requires matplotlib, which is not installed: {install_command('bench')}"))
+        faults.append(("report", f"requires matplotlib, which is not installed; run: {install_command('bench')}"))
     return faults
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure; print the tables and the JSON line."""
+    ready.readable(options.input, options.reference)
+    ready.writable_folder(options.report)
+    ready.device(options.device)
+    name, options.model = options.model, ready.model(options.model)
     from specdec_plugins.formats.folder import load_folder
     from specdec_plugins.measure.report import measured_rows, write_report
     from specdec_plugins.settings import Settings
@@ -80,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
     text = read_text(reader, options.input, options.reference, options.sentences, options.tokenized)
     loads = workloads(options.measure, options.batch_sizes, options.threads or thread_choices(options.device), options.device)
     plan = Plan(options.model, systems_of(options, pair.drafter is not None), loads, options.rounds)
-    signature = {**machine(options.device), "block_size": pair.block_size, "model": options.model, "input": options.input,
+    signature = {**machine(options.device), "block_size": pair.block_size, "model": name, "input": options.input,
                  "sentences": len(text.sources)}  # fmt: skip
     with Steps(1.0) as steps:
         found = measured_rows(plan, text, reader, steps)

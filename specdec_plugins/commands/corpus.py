@@ -1,6 +1,7 @@
 """The command ``specdec-corpus``: translate whole corpora shard by shard. Running it again resumes."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -9,9 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from specdec_plugins import __version__
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import Steps
-from specdec_plugins.commands.runner import Parser, out_of_range, run_command, whole
-from specdec_plugins.commands.translate import BUFFER_SIZE, COMMON, add_options, decoding_faults, model_name, option_groups
+from specdec_plugins.commands.runner import Parser, out_of_range, run_command, say, whole
+from specdec_plugins.commands.translate import (
+    BUFFER_SIZE,
+    COMMON,
+    add_options,
+    decoding_faults,
+    model_name,
+    option_groups,
+    require,
+)
 from specdec_plugins.commands.translation.answers import Answerer, Answers, identity, settings_of
 from specdec_plugins.commands.translation.inputs import Buffer
 from specdec_plugins.commands.translation.verdict import verdict
@@ -22,6 +32,7 @@ from specdec_plugins.corpora.plan import Plan, make_plan
 from specdec_plugins.corpora.stores import placed
 from specdec_plugins.corpora.values import COUNTED, Executor, Job, ShardReport
 from specdec_plugins.decoding.stats import DecodeStats
+from specdec_plugins.formats import hub
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES
 
@@ -110,6 +121,14 @@ def job_of(options: argparse.Namespace) -> Job:
     )  # fmt: skip
 
 
+def on_any_machine(options: argparse.Namespace, model: str | None, drafter: str | None) -> argparse.Namespace:
+    """The options, with the commits of models of the Hub, by the names that were given, in place of this machine's folders."""
+    commits = {
+        name: hub.pinned(given, getattr(options, name)) for name, given in (("model", model), ("drafter", drafter)) if given
+    }
+    return argparse.Namespace(**{**vars(options), **commits})
+
+
 def made_by(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that determines the output, by name. Lines that end a run leave no output, so they may be skipped later."""
     found = identity(options)
@@ -120,16 +139,24 @@ def made_by(options: argparse.Namespace) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> None:
     """Translate, or estimate. Raises ValueError, OSError or ImportError."""
+    models = options.model, options.drafter
+    require(options)
+    for path in options.inputs:
+        if "://" not in path:
+            os.stat(path)  # the last of many is missed before the first is read
+    if "://" not in options.output and not options.dry_run:
+        ready.writable_folder(options.output)
     suffix = (".jsonl" if options.format == "json" else ".txt") + (f".{options.compress}" if options.compress else "")
     plan = partial(make_plan, options.inputs, options.column, options.shard_size, suffix)
-    executor, job = executor_of(options), job_of(options)
+    executor = executor_of(options)
+    job = job_of(on_any_machine(options, *models) if options.ray else options)
     if options.dry_run:
         print("\n".join(estimate(plan(), job, options.workers)))
         return
     with manifest.owned(options.output):
         made, done = manifest.resume(options.output, made_by(options), options.inputs, plan)
         if not made.shards:
-            print(f"specdec-corpus: {', '.join(Path(path).name for path in options.inputs)}: no lines", file=sys.stderr)
+            say(f"specdec-corpus: {', '.join(Path(path).name for path in options.inputs)}: no lines")
         reports = [*done, *translated(executor, made, done, job, options.quiet)]
         manifest.same_inputs(options.output, made, options.inputs, plan)  # still
         reports.sort(key=lambda report: report.number)

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import TypeVar
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import Parser, command, same_file
+from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
 
@@ -39,6 +41,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 
 def run(options: argparse.Namespace) -> None:
+    ready.readable(*options.text, *(options.source or ()))
+    ready.writable(options.output, parents=True)
+    options.model = ready.model(options.model)
     from specdec_plugins.decoding.datastore import Datastore
     from specdec_plugins.formats.folder import load_folder
 
@@ -61,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
             store = Datastore.of((codec.encode_target(line) for line in texts if line.strip()), eos)
     store.save(options.output, pair.target.fingerprint(), pair.source.fingerprint())
     memory = f", of {len(store.memory.totals):,} sentences with sources" if store.memory else ""
-    print(f"{options.output}: {len(store):,} tokens{memory}")
+    print(f"{printable(options.output)}: {len(store):,} tokens{memory}")
 
 
 def aligned(source: str, text: str) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, out_of_range, whole
 from specdec_plugins.settings import Fault
 
@@ -37,6 +38,8 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def run(options: argparse.Namespace) -> None:
     if options.model:
+        ready.model(options.model)
+        ready.readable(options.input)
         return show(options.model, options.input, options.batch_size)
     for number, (model, text) in enumerate(SHIPPED.items()):
         print("\n" * bool(number) + f"== data/{model}, data/{text}\n")

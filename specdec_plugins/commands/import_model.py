@@ -2,17 +2,23 @@
 
 import argparse
 import sys
+from importlib.util import find_spec
 
-from specdec_plugins.commands.runner import Parser, command
+from specdec_plugins.commands import ready
+from specdec_plugins.commands.progress import Steps
+from specdec_plugins.commands.runner import Parser, command, print_sizes
 from specdec_plugins.settings import Fault
 
 
 def parser() -> Parser:
     p = Parser(
         prog="specdec-import",
-        description="Make a model folder from a local Hugging Face folder: Marian, M2M100, NLLB, BART, mBART or Pegasus.",
+        description="Make a model folder from a Hugging Face folder or a model of its Hub: Marian, M2M100, NLLB, BART, mBART or "
+        "Pegasus.",
     )
-    p.add_argument("folder", metavar="DIR", help="config.json, weights and tokenizer files, as published")
+    p.add_argument(
+        "folder", metavar="DIR", help="folder with config.json, weights and tokenizer files, as published, or ORG/NAME"
+    )
     p.add_argument("--output", metavar="FOLDER", help="the folder to make")
     p.add_argument("--half", action="store_true", help="store weights in float16: half the size, slightly different numbers")
     p.add_argument("--check", nargs="?", const="", metavar="TEXT",
@@ -29,19 +35,23 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def run(options: argparse.Namespace) -> None:
     """Make the folder, check it, and print what was done. Raises ValueError, OSError or ImportError."""
+    ready.new_folder(options.output)
+    ready.readable(options.check or None)
+    if options.check is not None and not find_spec("transformers"):
+        raise ImportError("--check compares with transformers, which is not installed; run: pip install transformers")
+    options.folder = ready.model(options.folder)
     from specdec_plugins.formats.folder import load_folder, save_folder
 
     if options.output:
-        sizes = save_folder(load_folder(options.folder), options.output, options.half)
-        for name, size in [*sizes.items(), (options.output, sum(sizes.values()))]:
-            print(f"{size / 1e6:8.2f} MB  {name}")
+        print_sizes(save_folder(load_folder(options.folder), options.output, options.half), options.output)
     if options.check is not None:
         from specdec_plugins.measure.certificate import certify
         from specdec_plugins.text.lines import read_lines
 
         lines = list(read_lines(options.check)) if options.check else None
         languages = options.source_lang, options.target_lang
-        certificate = certify(options.folder, options.output or options.folder, lines, *languages)
+        with Steps(1.0) as steps:
+            certificate = certify(options.folder, options.output or options.folder, lines, *languages, steps.step)
         print(certificate)
         if options.output:
             certificate.save(options.output)

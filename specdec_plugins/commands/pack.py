@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_plugins.commands.runner import Parser, command, out_of_range, whole
+from specdec_plugins.commands import ready
+from specdec_plugins.commands.runner import Parser, command, out_of_range, print_sizes, whole
 from specdec_plugins.settings import Fault
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.vocabulary import SPECIAL
@@ -47,6 +48,13 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def run(options: argparse.Namespace) -> None:
     """Make the folder and print its files. Raises ValueError or OSError."""
+    ready.new_folder(options.output)
+    if Path(options.verifier).is_dir():
+        ready.model(options.verifier)
+    else:
+        ready.readable(options.verifier, options.codes)
+        ready.folder(options.data)
+    ready.readable(options.drafter, options.draft_vocabulary)
     import torch
 
     from specdec_plugins.decoding.backends.torch.transformer import DRAFT_VOCABULARY
@@ -64,9 +72,7 @@ def run(options: argparse.Namespace) -> None:
     Translator(pair, Settings(strategy="specdec" if drafter else "ar"))  # raises if the pair cannot decode
     sizes = model_folder.save_folder(pair, options.output, options.half)
     model_folder.load_folder(options.output)
-    total = sum(sizes.values())
-    for name, size in [*sizes.items(), (options.output, total)]:
-        print(f"{size / 1e6:8.2f} MB  {name}")
+    print_sizes(sizes, options.output)
 
 
 def load(options: argparse.Namespace) -> "Pair":

@@ -423,7 +423,7 @@ def share(value: str) -> float:
 
 def run(options: argparse.Namespace) -> None:
     if not find_spec("fairseq_cli"):  # fail now, not after hours of work
-        raise ImportError(f"binarising needs fairseq, which is not installed: {install_command('train')}")
+        raise ImportError(f"binarising needs fairseq, which is not installed; run: {install_command('train')}")
     if options.max_length is None:
         options.max_length = 0 if options.bpe_applied else 175
     if options.max_ratio is None:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from specdec_plugins.formats.errors import printable
+
 LOG_INTERVAL = 10.0  # seconds between two lines of `Steps` in a log
 
 
@@ -26,17 +28,17 @@ class Steps:
         """Step ``what`` begins after ``done`` of the total."""
         if not self.bar.disable:
             self.bar.n = done
-            self.bar.set_description_str(what)
+            self.bar.set_description_str(printable(what))
             return
         now = time.monotonic()
         if now - self.shown >= LOG_INTERVAL:
             self.shown = now
             left = (now - self.began) * (self.total / done - 1) if done else 0.0
-            print(what + (f"; {self.bar.format_interval(left)} left" if left else ""), file=sys.stderr, flush=True)
+            print(printable(what) + (f"; {self.bar.format_interval(left)} left" if left else ""), file=sys.stderr, flush=True)
 
     def warn(self, message: str) -> None:
         """Print a line that stays."""
-        self.bar.write(message, file=sys.stderr)
+        self.bar.write(printable(message), file=sys.stderr)
 
     def __enter__(self) -> "Steps":
         return self

@@ -4,17 +4,20 @@ Exit status: 0 done; 1 bad input or a file error; 2 wrong options; 130 Ctrl-C; 1
 """
 
 import argparse
+import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
 from specdec_plugins import __version__
+from specdec_plugins.extras import needed
+from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import MOST, MOST_THREADS, Fault, Option, OptionError
 
 ITERATIVE = [f"--iter-decode-{name}" for name in ("eos-penalty", "force-max-iter", "max-iter", "with-beam")]
@@ -87,7 +90,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Any:
         message = re.sub(r"^argument (?:-\w/)?(\S+?)(?:/\S+)?: ", r"\1: ", message)
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{printable(self.prog)}: error: {printable(message)}\n")
 
 
 def whole(text: str) -> int:
@@ -127,7 +130,13 @@ def run_command(
     ``check`` returns faults as (name, message). ``run`` may raise OptionError; ValueError, OSError or ImportError for bad input.
     When a run ends early, ``ending`` says what was written and ``resumption`` how to continue.
     """
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
+        with needed("completion", "completion"):
+            import argcomplete
+        argcomplete.autocomplete(parser)
     options = parser.parse_args(argv)
+    if logging.lastResort:  # it writes warnings to stderr where nothing else is set up
+        logging.lastResort.setFormatter(LogFormatter())
     try:
         if faults := list(check(options)):
             raise OptionError(faults)
@@ -156,7 +165,7 @@ def run_command(
         return _failed(1, parser, f"{error or 'out of memory'}{ending()}")
     except (KeyboardInterrupt, Terminated) as stop:
         below = "\n" * sys.stderr.isatty()  # the terminal's line holds ^C or a progress bar
-        print(f"{below}{parser.prog}: stopped{ending()}{resumption}", file=sys.stderr)
+        print(f"{below}{printable(f'{parser.prog}: stopped{ending()}{resumption}')}", file=sys.stderr)
         return 130 if isinstance(stop, KeyboardInterrupt) else 143
 
 
@@ -190,6 +199,25 @@ def same_file(one: str | None, other: str | None) -> bool:
     )
 
 
+def say(line: str) -> None:
+    """Print a line on stderr. It may quote file names and contents, so nothing in it may steer the terminal."""
+    print(printable(line), file=sys.stderr)
+
+
+class LogFormatter(logging.Formatter):
+    """Log lines whose messages and tracebacks cannot steer a terminal. Further lines of a record are indented, so that no text
+    passes for a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n    ".join(map(printable, super().format(record).rstrip().split("\n")))
+
+
+def print_sizes(sizes: Mapping[str, int], folder: str) -> None:
+    """Print the size of each file of a new folder, and of the whole."""
+    for name, size in [*sizes.items(), (folder, sum(sizes.values()))]:
+        print(f"{size / 1e6:8.2f} MB  {printable(name)}")
+
+
 def _flush() -> None:
     if sys.stdout is not None:  # None if the caller closed it
         sys.stdout.flush()
@@ -202,7 +230,7 @@ def _discard_output() -> None:
 
 
 def _failed(status: int, parser: argparse.ArgumentParser, message: str) -> int:
-    print(f"{parser.prog}: error: {' '.join(message.splitlines())}", file=sys.stderr)
+    say(f"{parser.prog}: error: {' '.join(message.splitlines())}")
     return status
 
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.commands.runner import Parser, command
+from specdec_plugins.commands import ready
+from specdec_plugins.commands.runner import Parser, command, say
+from specdec_plugins.formats.errors import printable
 from specdec_plugins.measure.hypotheses import read, same_length, wrong_tokenisation
 from specdec_plugins.measure.scores import TESTS, UNKNOWN, add_comet, add_rouge, compare, make_metrics, scores
 from specdec_plugins.settings import Fault
@@ -58,6 +60,8 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def run(options: argparse.Namespace) -> None:
     """Score; print the table or write the JSON. Raises ValueError or OSError."""
+    ready.readable(*options.systems, options.reference, options.baseline, options.source)
+    ready.writable(None if options.json == "-" else options.json)
     how = options.tokenized, options.remove_bpe
     reference = read(options.reference or options.systems[0], "T", *how)
     if not options.reference and reference.kind != "T":
@@ -69,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
         same_length(text, reference)
     for text in {(text.path, text.kind): text for text in [*systems, reference]}.values():
         if warning := wrong_tokenisation(text, options.tokenized):
-            print(f"specdec-score: warning: {warning}", file=sys.stderr)
+            say(f"specdec-score: warning: {warning}")
     if options.tokenized:
         reference.lines[:] = [UNKNOWN.sub("<<unk>>", line) for line in reference.lines]
 
@@ -102,13 +106,13 @@ def table(result: dict[str, Any]) -> str:
     below: dict[int, str] = {}  # agreement with the baseline, by the number of rows above
     for row in result["systems"]:
         scored = row["scores"]
-        rows.append([row["system"], *(f"{scored[name]['score']:.{4 if name == 'COMET' else 2}f}" for name in names)])
+        rows.append([printable(row["system"]), *(f"{scored[name]['score']:.{4 if name == 'COMET' else 2}f}" for name in names)])
         if "identical" in row:
             for title in TESTS.values():
                 chances = [scored[name].get(title, {}).get("p_value") for name in names]
                 rows.append([f"  p, {title}", *("-" if p is None else f"{p:.4f}" for p in chances)])
             same = f"{row['identical']:,} of {total:,} ({row['identical'] / total:.1%})"
-            below[len(rows)] = (
+            below[len(rows)] = printable(
                 f"  sentences identical to {result['baseline']}: {same}; {names[0]} to it {row['bleu_to_baseline']:.2f}"
             )
     plain: dict[str, Any] = {"tablefmt": "plain", "disable_numparse": True, "preserve_whitespace": True}

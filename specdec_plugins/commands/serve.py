@@ -2,11 +2,13 @@
 
 import argparse
 import asyncio
+import errno
 import gc
 import ipaddress
 import logging
 import math
 import signal
+import socket
 import sys
 import threading
 import tomllib
@@ -16,8 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from specdec_plugins.commands.runner import Parser, Terminated, command, number, out_of_range, whole
+from specdec_plugins.commands import ready
+from specdec_plugins.commands.runner import LogFormatter, Parser, Terminated, command, number, out_of_range, whole
 from specdec_plugins.extras import needed
+from specdec_plugins.formats import hub
 from specdec_plugins.settings import DTYPES, Fault, OptionError, Settings
 
 log = logging.getLogger(__name__)
@@ -35,7 +39,8 @@ def parser() -> Parser:
     )  # fmt: skip
     p.set_defaults(tables={})  # of models in configurations: their options, by name
     add = p.add_argument
-    add("--model", metavar="DIR", action="append", default=[], help="model or Hugging Face folder; repeat it for more pairs")
+    add("--model", metavar="DIR", action="append", default=[], help="model or Hugging Face folder, or ORG/NAME of the "
+        "Hub; repeat it for more pairs")  # fmt: skip
     add("--config", metavar="FILE", action=Config, help="these options in TOML, and models with options of their own "
         "(docs/serve.md); later options override it")  # fmt: skip
     add("--host", default="127.0.0.1", metavar="NAME", help="where to listen (default: 127.0.0.1, this machine only)")
@@ -103,7 +108,7 @@ def dest_of(key: str) -> str:
 
 def models_of(options: argparse.Namespace) -> list[tuple[str, argparse.Namespace]]:
     """The models' names and options; ``model`` is the folder."""
-    chosen = [(Path(folder).resolve().name, {"model": folder}) for folder in options.model] + [*options.tables.items()]
+    chosen = [(hub.short(folder), {"model": folder}) for folder in options.model] + [*options.tables.items()]
     return [(name, argparse.Namespace(**{**vars(options), **own})) for name, own in chosen]
 
 
@@ -148,7 +153,52 @@ def names_of(options: argparse.Namespace) -> list[str] | None:
     return [] if local else None
 
 
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to the addresses of a host, before models load, so that a port in use is reported at once. They accept
+    connections only later. Raises OSError that names the address."""
+    found, fault = list[socket.socket](), None
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            try:
+                found.append(bound(family, kind, protocol, address))
+            except OSError as error:
+                fault = error
+                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # localhost, on a machine without IPv6
+                    raise
+        if fault and not found:
+            raise fault
+    except OSError as error:
+        for each in found:
+            each.close()
+        advice = "; choose another --port" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(error.errno, f"{error.strerror or error}{advice}", f"{host}:{port}") from None
+    return found
+
+
+def bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
+    """A socket with the options that asyncio sets."""
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
 def run(options: argparse.Namespace) -> None:
+    listening = listen(options.host, options.port)
+    ready.readable(options.keys)
+    ready.writable_folder(options.glossaries)
+    for _, own in models_of(options):
+        ready.model(own.model)
+        ready.drafter(own.draft_with)
+        ready.device(own.device)
     again = threading.Event()  # whether SIGHUP has arrived
     signal.signal(signal.SIGHUP, lambda *_: again.set())  # also while models load for the first time
     with needed("serve", "specdec-serve"):
@@ -164,8 +214,11 @@ def run(options: argparse.Namespace) -> None:
     from specdec_plugins.translator import Translator
 
     settle()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     keys = read_keys(options.keys) if options.keys else None
+    glossaries = Glossaries(options.glossaries)
     threads = [EngineThread() for _ in range(SESSIONS)]
 
     def load(name: str, own: argparse.Namespace) -> Model:
@@ -176,7 +229,7 @@ def run(options: argparse.Namespace) -> None:
         options.max_characters, options.max_texts, options.timeout, per_minute=options.max_per_minute, quota=options.quota
     )
     try:
-        service = Service([load(*each) for each in models_of(options)], limits, keys, Glossaries(options.glossaries))
+        service = Service([load(*each) for each in models_of(options)], limits, keys, glossaries)
     except BaseException:
         close_all(threads)
         raise
@@ -195,7 +248,13 @@ def run(options: argparse.Namespace) -> None:
         reloading: asyncio.Task | None = None
 
         async def startup(self, sockets=None) -> None:
-            await super().startup(sockets)
+            try:
+                await super().startup(sockets)
+            except OSError as error:  # another process has come to listen there since
+                raise OSError(error.errno, error.strerror, f"{options.host}:{options.port}") from None
+            for each in sockets or ():
+                host, port, *_ = each.getsockname()
+                log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
             if again.is_set():
                 self.reload()
@@ -222,9 +281,11 @@ def run(options: argparse.Namespace) -> None:
         server_header=False, loop="asyncio", http=Patient, ws="none",
         timeout_graceful_shutdown=math.ceil(options.grace) + DRAIN,
     )  # fmt: skip
-    with suppress(Terminated, KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped
-        Server(config).run()
-    close_all(threads)
+    try:
+        with suppress(Terminated, KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped
+            Server(config).run(listening)
+    finally:
+        close_all(threads)
 
 
 main = command(parser, run, check)

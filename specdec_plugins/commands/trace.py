@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specdec_plugins.formats.errors import UNSAFE
+
 if TYPE_CHECKING:  # options are checked before torch is loaded
     from specdec_plugins.translations import Pass
 
 ACCEPTED, OWN, REFUSED = "\033[32m", "\033[1;34m", "\033[9;31m"  # green, bold blue, red struck through
 RESET = "\033[0m"
 
-# Characters that steer a terminal or reorder a line: controls, line separators, direction overrides. Joiners (U+200C, U+200D)
-# and no-break spaces stay: Persian, Hindi and French need them.
-UNSAFE = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 REPLACEMENTS = dict.fromkeys(UNSAFE, "\N{REPLACEMENT CHARACTER}")
 
 

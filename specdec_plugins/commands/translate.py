@@ -12,6 +12,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.progress import bar
 from specdec_plugins.commands.runner import (
     Parser,
@@ -20,6 +21,7 @@ from specdec_plugins.commands.runner import (
     out_of_range,
     run_command,
     same_file,
+    say,
     whole,
     whole_or_word,
 )  # fmt: skip
@@ -30,7 +32,9 @@ from specdec_plugins.commands.translation.inputs import Buffer, Inputs, read_buf
 from specdec_plugins.commands.translation.output import Output
 from specdec_plugins.commands.translation.summary import summary
 from specdec_plugins.files import MARKUP, format_of
+from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import SCORED, UNTRAINED, Fault, Option, OptionError, Settings, option_of
+from specdec_plugins.text.glossary import Glossary
 from specdec_plugins.text.lines import MAX_DOCUMENT_BYTES, LineReader, count_line_ends
 from specdec_plugins.text.patterns import pattern
 from specdec_plugins.workers import Workers
@@ -86,7 +90,8 @@ def option_groups(p: Parser) -> dict[str, argparse._ArgumentGroup]:
 def add_options(groups: dict[str, argparse._ArgumentGroup]) -> None:
     """The options that `Answerer` reads, of models, text, decoding and batches. `decoding_faults` checks them."""
     model, text, machine, report = (groups[name].add_argument for name in ("model", "text", "machine", "report"))
-    model("--model", metavar="DIR", help="model folder (see specdec-pack and specdec-import), or a Hugging Face folder")
+    model("--model", metavar="DIR", help="model folder (see specdec-pack and specdec-import), Hugging Face folder, "
+          "or ORG/NAME of its Hub")  # fmt: skip
     model("--verifier", metavar="PT", help="without a folder: fairseq checkpoint of the autoregressive model")
     model(
         "--drafter",
@@ -141,7 +146,9 @@ def add_option(group: argparse._ArgumentGroup, name: str, how: Option, default: 
     words = [word for word in how.words if word not in how.hidden]
     kinds: dict[type, Callable[[str], object]] = {int: whole_or_word if words else whole, float: number, str: str}
     letter = how.letter or "{" + ",".join(words) + "}"
-    group.add_argument(name_on_line, dest=name, type=kinds[how.kind], default=default, metavar=letter, help=how.help)
+    made = group.add_argument(name_on_line, dest=name, type=kinds[how.kind], default=default, metavar=letter, help=how.help)
+    if words := list(UNTRAINED) if name == "draft_with" else words:
+        made.completer = lambda **_: words  # type: ignore[attr-defined]  # argcomplete's
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -150,15 +157,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Progress:
-    """When a run ends early: how much was written, and whether it can be resumed."""
+    """When a run ends early: how much was written, and how to continue."""
 
     output: Output | None = None
+    files: Files | None = None
 
     def __call__(self) -> str:
+        if self.files is not None:
+            done, total = self.files.written, len(self.files.options.files)
+            return f" (files written: {done:,} of {total:,})" if done + self.files.skipped < total > 1 else ""
         if self.output is None or not self.output.lines:
             return ""
-        place = (self.output.path or "stdout") + ", --resume continues" * self.output.recorded
-        return f" (lines written: {self.output.lines:,}, to {place})"
+        how = "; run it again with --resume to continue" * self.output.recorded
+        return f" (lines written: {self.output.lines:,}, to {self.output.path or 'stdout'}){how}"
 
 
 def check(options: argparse.Namespace) -> list[Fault]:
@@ -281,15 +292,32 @@ def format_faults(options: argparse.Namespace) -> Iterator[Fault]:
         yield "min_confidence", f"{options.min_confidence:g} is not between 0 and 1"
 
 
-def run_files(options: argparse.Namespace) -> None:
+def require(options: argparse.Namespace) -> None:
+    """Raise ValueError, OSError or ImportError for models and files that are missing, before torch loads. A model of the Hub is
+    replaced by its folder."""
+    if options.model:
+        options.model = ready.model(options.model)
+        options.drafter = options.drafter and ready.model(options.drafter)
+    else:
+        ready.readable(options.verifier, options.drafter, options.codes)
+        ready.folder(options.data)
+    ready.readable(options.glossary, options.datastore)
+    if options.glossary:
+        Glossary.read(options.glossary)
+    ready.drafter(options.draft_with)
+    if not getattr(options, "ray", None):  # which may run it elsewhere
+        ready.device(options.device)
+
+
+def run_files(options: argparse.Namespace, progress: Progress) -> None:
     """Translate files whole. Raises ValueError or OSError."""
     with ExitStack() as stack:
         work: Callable[[Iterable], Iterator]
         if options.workers > 1:
             work = stack.enter_context(Workers(options.workers, partial(unit_answerer, options))).map
         else:
-            work = partial(map, unit_answerer(options))
-        files = Files(options, report)
+            work = partial(loaded_late, partial(unit_answerer, options))
+        files = progress.files = Files(options, report)
         settings, began = settings_of(options), time.perf_counter()
         size = options.buffer_size or BUFFER_SIZE
         stats = files.write(work(files.batches(size)))
@@ -301,14 +329,28 @@ def model_name(options: argparse.Namespace) -> str:
     return options.model or options.verifier
 
 
+def loaded_late(build: Callable[[], Callable], tasks: Iterable) -> Iterator:
+    """What ``build()`` returns, of each task. The first task comes first: a file that cannot be read needs no model."""
+    function = None
+    for task in tasks:
+        function = function or build()
+        yield function(task)
+
+
 def report(what: str) -> None:
-    print(f"specdec-translate: {what}", file=sys.stderr)
+    say(f"specdec-translate: {what}")
 
 
 def run(options: argparse.Namespace, progress: Progress) -> None:
-    """Translate, a buffer of lines at a time. Raises ValueError or OSError."""
+    """Translate, a buffer of lines at a time. Raises ValueError, OSError or ImportError."""
+    require(options)
+    ready.readable(*options.files, options.reference, options.hint)
+    if is_folder(options.output):
+        ready.writable_folder(options.output)
+    else:
+        ready.writable(options.output, parents=has_formats(options))
     if has_formats(options):
-        return run_files(options)
+        return run_files(options, progress)
     with ExitStack() as stack:
         longest = None if options.windows is None else MAX_DOCUMENT_BYTES
         skipped = None if options.on_error == "stop" else lambda error: report(f"{error}, skipped")
@@ -334,7 +376,7 @@ def run(options: argparse.Namespace, progress: Progress) -> None:
         stats = write(output, source, work(read_buffers(source, size, *beside)), shown)
         shown.close()
         if not output.lines:
-            print(f"specdec-translate: {source.name} is empty", file=sys.stderr)
+            report(f"{source.name} is empty")
         elif stats and not options.quiet:
             print("\n".join(summary(settings, stats, time.perf_counter() - began, model_name(options))), file=sys.stderr)
 
@@ -348,7 +390,7 @@ def write(output: Output, source: Inputs, answered: Iterable[Answers], shown) ->
                 print(traced, file=sys.stderr)
             shown.update()
             if answer.said:
-                shown.write(f"specdec-translate: {source.place(index)}: {answer.said}", file=sys.stderr)
+                shown.write(printable(f"specdec-translate: {source.place(index)}: {answer.said}"), file=sys.stderr)
         output.write([(answer.line, answer.text) for answer in answers.lines])
         if answers.too_long:
             raise ValueError(f"{source.place(output.lines)}: {answers.too_long}")

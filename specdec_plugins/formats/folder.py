@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_plugins.formats import checkpoint, description, fairseq, huggingface, spec, tensors
+from specdec_plugins.formats import checkpoint, description, fairseq, hub, huggingface, spec, tensors
 from specdec_plugins.formats.code import refuse_own_code
 from specdec_plugins.formats.description import CodecEntry, Description, DrafterEntry, VerifierEntry, codec_entry, read_json
 from specdec_plugins.formats.errors import listed
@@ -52,7 +52,7 @@ class Pair:
     @classmethod
     def open(cls, verifier: Model, drafter: DrafterModel | None, config: CodecConfig) -> "Pair":
         """The pair with its codec opened. Raises ValueError for damaged codec files."""
-        return cls(config.folder, verifier, drafter, open_codec(config, verifier.spec.symbols), config)
+        return cls(hub.title(config.folder), verifier, drafter, open_codec(config, verifier.spec.symbols), config)
 
     @property
     def source(self) -> Vocabulary:
@@ -69,8 +69,9 @@ class Pair:
 
 
 def load_folder(folder: str | os.PathLike[str]) -> Pair:
-    """Read a model folder, or a Hugging Face folder. Raises ValueError naming the file at fault."""
-    folder = Path(folder)
+    """Read a model folder or a Hugging Face folder, which may be one of the Hub (`hub.py`). Raises ValueError naming the file at
+    fault."""
+    folder = hub.find(folder)
     path = folder / "model.json"
     try:
         if huggingface.is_huggingface(folder):

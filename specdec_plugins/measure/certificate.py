@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from specdec_plugins.settings import Settings
 from specdec_plugins.text.lines import read_lines
 
 SHOWN = 5  # differences printed
+LOADED, DECODED = 0.05, 0.15  # parts of the time, roughly: transformers takes most
 LINES = Path(__file__).with_name("certificate.txt")  # of many languages
 
 
@@ -90,9 +91,12 @@ def ended(row: list[int], eos: int) -> list[int]:
 
 @torch.inference_mode()
 def certify(
-    original: str, folder: str, lines: Sequence[str] | None = None, source_lang: str | None = None, target_lang: str | None = None
-) -> Certificate:
-    """Compare ``folder`` with transformers' reading of the ``original``. Raises ValueError or ImportError."""
+    original: str, folder: str, lines: Sequence[str] | None = None, source_lang: str | None = None,
+    target_lang: str | None = None, step: Callable[[str, float], None] = lambda what, done: None,
+) -> Certificate:  # fmt: skip
+    """Compare ``folder`` with transformers' reading of the ``original``. ``step`` is told what is done next, and the part of the
+    work, up to 1, that is done. Raises ValueError or ImportError."""
+    step("loading transformers and the model", 0.0)
     transformers, pair = library(), load_folder(folder)
     lines = list(read_lines(LINES)) if lines is None else lines
     languages = source_lang or pair.config.source_lang or None, target_lang or pair.config.target_lang or None
@@ -105,6 +109,7 @@ def certify(
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(original, local_files_only=True, dtype=torch.float32).eval()
     sources = [pair.codec.encode(line, *languages) for line in lines]
     requests = [engine.request(number, source.ids, forced=source.forced) for number, source in enumerate(sources)]
+    step(f"decoding {len(lines):,} lines", LOADED)
     found = {each.index: each.tokens for each in engine.decode(requests, None, None)}
     beam = engine.rules.beam()
     beams = [replace(request, beam=beam) for request in requests] if beam.size > 1 else []
@@ -112,6 +117,7 @@ def certify(
     symbols, verifier = pair.verifier.spec.symbols, engine.roles.verifier
     counts, largest, differences = Counter[str](), 0.0, list[Difference]()
     for number, (line, source, request) in enumerate(zip(lines, sources, requests)):
+        step(f"comparing line {number + 1:,} of {len(lines):,} with transformers", DECODED + (1 - DECODED) * number / len(lines))
         tokens, theirs = found[number], tokenizer(line)["input_ids"]
         counts["sources"] += theirs == source.ids
         counts["texts"] += tokenizer.decode(tokens, skip_special_tokens=True) == pair.codec.decode(tokens)

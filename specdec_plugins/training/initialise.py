@@ -14,8 +14,10 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+from specdec_plugins.commands import ready
 from specdec_plugins.commands.runner import Parser, command, whole
 from specdec_plugins.extras import needed
+from specdec_plugins.formats.errors import printable
 from specdec_plugins.settings import Fault
 
 # Settings that two Transformers must share for an encoder's weights to mean the same in both.
@@ -55,6 +57,9 @@ def check(options: argparse.Namespace) -> list[Fault]:
 
 def run(options: argparse.Namespace) -> None:
     """Write the initial checkpoint and print where its parameters come from. Raises ValueError naming every misfit."""
+    ready.readable(options.verifier)
+    ready.folder(options.data)
+    ready.writable(options.output, parents=True)
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import reports missing optional packages
 
     import torch
@@ -85,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
         if isinstance(model, Model):
             state["block_verifier"] = torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8)
     checkpoint.save(complete_checkpoint(verifier, args, state), options.output)
-    print(f"{options.output}: {', '.join(f'{count:,} parameters {origin}' for origin, count in origins.items())}")
+    print(f"{printable(options.output)}: {', '.join(f'{count:,} parameters {origin}' for origin, count in origins.items())}")
 
 
 def drafter_args(verifier_args: argparse.Namespace, overrides: list[str]) -> argparse.Namespace:

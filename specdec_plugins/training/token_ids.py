@@ -23,6 +23,7 @@ from torch import Tensor
 
 from specdec_plugins.commands.runner import Parser, command
 from specdec_plugins.extras import needed
+from specdec_plugins.formats.errors import printable
 from specdec_plugins.formats.spec import Symbols
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def run(options: argparse.Namespace) -> None:
     pair = load_folder(options.model)
     pairs = pairs_of(pair.codec, read_lines(options.sources), read_lines(options.outputs))
     written = binarise(pairs, (len(pair.source), len(pair.target)), options.output)
-    print(f"{options.output}: {written['train']:,} pairs to train on, {written['valid']:,} to validate on")
+    print(f"{printable(options.output)}: {written['train']:,} pairs to train on, {written['valid']:,} to validate on")
 
 
 main = command(parser, run)

@@ -97,7 +97,7 @@ class Files:
         self.options, self.say = options, say
         self.under_way: deque[File] = deque()
         self.fault: ValueError | None = None  # of a file that is not read, after which no other is
-        self.skipped = 0
+        self.skipped = self.written = 0
 
     def batches(self, size: int) -> Iterator[tuple[int, list[Unit]]]:
         """Up to ``size`` units at a time, with the number of the first."""
@@ -136,6 +136,7 @@ class Files:
         while self.under_way and len(self.under_way[0].placed) == len(self.under_way[0].units):
             for said in self.under_way.popleft().write(self.options.min_confidence or 0.0):
                 self.say(said)
+            self.written += 1
 
     def _read(self) -> Iterator[File]:
         options = self.options

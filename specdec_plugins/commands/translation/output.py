@@ -1,7 +1,7 @@
 """The output of ``specdec-translate``: stdout, or a file that one run at a time owns and a later run can resume.
 
 An unfinished file has a record beside it, ``FILE.resume``: model and options, the number of input lines done, and hashes of those
-lines and of the file. Nothing is modified until all of it is verified.
+lines and of the file. The record is written before the first line. Nothing is modified until all of it is verified.
 """
 
 import errno
@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,12 @@ Identity = dict[str, Any]
 class Output:
     """Writes the text of each input line; ``lines`` counts those written. A context manager.
 
-    ``identity()`` names what determines the text; it is called only for a record because it reads the model. A path ending in
-    ``.gz`` or ``.zst`` is compressed, one member or frame per `write`.
+    ``identity()`` names what determines the text; it is called once, for the first record, because it reads the model. A path
+    ending in ``.gz`` or ``.zst`` is compressed, one member or frame per `write`.
     """
 
     def __init__(self, path: str | None, resume: bool, identity: Callable[[], Identity]):
-        self.path, self.resume, self.identity = path, resume, identity
+        self.path, self.resume, self.identity = path, resume, cache(identity)
         self.lines = self.size = 0
         self.recorded = False  # whether a later run can resume this one
         self._read, self._written = hashlib.sha256(), hashlib.sha256()
@@ -104,10 +106,8 @@ class Output:
         if self._claimed is None:
             return 0
         lines, size = self._claimed["lines"], self._claimed["size"]
-        for number, line in enumerate(source, 1):
+        for line in islice(source, lines):
             self._read.update(line.encode() + b"\n")
-            if number == lines:
-                break
         if self._read.hexdigest() != self._claimed["input"]:
             raise ValueError(f"{self.path}: cannot be resumed, as it was made from another input than {source.name}")
         os.ftruncate(self.file, size)
@@ -117,6 +117,8 @@ class Output:
 
     def write(self, answers: Sequence[tuple[str, str]]) -> None:
         """Write (input line, text) pairs. If that fails or is interrupted, a regular file ends, once closed, before them."""
+        if self.regular and not self.lines and answers:
+            self._save_record()
         data = "".join(f"{text}\n" for _, text in answers).encode()
         if data and self.path:
             data = compress(data, self.path)
@@ -160,5 +162,7 @@ class Output:
                     self._record.unlink(missing_ok=True)
                 elif self.lines:
                     self._save_record()
+                else:
+                    self._record.unlink(missing_ok=True)
         finally:
             os.close(self.file)

@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from specdec_plugins.formats.errors import printable
 from specdec_plugins.training import presets
 
 
@@ -15,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         print(*presets.shell(presets.settings(options.name, options.recipe, options.updates)), sep="\n")
     except ValueError as error:
-        print(error, file=sys.stderr)
+        print(printable(error), file=sys.stderr)
         return 1
     return 0
 
