@@ -16,8 +16,10 @@ from conftest import ROOT
 
 from specdec_plugins import Translator
 from specdec_plugins.commands import translate
-from specdec_plugins.files import LONGEST, Options, TextFile, Unreadable, find_spans, format_of
+from specdec_plugins.files import FORMATS, LONGEST, Options, TextFile, Unreadable, find_spans, format_of
 from specdec_plugins.text.compressed import compress, open_read
+from specdec_plugins.text.endings import LANGUAGES_TOO, STRUCTURED, is_lines
+from specdec_plugins.text.languages import _CODES, _PARTS
 from specdec_plugins.text.lines import read_lines
 from specdec_plugins.text.placing import Placed, Unit
 from specdec_plugins.translations import SourceTooLong, Translation
@@ -538,6 +540,30 @@ def test_a_bad_file_stops_the_run_or_is_skipped(demo, tmp_path, capfd):
     said = run(capfd, "--model", demo, good, bad, last, "-o", f"{tmp_path}/out/", "--on-error", "skip", status=1)
     assert "file skipped" in said and said.endswith("1 of 3 files skipped\n")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.html", "c.md"]
+
+
+def test_a_structured_file_of_no_format_is_refused(demo, tmp_path, capfd):
+    """As lines, its keys would be translated. The model is not loaded first: here, there is none."""
+    good, bad = tmp_path / "a.md", tmp_path / "b.Yaml.gz"
+    good.write_text(LINE)
+    bad.write_bytes(gzip.compress(b"greeting: Good morning\n"))
+    said = run(capfd, "--model", tmp_path / "none", good, bad, "-o", f"{tmp_path}/out/", status=1)
+    assert f"{bad}: .yaml files are not supported; formats are txt, md," in said and "standard input" in said
+    assert said.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert ".yaml files" in run(capfd, "--model", tmp_path / "none", "-i", bad, status=1)
+    said = run(capfd, "--model", demo, good, bad, "-o", f"{tmp_path}/out/", "--on-error", "skip", status=1)
+    assert f"{bad}: .yaml" in said and "file skipped" in said and [path.name for path in (tmp_path / "out").iterdir()] == ["a.md"]
+
+
+def test_endings():
+    codes = {*_CODES.split(), *_PARTS, *" ".join(_PARTS.values()).split()}
+    assert codes & STRUCTURED == LANGUAGES_TOO and set(FORMATS) - STRUCTURED == {"txt"}
+    for name in ("news", "news.en", "news.cs", "train.pt.gz", "part.0001", "a.tok", ".profile", "a.b/c", "a.log"):
+        assert is_lines(name) and format_of(name) is None
+    assert format_of("a.TXT.zst") == "lines" and is_lines("a.txt") and format_of("A.PO") == "gettext" and not is_lines("A.PO")
+    for ending in STRUCTURED - {*FORMATS}:
+        with pytest.raises(ValueError, match=rf"a\.{ending}: \.{ending} files are not supported"):
+            format_of(f"a.{ending}")
 
 
 def test_lines_that_are_not_text_are_skipped(demo, tmp_path, capfd):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
-from pathlib import PurePath
 
+from specdec_plugins.text.endings import STRUCTURED, ending_of
 from specdec_plugins.text.icu import is_message
 from specdec_plugins.text.placing import Mark, Placed, Unit
 
@@ -21,7 +21,6 @@ FORMATS = {
     "json": "strings", "srt": "subtitles", "vtt": "subtitles", "csv": "tables.commas", "tsv": "tables.tabs",
 }  # fmt: skip
 CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # what XML cannot hold, and models write for unknown letters
-COMPRESSED = (".gz", ".zst")
 MARKUP = {"html": "html", "xml": "xml.fragment"}  # the format of texts that are marked up
 MESSAGE = "strings.message"  # of texts with ICU's plurals
 
@@ -72,10 +71,14 @@ def split(names: str | None) -> list[str]:
 
 
 def format_of(path: str) -> str | None:
-    """The format of a file, by its name without the endings of compression; None if it is read as lines of text."""
-    name = PurePath(path)
-    name = name.with_suffix("") if name.suffix in COMPRESSED else name
-    return FORMATS.get(name.suffix[1:].lower())
+    """The format of a file, by its name's ending; None if it is read as lines of text. Raises ValueError for others."""
+    ending = ending_of(path)
+    if ending in STRUCTURED and ending not in FORMATS:
+        raise ValueError(
+            f"{path}: .{ending} files are not supported; formats are {', '.join(FORMATS)}. To translate each of its lines, "
+            "markup and all, give it on standard input, which is plain text"
+        )
+    return FORMATS.get(ending)
 
 
 class TextFile:
