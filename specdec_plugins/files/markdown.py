@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from specdec_plugins.extras import needed
@@ -72,15 +72,17 @@ class Lines:
         for text, (start, stop) in zip(content.split("\n"), self.bounds[slice(*rows)]):
             line, words = self.source[start:stop].rstrip(), text.rstrip()
             if cell:
-                found = self.source.find(words, max(start, self.reached), stop)
-                self.reached = found + len(words)
+                spelled = words.replace("|", "\\|")
+                found = self.source.find(spelled, max(start, self.reached), stop)
+                self.reached = found + len(spelled)
             elif line.endswith(words):
                 found = start + len(line) - len(words)
             else:  # a heading's closing signs follow
                 found = self.source.find(words, start, stop)
             if found < 0:
                 return []
-            places += range(found, found + len(text) + 1)
+            widths = [1 + (cell and character == "|") for character in text]
+            places += accumulate(widths, initial=found)
         return places if len(places) == len(content) + 1 else []
 
 

@@ -173,14 +173,14 @@ def characters(source: str, token: Token) -> Iterator[Token]:
 
 
 def span_of(source: str, tokens: Sequence[Token], escapes: Mapping[str, str] | None = None) -> Span | None:
-    """The span of a block's tokens, which follow one another; None without a letter to translate.
+    """The span of a block's tokens, which follow one another; None without text.
 
     ``escapes`` spell characters; without them, they are XML's and the entities that the block itself has.
     """
     partners = partners_of(tokens)
     first, last = trimmed(tokens, partners)
     tokens, partners = tokens[first:last], {index - first: other - first for index, other in partners.items()}
-    if not any(character.isalpha() for token in tokens if token.kind == "text" for character in token.text):
+    if not any(token.kind == "text" and token.text.strip(SPACE) for token in tokens):
         return None
     start, end = tokens[0].start, tokens[-1].end
     texts = [token.text if token.kind in ("text", "kept") else "" for token in tokens]
@@ -265,7 +265,7 @@ def attribute_spans(source: str, token: Token, names: Collection[str]) -> Iterat
         at = end + len(quote)
         while not quote and not tag[at].isspace() and at < len(tag) - 1:
             at += 1
-        if quote and name in names and any(map(str.isalpha, value)):
+        if quote and name in names:
             begin, stop = token.start + start, token.start + end
             table = str.maketrans(ESCAPED | {quote: "&quot;" if quote == '"' else "&#39;"})
             yield Span(begin, stop, value, partial(spelled, table=table))
