@@ -344,7 +344,7 @@ def test_markup_is_translated_around_its_tags():
     for name, own in (
         ("html", "<p>A <b>red</b> &lt;house</p>"),
         ("md", "A **red** house"),
-        ("srt", "1\n--> 2\nA <i>red</i> house\n"),
+        ("srt", "1\n00:01,000 --> 00:02,000\nA <i>red</i> house\n"),
     ):
         assert translated(own, name, str.upper, markup="html") == translated(own, name, str.upper)  # texts with tags of their own
     unit = "<xliff><trans-unit><source>A &lt;b&gt;red&lt;/b&gt; <g>house</g></source>{}</trans-unit></xliff>"
@@ -479,7 +479,7 @@ SLOW = [
     ("html", "<a " * 20_000 + ">"), ("html", "<p " + "a=b " * 20_000 + ">Hello"), ("html", "<!" * 20_000 + ">"),
     ("html", "<p>a " + "</b>" * 20_000), ("md", "> " * 10_000 + "Hello"), ("md", "*" * 40_000), ("md", "[" * 40_000),
     ("md", "`" * 40_000), ("md", "- " * 20_000 + "Hello"), ("csv", "," * 50_000), ("csv", "\n" * 50_000),
-    ("json", "[" + '"a",' * 20_000 + "1]"), ("po", "#" * 50_000), ("srt", "-->\n" * 20_000),
+    ("json", "[" + '"a",' * 20_000 + "1]"), ("po", "#" * 50_000), ("srt", "00:01,000 --> 00:02,000\n\n" * 20_000),
 ]  # fmt: skip
 
 

@@ -51,13 +51,21 @@ def spans(source: str, options: Options) -> Iterator[Span]:
         if any(each.raw for each in forms):
             continue
         begin = top = entry[0].line
+        if len({line_ends(text.text) for text in texts}) > 1:
+            raise Unreadable(texts[1].line, "only one of msgid and msgid_plural begins or ends with a line end, as both must")
         for form, text in zip(forms, [*texts, *texts[-1:] * len(forms)]):
 
-            def write(text: str, doubtful: bool, before=source[begin : form.start]) -> str:
+            def write(text: str, doubtful: bool, before=source[begin : form.start], ends=line_ends(text.text)) -> str:
+                text = "\n" * ends[0] + text.strip("\n") + "\n" * ends[1] if text.strip("\n") else ""
                 return f"#, fuzzy{ending}" * doubtful + f'{before}"{text.translate(TABLE)}"'
 
             yield Span(begin, form.end, text.text, write=write, always=True, lines=True, marked=top)
             begin = form.end
+
+
+def line_ends(text: str) -> tuple[int, int]:
+    """How many line ends a text begins and ends with; gettext wants a translation to have some where its text has."""
+    return len(text) - len(text.lstrip("\n")), len(text) - len(text.rstrip("\n"))
 
 
 def written(source: str, options: Options) -> Iterator[Span]:

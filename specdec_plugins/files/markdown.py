@@ -152,7 +152,7 @@ def walk(content: str, children: Sequence[Any]) -> Iterator[Token]:
             plain = all(each.type == "text" for each in child.children or ())
             token = Token("alone", at, child.meta["end"], attributes=[("alt", child.content)] * plain)
         elif child.type == "html_inline":
-            tag = html.tokens(child.content)[0]
+            tag = html.markup(child.content, 0)
             token = tag._replace(start=at, end=at + len(child.content), attributes=())
         elif child.type == "link_close":
             token = Token("close", at, child.meta["end"], name="link")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specdec_plugins.files import Span
 
 CONTROL = re.compile(r"[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # what XML cannot hold, and models write for unknown letters
+SPACE = " \t\n\r\f"  # of markup
 SHOWN = 60  # characters of a translation in an error
 Place = tuple[int, int]
 
@@ -34,25 +35,31 @@ def rewrite(
 
     The spans come in order, those around others first.
     """
-    starts = [span.start for span, _ in changed]
-    doubtful = {span.start if span.marked is None else span.marked for span, placed in changed if placed.confidence < least}
+    text, written = Rewriter(source, changed, least).patched(0, len(source) + 1)
+    return text, written, {(span.start, span.end): meaning(span, placed) for span, placed in changed}
 
-    def piece(span: "Span", each: str | int) -> str:
-        return patched(*span.places[each])[0] if isinstance(each, int) else span.escape(cleaned(span, each))
 
-    def patched(start: int, end: int) -> tuple[str, list[Written]]:
+class Rewriter:
+    def __init__(self, source: str, changed: Sequence[tuple["Span", Placed]], least: float):
+        self.source, self.changed, self.starts = source, changed, [span.start for span, _ in changed]
+        self.doubtful = {
+            span.start if span.marked is None else span.marked for span, placed in changed if placed.confidence < least
+        }
+
+    def patched(self, start: int, end: int) -> tuple[str, list[Written]]:
         """Part of the file with the spans in it, and those in their tags."""
         parts, at, size, found = list[str](), start, 0, list[Written]()
-        for span, placed in changed[bisect_left(starts, start) : bisect_left(starts, end)]:
+        for span, placed in self.changed[bisect_left(self.starts, start) : bisect_left(self.starts, end)]:
             if at <= span.start and span.end <= end:
-                text = span.write("".join(piece(span, each) for each in placed.pieces), span.start in doubtful)
-                parts += [source[at : span.start], text]
+                text = span.write("".join(self._piece(span, each) for each in placed.pieces), span.start in self.doubtful)
+                parts += [self.source[at : span.start], text]
                 size += span.start - at + len(text)
                 found.append(Written(span, size - len(text), size))
                 at = span.end
-        return "".join([*parts, source[at:end]]), found
+        return "".join([*parts, self.source[at:end]]), found
 
-    return *patched(0, len(source) + 1), {(span.start, span.end): meaning(span, placed) for span, placed in changed}
+    def _piece(self, span: "Span", each: str | int) -> str:
+        return self.patched(*span.places[each])[0] if isinstance(each, int) else span.escape(cleaned(span, each))
 
 
 def cleaned(span: "Span", text: str) -> str:
@@ -61,9 +68,11 @@ def cleaned(span: "Span", text: str) -> str:
 
 
 def meaning(span: "Span", placed: Placed) -> str:
-    """The text of a translation, with what its tags replace."""
+    """The text of a translation, with what its tags replace; nothing if it has only tags."""
     texts = [span.text[mark.start : mark.end] for mark in span.marks]
-    return "".join(texts[each] if isinstance(each, int) else cleaned(span, each) for each in placed.pieces)
+    found = [texts[each] if isinstance(each, int) else cleaned(span, each) for each in placed.pieces]
+    own = not texts or any(isinstance(each, str) and text.strip(SPACE) for each, text in zip(placed.pieces, found))
+    return "".join(found) if own else ""
 
 
 def misread(
@@ -109,9 +118,10 @@ def divided(spans: Sequence["Span"], places: Sequence[Place]) -> tuple[list[list
 
 
 def readings(texts: Iterable[str], exact: bool) -> list[str]:
-    """Texts to be compared, in any order: tags move. White space is a space unless it is ``exact``, and messages quote with '."""
+    """Texts to be compared, in any order: tags move. White space around them does not count, and within them it is a space unless
+    they are ``exact``. Apostrophes of messages may be typographic."""
     straight = (text.replace("’", "'") for text in texts)
-    return sorted(filter(None, straight if exact else (" ".join(text.split()) for text in straight)))
+    return sorted(filter(None, (text.strip() if exact else " ".join(text.split()) for text in straight)))
 
 
 def shown(texts: Iterable[str]) -> str:

@@ -56,7 +56,9 @@ def rows(source: str, separator: str) -> Iterator[list[tuple[int, int, str]]]:
             text = source[start + 1 : at - 1].replace('""', '"')
         match = ending.search(source, at)
         assert match is not None
-        row.append((start, match.start(), text + source[at : match.start()]))
+        if match.start() > at > start:
+            raise Unreadable(start, "a quoted field goes on after its quotes")
+        row.append((start, match.start(), text or source[at : match.start()]))
         at = match.end()
         if match[0] != separator:
             yield row

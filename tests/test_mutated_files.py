@@ -1,0 +1,432 @@
+"""Files with damage, and translations that hold markup: the result is what independent parsers expect, or the file is refused."""
+
+import csv
+import html
+import io
+import json
+import random
+import re
+import subprocess
+from collections import Counter
+from functools import cache
+from shutil import which
+
+import pytest
+from conftest import ROOT
+from test_files import Fake, TOLD, translated
+
+from specdec_plugins.files import Unreadable, format_of
+from specdec_plugins.files.html import ATTRIBUTES, INLINE
+from specdec_plugins.text.placing import Unit
+from specdec_plugins.units import translate_units
+
+polib = pytest.importorskip("polib")
+etree = pytest.importorskip("lxml.etree")
+NAMES = ("txt", "md", "html", "po", "xlf", "json", "srt", "vtt", "csv", "tsv")
+SIGNS = [
+    '"', "'", "\\", "\\n", "\\\"", "<", ">", "&", "&amp;", "&lt;b&gt;", "]]>", "-->", "<!--", "<b>", "</b>", "</p>", "<p>", "<br/>", "<a title=",
+    ",", ";", "\t", "{", "}", "{n}", "[", "](", "](x)", "`", "``", "*", "**", "_", "~~", "#", "# ", " #", "- ", "1. ", "> ", "|", "---", "===",
+    "\\u0041", "\u2028", "\x85", "\u212a", "\u0130", "\x0c", "\xa0", "=", "<?", "<![CDATA[", "<script>", "<title>", "$", "%s", "%", "​",
+]  # fmt: skip
+PIECES = [
+    *SIGNS,
+    "\n",
+    "\n\n",
+    "\r\n",
+    "\r",
+    " ",
+    "a",
+    "</code>",
+    "<code>",
+    "<pre>",
+    '=""',
+    "=x",
+    " alt='",
+    "\nmsgid ",
+    'msgstr ""\n',
+    "#~ ",
+]
+
+
+@cache
+def sentences():
+    """Of this repository's documentation."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+    return [each for each in re.findall(r"[A-Z][a-z]+[^|\n]{20,90}?[.:](?=\s)", text) if each.count(" ") > 2]
+
+
+@cache
+def pages():
+    return [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+
+
+def part(draw, text, size):
+    """Some lines of a text."""
+    lines = text.splitlines(keepends=True)
+    start = draw.randrange(max(1, len(lines) - size))
+    return "".join(lines[start : start + size])
+
+
+def html_page(draw):
+    from markdown_it import MarkdownIt
+
+    body = MarkdownIt("commonmark", {"html": True}).enable("table").render(part(draw, draw.choice(pages()), 25))
+    extra = [
+        '<img src="a.png" alt="A \'red\' house" title=house>', "<!-- a > comment -->", '<a TITLE="Go &quot;there&quot; &copy;" href=\'x?a=1&b=2\'>Go</a>',
+        "<script>if (a < b) document.write('<p>Hello</p>')</script>", "<style>p > a { content: '</p>' }</style>", "<textarea>Some <b>text</textarea>",
+        '<input placeholder="Your name" disabled value=1>', "<svg><title>A line</title><path d='M0 0'/></svg>", "<ul><li>One<li>Two <i>or</i> three</ul>",
+        '<p translate="no">Stay <b>here</b></p>', "<p>Fish &amp; chips &#38; &nbsp;more &copy 2020</p>", "<hr>Text <wbr>without a block",
+    ]  # fmt: skip
+    parts = re.split(r"(?<=>)\n", body)
+    for _ in range(4):
+        parts.insert(draw.randrange(len(parts) + 1), draw.choice(extra))
+    return f"<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8><title>A page</title></head>\n<body>{chr(10).join(parts)}</body></html>\n"
+
+
+def quoted(text):
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t") + '"'
+
+
+def po_catalogue(draw):
+    entries = [
+        '# Some program.\nmsgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n"Plural-Forms: nplurals=2; plural=(n != 1);\\n"'
+    ]
+    for number, text in enumerate(draw.sample(sentences(), 8)):
+        head = draw.choice(
+            ["", "#: src/a.c:%d\n" % number, "#. A label\n#, c-format\n", '#| msgid "Old"\n', "#, fuzzy, c-format\n"]
+        )
+        end = draw.choice(["", "\n", '\n\tsay "so"\n', "\\"])
+        body = draw.choice([
+            f"msgid {quoted(text + end)}\nmsgstr \"\"", f'msgctxt "menu|{number}"\nmsgid ""\n{quoted(text + chr(10))}\n{quoted("And on." + end)}\nmsgstr ""',
+            f"msgid {quoted(text)}\nmsgstr {quoted('Fini: ' + text)}", f"msgid {quoted('one ' + text)}\nmsgid_plural {quoted(text)}\nmsgstr[0] \"\"\nmsgstr[1] \"\"",
+        ])  # fmt: skip
+        entries.append(head + body)
+    entries.append('#~ msgid "Gone"\n#~ msgstr "Parti"')
+    return "\n\n".join(entries) + "\n"
+
+
+def xliff(draw):
+    units, two = list[str](), draw.random() < 0.4
+    for number, text in enumerate(draw.sample(sentences(), 6)):
+        words = html.escape(text, quote=False).split(" ")
+        tags = draw.choice(
+            [
+                ("<g id='1'>", "</g>"),
+                ('<x id="2"/>', ""),
+                ('<bpt id="1">&lt;b&gt;</bpt>', '<ept id="1">&lt;/b&gt;</ept>'),
+                ("", ""),
+            ]
+        )
+        if two:
+            tags = draw.choice([('<pc id="1">', "</pc>"), ('<ph id="1"/>', ""), ("", "")])
+        words[1], words[-1] = tags[0] + words[1], words[-1] + tags[1]
+        source, name = f"<source>{' '.join(words)}</source>", "segment" if two else "trans-unit"
+        target = draw.choice(["", "<target/>", "\n      <target></target>", "<target>Fini &amp; <![CDATA[<a>]]></target>"])
+        note = draw.choice(["", "<note>state='new'</note>", "<alt-trans><target>Other</target></alt-trans>"]) * (not two)
+        attributes = (
+            draw.choice(["", " resname=\"state='new'\" approved='no'", ' translate="no"'])
+            if not two
+            else draw.choice(["", ' state="initial"'])
+        )
+        unit = f'    <{name} id="{number}"{attributes}>\n      {source}{target}{note}\n    </{name}>'
+        units.append(f'<unit id="u{number}">{unit}</unit>' if two else unit)
+    head, tail = (
+        ('<file id="f">', "</file>")
+        if two
+        else ('<file source-language="en" original="a" datatype="plaintext"><body>', "</body></file>")
+    )
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<xliff version="{2 if two else 1}.{0 if two else 2}">{head}\n'
+        + "\n".join(units)
+        + f"\n{tail}</xliff>\n"
+    )
+
+
+def json_strings(draw):
+    own = iter(draw.sample(sentences(), 8))
+    value = {
+        "title": next(own), "menu": {"file": [next(own), {"a/b": next(own) + '\n"x"\t\\'}], "n": 1.5e3, "on": True, "none": None},
+        "plural": "{n, plural, one {# file is open} other {# files are open}}", "é": next(own) + " ✓ {name}", "": "", "html": "<b>Bold</b> &amp; so",
+    }  # fmt: skip
+    return json.dumps(value, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 2, "\t"]))
+
+
+def cues(draw, web):
+    parts = ["WEBVTT - A film\n\nSTYLE\n::cue { color: red }\n\nNOTE\nA comment"] if web else []
+    for number, text in enumerate(draw.sample(sentences(), 6)):
+        words = text.replace("<", "").replace("-->", "").split(" ")
+        words.insert(len(words) // 2, "\n")
+        body = " ".join(words).replace(" \n ", "\n")
+        body = draw.choice(
+            [
+                body,
+                f"<i>{body}</i>",
+                f"- {body}",
+                f"<v Ann>{body}" if web else f"{{\\an8}}{body}",
+                body.replace(" ", " <b>", 1) + "</b>",
+            ]
+        )
+        point = "." if web else ","
+        parts.append(f"{number + 1}\n00:00:{number:02}{point}000 --> 00:00:{number:02}{point}900{' align:start' * web}\n{body}")
+    return "\n\n".join(parts) + "\n"
+
+
+def table(draw, separator):
+    stream = io.StringIO()
+    writer = csv.writer(stream, delimiter=separator, lineterminator=draw.choice(["\n", "\r\n"]))
+    writer.writerow(["id", "key", "text"])
+    for number, text in enumerate(draw.sample(sentences(), 6)):
+        writer.writerow(
+            [
+                draw.choice([text, text + ' "so", he\nsaid', "12", ""]),
+                number,
+                draw.choice([text, "", f"a{separator} b", '"quoted"']),
+            ]
+        )
+    return stream.getvalue()
+
+
+MAKERS = {
+    "txt": lambda draw: part(draw, draw.choice(pages()), 12), "md": lambda draw: part(draw, draw.choice(pages()), 30), "html": html_page,
+    "po": po_catalogue, "xlf": xliff, "json": json_strings, "srt": lambda draw: cues(draw, False), "vtt": lambda draw: cues(draw, True),
+    "csv": lambda draw: table(draw, ","), "tsv": lambda draw: table(draw, "\t"),
+}  # fmt: skip
+
+
+def mutated(draw, source):
+    for _ in range(draw.choice([0, 1, 1, 2, 3])):
+        at = draw.randrange(len(source) + 1)
+        to = min(len(source), at + draw.choice([1, 1, 2, 5, 40]))
+        kind = draw.choice(["insert", "insert", "delete", "delete", "repeat", "replace", "move", "ends"])
+        if draw.random() < 0.5 and (places := [match.start() for match in re.finditer(r"""["'\\<>&=\[\]`|*,-]""", source)]):
+            at = draw.choice(places)
+            to = at + 1
+        piece = {"insert": draw.choice(PIECES), "delete": "", "repeat": source[at:to] * 2, "replace": draw.choice(PIECES)}.get(
+            kind, source[at:to]
+        )
+        to = at if kind == "insert" else to
+        source = source[:at] + piece + source[to:]
+        if kind == "move":
+            other = draw.randrange(len(source) + 1)
+            source = source[:other] + piece + source[other:]
+        if kind == "ends":
+            source = source.replace("\r\n", "\n").replace("\n", "\r\n")
+    return source
+
+
+def hostile(seed):
+    """A translation that has markup, or more or fewer words."""
+
+    def turned(text):
+        draw = random.Random(f"{seed} {text}")
+        words = text.upper().split(" ") if draw.random() < 0.8 else text.split(" ")[::-1]
+        for _ in range(draw.choice([0, 0, 1, 2])):
+            words.insert(draw.choice([0, len(words), draw.randrange(len(words) + 1)]), draw.choice(SIGNS).strip("\n"))
+        joined = draw.choice([" ", " ", " ", ""]).join(words) if len(words) < 5 else " ".join(words)
+        return draw.choice([joined] * 12 + ["", draw.choice(SIGNS)])
+
+    return turned
+
+
+def filled(text, function):
+    """What a text with lines of its own becomes."""
+    (placed,) = translate_units(Fake(function), [Unit(text, lines=True)])
+    found = re.sub(r"[\0-\x08\x0b\x0c\x0e-\x1f]", "", "".join(placed.pieces))
+    around = re.fullmatch(r"(\n*).*?(\n*)", text, re.DOTALL)
+    return around[1] + found.strip("\n") + around[2] if found.strip("\n") else ""
+
+
+def po_skeleton(source, tmp_path):
+    path = tmp_path / "a.po"
+    path.write_text(source, encoding="utf-8", newline="")
+    found = polib.pofile(str(path))
+    if which("msgfmt"):
+        run = subprocess.run(["msgfmt", "-o", "/dev/null", path], capture_output=True, text=True, check=False)
+        assert not run.returncode, run.stderr
+    names = (
+        "msgctxt",
+        "msgid",
+        "msgid_plural",
+        "obsolete",
+        "comment",
+        "tcomment",
+        "occurrences",
+        "previous_msgid",
+        "previous_msgctxt",
+    )
+    return [tuple(getattr(entry, name) for name in names) for entry in found], [(found.metadata, found.header)], found
+
+
+def check_po(source, out, function, tmp_path):
+    try:
+        old, head, before = po_skeleton(source, tmp_path)
+    except OSError:  # polib knows fewer kinds of comments than msgfmt, which reads the file
+        assert not which("msgfmt") or not subprocess.run(["msgfmt", "-o", "/dev/null", tmp_path / "a.po"], check=False).returncode
+        return
+    new, head_now, after = po_skeleton(out, tmp_path)
+    assert (old, head) == (new, head_now)
+    for one, other in zip(before, after, strict=True):
+        forms, now = [one.msgstr, *one.msgstr_plural.values()], [other.msgstr, *other.msgstr_plural.values()]
+        if any(forms) or one.obsolete:
+            assert forms == now
+        elif one.msgstr_plural:
+            assert now[1:] == [filled(text, function) for text in [one.msgid, *[one.msgid_plural] * (len(now) - 2)]]
+        else:
+            assert now == [filled(one.msgid, function)]
+
+
+class Events:
+    def __init__(self):
+        self.tags, self.blocks, self.kept, self.stack = Counter(), [], [], []
+
+    def start(self, tag, attributes):
+        shown = [(name, name in ATTRIBUTES or value) for name, value in attributes.items()]
+        self.tags[tag, *sorted(shown, key=str)] += 1
+        self.blocks += [tag] * (tag not in INLINE)
+        self.stack.append(tag)
+
+    def end(self, tag):
+        self.blocks += [f"/{tag}"] * (tag not in INLINE)
+        self.stack.pop()
+
+    def data(self, data):
+        if self.stack and self.stack[-1] in ("script", "style", "pre", "code", "textarea"):
+            self.kept.append(data)
+
+    def comment(self, data):
+        self.tags["#", data] += 1
+
+    def close(self):
+        return self.tags, self.blocks, Counter("".join(self.kept))
+
+
+def check_html(source, out, function, tmp_path):
+    old, new = (etree.HTML(each.encode(), etree.HTMLParser(target=Events(), encoding="utf-8")) for each in (source, out))
+    assert old == new
+
+
+def xliff_skeleton(source):
+    root = etree.fromstring(source.encode(), etree.XMLParser(resolve_entities=False))
+    found, targets = [], []
+
+    def shown(element, tail=True):
+        attributes = sorted(item for item in element.attrib.items() if item[0] not in ("state", "subState"))
+        return element.tag, attributes, (element.text or "").strip(), (element.tail or "").strip() * tail
+
+    for element in root.iter():
+        if any(each.tag == "target" for each in (element, *element.iterancestors())):
+            continue
+        found.append(shown(element))
+        if element.tag in ("trans-unit", "segment"):
+            source, target = element.find("source"), element.find("target")
+            content = (
+                etree.tostring(target, with_tail=False) if target is not None and "".join(target.itertext()).strip() else None
+            )
+            targets.append((content, source, target))
+    return found, targets
+
+
+def check_xlf(source, out, function, tmp_path):
+    (old, before), (new, after) = xliff_skeleton(source), xliff_skeleton(out)
+    assert old == new
+    for (content, text, _), (now, _, target) in zip(before, after, strict=True):
+        if content:
+            assert content == now
+        elif target is not None and len(target):
+            tags = [
+                Counter((each.tag, *each.attrib.items()) for each in side.iter() if each is not side) for side in (text, target)
+            ]
+            assert tags[0] == tags[1]
+
+
+def markdown_skeleton(source):
+    from markdown_it import MarkdownIt
+
+    found = []
+    for token in (
+        MarkdownIt("commonmark")
+        .enable(["table", "strikethrough"])
+        .parse(re.sub(r"\A---\n.*?\n---$", "", source, flags=re.S | re.M))
+    ):
+        content = token.content if token.type in ("fence", "code_block", "html_block") else ""
+        found.append((token.type, token.tag, token.info, str(token.attrs), content))
+        inner = Counter()
+        for each in token.children or ():
+            if each.type not in ("text", "softbreak", "text_special"):
+                kept = each.content if each.type in ("code_inline", "html_inline") else ""
+                inner[each.type, str({**each.attrs, "alt": ""}), kept] += 1
+        found.append(inner)
+    return found
+
+
+def check_md(source, out, function, tmp_path):
+    assert markdown_skeleton(source) == markdown_skeleton(out)
+
+
+def check_json(source, out, function, tmp_path):
+    def masked(value):
+        if isinstance(value, dict):
+            return {key: masked(each) for key, each in value.items()}
+        return [masked(each) for each in value] if isinstance(value, list) else str if isinstance(value, str) else value
+
+    assert masked(json.loads(source)) == masked(json.loads(out))
+    assert re.findall(r'"[^"]*"(?=\s*:)', source) == re.findall(r'"[^"]*"(?=\s*:)', out) or "\\" in source + out or ":" in out
+
+
+def check_csv(source, out, function, tmp_path, separator=","):
+    old, new = (list(csv.reader(io.StringIO(each, newline=""), delimiter=separator, strict=True)) for each in (source, out))
+    assert [len(row) for row in old] == [len(row) for row in new]
+    for one, other in zip(old, new):
+        assert [cell for n, cell in enumerate(one) if n not in (0, 2)] == [
+            cell for n, cell in enumerate(other) if n not in (0, 2)
+        ]
+
+
+def check_tsv(source, out, function, tmp_path):
+    check_csv(source, out, function, tmp_path, "\t")
+
+
+def check_srt(source, out, function, tmp_path):
+    def skeleton(text):
+        blocks = re.split(r"(?:\r\n?|\n)[ \t]*(?:\r\n?|\n)", text.strip())
+        times = [[line for line in re.split(r"\r\n?|\n", block) if "-->" in line] for block in blocks]
+        return times, Counter(re.findall(r"<[^<>]*>|\{\\[^{}]*\}", text))
+
+    assert skeleton(source) == skeleton(out)
+
+
+def check_txt(source, out, function, tmp_path):
+    assert source.count("\n") == out.count("\n")
+
+
+CHECKS = {
+    "txt": check_txt, "md": check_md, "html": check_html, "po": check_po, "xlf": check_xlf, "json": check_json, "srt": check_srt,
+    "vtt": check_srt, "csv": check_csv, "tsv": check_tsv,
+}  # fmt: skip
+
+
+def check_case(name, seed, tmp_path):
+    """True unless the file was refused."""
+    draw = random.Random(f"{name} {seed}")
+    whole = MAKERS[name](draw)
+    source, function = mutated(draw, whole), hostile(seed)
+    try:
+        out = translated(source, name, function)
+    except Unreadable as error:
+        assert error.what
+        return source, error
+    if out != source:
+        CHECKS[name](source, out, function, tmp_path)
+    return source, None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mutated_files(name, tmp_path, count=25):
+    for seed in range(count):
+        check_case(name, seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_500_mutated_files(name, tmp_path):
+    test_mutated_files(name, tmp_path, 500)
