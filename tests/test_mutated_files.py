@@ -13,9 +13,9 @@ from shutil import which
 
 import pytest
 from conftest import ROOT
-from test_files import Fake, TOLD, translated
+from test_files import Fake, translated
 
-from specdec_plugins.files import Unreadable, format_of
+from specdec_plugins.files import Unreadable
 from specdec_plugins.files.html import ATTRIBUTES, INLINE
 from specdec_plugins.text.placing import Unit
 from specdec_plugins.units import translate_units
@@ -388,9 +388,9 @@ def check_tsv(source, out, function, tmp_path):
 
 def check_srt(source, out, function, tmp_path):
     def skeleton(text):
-        blocks = re.split(r"(?:\r\n?|\n)[ \t]*(?:\r\n?|\n)", text.strip())
-        times = [[line for line in re.split(r"\r\n?|\n", block) if "-->" in line] for block in blocks]
-        return times, Counter(re.findall(r"<[^<>]*>|\{\\[^{}]*\}", text))
+        blocks = re.split(r"\n[ \t]*\n", text.replace("\r\n", "\n").replace("\r", "\n"))
+        times = [line.strip() for block in blocks for line in block.split("\n") if "-->" in line]
+        return times, Counter(tag for block in blocks for tag in re.findall(r"</?[A-Za-z][^<>]*>|\{\\[^{}]*\}", block))
 
     assert skeleton(source) == skeleton(out)
 

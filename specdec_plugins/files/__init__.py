@@ -7,15 +7,15 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
 from types import ModuleType
 
-from specdec_plugins.files.rewriting import Written, misread, rewrite
+from specdec_plugins.files.rewriting import Written, meaning, misread, rewrite
 from specdec_plugins.text.endings import STRUCTURED, ending_of
 from specdec_plugins.text.icu import is_message
-from specdec_plugins.text.placing import Mark, Placed, Unit
+from specdec_plugins.text.placing import Mark, Pieces, Placed, Unit
 
 MOST = 16_000_000  # bytes of a file, which is held in memory; lines of text are streamed
 LONGEST = 1_000_000  # characters of a span
@@ -45,8 +45,9 @@ class Span:
 
     ``escape`` spells text as the file does. ``marks`` are inline tags, and ``places`` the characters of the file that they are.
     ``write`` makes the replacement from the translation so spelled, told whether it needs review. Unless it is ``always``
-    written, a translation equal to its text changes nothing. ``whole`` and ``lines`` are those of `Unit`. If the text needs
-    review, the span that starts at ``marked`` says so. A text may be of a ``form``, as a file is.
+    written, a translation equal to its text changes nothing. ``arrange`` moves tags that cannot be where they were placed.
+    ``whole`` and ``lines`` are those of `Unit`. If the text needs review, the span that starts at ``marked`` says so. A text may
+    be of a ``form``, as a file is.
     """
 
     start: int
@@ -56,6 +57,7 @@ class Span:
     marks: Sequence[Mark] = ()
     places: Sequence[tuple[int, int]] = ()
     write: Callable[[str, bool], str] = lambda text, doubtful: text
+    arrange: Callable[[Pieces], Pieces] | None = None
     always: bool = False
     whole: bool = False
     lines: bool = False
@@ -122,7 +124,7 @@ class TextFile:
     def translated(self, placed: Sequence[Placed | None], least: float = 0.0) -> str:
         """The file with the translation of each unit; those of less confidence than ``least`` are marked where the format can.
 
-        None leaves a text as it is. Raises Unreadable for a translation that would be read differently in its place.
+        None, or an empty translation, leaves a text as it is. Raises Unreadable for one that would be read differently.
         """
         rest, whole = iter(placed), list[Placed | None]()
         for span, inner in zip(self.spans, self.inner):
@@ -133,7 +135,8 @@ class TextFile:
                 confidence = min((each.confidence for each in own if each), default=1.0)
                 own = [Placed([text], text != inner.source, confidence)]
             whole.append(own[0] if own and None not in own else None)
-        changed = [(span, each) for span, each in zip(self.spans, whole) if each and (each.changed or span.always)]
+        placements = ((span, arranged(span, each)) for span, each in zip(self.spans, whole) if each)
+        changed = [(span, each) for span, each in placements if (each.changed or span.always) and meaning(span, each).strip()]
         text, written, meant = rewrite(self.source, changed, least)
         if changed:
             self._check(text, written, meant)
@@ -148,6 +151,10 @@ class TextFile:
             raise Unreadable(at, f"with its translations the file would be damaged ({error.what})") from None
         if fault := misread(readable(self.source, self.form, self.options), after, written, meant):
             raise Unreadable(*fault)
+
+
+def arranged(span: Span, placed: Placed) -> Placed:
+    return replace(placed, pieces=span.arrange(placed.pieces)) if span.arrange else placed
 
 
 @contextmanager

@@ -53,10 +53,11 @@ def spans(source: str, options: Options) -> Iterator[Span]:
         begin = top = entry[0].line
         if len({line_ends(text.text) for text in texts}) > 1:
             raise Unreadable(texts[1].line, "only one of msgid and msgid_plural begins or ends with a line end, as both must")
+        first, last = line_ends(texts[0].text)
         for form, text in zip(forms, [*texts, *texts[-1:] * len(forms)]):
 
-            def write(text: str, doubtful: bool, before=source[begin : form.start], ends=line_ends(text.text)) -> str:
-                text = "\n" * ends[0] + text.strip("\n") + "\n" * ends[1] if text.strip("\n") else ""
+            def write(text: str, doubtful: bool, before=source[begin : form.start], first=first, last=last) -> str:
+                text = "\n" * first + text.strip("\n") + "\n" * last if text.strip("\n") else ""
                 return f"#, fuzzy{ending}" * doubtful + f'{before}"{text.translate(TABLE)}"'
 
             yield Span(begin, form.end, text.text, write=write, always=True, lines=True, marked=top)

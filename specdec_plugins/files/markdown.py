@@ -9,10 +9,12 @@ from typing import Any
 
 from specdec_plugins.extras import needed
 from specdec_plugins.files import Options, Span, Unreadable, html
+from specdec_plugins.files.emphasis import Tag, arranged
 from specdec_plugins.files.markup import Token, span_of, spelled
 
 LONGEST = 50_000  # characters of a paragraph: a hostile one takes the parser time quadratic in its length
 SPACED_BREAK = re.compile(r"(?<! ) (?= *(?:  |\\)\r?\n)")  # the space that a hard break is for the model
+ENTITY = re.compile(r"&(?=#?[0-9A-Za-z]+;)")
 SPECIAL = "\\`*_[]<|"
 BLOCK = r"((?:\A|\n)[ \t{}]*)(?:(\d+)(?=[.)]\s|[.)]\Z)|(?=(?:[-+]|#{{1,6}})(?:\s|\Z)|~~~{}|(?:-+|=+)[ \t\r]*(?:\n|\Z)))"
 OUTSIDE, IN_QUOTE = re.compile(BLOCK.format("", "|>")), re.compile(BLOCK.format(">", ""))  # lines that would begin a block
@@ -88,7 +90,7 @@ class Lines:
 
 def text_of_paragraph(text: str, doubtful: bool, block: re.Pattern[str]) -> str:
     """A translation without lines that begin another block, such as a list, or make it a heading."""
-    return block.sub(r"\1\2\\", SPACED_BREAK.sub("", text))
+    return block.sub(r"\1\2\\", SPACED_BREAK.sub("", text.lstrip()))
 
 
 def paragraph(source: str, content: str, places: Sequence[int], children: Sequence[Any], lines: bool) -> Iterator[Span]:
@@ -113,7 +115,16 @@ def paragraph(source: str, content: str, places: Sequence[int], children: Sequen
     if span := span_of(source, whole_links(source, tokens), escapes):
         quoted = any(re.search(r"\n[ \t]*>", source[token.start : token.end]) for token in tokens)
         write = partial(text_of_paragraph, block=IN_QUOTE if quoted else OUTSIDE)
+        escape = partial(escaped, escape=span.escape, entities="&" in escapes)
+        tags = [Tag.of(n, mark, source[slice(*place)]) for n, (mark, place) in enumerate(zip(span.marks, span.places))]
+        arrange = partial(arranged, tags=tags)
+        span = replace(span, escape=escape, arrange=arrange)
         yield replace(span, write=write) if lines else span
+
+
+def escaped(text: str, escape: Callable[[str], str], entities: bool) -> str:
+    """The text without entities, unless it has them for ``&``."""
+    return escape(text) if entities else ENTITY.sub(r"\\&", escape(text))
 
 
 def whole_links(source: str, tokens: Sequence[Token]) -> list[Token]:

@@ -50,7 +50,7 @@ def cue_spans(source: str, start: int, end: int, web: bool) -> Iterator[Span]:
             at = match.end()
     if span := span_of(source, tokens, None if web else {}):
         ends = re.findall(r"\r\n?|\n", source[span.start : span.end])
-        yield replace(span, write=lambda text, doubtful: broken(text, len(ends) + 1, ends[0] if ends else "\n"))
+        yield replace(span, write=lambda text, doubtful: broken(text.strip(), len(ends) + 1, ends[0] if ends else "\n"))
 
 
 def broken(text: str, lines: int, end: str) -> str:
