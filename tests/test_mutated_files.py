@@ -24,28 +24,15 @@ polib = pytest.importorskip("polib")
 etree = pytest.importorskip("lxml.etree")
 NAMES = ("txt", "md", "html", "po", "xlf", "json", "srt", "vtt", "csv", "tsv")
 SIGNS = [
-    '"', "'", "\\", "\\n", "\\\"", "<", ">", "&", "&amp;", "&lt;b&gt;", "]]>", "-->", "<!--", "<b>", "</b>", "</p>", "<p>", "<br/>", "<a title=",
-    ",", ";", "\t", "{", "}", "{n}", "[", "](", "](x)", "`", "``", "*", "**", "_", "~~", "#", "# ", " #", "- ", "1. ", "> ", "|", "---", "===",
-    "\\u0041", "\u2028", "\x85", "\u212a", "\u0130", "\x0c", "\xa0", "=", "<?", "<![CDATA[", "<script>", "<title>", "$", "%s", "%", "​",
+    '"', "'", "\\", "\\n", '\\"', "<", ">", "&", "&amp;", "&lt;b&gt;", "]]>", "-->", "<!--", "<b>", "</b>", "</p>", "<p>",
+    "<br/>", "<a title=", ",", ";", "\t", "{", "}", "{n}", "[", "](", "](x)", "`", "``", "*", "**", "_", "~~", "#", "# ",
+    " #", "- ", "1. ", "> ", "|", "---", "===", "\\u0041", "\u2028", "\x85", "\u212a", "\u0130", "\x0c", "\xa0", "=",
+    "<?", "<![CDATA[", "<script>", "<title>", "$", "%s", "%", "\u200b",
 ]  # fmt: skip
 PIECES = [
-    *SIGNS,
-    "\n",
-    "\n\n",
-    "\r\n",
-    "\r",
-    " ",
-    "a",
-    "</code>",
-    "<code>",
-    "<pre>",
-    '=""',
-    "=x",
-    " alt='",
-    "\nmsgid ",
-    'msgstr ""\n',
-    "#~ ",
-]
+    *SIGNS, "\n", "\n\n", "\r\n", "\r", " ", "a", "</code>", "<code>", "<pre>", '=""', "=x", " alt='", "\nmsgid ",
+    'msgstr ""\n', "#~ ",
+]  # fmt: skip
 
 
 @cache
@@ -67,86 +54,88 @@ def part(draw, text, size):
     return "".join(lines[start : start + size])
 
 
+EXTRA = [
+    '<img src="a.png" alt="A \'red\' house" title=house>', "<!-- a > comment -->", "<textarea>Some <b>text</textarea>",
+    '<a TITLE="Go &quot;there&quot; &copy;" href=\'x?a=1&b=2\'>Go</a>', "<style>p > a { content: '</p>' }</style>",
+    "<script>if (a < b) document.write('<p>Hello</p>')</script>", '<input placeholder="Your name" disabled value=1>',
+    "<svg><title>A line</title><path d='M0 0'/></svg>", "<ul><li>One<li>Two <i>or</i> three</ul>",
+    "<hr>Text <wbr>without a block",
+    '<p translate="no">Stay <b>here</b></p>', "<p>Fish &amp; chips &#38; &nbsp;more &copy 2020</p>",
+]  # fmt: skip
+PAGE = "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8><title>A page</title></head>\n<body>{}</body></html>\n"
+
+
 def html_page(draw):
     from markdown_it import MarkdownIt
 
     body = MarkdownIt("commonmark", {"html": True}).enable("table").render(part(draw, draw.choice(pages()), 25))
-    extra = [
-        '<img src="a.png" alt="A \'red\' house" title=house>', "<!-- a > comment -->", '<a TITLE="Go &quot;there&quot; &copy;" href=\'x?a=1&b=2\'>Go</a>',
-        "<script>if (a < b) document.write('<p>Hello</p>')</script>", "<style>p > a { content: '</p>' }</style>", "<textarea>Some <b>text</textarea>",
-        '<input placeholder="Your name" disabled value=1>', "<svg><title>A line</title><path d='M0 0'/></svg>", "<ul><li>One<li>Two <i>or</i> three</ul>",
-        '<p translate="no">Stay <b>here</b></p>', "<p>Fish &amp; chips &#38; &nbsp;more &copy 2020</p>", "<hr>Text <wbr>without a block",
-    ]  # fmt: skip
     parts = re.split(r"(?<=>)\n", body)
     for _ in range(4):
-        parts.insert(draw.randrange(len(parts) + 1), draw.choice(extra))
-    return f"<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8><title>A page</title></head>\n<body>{chr(10).join(parts)}</body></html>\n"
+        parts.insert(draw.randrange(len(parts) + 1), draw.choice(EXTRA))
+    return PAGE.format("\n".join(parts))
 
 
 def quoted(text):
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t") + '"'
 
 
+PO_HEAD = """# Some program.
+msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=UTF-8\\n"
+"Plural-Forms: nplurals=2; plural=(n != 1);\\n"
+"""
+
+
 def po_catalogue(draw):
-    entries = [
-        '# Some program.\nmsgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n"Plural-Forms: nplurals=2; plural=(n != 1);\\n"'
-    ]
+    entries = [PO_HEAD]
     for number, text in enumerate(draw.sample(sentences(), 8)):
-        head = draw.choice(
-            ["", "#: src/a.c:%d\n" % number, "#. A label\n#, c-format\n", '#| msgid "Old"\n', "#, fuzzy, c-format\n"]
-        )
-        end = draw.choice(["", "\n", '\n\tsay "so"\n', "\\"])
-        body = draw.choice([
-            f"msgid {quoted(text + end)}\nmsgstr \"\"", f'msgctxt "menu|{number}"\nmsgid ""\n{quoted(text + chr(10))}\n{quoted("And on." + end)}\nmsgstr ""',
-            f"msgid {quoted(text)}\nmsgstr {quoted('Fini: ' + text)}", f"msgid {quoted('one ' + text)}\nmsgid_plural {quoted(text)}\nmsgstr[0] \"\"\nmsgstr[1] \"\"",
-        ])  # fmt: skip
-        entries.append(head + body)
+        heads = ["", f"#: src/a.c:{number}\n", "#. A label\n#, c-format\n", '#| msgid "Old"\n', "#, fuzzy, c-format\n"]
+        end, empty = draw.choice(["", "\n", '\n\tsay "so"\n', "\\"]), 'msgstr ""'
+        lines = f"{quoted(text + chr(10))}\n{quoted('And on.' + end)}"
+        bodies = [
+            f"msgid {quoted(text + end)}\n{empty}", f'msgctxt "menu|{number}"\nmsgid ""\n{lines}\n{empty}',
+            f"msgid {quoted(text)}\nmsgstr {quoted('Fini: ' + text)}",
+            f'msgid {quoted("one " + text)}\nmsgid_plural {quoted(text)}\nmsgstr[0] ""\nmsgstr[1] ""',
+        ]  # fmt: skip
+        entries.append(draw.choice(heads) + draw.choice(bodies))
     entries.append('#~ msgid "Gone"\n#~ msgstr "Parti"')
     return "\n\n".join(entries) + "\n"
 
 
+XLIFF = {  # by version: around all units, and what a unit has
+    False: ('1.2"><file source-language="en" original="a" datatype="plaintext"><body>{}</body></file>', "trans-unit",
+            ["", " resname=\"state='new'\" approved='no'", ' translate="no"'],
+            [("<g id='1'>", "</g>"), ('<x id="2"/>', ""), ('<bpt id="1">&lt;b&gt;</bpt>', '<ept id="1">&lt;/b&gt;</ept>'),
+             ("", "")]),
+    True: ('2.0"><file id="f">{}</file>', "segment", ["", ' state="initial"'],
+           [('<pc id="1">', "</pc>"), ('<ph id="1"/>', ""), ("", "")]),
+}  # fmt: skip
+
+
 def xliff(draw):
-    units, two = list[str](), draw.random() < 0.4
+    two = draw.random() < 0.4
+    around, name, attributes, tags = XLIFF[two]
+    units = list[str]()
     for number, text in enumerate(draw.sample(sentences(), 6)):
         words = html.escape(text, quote=False).split(" ")
-        tags = draw.choice(
-            [
-                ("<g id='1'>", "</g>"),
-                ('<x id="2"/>', ""),
-                ('<bpt id="1">&lt;b&gt;</bpt>', '<ept id="1">&lt;/b&gt;</ept>'),
-                ("", ""),
-            ]
-        )
-        if two:
-            tags = draw.choice([('<pc id="1">', "</pc>"), ('<ph id="1"/>', ""), ("", "")])
-        words[1], words[-1] = tags[0] + words[1], words[-1] + tags[1]
-        source, name = f"<source>{' '.join(words)}</source>", "segment" if two else "trans-unit"
+        first, last = draw.choice(tags)
+        words[1], words[-1] = first + words[1], words[-1] + last
         target = draw.choice(["", "<target/>", "\n      <target></target>", "<target>Fini &amp; <![CDATA[<a>]]></target>"])
         note = draw.choice(["", "<note>state='new'</note>", "<alt-trans><target>Other</target></alt-trans>"]) * (not two)
-        attributes = (
-            draw.choice(["", " resname=\"state='new'\" approved='no'", ' translate="no"'])
-            if not two
-            else draw.choice(["", ' state="initial"'])
-        )
-        unit = f'    <{name} id="{number}"{attributes}>\n      {source}{target}{note}\n    </{name}>'
+        content = f"\n      <source>{' '.join(words)}</source>{target}{note}\n    "
+        unit = f'    <{name} id="{number}"{draw.choice(attributes)}>{content}</{name}>'
         units.append(f'<unit id="u{number}">{unit}</unit>' if two else unit)
-    head, tail = (
-        ('<file id="f">', "</file>")
-        if two
-        else ('<file source-language="en" original="a" datatype="plaintext"><body>', "</body></file>")
-    )
-    return (
-        f'<?xml version="1.0" encoding="UTF-8"?>\n<xliff version="{2 if two else 1}.{0 if two else 2}">{head}\n'
-        + "\n".join(units)
-        + f"\n{tail}</xliff>\n"
-    )
+    content = around.format("\n" + "\n".join(units) + "\n")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<xliff version="{content}</xliff>\n'
 
 
 def json_strings(draw):
     own = iter(draw.sample(sentences(), 8))
     value = {
         "title": next(own), "menu": {"file": [next(own), {"a/b": next(own) + '\n"x"\t\\'}], "n": 1.5e3, "on": True, "none": None},
-        "plural": "{n, plural, one {# file is open} other {# files are open}}", "é": next(own) + " ✓ {name}", "": "", "html": "<b>Bold</b> &amp; so",
+        "plural": "{n, plural, one {# file is open} other {# files are open}}", "é": next(own) + " ✓ {name}", "": "",
+        "html": "<b>Bold</b> &amp; so",
     }  # fmt: skip
     return json.dumps(value, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 2, "\t"]))
 
@@ -155,19 +144,11 @@ def cues(draw, web):
     parts = ["WEBVTT - A film\n\nSTYLE\n::cue { color: red }\n\nNOTE\nA comment"] if web else []
     for number, text in enumerate(draw.sample(sentences(), 6)):
         words = text.replace("<", "").replace("-->", "").split(" ")
-        words.insert(len(words) // 2, "\n")
-        body = " ".join(words).replace(" \n ", "\n")
-        body = draw.choice(
-            [
-                body,
-                f"<i>{body}</i>",
-                f"- {body}",
-                f"<v Ann>{body}" if web else f"{{\\an8}}{body}",
-                body.replace(" ", " <b>", 1) + "</b>",
-            ]
-        )
-        point = "." if web else ","
-        parts.append(f"{number + 1}\n00:00:{number:02}{point}000 --> 00:00:{number:02}{point}900{' align:start' * web}\n{body}")
+        body = " ".join(words[: len(words) // 2]) + "\n" + " ".join(words[len(words) // 2 :])
+        own = f"<v Ann>{body}" if web else f"{{\\an8}}{body}"
+        body = draw.choice([body, f"<i>{body}</i>", f"- {body}", own, body.replace(" ", " <b>", 1) + "</b>"])
+        start, end = (f"00:00:{number:02}{'.' if web else ','}{thousandths}" for thousandths in ("000", "900"))
+        parts.append(f"{number + 1}\n{start} --> {end}{' align:start' * web}\n{body}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -176,20 +157,15 @@ def table(draw, separator):
     writer = csv.writer(stream, delimiter=separator, lineterminator=draw.choice(["\n", "\r\n"]))
     writer.writerow(["id", "key", "text"])
     for number, text in enumerate(draw.sample(sentences(), 6)):
-        writer.writerow(
-            [
-                draw.choice([text, text + ' "so", he\nsaid', "12", ""]),
-                number,
-                draw.choice([text, "", f"a{separator} b", '"quoted"']),
-            ]
-        )
+        first = draw.choice([text, text + ' "so", he\nsaid', "12", ""])
+        writer.writerow([first, number, draw.choice([text, "", f"a{separator} b", '"quoted"'])])
     return stream.getvalue()
 
 
 MAKERS = {
-    "txt": lambda draw: part(draw, draw.choice(pages()), 12), "md": lambda draw: part(draw, draw.choice(pages()), 30), "html": html_page,
-    "po": po_catalogue, "xlf": xliff, "json": json_strings, "srt": lambda draw: cues(draw, False), "vtt": lambda draw: cues(draw, True),
-    "csv": lambda draw: table(draw, ","), "tsv": lambda draw: table(draw, "\t"),
+    "txt": lambda draw: part(draw, draw.choice(pages()), 12), "md": lambda draw: part(draw, draw.choice(pages()), 30),
+    "html": html_page, "po": po_catalogue, "xlf": xliff, "json": json_strings, "srt": lambda draw: cues(draw, False),
+    "vtt": lambda draw: cues(draw, True), "csv": lambda draw: table(draw, ","), "tsv": lambda draw: table(draw, "\t"),
 }  # fmt: skip
 
 

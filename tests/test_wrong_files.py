@@ -47,9 +47,9 @@ def test_po_entries_that_are_read():
     """By gettext and polib too: contexts, strings of several lines, comments, obsolete entries, forms, CRLF."""
     source = (
         '# c\n#. e\n#: a.c:1 b.c:2\n#, c-format\n#| msgctxt "old"\n#| msgid "old"\n#| "er"\nmsgctxt "x"\nmsgid ""\n'
-        '"one "\n\n"two\\n"\nmsgstr ""\n""\n\nmsgctxt "y"\nmsgid "one two\\n"\nmsgstr ""\n#~ msgid "gone"\n#~ "by"\n#~ msgstr "fort"\n\n'
-        '#~| msgid "a"\n#~ msgid "b"\n#~ msgid_plural "bs"\n#~ msgstr[0] ""\n'
-    )  # fmt: skip
+        '"one "\n\n"two\\n"\nmsgstr ""\n""\n\nmsgctxt "y"\nmsgid "one two\\n"\nmsgstr ""\n'
+        '#~ msgid "gone"\n#~ "by"\n#~ msgstr "fort"\n\n#~| msgid "a"\n#~ msgid "b"\n#~ msgid_plural "bs"\n#~ msgstr[0] ""\n'
+    )
     wanted = source.replace('msgstr ""\n""\n', 'msgstr "ONE TWO\\n"\n').replace('\nmsgstr ""\n#~', '\nmsgstr "ONE TWO\\n"\n#~')
     for end in ("\n", "\r\n"):
         assert translated((HEAD + source).replace("\n", end), "po", str.upper) == (HEAD + wanted).replace("\n", end)
@@ -65,3 +65,15 @@ def test_po_of_another_encoding():
         else:
             with pytest.raises(Unreadable, match=f"declares the encoding {header}; convert the file to UTF-8"):
                 translated(source, "po", str.upper)
+
+
+def test_line_ends_on_purpose_stay():
+    """gettext's help texts are lines; a translation of a sentence over several is broken again."""
+    source = 'msgid "The file is open\\nand the door is\\nnot open.\\n"\nmsgstr ""\n'
+    assert translated(source, "po", lambda text: "Une phrase de six mots ici.") == (
+        source.replace('msgstr ""', 'msgstr "Une phrase\\nde six\\nmots ici.\\n"')
+    )
+    assert 'msgstr "Mot\\n"' in translated(source, "po", lambda text: "Mot")
+    plural = 'msgid "\\none\\n"\nmsgid_plural "\\ntwo"\nmsgstr[0] ""\nmsgstr[1] ""\n'
+    with pytest.raises(Unreadable, match="begins or ends with a line end"):
+        translated(plural, "po")
