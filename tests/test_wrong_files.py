@@ -1,9 +1,13 @@
 """Never a wrong file: what is malformed is refused by its line, as is a translation that would change anything else."""
 
 import pytest
-from test_files import translated
+from conftest import ROOT
+from test_files import LINE, TOLD, run, translated
 
-from specdec_plugins.files import Unreadable
+from specdec_plugins import Translator
+from specdec_plugins.files import TextFile, Unreadable
+from specdec_plugins.serving.texts import translate_texts
+from specdec_plugins.text.placing import Placed
 
 HEAD = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
 PO = {  # a file's entries, and the line that is at fault
@@ -77,3 +81,100 @@ def test_line_ends_on_purpose_stay():
     plural = 'msgid "\\none\\n"\nmsgid_plural "\\ntwo"\nmsgstr[0] ""\nmsgstr[1] ""\n'
     with pytest.raises(Unreadable, match="begins or ends with a line end"):
         translated(plural, "po")
+
+
+KELVIN, DOTTED = "\u212a", "\u0130"  # of which lower() makes a k, and two characters
+HTML = {  # what a page becomes in upper case
+    "a Kelvin sign before": (
+        f"<p {KELVIN}=1 {DOTTED}{DOTTED}='x' title='one' alt=\"two\">three</p>",
+        f"<p {KELVIN}=1 {DOTTED}{DOTTED}='x' title='ONE' alt=\"TWO\">THREE</p>",
+    ),
+    "no tag": (f"<{KELVIN}bd>one</{KELVIN}bd>", f"&lt;{KELVIN}BD&gt;ONE</{KELVIN}bd>"),
+    "a name in a value": ("<img data-x=\"title='one'\" title=\"two\">", "<img data-x=\"title='one'\" title=\"TWO\">"),
+    "no space between": ("<img alt='one'title='two'src=a>", "<img alt='ONE'title='TWO'src=a>"),
+    "upper case, spaces": ("<IMG ALT = 'one' TITLE\n=\n\"two\" >", "<IMG ALT = 'ONE' TITLE\n=\n\"TWO\" >"),
+    "unquoted values": ("<img alt=one title='two'/>", "<img alt=one title='TWO'/>"),
+    "a slash in a value": ("<p><a href=a/>one</a> two", "<p><a href=a/>ONE</a> TWO"),
+    "the first of two": ("<p translate=no translate=yes>one</p>two", "<p translate=no translate=yes>one</p>TWO"),
+    "entities without semicolons": ("<img alt='a &copy b &lt;c &copyd'>x &copy y", "<img alt='A © B &lt;C &amp;COPYD'>X © Y"),
+    "quotes in quotes": ("<img alt='say \"it&#39;s\"'>", "<img alt='SAY \"IT&#39;S\"'>"),
+    "comments": ("<!-- > -- --!>two<p><!-->three<p><!--->four", "<!-- > -- --!>TWO<p><!-->THREE<p><!--->FOUR"),
+    "a comment in a tag": ("<p <!-- title='one' -->two</p>", "<p <!-- title='ONE' -->TWO</p>"),
+    "an end tag with attributes": ("<p>one</p title='a>b'>two", "<p>ONE</p title='a>b'>TWO"),
+    "markup in a title": ("<title>one <b> &amp; two</title><p>three", "<title>ONE &lt;B&gt; &amp; TWO</title><p>THREE"),
+    "markup in a textarea": ("<textarea></p><p>one</textarea>two", "<textarea></p><p>one</textarea>TWO"),
+    "scripts": ("<script>'<p>one</p>' </scripts></SCRIPT\n>two", "<script>'<p>one</p>' </scripts></SCRIPT\n>TWO"),
+    "CDATA is a comment": ("<p>one<![CDATA[ two > three ]]>", "<p>ONE<![CDATA[ two > THREE ]]&gt;"),
+    "CDATA of SVG": ("<svg><style><![CDATA[ > ]]></style></svg>one", "<svg><style><![CDATA[ > ]]></style></svg>ONE"),
+    "declarations": ("<?php one ?><!ELEMENT one>two</ three>", "<?php one ?><!ELEMENT one>TWO</ three>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HTML)
+def test_html_is_read_as_browsers_read_it(what):
+    source, wanted = HTML[what]
+    assert translated(source, "html", str.upper) == wanted
+
+
+@pytest.mark.parametrize("source", [
+    "<p>one\n<a title='two>three", "<p>one\n<!-- two", "<p>one\n<script>two", "<p>one\n<textarea>two</text>",
+    "<p>one\n<title/>two", "<p>one\n<script><!-- <script> </script> --></script>",
+    "<p>one\n<meta charset=latin1>", "<p>one\n<meta http-equiv=Content-Type content='text/html; charset=iso-8859-1'>",
+    "<p>one\n</p", "<p>one\n<plaintext>two",
+])  # fmt: skip
+def test_malformed_html_is_refused_by_its_line(source):
+    with pytest.raises(Unreadable) as error:
+        translated(source, "html", str.upper)
+    assert error.value.where(source) == ", line 2"
+
+
+def placed_as(source, form, *texts):
+    """A file with these translations, whatever they are."""
+    return TextFile(source, form, TOLD).translated([Placed([text], True) for text in texts])
+
+
+def test_a_translation_that_is_read_differently_is_refused():
+    """By the line of its text. The first would be another paragraph; tags of SubRip cannot be escaped."""
+    cases = [
+        ("markdown", "One.\n\nTwo.\n", ("Un.", "Deux.\n\nTrois."), 3), ("lines", "one\ntwo\n", ("un", "deux\ntrois"), 2),
+        ("subtitles", "1\n00:01,000 --> 00:02,000\nOne\n", ("<b>Un",), 3),
+        ("subtitles", "1\n00:01,000 --> 00:02,000\nOne\n", ("Un --> deux",), 3),
+        ("strings", '{"a":\n"{n, plural, other {# one}}"}', ("5 } un",), 2),
+    ]  # fmt: skip
+    for form, source, texts, line in cases:
+        with pytest.raises(Unreadable) as error:
+            placed_as(source, form, *texts)
+        assert error.value.where(source) == f", line {line}", source
+    with pytest.raises(Unreadable, match="the translation '<b>Un' cannot be written here, it would be read as 'Un'"):
+        placed_as("1\n00:01,000 --> 00:02,000\nOne\n", "subtitles", "<b>Un")
+
+
+def test_markup_in_a_translation_is_text():
+    signs = "< > & \" ' \\ ` * _ [x](y) ]]> --> </p> <!-- &amp; {n} # | , ; ~~ \t ---"
+    assert placed_as("<p>One</p>", "html", signs).count("<") == 2
+    assert placed_as("<img title='One'>", "html", signs).count("'") == 2
+    assert placed_as("<xliff><trans-unit><source>One</source></trans-unit></xliff>", "xliff", signs).count("<") == 8
+    for form, source in [
+        ("markdown", "One.\n"), ("markdown", "# One.\n"), ("markdown", "> - One.\n"), ("markdown", "[One.](x)\n"),
+        ("strings", '["One"]'), ("tables.commas", "One,two\n"), ("tables.tabs", "One\ttwo\n"),
+        ("gettext", 'msgid "One"\nmsgstr ""\n'),
+    ]:  # fmt: skip
+        for sign in (signs, *signs.split()):
+            placed_as(source, form, sign)
+
+
+def test_a_file_that_would_be_wrong_is_not_written(tmp_path, capfd, monkeypatch):
+    """By the command, and by the server, whose errors are ValueErrors until they have a status."""
+    model, out = ROOT / "data" / "demo.en-de", tmp_path / "out"
+    good, bad, last = (tmp_path / name for name in ("a.html", "b.json", "c.md"))
+    for path, text in ((good, f"<p>{LINE}"), (bad, f'["",\n"{LINE}"]'), (last, LINE)):
+        path.write_text(text)
+    monkeypatch.setattr("specdec_plugins.files.strings.escape", lambda text, ascii_only: text + '", "')
+    said = run(capfd, "--model", model, good, bad, last, "-o", f"{out}/", status=1)
+    assert f"error: {bad}, line 2: the translation" in said and "the file is not written" in said and said.count("\n") == 1
+    assert [path.name for path in out.iterdir()] == ["a.html"]
+    said = run(capfd, "--model", model, good, bad, last, "-o", f"{out}/", "--on-error", "skip", status=1)
+    assert f"{bad}, line 2: the translation" in said and said.endswith("1 of 3 files skipped\n")
+    assert sorted(path.name for path in out.iterdir()) == ["a.html", "c.md"]
+    with pytest.raises(ValueError, match=r"the translation .* \(character 7\)"):
+        translate_texts(Translator.from_pretrained(str(model), threads=1), [bad.read_text()], "strings")

@@ -64,6 +64,11 @@ class Span:
     marked: int | None = None
     form: str | None = None
 
+    @property
+    def top(self) -> int:
+        """What the spans of one entry have in common."""
+        return self.start if self.marked is None else self.marked
+
 
 @dataclass(frozen=True)
 class Options:
@@ -135,8 +140,9 @@ class TextFile:
                 confidence = min((each.confidence for each in own if each), default=1.0)
                 own = [Placed([text], text != inner.source, confidence)]
             whole.append(own[0] if own and None not in own else None)
-        placements = ((span, arranged(span, each)) for span, each in zip(self.spans, whole) if each)
-        changed = [(span, each) for span, each in placements if (each.changed or span.always) and meaning(span, each).strip()]
+        placements = [(span, arranged(span, each)) for span, each in zip(self.spans, whole) if each]
+        empty = {span.top for span, each in placements if not meaning(span, each).strip()}
+        changed = [(span, each) for span, each in placements if (each.changed or span.always) and span.top not in empty]
         text, written, meant = rewrite(self.source, changed, least)
         if changed:
             self._check(text, written, meant)

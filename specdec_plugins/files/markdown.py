@@ -17,6 +17,7 @@ SPACED_BREAK = re.compile(r"(?<! ) (?= *(?:  |\\)\r?\n)")  # the space that a ha
 ENTITY = re.compile(r"&(?=#?[0-9A-Za-z]+;)")
 SPECIAL = "\\`*_[]<|"
 BLOCK = r"((?:\A|\n)[ \t{}]*)(?:(\d+)(?=[.)]\s|[.)]\Z)|(?=(?:[-+]|#{{1,6}})(?:\s|\Z)|~~~{}|(?:-+|=+)[ \t\r]*(?:\n|\Z)))"
+CLOSING = re.compile(r"(?:(?<=\s)|\A)(#+\s*)\Z")
 OUTSIDE, IN_QUOTE = re.compile(BLOCK.format("", "|>")), re.compile(BLOCK.format(">", ""))  # lines that would begin a block
 
 
@@ -93,6 +94,11 @@ def text_of_paragraph(text: str, doubtful: bool, block: re.Pattern[str]) -> str:
     return block.sub(r"\1\2\\", SPACED_BREAK.sub("", text.lstrip()))
 
 
+def text_of_heading(text: str, doubtful: bool) -> str:
+    """A translation without the signs that close a heading."""
+    return CLOSING.sub(r"\\\1", text.strip())
+
+
 def paragraph(source: str, content: str, places: Sequence[int], children: Sequence[Any], lines: bool) -> Iterator[Span]:
     """The span of a paragraph, heading or cell, after those of the descriptions of its images; none if it is not understood.
 
@@ -119,7 +125,7 @@ def paragraph(source: str, content: str, places: Sequence[int], children: Sequen
         tags = [Tag.of(n, mark, source[slice(*place)]) for n, (mark, place) in enumerate(zip(span.marks, span.places))]
         arrange = partial(arranged, tags=tags)
         span = replace(span, escape=escape, arrange=arrange)
-        yield replace(span, write=write) if lines else span
+        yield replace(span, write=write if lines else text_of_heading)
 
 
 def escaped(text: str, escape: Callable[[str], str], entities: bool) -> str:

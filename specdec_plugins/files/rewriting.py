@@ -42,9 +42,7 @@ def rewrite(
 class Rewriter:
     def __init__(self, source: str, changed: Sequence[tuple["Span", Placed]], least: float):
         self.source, self.changed, self.starts = source, changed, [span.start for span, _ in changed]
-        self.doubtful = {
-            span.start if span.marked is None else span.marked for span, placed in changed if placed.confidence < least
-        }
+        self.doubtful = {span.top for span, placed in changed if placed.confidence < least}
 
     def patched(self, start: int, end: int) -> tuple[str, list[Written]]:
         """Part of the file with the spans in it, and those in their tags."""
@@ -121,7 +119,7 @@ def readings(texts: Iterable[str], exact: bool) -> list[str]:
     """Texts to be compared, in any order: tags move. White space around them does not count, and within them it is a space unless
     they are ``exact``. Apostrophes of messages may be typographic."""
     straight = (text.replace("’", "'") for text in texts)
-    return sorted(filter(None, (text.strip() if exact else " ".join(text.split()) for text in straight)))
+    return sorted(text.strip() if exact else " ".join(text.split()) for text in straight)
 
 
 def shown(texts: Iterable[str]) -> str:
