@@ -217,9 +217,6 @@ def po_skeleton(source, tmp_path):
     path = tmp_path / "a.po"
     path.write_text(source, encoding="utf-8", newline="")
     found = polib.pofile(str(path))
-    if which("msgfmt"):
-        run = subprocess.run(["msgfmt", "-o", "/dev/null", path], capture_output=True, text=True, check=False)
-        assert not run.returncode, run.stderr
     names = (
         "msgctxt",
         "msgid",
@@ -234,11 +231,21 @@ def po_skeleton(source, tmp_path):
     return [tuple(getattr(entry, name) for name in names) for entry in found], [(found.metadata, found.header)], found
 
 
+def faults(source, tmp_path):
+    """The errors of msgfmt. Of translations that begin or end otherwise than their texts, a source may have some."""
+    path = tmp_path / "b.po"
+    path.write_text(source, encoding="utf-8", newline="")
+    run = subprocess.run(["msgfmt", "-o", "/dev/null", path], capture_output=True, text=True, check=False)
+    return [line for line in run.stderr.splitlines() if line.startswith(f"{path}:") and "warning" not in line]
+
+
 def check_po(source, out, function, tmp_path):
+    if which("msgfmt"):
+        known = faults(source, tmp_path)
+        assert all("do not both" in fault for fault in known) and len(faults(out, tmp_path)) == len(known)
     try:
         old, head, before = po_skeleton(source, tmp_path)
-    except OSError:  # polib knows fewer kinds of comments than msgfmt, which reads the file
-        assert not which("msgfmt") or not subprocess.run(["msgfmt", "-o", "/dev/null", tmp_path / "a.po"], check=False).returncode
+    except OSError:  # polib knows fewer kinds of comments
         return
     new, head_now, after = po_skeleton(out, tmp_path)
     assert (old, head) == (new, head_now)
@@ -368,7 +375,7 @@ def check_srt(source, out, function, tmp_path):
     def skeleton(text):
         blocks = re.split(r"\n[ \t]*\n", text.replace("\r\n", "\n").replace("\r", "\n"))
         times = [line.strip() for block in blocks for line in block.split("\n") if "-->" in line]
-        return times, Counter(tag for block in blocks for tag in re.findall(r"</?[A-Za-z][^<>]*>|\{\\[^{}]*\}", block))
+        return times, Counter(tag for block in blocks for tag in re.findall(r"</?[A-Za-z][^<>\n]*>|\{\\[^{}]*\}", block))
 
     assert skeleton(source) == skeleton(out)
 

@@ -1,11 +1,14 @@
 """Never a wrong file: what is malformed is refused by its line, as is a translation that would change anything else."""
 
+import re
+
 import pytest
 from conftest import ROOT
 from test_files import LINE, TOLD, run, translated
 
 from specdec_plugins import Translator
 from specdec_plugins.files import TextFile, Unreadable
+from specdec_plugins.files.emphasis import Tag, arranged
 from specdec_plugins.serving.texts import translate_texts
 from specdec_plugins.text.placing import Placed
 
@@ -178,3 +181,61 @@ def test_a_file_that_would_be_wrong_is_not_written(tmp_path, capfd, monkeypatch)
     assert sorted(path.name for path in out.iterdir()) == ["a.html", "c.md"]
     with pytest.raises(ValueError, match=r"the translation .* \(character 7\)"):
         translate_texts(Translator.from_pretrained(str(model), threads=1), [bad.read_text()], "strings")
+
+
+@pytest.mark.parametrize("name, source, line, said", [
+    ("csv", 'a,b\n"one"two,c\n', 2, "goes on after its quotes"), ("csv", 'a,b\nc,"one\n\n', 2, "not closed"),
+    ("csv", "a;b\none;two\n", 1, "separated by semicolons"), ("tsv", "a,b\none,two\n", 1, "separated by commas"),
+    ("json", '["a",\n"\\ud800"]', 2, "half of a surrogate pair"), ("json", '{"a": "b",\n"a"}', 2, "not JSON"),
+    ("json", '["a",\n"b" "c"]', 2, "not JSON"), ("json", '["a\n"]', 1, "not JSON"), ("json", '["a",\n"b\\x"]', 2, "not JSON"),
+    ("srt", "1\n00:01,000 -> 00:02,000\nOne\n\n2\n00:03,000 --> x\nTwo", 6, "not the times of a cue"),
+    ("srt", "1\n00:01,000 --> 00:02,000\nOne\n2\n00:03,000 --> 00:04,000\nTwo", 5, "an empty line before it"),
+    ("vtt", "WEBVTT\n\n00:01.000 --> 00:02.000\none <i two\n", 4, "a tag is not closed"),
+    ("xlf", "<xliff>\n<trans-unit><source>a</trans-unit></xliff>", 2, "mismatched tag"),
+    ("xlf", "<xliff><trans-unit><source>a</source>\n<source>b</source></trans-unit></xliff>", 2, "two elements <source>"),
+    ("xlf", "<xliff>\n<trans-unit id='1' id='2'><source>a</source></trans-unit></xliff>", 2, "duplicate attribute"),
+    ("xlf", "<?xml version='1.0' encoding='us-ascii'?><xliff/>", 1, "declares the encoding us-ascii"),
+])  # fmt: skip
+def test_other_malformed_files_are_refused_by_their_line(name, source, line, said):
+    with pytest.raises(Unreadable, match=said) as error:
+        translated(source, name, str.upper)
+    assert error.value.where(source) == f", line {line}"
+
+
+def test_xliff_units_of_unusual_form():
+    """An attribute's value may look like a state; a new target follows the segmented source."""
+    head = "<segment id='1' x=\"a state='initial' b\" state='initial'><source>one</source>"
+    done = "<segment id='1' x=\"a state='initial' b\" state=\"translated\"><source>one</source><target>ONE</target></segment>"
+    assert translated(f"<xliff>{head}</segment></xliff>", "xlf", str.upper) == f"<xliff>{done}</xliff>"
+    unit = "<xliff><trans-unit><source>one</source><seg-source><mrk mtype='seg'>one</mrk></seg-source>{}</trans-unit></xliff>"
+    assert translated(unit.format(""), "xlf", str.upper) == unit.format("<target>ONE</target>")
+
+
+def test_subtitles_have_codes_and_line_ends_of_their_own():
+    cue = "1\r\n00:01,000 --> 00:02,000\r\n{}\r\n\r\n"
+    source = cue.format("{\\an8}one < three\r\n2 > 1 <b>two\u2028</b>")
+    assert translated(source, "srt", str.upper) == cue.format("{\\an8}ONE < THREE 2 >\r\n1 <b>TWO</b>")
+    apart = cue.format("one <three\r\n2 > 1 two")
+    assert len(TextFile(apart, "subtitles", TOLD).spans[0].marks) == 0
+    assert translated(cue.format("one\r\ntwo"), "srt", lambda text: " # x").endswith("00:02,000\r\n#\r\nx\r\n\r\n")
+
+
+def test_markdown_of_unusual_form():
+    for source, wanted in [
+        ("+++\ntitle = 'one'\n+++\n\ntwo\n", "+++\ntitle = 'one'\n+++\n\nTWO\n"), ("# one \\#\n", "# ONE \\#\n"),
+        ("|a|\n|-|\n|one \\| two|\n", "|A|\n|-|\n|ONE \\| TWO|\n"), ("one &amp; &lt;b&gt; two\n", "ONE &amp; &lt;B&gt; TWO\n"),
+        ("<K title='one'>two</K>\n", "<K title='one'>TWO</K>\n"), ("one `a` `b` *two*\n", "ONE `a` `b` *TWO*\n"),
+    ]:  # fmt: skip
+        assert translated(source, "md", str.upper) == wanted
+
+
+def test_emphasis_is_where_markdown_can_have_it():
+    """Numbers stand for tags: ** and **, * and *, code and code."""
+    spelled = [("**", 1, True), ("**", 0, False), ("*", 3, True), ("*", 2, False), ("`a`", None, False), ("`b`", None, False)]
+    tags = [Tag(*each) for each in spelled]
+    for pieces, wanted in [
+        ("x0 one 1y", "x 0one1 y"), ("x 01 one two", "x  0one1 two"), ("one two01", "one 0two1"), ("014", "041"), ("x45", "x4 5"),
+        ("0one12two3", "0one1 2two3"), ("02 one 31.", " 02one31 ."), ("0 4 1", " 041 "), ("a4b", "a4b"),
+    ]:  # fmt: skip
+        found = arranged([int(each) if each.isdecimal() else each for each in re.split(r"(\d)", pieces)], tags)
+        assert "".join(map(str, found)) == wanted

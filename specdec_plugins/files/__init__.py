@@ -102,7 +102,8 @@ class TextFile:
 
     def __init__(self, source: str, form: str, options: Options, markup: str | None = None):
         self.source, self.form, self.options = source, form, options
-        self.spans = find_spans(source, form, options)
+        self.found = all_spans(source, form, options)
+        self.spans = translatable(self.found)
         self.inner = [self._inner(span, options, markup) for span in self.spans]
 
     def _inner(self, span: Span, options: Options, markup: str | None) -> "TextFile | None":
@@ -155,7 +156,8 @@ class TextFile:
         except Unreadable as error:
             at = max((each.span.start for each in written if each.start <= (error.at or 0)), default=written[0].span.start)
             raise Unreadable(at, f"with its translations the file would be damaged ({error.what})") from None
-        if fault := misread(readable(self.source, self.form, self.options), after, written, meant):
+        before = readable(self.source, self.form, self.options) if has_written(self.form) else self.found
+        if fault := misread(before, after, written, meant):
             raise Unreadable(*fault)
 
 
@@ -174,25 +176,30 @@ def placed_at(span: Span) -> Iterator[None]:
 
 def find_spans(source: str, form: str, options: Options) -> list[Span]:
     """The spans of a file that have something to translate, in order; those around others first."""
-    spans = in_order(function_of(form)(source, options))
+    return translatable(all_spans(source, form, options))
+
+
+def translatable(spans: Iterable[Span]) -> list[Span]:
+    return [span for span in spans if span.always or has_letters(span)]
+
+
+def all_spans(source: str, form: str, options: Options, function: str = "") -> list[Span]:
+    """What a format's function finds, in order; those around others first. Raises Unreadable."""
+    found = getattr(module_of(form), function or form.partition(".")[2] or "spans")(source, options)
+    spans = sorted(found, key=lambda span: (span.start, -span.end))
     for span in spans:
         if len(span.text) > LONGEST:
             raise Unreadable(span.start, f"a text of over {LONGEST:,} characters")
-    return [span for span in spans if span.always or has_letters(span)]
+    return spans
 
 
 def readable(source: str, form: str, options: Options) -> list[Span]:
     """All texts of a file, translated ones too: what ``written`` finds, in formats whose ``spans`` lack a translation."""
-    function = function_of(form)
-    return in_order((function if "." in form else getattr(module_of(form), "written", function))(source, options))
+    return all_spans(source, form, options, "written" if has_written(form) else "")
 
 
-def in_order(spans: Iterable[Span]) -> list[Span]:
-    return sorted(spans, key=lambda span: (span.start, -span.end))
-
-
-def function_of(form: str) -> Callable[[str, Options], Iterable[Span]]:
-    return getattr(module_of(form), form.partition(".")[2] or "spans")
+def has_written(form: str) -> bool:
+    return "." not in form and hasattr(module_of(form), "written")
 
 
 def module_of(form: str) -> ModuleType:

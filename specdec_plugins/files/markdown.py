@@ -17,6 +17,7 @@ SPACED_BREAK = re.compile(r"(?<! ) (?= *(?:  |\\)\r?\n)")  # the space that a ha
 ENTITY = re.compile(r"&(?=#?[0-9A-Za-z]+;)")
 SPECIAL = "\\`*_[]<|"
 BLOCK = r"((?:\A|\n)[ \t{}]*)(?:(\d+)(?=[.)]\s|[.)]\Z)|(?=(?:[-+]|#{{1,6}})(?:\s|\Z)|~~~{}|(?:-+|=+)[ \t\r]*(?:\n|\Z)))"
+FENCES = ("---", "+++")  # around front matter in YAML or TOML
 CLOSING = re.compile(r"(?:(?<=\s)|\A)(#+\s*)\Z")
 OUTSIDE, IN_QUOTE = re.compile(BLOCK.format("", "|>")), re.compile(BLOCK.format(">", ""))  # lines that would begin a block
 
@@ -64,8 +65,8 @@ class Lines:
         self.source, self.reached = source, 0  # the end of the last table cell
         self.bounds = [(start, end) for (_, start), (end, _) in pairwise([(0, 0), *ends, (len(source), len(source))])]
         texts, self.body = [source[start:end] for start, end in self.bounds], source
-        if texts[0] == "---" and "---" in texts[1:]:  # front matter, blanked
-            count = texts.index("---", 1) + 1
+        if texts[0] in FENCES and texts[0] in texts[1:]:  # front matter, blanked
+            count = texts.index(texts[0], 1) + 1
             texts[:count] = [""] * count
             self.body = "\n".join(texts)
 
