@@ -224,6 +224,7 @@ def test_markdown_of_unusual_form():
     for source, wanted in [
         ("+++\ntitle = 'one'\n+++\n\ntwo\n", "+++\ntitle = 'one'\n+++\n\nTWO\n"), ("# one \\#\n", "# ONE \\#\n"),
         ("|a|\n|-|\n|one \\| two|\n", "|A|\n|-|\n|ONE \\| TWO|\n"), ("one &amp; &lt;b&gt; two\n", "ONE &amp; &lt;B&gt; TWO\n"),
+        ("one&lt;2 &copy; two\n", "ONE&lt;2 &copy; TWO\n"),
         ("<K title='one'>two</K>\n", "<K title='one'>TWO</K>\n"), ("one `a` `b` *two*\n", "ONE `a` `b` *TWO*\n"),
     ]:  # fmt: skip
         assert translated(source, "md", str.upper) == wanted

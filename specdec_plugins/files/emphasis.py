@@ -74,8 +74,10 @@ def filled(pieces: Pieces, tags: Sequence[Tag]) -> Pieces:
         if isinstance(after, str) and (match := re.match(r"(\s*)(\S+)", after)):
             found[-2:] = [match[1], opening, match[2], piece]
             rest[-1] = after[match.end() :]
-        elif isinstance(before, str) and (match := re.search(r"(\S+)(\s*)\Z", before)):
-            found[-3:] = [before[: match.start()], opening, match[1], piece, match[2]]
+        elif isinstance(before, str) and before.strip():
+            word = before.rsplit(maxsplit=1)[-1].rstrip()
+            start = before.rindex(word)
+            found[-3:] = [before[:start], opening, word, piece, before[start + len(word) :]]
         elif isinstance(after, int) and tags[after].partner is None:
             found[-1:] = [after, piece]
             rest.pop()
