@@ -6,6 +6,9 @@ from functools import partial
 
 from specdec_plugins.files import Options, Span, Unreadable
 
+OTHERS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
+Field = tuple[int, int, str]  # the first character, the one after the last, and the text
+
 
 def commas(source: str, options: Options) -> Iterator[Span]:
     return spans(source, options, ",")
@@ -19,7 +22,9 @@ def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
     if not options.columns:
         raise Unreadable(None, "a table: name its columns with --columns, such as --columns 2 or --columns title,text")
     columns: list[int] | None = None
+    single = Single()
     for row in rows(source, separator):
+        single.note(row)
         if columns is None:
             columns, header = chosen(options.columns, [text for _, _, text in row])
             if header:
@@ -29,6 +34,27 @@ def spans(source: str, options: Options, separator: str) -> Iterator[Span]:
                 start, end, text = row[column]
                 how = partial(write, separator=separator, quoted=source[start : start + 1] == '"')
                 yield Span(start, end, text, write=how, lines=True)
+    single.check()
+
+
+class Single:
+    """Notes whether all rows have one field, each with as many of another character, without a space behind it: the separator."""
+
+    def __init__(self) -> None:
+        self.rows, self.counts = 0, {other: set[int]() for other in OTHERS}
+
+    def note(self, row: Sequence[Field]) -> None:
+        self.rows += 1
+        for other, counts in self.counts.items():
+            if len(counts) < 2:
+                text = row[0][2]
+                counts.add(text.count(other) - text.count(other + " ") if len(row) == 1 else -self.rows)
+
+    def check(self) -> None:
+        """Raises Unreadable."""
+        for other, name in OTHERS.items():
+            if self.rows > 1 and len(self.counts[other]) == 1 and max(self.counts[other]) > 0:
+                raise Unreadable(0, f"seems to be separated by {name}; .csv has commas, .tsv tabs")
 
 
 def chosen(columns: Sequence[str], first: Sequence[str]) -> tuple[list[int], bool]:
@@ -42,10 +68,10 @@ def chosen(columns: Sequence[str], first: Sequence[str]) -> tuple[list[int], boo
     return [first.index(column) for column in columns], True
 
 
-def rows(source: str, separator: str) -> Iterator[list[tuple[int, int, str]]]:
-    """The fields of each row: the first character, the one after the last, and the text."""
+def rows(source: str, separator: str) -> Iterator[list[Field]]:
+    """The fields of each row."""
     ending = re.compile(rf"{separator}|\r\n?|\n|\Z")
-    at, row = 0, list[tuple[int, int, str]]()
+    at, row = 0, list[Field]()
     while at < len(source) or row:
         start, text = at, ""
         if source.startswith('"', at):
@@ -56,7 +82,9 @@ def rows(source: str, separator: str) -> Iterator[list[tuple[int, int, str]]]:
             text = source[start + 1 : at - 1].replace('""', '"')
         match = ending.search(source, at)
         assert match is not None
-        row.append((start, match.start(), text + source[at : match.start()]))
+        if match.start() > at > start:
+            raise Unreadable(start, "a quoted field goes on after its quotes")
+        row.append((start, match.start(), text or source[at : match.start()]))
         at = match.end()
         if match[0] != separator:
             yield row

@@ -42,15 +42,17 @@ class File:
             mark, source = decoded(data)
             content = TextFile(source, form, options, markup)
         except Unreadable as error:
-            where = "" if error.at is None else f", line {source.count(chr(10), 0, error.at) + 1}"
-            raise ValueError(f"{path}{where}: {error.what}") from None
+            raise ValueError(f"{path}{error.where(source)}: {error.what}") from None
         except ValueError as error:
             raise ValueError(f"{path}, {error}") from None
         return cls(path, output, mark, content, content.units)
 
     def write(self, least: float) -> list[str]:
-        """Write the file, which is whole. Returns what a person should know about its texts."""
-        data = (self.mark + self.content.translated(self.placed, least)).encode()
+        """Write the file, whole. Returns what a person should know about its texts. Raises ValueError, as `read` does."""
+        try:
+            data = (self.mark + self.content.translated(self.placed, least)).encode()
+        except Unreadable as error:
+            raise ValueError(f"{self.name}{error.where(self.content.source)}: {error.what}; the file is not written") from None
         if self.output is None:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
@@ -134,9 +136,14 @@ class Files:
 
     def _finish(self) -> None:
         while self.under_way and len(self.under_way[0].placed) == len(self.under_way[0].units):
-            for said in self.under_way.popleft().write(self.options.min_confidence or 0.0):
-                self.say(said)
-            self.written += 1
+            try:
+                for said in self.under_way.popleft().write(self.options.min_confidence or 0.0):
+                    self.say(said)
+                self.written += 1
+            except ValueError as error:
+                if self.options.on_error == "stop":
+                    raise
+                self._skip(error)
 
     def _read(self) -> Iterator[File]:
         options = self.options
@@ -148,8 +155,11 @@ class Files:
                 if options.on_error == "stop":
                     self.fault = error
                     return
-                self.skipped += 1
-                self.say(f"{error}; file skipped")
+                self._skip(error)
+
+    def _skip(self, error: ValueError) -> None:
+        self.skipped += 1
+        self.say(f"{error}; file skipped")
 
 
 def output_of(options: argparse.Namespace, path: str) -> str | None:
